@@ -1,0 +1,1 @@
+"""A kopf operator that runs FleetJobs: parameter-server and collective training of PyTorch models."""

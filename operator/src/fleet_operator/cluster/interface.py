@@ -1,0 +1,47 @@
+"""What the engine asks of a cluster, be it an API server or this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from fleet_operator.api import FleetJob, FleetJobStatus
+    from fleet_operator.build import Hosts
+    from fleet_operator.plan.model import Action, Event, Observed
+
+
+class Key(NamedTuple):
+    """The name of a job in a queue."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        """Return ``namespace/name``, as logs show it."""
+        return f"{self.namespace}/{self.name}"
+
+
+class ConflictError(Exception):
+    """The object has changed since it was read: the plan is stale, look again."""
+
+
+class Cluster(Protocol):
+    """Reads come from memory and never wait; writes go out one by one."""
+
+    def job(self, key: Key) -> FleetJob | None:
+        """Return the newest known version of a job, or None if it is gone."""
+
+    def observe(self, job: FleetJob) -> Observed | None:
+        """Return what is there for `job`, or None while an own write has not been seen yet."""
+
+    def hosts(self, job: FleetJob) -> Hosts:
+        """Return where each replica of `job` is reached."""
+
+    async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
+        """Replace the job's status; ConflictError if `job` is not its newest version."""
+
+    async def apply(self, job: FleetJob, action: Action) -> None:
+        """Carry one action out. An action that has been carried out already is no error."""
+
+    async def record(self, job: FleetJob, event: Event) -> None:
+        """Tell people. A failure to tell is logged, never raised."""

@@ -1,0 +1,1 @@
+"""What keeps looking: the queue, the workers and the reconciler that carries plans out."""

@@ -1,0 +1,143 @@
+"""What a plan is made of: what was observed, what is to be done, and what to tell.
+
+Everything here is a frozen value, so that a test compares whole plans and both clusters carry out the
+same actions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime, timedelta
+
+    from fleet_operator.api import FleetJobStatus, Role
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Attempt:
+    """Which life of a replica a pod is: restarts of the whole job, then restarts of this replica.
+
+    A pod whose attempt is lower than the one the status asks for belongs to the past and is removed.
+    """
+
+    job: int = 0
+    replica: int = 0
+
+    def __str__(self) -> str:
+        """Return the value of the pod's ``fleetjob.dev/attempt`` label."""
+        return f"{self.job}.{self.replica}"
+
+    @classmethod
+    def parse(cls, label: str) -> Attempt:
+        """Read the label's value back; anything else is attempt 0.0, the oldest there is."""
+        job, dot, replica = label.partition(".")
+        return cls(int(job), int(replica)) if dot and job.isdigit() and replica.isdigit() else cls()
+
+
+class PodPhase(StrEnum):
+    """The phase of a pod, as the API server tells it."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPod:
+    """One pod of the job, or one that merely has the name of one, reduced to what decisions need."""
+
+    name: str
+    uid: str
+    role: Role
+    index: int
+    attempt: Attempt
+    phase: PodPhase
+    owned: bool = True  # controlled by this very job, by uid; a pod of the same name that is not is left alone
+    ready: bool = False
+    not_ready_reason: str | None = None  # reason of Ready=False, e.g. NodeStatusUnknown
+    disruption: str | None = None  # reason of a DisruptionTarget condition: evicted, preempted, node lost
+    deleted_at: datetime | None = None  # deletionTimestamp: the moment its grace period ends
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    container: str | None = None  # the main container: exit_code, reason and message are its own
+    exit_code: int | None = None
+    reason: str | None = None  # terminated.reason, waiting.reason, or the pod's own (Evicted, …)
+    message: str | None = None  # the termination message, or why it waits (the scheduler's own sentence)
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the cluster holds for one job at one moment."""
+
+    pods: tuple[ObservedPod, ...] = ()
+    service: bool = False  # the job's headless Service is there, and is its own
+    foreign: tuple[str, ...] = ()  # "Kind/name" of objects with our names that others own
+    rejected: str | None = None  # the API server's sentence when it refused to create a pod for good (422)
+
+
+@dataclass(frozen=True, slots=True)
+class CreateService:
+    """Create the job's headless Service."""
+
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CreatePod:
+    """Create one replica's pod."""
+
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DeletePod:
+    """Delete one pod, only if it is still the pod with this uid."""
+
+    name: str
+    uid: str
+    grace_period_seconds: int | None = None  # None: the pod's own; 0: at once, for a node that is gone
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteService:
+    """Delete the job's headless Service."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteJob:
+    """Delete the job itself, when its time to live after it finished is over."""
+
+    uid: str
+
+
+Action = CreateService | CreatePod | DeletePod | DeleteService | DeleteJob
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something a person should see in ``kubectl describe``."""
+
+    type: str  # Normal or Warning
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The next step for one job: first the status, then the actions, in this order."""
+
+    status: FleetJobStatus
+    actions: tuple[Action, ...] = ()
+    events: tuple[Event, ...] = ()
+    requeue_after: timedelta | None = None  # look again by then even if nothing happens
+    urgent: bool = field(default=True)  # False: only counts changed, the write may wait up to a second
