@@ -1,0 +1,89 @@
+"""Every error that fleet raises on purpose, and the exit status with which each ends a replica.
+
+The tree separates whose mistake it was: the user's (`ConfigurationError`), a peer's or ours on the wire
+(`ProtocolError`), or the world's (`PeerLostError`, `StateLostError`). The operator reads the exit status,
+so the reserved codes below are part of the contract between the two distributions::
+
+    FleetError                        1   something failed while training
+    ├── ConfigurationError            2   the user's mistake, found before any work started
+    │   ├── RoleError                     a role variable is missing, malformed or contradicts another
+    │   └── TranspileError                a program that cannot be distributed as asked
+    ├── ProtocolError                 1   bytes or messages that break the wire protocol
+    │   ├── RemoteProtocolError           the peer sent them
+    │   └── LocalProtocolError            we were about to send them
+    ├── StateLostError               90   a parameter server came back without its state
+    └── PeerLostError                91   a peer vanished for good
+        └── DeadlineExceededError         a wait passed its deadline
+"""
+
+from typing import ClassVar
+
+__all__ = [
+    "EXIT_CONFIGURATION",
+    "EXIT_FAILURE",
+    "EXIT_PEER_LOST",
+    "EXIT_STATE_LOST",
+    "ConfigurationError",
+    "DeadlineExceededError",
+    "FleetError",
+    "LocalProtocolError",
+    "PeerLostError",
+    "ProtocolError",
+    "RemoteProtocolError",
+    "RoleError",
+    "StateLostError",
+    "TranspileError",
+]
+
+EXIT_FAILURE = 1
+EXIT_CONFIGURATION = 2
+EXIT_STATE_LOST = 90
+EXIT_PEER_LOST = 91
+
+
+class FleetError(Exception):
+    """The root of all errors that fleet raises on purpose."""
+
+    exit_code: ClassVar[int] = EXIT_FAILURE
+
+
+class ConfigurationError(FleetError):
+    """The user's mistake, found before any work started: a second try fails the same way."""
+
+    exit_code: ClassVar[int] = EXIT_CONFIGURATION
+
+
+class RoleError(ConfigurationError):
+    """The environment or a role maker's arguments do not describe a replica."""
+
+
+class TranspileError(ConfigurationError):
+    """The program cannot be captured or distributed as asked."""
+
+
+class ProtocolError(FleetError):
+    """Bytes or messages that break the wire protocol."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer broke the protocol."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This process was about to break the protocol."""
+
+
+class StateLostError(FleetError):
+    """A parameter server came back without the state that the trainers rely on."""
+
+    exit_code: ClassVar[int] = EXIT_STATE_LOST
+
+
+class PeerLostError(FleetError):
+    """A peer vanished for good."""
+
+    exit_code: ClassVar[int] = EXIT_PEER_LOST
+
+
+class DeadlineExceededError(PeerLostError):
+    """A wait passed its deadline; the message names the peer, the step and what was awaited."""
