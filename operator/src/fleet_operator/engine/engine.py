@@ -1,0 +1,179 @@
+"""The engine: workers that take keys off the queue and reconcile them, until they are told to stop.
+
+It drives any `fleet_operator.cluster.interface.Cluster`, an API server or this machine, and knows neither.
+Everything runs on one event loop; `enqueue` and `stop` are called from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from fleet_operator.engine.clock import SystemClock
+from fleet_operator.engine.observer import Observer
+from fleet_operator.engine.queue import WorkQueue
+from fleet_operator.engine.reconcile import Outcome, Reconciler, Result
+from fleet_operator.plan import plan
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from fleet_operator.cluster.interface import Cluster, Key
+    from fleet_operator.engine.clock import Clock
+    from fleet_operator.engine.reconcile import Decide
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 5.0
+"""How long passes that are under way get to end by themselves when the engine stops."""
+
+
+class Engine:
+    """Reconciles the jobs that it is told of.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        Where jobs are read from and where actions are carried out. Whatever changes there must end in a
+        call of `enqueue`.
+    workers : int
+        How many jobs are worked on at the same time.
+    clock : Clock, optional
+        This machine's clock if absent.
+    decide : callable, optional
+        ``fleet_operator.plan.plan`` if absent.
+    observer : Observer, optional
+        Told of passes, writes and actions; nobody if absent.
+    resync : timedelta, optional
+        How often every known job is looked at even if nothing happened; never if absent.
+
+    Examples
+    --------
+    ::
+
+        engine = Engine(cluster, workers=8)
+        running = asyncio.create_task(engine.run())
+        engine.enqueue(Key("default", "digits"))
+        ...
+        engine.stop()
+        await running
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        workers: int = 8,
+        clock: Clock | None = None,
+        decide: Decide | None = None,
+        observer: Observer | None = None,
+        resync: timedelta | None = None,
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"the engine needs at least one worker, not {workers}")
+        self._workers = workers
+        self._clock = clock or SystemClock()
+        self._observer = observer or Observer()
+        self._resync = resync
+        self._reconciler = Reconciler(
+            cluster, clock=self._clock, decide=decide or plan, observer=self._observer
+        )
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._known: set[Key] = set()
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._passes: set[asyncio.Task[None]] = set()
+
+    def enqueue(self, key: Key, after: timedelta | None = None) -> None:
+        """Look at a job soon, or `after` a while. Cheap, and as often as one likes."""
+        if after is None:
+            self._queue.add(key)
+        else:
+            self._queue.add_at(key, self._clock.monotonic() + after.total_seconds())
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Let `run` return once the passes that are under way have ended."""
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Work until `stop` is called. No pass is under way any more when this returns or is cancelled."""
+        resync = None if self._resync is None else asyncio.create_task(self._resync_forever(self._resync))
+        try:
+            while not self._stopping:
+                self._wake.clear()
+                self._start_passes()
+                self._observer.queued(len(self._queue))
+                await self._sleep()
+        finally:
+            if resync is not None:
+                resync.cancel()
+            await self._finish_passes()
+
+    def _start_passes(self) -> None:
+        while len(self._passes) < self._workers:
+            key = self._queue.take(self._clock.monotonic())
+            if key is None:
+                return
+            task = asyncio.create_task(self._pass(key), name=f"reconcile {key}")
+            self._passes.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._passes.discard(task)
+        self._wake.set()
+
+    async def _sleep(self) -> None:
+        """Wait until something is enqueued, a worker is free, or a delayed key is due."""
+        due = self._queue.next_due()
+        timeout = None if due is None else max(0.0, due - self._clock.monotonic())
+        if len(self._passes) >= self._workers:
+            timeout = None  # the end of a pass wakes us
+        try:
+            async with asyncio.timeout(timeout):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    async def _pass(self, key: Key) -> None:
+        started = self._clock.monotonic()
+        try:
+            outcome = await self._reconciler.reconcile(key)
+        except Exception:
+            # One job's pass must never end the engine; what went wrong is in the log, with its job.
+            logger.exception("a pass failed", extra={"job": str(key)})
+            outcome = Outcome(Result.FAILED)
+        now = self._clock.monotonic()
+        self._settle(key, outcome, now)
+        self._observer.passed(key, outcome.result, now - started)
+
+    def _settle(self, key: Key, outcome: Outcome, now: float) -> None:
+        """Give the key back to the queue, and note when to look again."""
+        if outcome.result is Result.GONE:
+            self._known.discard(key)
+        else:
+            self._known.add(key)
+        if outcome.result in (Result.CONFLICT, Result.FAILED):
+            self._queue.failed(key, now)
+            return
+        self._queue.done(key)
+        if outcome.after is not None:
+            self._queue.add_at(key, now + outcome.after.total_seconds())
+
+    async def _finish_passes(self) -> None:
+        if not self._passes:
+            return
+        _, late = await asyncio.wait(self._passes, timeout=STOP_SECONDS)
+        for task in late:
+            logger.warning("%s took longer than %g s to end and is cut off", task.get_name(), STOP_SECONDS)
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
+    async def _resync_forever(self, every: timedelta) -> None:
+        while True:
+            await asyncio.sleep(every.total_seconds())
+            for key in self._known:
+                self._queue.add(key)
+            self._wake.set()

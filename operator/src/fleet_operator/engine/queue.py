@@ -1,0 +1,120 @@
+"""The work queue: which key may be worked on now. Pure: no task, no lock, no clock of its own.
+
+Invariants
+----------
+A key waits at most once (a thousand events about one job are one pass); a key is never worked on twice at
+the same time (a change during a pass makes another pass after it, so nothing is lost); a key that fails
+waits twice as long each time, on its own, so that one broken job never slows another. The moment comes in
+as an argument everywhere, in seconds of a clock that only grows.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+K = TypeVar("K", bound="Hashable")
+
+
+class WorkQueue(Generic[K]):
+    """Keys to be worked on, each by one worker at a time.
+
+    Parameters
+    ----------
+    backoff_seconds : float
+        How long a key waits after its first failure; each further one doubles it.
+    backoff_limit_seconds : float
+        The longest such wait.
+    """
+
+    def __init__(self, *, backoff_seconds: float = 0.1, backoff_limit_seconds: float = 60.0) -> None:
+        self._backoff_seconds = backoff_seconds
+        self._backoff_limit_seconds = backoff_limit_seconds
+        self._ready: deque[K] = deque()
+        self._queued: set[K] = set()
+        self._running: set[K] = set()
+        self._changed: set[K] = set()  # keys that were added while they were being worked on
+        self._due: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []  # may hold entries that _due has replaced
+        self._sequence = 0
+        self._failures: dict[K, int] = {}
+
+    def __len__(self) -> int:
+        """Return how many keys could be taken now, had their delays passed by the last `take`."""
+        return len(self._ready)
+
+    @property
+    def running(self) -> int:
+        """How many keys are being worked on."""
+        return len(self._running)
+
+    def add(self, key: K) -> None:
+        """Let `key` be worked on as soon as possible; one that waits already stays where it is."""
+        if key in self._running:
+            self._changed.add(key)
+        elif key not in self._queued:
+            self._queued.add(key)
+            self._ready.append(key)
+
+    def add_at(self, key: K, moment: float) -> None:
+        """Let `key` be worked on at `moment`, or earlier if it is due earlier already."""
+        if (due := self._due.get(key)) is not None and due <= moment:
+            return
+        self._due[key] = moment
+        self._sequence += 1
+        heapq.heappush(self._heap, (moment, self._sequence, key))
+
+    def take(self, now: float) -> K | None:
+        """Hand out the next key, or None. Whoever takes a key must give it back by `done` or `failed`.
+
+        The key's delay ends with it: the pass that follows knows best when to look again.
+        """
+        self._wake(now)
+        if not self._ready:
+            return None
+        key = self._ready.popleft()
+        self._queued.remove(key)
+        self._due.pop(key, None)
+        self._running.add(key)
+        return key
+
+    def done(self, key: K) -> None:
+        """Give `key` back after a pass that went well: its failures are forgotten."""
+        self._failures.pop(key, None)
+        self._give_back(key)
+
+    def failed(self, key: K, now: float) -> float:
+        """Give `key` back after a pass that did not go well; return the seconds until the next try."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        # 2.0 ** 1024 is an overflow, and no limit needs more doublings than this.
+        delay = min(self._backoff_seconds * 2.0 ** min(failures, 64), self._backoff_limit_seconds)
+        self._give_back(key)
+        self.add_at(key, now + delay)
+        return delay
+
+    def next_due(self) -> float | None:
+        """Return the moment at which the first delayed key is due, or None if there is none."""
+        self._drop_replaced()
+        return self._heap[0][0] if self._heap else None
+
+    def _give_back(self, key: K) -> None:
+        self._running.remove(key)
+        if key in self._changed:
+            self._changed.remove(key)
+            self.add(key)
+
+    def _wake(self, now: float) -> None:
+        """Move the keys whose delay has passed to the ready ones."""
+        while (due := self.next_due()) is not None and due <= now:
+            _, _, key = heapq.heappop(self._heap)
+            del self._due[key]
+            self.add(key)
+
+    def _drop_replaced(self) -> None:
+        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)

@@ -1,0 +1,157 @@
+"""One pass over one job: take a snapshot, plan, write the status once, carry the actions out.
+
+The status goes first: were the snapshot stale, its write conflicts before anything is created or deleted,
+and the plan is thrown away. Everything that a pass leaves undone is found again by the next one, because
+plans are made from what is there and never from what was meant to be.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from fleet_operator.cluster.interface import ConflictError
+from fleet_operator.engine.observer import Observer
+from fleet_operator.plan.model import Event
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from fleet_operator.api import FleetJob
+    from fleet_operator.build import Hosts
+    from fleet_operator.cluster.interface import Cluster, Key
+    from fleet_operator.engine.clock import Clock
+    from fleet_operator.plan.model import Observed, Plan
+
+    Decide = Callable[[FleetJob, Observed, datetime, Hosts], Plan]
+
+logger = logging.getLogger(__name__)
+
+COALESCE = timedelta(seconds=1)
+"""How long a write may wait when only counts have changed."""
+
+UNSEEN_WRITE = timedelta(seconds=5)
+"""When to look again at a job whose own writes have not been seen; seeing them enqueues it earlier."""
+
+
+class Result(StrEnum):
+    """How a pass ended."""
+
+    GONE = "gone"  # there is no such job any more
+    WAITING = "waiting"  # an own write has not been seen yet
+    DONE = "done"
+    CONFLICT = "conflict"  # the snapshot was stale: nothing was done
+    FAILED = "failed"  # an action was refused: the next pass tries again
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a pass ended, and when to look again even if nothing happens."""
+
+    result: Result
+    after: timedelta | None = None
+
+
+class Reconciler:
+    """Carries plans out.
+
+    Parameters
+    ----------
+    cluster : Cluster
+        Where jobs are read from and where actions are carried out.
+    clock : Clock
+        Read once a pass.
+    decide : callable
+        ``plan(job, observed, now, hosts)``; pure.
+    observer : Observer
+        Told of what has been done.
+    """
+
+    def __init__(
+        self, cluster: Cluster, *, clock: Clock, decide: Decide, observer: Observer | None = None
+    ) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._decide = decide
+        self._observer = observer or Observer()
+        self._changed_since: dict[Key, float] = {}  # since when a write of mere counts has been waiting
+        self._refusals: dict[Key, str] = {}  # the last refusal that people were told of
+
+    async def reconcile(self, key: Key) -> Outcome:
+        """Bring one job one step closer to what its spec asks for."""
+        job = self._cluster.job(key)
+        if job is None:
+            self._forget(key)
+            return Outcome(Result.GONE)
+        observed = self._cluster.observe(job)
+        if observed is None:
+            return Outcome(Result.WAITING, UNSEEN_WRITE)
+        plan = self._decide(job, observed, self._clock.now(), self._cluster.hosts(job))
+        if (wait := self._coalesce(key, job, plan)) is not None:
+            return Outcome(Result.DONE, _earlier(wait, plan.requeue_after))
+        try:
+            job = await self._write_status(job, plan)
+        except ConflictError as stale:
+            logger.debug("plan discarded: %s", stale, extra={"job": str(key)})
+            return Outcome(Result.CONFLICT)
+        result = await self._act(key, job, plan)
+        return Outcome(result, plan.requeue_after)
+
+    def _coalesce(self, key: Key, job: FleetJob, plan: Plan) -> timedelta | None:
+        """Return how long the write of this plan's status may wait, or None if it may not."""
+        if plan.urgent or plan.actions or plan.events or plan.status == job.status:
+            self._changed_since.pop(key, None)
+            return None
+        now = self._clock.monotonic()
+        waited = timedelta(seconds=now - self._changed_since.setdefault(key, now))
+        if waited < COALESCE:
+            return COALESCE - waited
+        del self._changed_since[key]
+        return None
+
+    async def _write_status(self, job: FleetJob, plan: Plan) -> FleetJob:
+        if plan.status == job.status:
+            return job
+        written = await self._cluster.write_status(job, plan.status)
+        self._observer.status_written(job, written)
+        return written
+
+    async def _act(self, key: Key, job: FleetJob, plan: Plan) -> Result:
+        """Carry the actions out in their order, up to the first that is refused; then tell the events."""
+        result = Result.DONE
+        for action in plan.actions:
+            try:
+                await self._cluster.apply(job, action)
+            except ConflictError as stale:
+                logger.debug("%s: %s", type(action).__name__, stale, extra={"job": str(key)})
+                result = Result.CONFLICT
+                break
+            except Exception as refusal:  # noqa: BLE001 whatever it is, the next pass tries again
+                await self._refused(key, job, f"{type(action).__name__}: {refusal}")
+                result = Result.FAILED
+                break
+            self._observer.applied(job, action)
+        else:
+            self._refusals.pop(key, None)
+        for event in plan.events:
+            await self._cluster.record(job, event)
+        return result
+
+    async def _refused(self, key: Key, job: FleetJob, message: str) -> None:
+        """Log a refused action, and tell people, once for each different refusal in a row."""
+        logger.warning("an action was refused: %s", message, extra={"job": str(key)})
+        if self._refusals.get(key) != message:
+            self._refusals[key] = message
+            await self._cluster.record(job, Event("Warning", "ActionRefused", message))
+
+    def _forget(self, key: Key) -> None:
+        self._changed_since.pop(key, None)
+        self._refusals.pop(key, None)
+
+
+def _earlier(one: timedelta, other: timedelta | None) -> timedelta:
+    return one if other is None else min(one, other)
