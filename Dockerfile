@@ -1,0 +1,64 @@
+# Two images: `--target operator` (small, no torch) and `--target trainer` (torch, fleet and the examples).
+#
+# Only what every builder knows is used, so that `docker build` without buildx works as well. It builds
+# each stage above its target: the operator stands first.
+#
+# Build arguments:
+#   BASE_IMAGE         any Debian-like image with Python 3.11 or newer and its venv module
+#   PIP_INDEX_URL, PIP_TRUSTED_HOST, HTTP_PROXY, HTTPS_PROXY, NO_PROXY   where and how pip reaches its index
+# A bundle of certificates at .build/ca.crt (`make image CA_BUNDLE=FILE` puts it there) is trusted while
+# pip runs, beside the image's own; nothing needs it afterwards.
+ARG BASE_IMAGE=python:3.11-slim-bookworm
+
+# --- wheels of the two distributions; rebuilt at each change of code, in a second
+FROM ${BASE_IMAGE} AS wheels
+ARG PIP_INDEX_URL
+ARG PIP_TRUSTED_HOST
+COPY tools/image/install.sh tools/bootstrap.lock .build/ca.cr[t] /build/
+RUN sh /build/install.sh /build/venv /build/bootstrap.lock
+COPY operator/pyproject.toml /build/operator/pyproject.toml
+COPY operator/src /build/operator/src
+RUN cd /build/operator && /build/venv/bin/hatchling build --target wheel --directory /wheels/operator
+COPY trainer_image/pyproject.toml /build/trainer/pyproject.toml
+COPY trainer_image/src /build/trainer/src
+RUN cd /build/trainer && /build/venv/bin/hatchling build --target wheel --directory /wheels/trainer
+
+# --- operator
+FROM ${BASE_IMAGE} AS operator-packages
+ARG PIP_INDEX_URL
+ARG PIP_TRUSTED_HOST
+COPY tools/image/install.sh operator/requirements.lock .build/ca.cr[t] /build/
+RUN sh /build/install.sh /opt/fleet /build/requirements.lock
+COPY --from=wheels /wheels/operator /build/wheels
+RUN /opt/fleet/bin/pip install --quiet --no-deps --no-index /build/wheels/*.whl \
+ && /opt/fleet/bin/pip uninstall --quiet --yes setuptools pip
+
+FROM ${BASE_IMAGE} AS operator
+LABEL org.opencontainers.image.title="fleet-operator" org.opencontainers.image.licenses="Apache-2.0"
+RUN echo 'fleet:x:65532:65532:fleet:/nonexistent:/usr/sbin/nologin' >>/etc/passwd \
+ && echo 'fleet:x:65532:' >>/etc/group
+ENV PATH=/opt/fleet/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+COPY --from=operator-packages /opt/fleet /opt/fleet
+USER 65532:65532
+ENTRYPOINT ["fleetjob"]
+CMD ["operator"]
+
+# --- trainer: torch's layer is installed in place, never copied from another stage: it has 6 GB
+FROM ${BASE_IMAGE} AS trainer
+ARG PIP_INDEX_URL
+ARG PIP_TRUSTED_HOST
+LABEL org.opencontainers.image.title="fleet-trainer" org.opencontainers.image.licenses="Apache-2.0"
+COPY tools/image/install.sh trainer_image/requirements.lock .build/ca.cr[t] /build/
+RUN sh /build/install.sh /opt/fleet /build/requirements.lock && rm -r /build
+RUN echo 'fleet:x:65532:65532:fleet:/tmp:/usr/sbin/nologin' >>/etc/passwd \
+ && echo 'fleet:x:65532:' >>/etc/group
+ENV PATH=/opt/fleet/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+COPY tools/image/fleet_pid1.py tools/image/fleet_pid1.pth /build/
+COPY --from=wheels /wheels/trainer /build/wheels
+RUN /opt/fleet/bin/pip install --quiet --no-deps --no-index /build/wheels/*.whl \
+ && mv /build/fleet_pid1.* "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+ && rm -r /build
+WORKDIR /workspace
+COPY examples /workspace/examples
+USER 65532:65532
+CMD ["python"]

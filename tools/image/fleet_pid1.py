@@ -1,0 +1,71 @@
+"""Let a Python program be the first process of a container and still end at SIGTERM.
+
+The kernel drops a signal to a container's first process unless that process has installed a handler for
+it, and a Python handler runs only between two bytecodes: never while torch is being loaded, nor in a
+collective that waits for its peers. A pod's ``command`` replaces the image's entry point, so a small
+init there would be by-passed. Instead the interpreter itself calls `step_aside` when it starts (from
+``fleet_pid1.pth``): the program goes on in a child, where signals have their usual effect, and the
+first process only passes signals on, reaps orphans and ends as the child has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+__all__ = ["step_aside", "supervise"]
+
+FORWARDED = frozenset(
+    {
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    }
+)
+
+
+def step_aside() -> None:
+    """Continue in a child process if this is the first process of a container; else do nothing.
+
+    At a terminal nothing is done either: Ctrl-C already reaches the whole foreground there.
+    """
+    if os.getpid() == 1 and not os.isatty(0):
+        supervise()
+
+
+def supervise() -> None:
+    """Fork, and return in the child only; the parent ends with the child's exit status.
+
+    A child that a signal ended gives 128 + the signal's number, as a shell does.
+    """
+    watched = FORWARDED | {signal.SIGCHLD}
+    inherited = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, inherited)
+        return
+    while True:
+        received = signal.sigwait(watched)
+        if received != signal.SIGCHLD:
+            os.kill(child, received)
+            continue
+        status = _reap(child)
+        if status is not None:
+            os._exit(status)
+
+
+def _reap(child: int) -> int | None:
+    """Collect every process that has ended; return the child's exit status once it is among them."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if pid == 0:
+            return None
+        if pid == child:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
