@@ -1,0 +1,276 @@
+"""How a replica begins and ends: signals, uncaught errors, the served progress, the termination message.
+
+A container's main process is PID 1, for which the kernel ignores SIGTERM unless it is handled, and Python
+runs signal handlers only between bytecodes of the main thread: one that waits in a lock or inside a C
+function would not end before the kubelet's SIGKILL. So the interpreter's wake-up descriptor reports the
+signal to a watcher thread, which flushes the output, leaves the last words and ends the process. It does
+not unwind the stack: a ``finally`` that calls ``fleet.stop_worker()`` would tell the servers that a trainer
+which was stopped half-way has completed.
+
+Uncaught errors end a replica with the exit status of their type and with one sentence, on stderr and as the
+termination message. Forked children get the handlers back as they were before :func:`start`.
+"""
+
+import atexit
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from fleet import progress, termination
+from fleet.errors import EXIT_FAILURE, ConfigurationError, FleetError
+
+if TYPE_CHECKING:
+    from fleet.role_maker import Role
+
+__all__ = ["finish", "one_sentence", "start"]
+
+EXIT_TERMINATED = 128 + signal.SIGTERM
+FLUSH_SECONDS = 0.5
+"""How long a terminated replica waits for its output; with the rest it stays well under two seconds."""
+EXIT_SECONDS = 10.0
+"""How long a failed replica may spend on joining its threads and running its exit handlers."""
+RUNTIME_THREADS = "fleet-"
+"""Threads whose name begins so belong to the runtime: when one of them dies, so does the replica."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Lifecycle:
+    """What :func:`start` changed in this process, and how to change it back in a forked child."""
+
+    def __init__(self) -> None:
+        self.started = False
+        self.failed = False
+        self.identity = "this process"
+        self._observing = False
+        self._wakeup: tuple[int, int] | None = None
+        self._owns_wakeup = True
+        self._previous_handler: Any = signal.SIG_DFL
+        self._previous_hook = sys.excepthook
+        self._previous_thread_hook = threading.excepthook
+
+    def observe(self) -> None:
+        """Serve the progress, and leave last words: as much as a plain script that only reports wants."""
+        if self._observing:
+            return
+        self._observing = True
+        self._previous_hook, sys.excepthook = sys.excepthook, self.on_uncaught
+        self._previous_thread_hook, threading.excepthook = threading.excepthook, self.on_uncaught_in_thread
+        atexit.register(self.leave_progress)
+        _serve_progress(os.environ)
+
+    def handle_sigterm(self) -> None:
+        """End this process within two seconds of a SIGTERM, whatever its threads wait for."""
+        if threading.current_thread() is not threading.main_thread():
+            _log.warning(
+                "fleet.init was called outside the main thread, where Python allows no signal handlers: "
+                "as PID 1 of a container this replica would ignore SIGTERM"
+            )
+            return
+        previous = signal.getsignal(signal.SIGTERM)
+        if previous is signal.SIG_IGN:
+            return
+        self._previous_handler = previous
+        self._wakeup = reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        threading.Thread(target=self._watch, args=(reader,), name="fleet-lifecycle", daemon=True).start()
+        taken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        if taken != -1:  # an event loop waits for it; the handler below wakes our watcher instead
+            signal.set_wakeup_fd(taken)
+            self._owns_wakeup = False
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        """Wake the watcher, should another library have taken the wake-up descriptor, and act as before."""
+        if self._wakeup is not None:
+            os.write(self._wakeup[1], bytes([number]))
+        if callable(self._previous_handler):
+            self._previous_handler(number, frame)
+
+    def _watch(self, reader: int) -> None:
+        while received := os.read(reader, 64):
+            if signal.SIGTERM in received:
+                self.failed = True
+                termination.write_failure(f"{self.identity} was stopped by SIGTERM", os.environ)
+                _flush_within(FLUSH_SECONDS)
+                os._exit(EXIT_TERMINATED)
+
+    def on_uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """End the main thread: the traceback unless the user's mistake needs none, then one sentence."""
+        self.failed = True
+        if not isinstance(error, ConfigurationError):
+            self._previous_hook(kind, error, trace)
+        self._leave_sentence(error)
+        _exit_after(EXIT_SECONDS, _exit_code(error))
+        if isinstance(error, FleetError):
+            raise SystemExit(error.exit_code)  # from this hook, it is what sets the exit status
+
+    def on_uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
+        """End the replica when a thread dies of our error, or a thread of ours of any error."""
+        error = args.exc_value
+        if not isinstance(error, ConfigurationError):
+            self._previous_thread_hook(args)
+        ours = args.thread is not None and args.thread.name.startswith(RUNTIME_THREADS)
+        if error is None or not (ours or isinstance(error, FleetError)):
+            return
+        self.failed = True
+        self._leave_sentence(error)
+        _flush_within(FLUSH_SECONDS)
+        os._exit(_exit_code(error))
+
+    def leave_progress(self) -> None:
+        """Write the last words of a replica that ends well; one process of a pod speaks for all."""
+        if not self.failed and os.environ.get("LOCAL_RANK", "0") == "0":
+            termination.write_progress(progress.snapshot(), os.environ)
+
+    def _leave_sentence(self, error: BaseException) -> None:
+        sentence = one_sentence(error)
+        if isinstance(error, FleetError):
+            with contextlib.suppress(OSError, ValueError):  # a closed stderr must not hide the exit status
+                print(f"{self.identity}: {sentence}", file=sys.stderr, flush=True)
+        termination.write_failure(f"{self.identity}: {sentence}", os.environ)
+
+    def undo_in_child(self) -> None:
+        """Give a forked child the handlers of before: its end is not the replica's end."""
+        if self._wakeup is not None:
+            if self._owns_wakeup:
+                signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, self._previous_handler or signal.SIG_DFL)
+            for descriptor in self._wakeup:
+                os.close(descriptor)
+        if self._observing:
+            if sys.excepthook == self.on_uncaught:
+                sys.excepthook = self._previous_hook
+            if threading.excepthook == self.on_uncaught_in_thread:
+                threading.excepthook = self._previous_thread_hook
+            atexit.unregister(self.leave_progress)
+
+
+_lifecycle = _Lifecycle()
+
+
+def start(role: "Role") -> None:
+    """Prepare this process to be the replica `role`; every later call changes nothing.
+
+    Installs the handling of SIGTERM and of uncaught errors, and serves the progress where
+    ``FLEET_METRICS_PORT`` is set: on this replica's own address when ``PADDLE_CURRENT_IP`` is one of this
+    machine's loopback addresses, on all interfaces in a pod.
+
+    Parameters
+    ----------
+    role
+        Which replica this is; it signs the progress and the messages.
+    """
+    if _lifecycle.started:
+        return
+    _lifecycle.started = True
+    name = "PSERVER" if role.kind.name == "SERVER" else "TRAINER"
+    _lifecycle.identity = f"{name.lower()} {role.index}"
+    progress.identify(name, role.index)
+    _lifecycle.observe()
+    _lifecycle.handle_sigterm()
+
+
+def finish() -> None:
+    """Leave the progress as the termination message: this replica has done its work.
+
+    What the script reports afterwards is added when the process exits.
+    """
+    if _lifecycle.started:
+        _lifecycle.leave_progress()
+
+
+def one_sentence(error: BaseException) -> str:
+    """Return the message of an error on one line; one that is not ours also says its type and place."""
+    words = " ".join(str(error).split())
+    if isinstance(error, FleetError):
+        return words or type(error).__name__
+    sentence = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{sentence} (at {frames[-1].filename}:{frames[-1].lineno})" if frames else sentence
+
+
+def _exit_code(error: BaseException) -> int:
+    return error.exit_code if isinstance(error, FleetError) else EXIT_FAILURE
+
+
+def _serve_progress(environ: Mapping[str, str]) -> None:
+    """Start the HTTP server as the environment asks; training goes on without it when it cannot start."""
+    wanted = environ.get("FLEET_METRICS_PORT")
+    if not wanted or environ.get("LOCAL_RANK", "0") != "0":
+        return
+    if not wanted.isascii() or not wanted.isdigit() or not 0 < int(wanted) < 65536:
+        raise ConfigurationError(
+            f"FLEET_METRICS_PORT is {wanted!r}; expected a port number, 1 to 65535: unset it to serve nothing"
+        )
+    host = environ.get("PADDLE_CURRENT_IP", "")
+    bind = host if _is_loopback(host) else ""
+    try:
+        progress.start_server(bind, int(wanted))
+    except OSError as error:
+        _log.warning("the progress is not served: %s port %s: %s", bind or "every interface", wanted, error)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _flush_within(seconds: float) -> None:
+    """Flush the output from a thread of its own: the lock of a stream may be held by one that waits."""
+
+    def flush() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+
+    flusher = threading.Thread(target=flush, name="fleet-flush", daemon=True)
+    flusher.start()
+    flusher.join(seconds)
+
+
+def _exit_after(seconds: float, status: int) -> None:
+    """End the process even if a thread that nobody stops, or an exit handler, would keep it for ever."""
+
+    def end() -> None:
+        print(f"ended: threads were still running {seconds:g} s after the error", file=sys.stderr, flush=True)
+        os._exit(status)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+
+
+_forking = threading.local()
+
+
+def _hold_sigterm() -> None:
+    """Let no SIGTERM in between a fork and the reset: the shared pipe would carry it to the parent."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _release_sigterm() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _reset_in_child() -> None:
+    global _lifecycle
+    _lifecycle.undo_in_child()
+    _lifecycle = _Lifecycle()
+    _release_sigterm()
+
+
+progress.before_first_report(_lifecycle.observe)
+os.register_at_fork(before=_hold_sigterm, after_in_parent=_release_sigterm, after_in_child=_reset_in_child)

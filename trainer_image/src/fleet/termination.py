@@ -1,0 +1,100 @@
+"""The termination message: the last words of a replica, where the kubelet or the local cluster reads them.
+
+A replica that ends well leaves its progress as one line of JSON; one that fails leaves one sentence. Both
+stay under the 4096 bytes that Kubernetes keeps.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["message_path", "progress_message", "write_failure", "write_progress"]
+
+KUBELET_PATH = Path("/dev/termination-log")
+MAX_PROGRESS_BYTES = 3000
+MAX_SENTENCE_BYTES = 2000
+MAX_HISTORY = 64
+
+_log = logging.getLogger(__name__)
+
+
+def message_path(environ: Mapping[str, str]) -> Path | None:
+    """Return FLEET_TERMINATION_LOG, else the kubelet's file where it can be written, else None."""
+    named = environ.get("FLEET_TERMINATION_LOG")
+    if named:
+        return Path(named)
+    return KUBELET_PATH if os.access(KUBELET_PATH, os.W_OK) else None
+
+
+def progress_message(state: Mapping[str, Any]) -> str:
+    """Render a progress snapshot as one line of JSON that fits.
+
+    At most 64 points of the history stay, evenly spaced and the last among them; what is still too long
+    loses more points, then its counters, then its metrics.
+    """
+    short = dict(state)
+    points = [[step, float(f"{loss:.6g}")] for step, loss in state["history"]]
+    keep = MAX_HISTORY
+    while keep > 0:
+        short["history"] = _thinned(points, keep)
+        if len(text := _one_line(short)) <= MAX_PROGRESS_BYTES:
+            return text
+        keep //= 2
+    short["history"] = []
+    for key in ("counters", "metrics"):
+        if len(text := _one_line(short)) <= MAX_PROGRESS_BYTES:
+            return text
+        short[key] = {}
+    return _one_line(short)
+
+
+def write_progress(state: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Leave the progress as the last words of a replica that ended well."""
+    path = message_path(environ)
+    if path is not None:
+        _write(path, progress_message(state))
+
+
+def write_failure(sentence: str, environ: Mapping[str, str]) -> None:
+    """Leave one sentence as the last words of a replica that failed.
+
+    Where several processes of a pod fail, the first one's sentence stays: it is the cause, the others' are
+    consequences.
+    """
+    path = message_path(environ)
+    if path is None or _holds_sentence(path):
+        return
+    words = " ".join(sentence.split()).encode()[:MAX_SENTENCE_BYTES]
+    _write(path, words.decode(errors="ignore"))
+
+
+def _thinned(points: list[Any], keep: int) -> list[Any]:
+    if len(points) <= keep:
+        return points
+    if keep == 1:
+        return points[-1:]
+    last = len(points) - 1
+    return [points[round(i * last / (keep - 1))] for i in range(keep)]
+
+
+def _one_line(state: Mapping[str, Any]) -> str:
+    return json.dumps(state, separators=(",", ":"))
+
+
+def _holds_sentence(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            first = file.read(1)
+    except OSError:
+        return False
+    return first not in (b"", b"{")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        _log.warning("the termination message could not be written to %s: %s", path, error)
