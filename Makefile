@@ -1,0 +1,95 @@
+# One verb per need: `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo fmt lint types test e2e image bench docs lock crds proto
+
+PYTHON ?= python3
+BIN := .venv/bin
+CODE := operator/src trainer_image/src tests benchmarks examples tools
+
+# What `make image` builds, and on what.
+VERSION := 0.1.0
+OPERATOR_IMAGE ?= fleet-operator:$(VERSION)
+TRAINER_IMAGE ?= fleet-trainer:$(VERSION)
+BASE_IMAGE ?= python:3.11-slim-bookworm
+CA_BUNDLE ?=
+DOCKER ?= docker
+
+help:  ## list the verbs
+	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 8
+
+# --- the environment ------------------------------------------------------------------------------
+
+setup: .venv/.installed  ## make .venv: uv, every locked package, both distributions editable
+
+# uv comes by pip, pinned by hash; uv installs the rest, pinned by hash too.
+.venv/.uv: tools/bootstrap.lock
+	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "$(PYTHON) is not Python 3.11 or newer with venv ($$($(PYTHON) --version 2>&1)):" \
+	    "install it (Debian: python3-venv), or name another: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r tools/bootstrap.lock
+	@touch $@
+
+.venv/.packages: .venv/.uv requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
+	@touch $@
+
+.venv/.installed: .venv/.packages operator/pyproject.toml trainer_image/pyproject.toml
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-index --no-build-isolation \
+	  --editable operator --editable trainer_image
+	@touch $@
+
+# --- daily work -----------------------------------------------------------------------------------
+
+demo: setup  ## train the digits example on this machine: 2 parameter servers, 2 trainers
+	$(BIN)/fleetjob run -f examples/digits/fleetjob.yaml
+
+fmt: setup  ## format the code
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+lint: setup  ## ruff, its formatting, and the contracts of the imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+types: setup  ## mypy --strict
+	$(BIN)/mypy $(CODE)
+
+test: setup  ## unit, runtime and control-plane tests
+	$(BIN)/pytest $(PYTEST_FLAGS)
+
+e2e: setup  ## the same jobs on a Kubernetes cluster: KUBECONFIG, else one made by kind
+	$(BIN)/pytest tests/e2e $(PYTEST_FLAGS)
+
+bench: setup  ## steps per second of dense synchronous training, beside DDP and torch rpc
+	$(BIN)/python -m benchmarks.dense_sync
+
+docs: setup  ## check that the links in the documentation lead somewhere
+	$(BIN)/python -m tools.check_links
+
+# --- images ---------------------------------------------------------------------------------------
+
+# Proxies and pip's settings of this machine serve the build too, where they are set.
+build_args := $(foreach v,HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy PIP_INDEX_URL PIP_TRUSTED_HOST,$(if $(value $v),--build-arg $v))
+
+image:  ## build the images operator and trainer (BASE_IMAGE, CA_BUNDLE)
+	mkdir -p .build
+	$(if $(CA_BUNDLE),cp $(CA_BUNDLE) .build/ca.crt,rm -f .build/ca.crt)
+	export BASE_IMAGE=$(BASE_IMAGE); \
+	for target in operator=$(OPERATOR_IMAGE) trainer=$(TRAINER_IMAGE); do \
+	  $(DOCKER) build --build-arg BASE_IMAGE $(build_args) --target $${target%%=*} --tag $${target#*=} .; \
+	done
+
+# --- what is generated and committed --------------------------------------------------------------
+
+COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-header --python-version 3.11
+
+lock:  ## bring the lock files up to what the pyproject files ask for
+	$(COMPILE) --group dev operator/pyproject.toml trainer_image/pyproject.toml --all-extras -o requirements.lock
+	$(COMPILE) --no-annotate -c requirements.lock operator/pyproject.toml -o operator/requirements.lock
+	$(COMPILE) --no-annotate -c requirements.lock trainer_image/pyproject.toml --extra examples -o trainer_image/requirements.lock
+	printf '%s\n' editables hatchling uv | $(COMPILE) --no-annotate -c requirements.lock - -o tools/bootstrap.lock
