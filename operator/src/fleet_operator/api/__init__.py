@@ -1,0 +1,49 @@
+"""FleetJob as frozen types: defaults, validation and names."""
+
+from fleet_operator.api.job import (
+    CleanPodPolicy,
+    FailureAction,
+    FleetJob,
+    FleetJobSpec,
+    Mode,
+    ObjectMeta,
+    PodTemplate,
+    StartupPolicy,
+    SuccessPolicy,
+    SyncMode,
+)
+from fleet_operator.api.parse import parse_job
+from fleet_operator.api.role import Role
+from fleet_operator.api.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    FleetJobStatus,
+    JobState,
+    LastFailure,
+    ReplicaRestarts,
+    RoleStatus,
+)
+
+__all__ = [
+    "CleanPodPolicy",
+    "Condition",
+    "ConditionStatus",
+    "ConditionType",
+    "FailureAction",
+    "FleetJob",
+    "FleetJobSpec",
+    "FleetJobStatus",
+    "JobState",
+    "LastFailure",
+    "Mode",
+    "ObjectMeta",
+    "PodTemplate",
+    "ReplicaRestarts",
+    "Role",
+    "RoleStatus",
+    "StartupPolicy",
+    "SuccessPolicy",
+    "SyncMode",
+    "parse_job",
+]

@@ -1,0 +1,344 @@
+"""A FleetJob as frozen types: what a person may write, and what each field means when left out.
+
+The CustomResourceDefinition is generated from these models (`fleet_operator.api.crd`), so a field is here only
+if it is honoured. Rules that look at several fields at once are in `fleet_operator.api.rules`.
+"""
+
+# No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints
+from pydantic.alias_generators import to_camel
+
+from fleet_operator.api.names import API_VERSION, KIND, MAIN_CONTAINER
+from fleet_operator.api.role import Role
+from fleet_operator.api.status import FleetJobStatus
+
+__all__ = [
+    "CleanPodPolicy",
+    "Container",
+    "FailureAction",
+    "FailurePolicy",
+    "FleetJob",
+    "FleetJobSpec",
+    "Mode",
+    "NodePool",
+    "ObjectMeta",
+    "PodSpec",
+    "PodTemplate",
+    "PserverSpec",
+    "RunPolicy",
+    "StartupPolicy",
+    "SuccessPolicy",
+    "SyncMode",
+    "TrainerSpec",
+]
+
+# Every replica's environment lists all replicas, and Linux takes at most 128 KiB in one variable. The longest
+# names make 184 characters per entry: 700 entries always fit.
+MAX_REPLICAS = 700
+MAX_PORT = 65535
+MAX_SECONDS = 2**31 - 1
+
+
+class Mode(StrEnum):
+    """How the replicas train together."""
+
+    PARAMETER_SERVER = "ParameterServer"
+    COLLECTIVE = "Collective"
+
+
+class SyncMode(StrEnum):
+    """When a parameter server applies gradients. Handed to the script's strategy."""
+
+    SYNC = "Sync"
+
+
+class FailureAction(StrEnum):
+    """What a failed replica leads to."""
+
+    RESTART_REPLICA = "RestartReplica"
+    RESTART_JOB = "RestartJob"
+    FAIL_JOB = "FailJob"
+
+
+class SuccessPolicy(StrEnum):
+    """Which trainers must succeed for the job to succeed."""
+
+    ALL = "All"
+    ANY = "Any"
+    RANK_ZERO = "RankZero"
+
+
+class StartupPolicy(StrEnum):
+    """Whether trainers wait for the parameter servers."""
+
+    IN_ORDER = "InOrder"
+    ANY_ORDER = "AnyOrder"
+
+
+class CleanPodPolicy(StrEnum):
+    """Which pods are deleted when the job has finished."""
+
+    RUNNING = "Running"
+    ALL = "All"
+    NONE = "None"
+
+
+Replicas = Annotated[StrictInt, Field(ge=1, le=MAX_REPLICAS)]
+Port = Annotated[StrictInt, Field(ge=1024, le=MAX_PORT)]
+Seconds = Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)]
+NonEmpty = Annotated[str, StringConstraints(min_length=1)]
+LabelValue = Annotated[str, StringConstraints(max_length=63)]
+
+
+class Model(BaseModel):
+    """A part of the manifest: frozen, camelCase outside, and no field that is not known."""
+
+    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)
+
+
+class OpenModel(Model):
+    """A part of a pod's template: what is not typed here is kept as it is, for the API server to judge."""
+
+    model_config = ConfigDict(extra="allow")
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Return what was written, as new dictionaries and lists; nothing is added."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+class EnvVar(OpenModel):
+    """One variable of a container's environment."""
+
+    name: NonEmpty
+
+
+class Resources(OpenModel):
+    """The resources of a container."""
+
+    limits: dict[str, int | str] | None = None
+
+
+class Container(OpenModel):
+    """A container of a pod's template."""
+
+    name: NonEmpty
+    image: NonEmpty
+    env: tuple[EnvVar, ...] | None = None
+    ports: tuple[dict[str, Any], ...] | None = None
+    volume_mounts: tuple[dict[str, Any], ...] | None = None
+    resources: Resources | None = None
+
+
+class PodSpec(OpenModel):
+    """A pod's spec. The operator sets restartPolicy, hostname, subdomain and the role's environment."""
+
+    containers: Annotated[tuple[Container, ...], Field(min_length=1, max_length=16)] = Field(
+        description="The container named fleet, else the first, is the main one: its exit code is the replica's.",
+    )
+    init_containers: tuple[Container, ...] | None = None
+    restart_policy: Literal["Never"] | None = Field(
+        default=None, description="Only Never: the operator restarts replicas itself."
+    )
+    node_selector: dict[str, str] | None = None
+    tolerations: tuple[dict[str, Any], ...] | None = None
+    volumes: tuple[dict[str, Any], ...] | None = None
+
+
+class TemplateMetadata(Model):
+    """What a template adds to the metadata of its pods."""
+
+    labels: dict[str, LabelValue] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class PodTemplate(Model):
+    """A template for pods."""
+
+    metadata: TemplateMetadata = TemplateMetadata()
+    spec: PodSpec
+
+    @property
+    def main_container(self) -> Container:
+        """The container whose exit code, success and probes are the replica's own."""
+        containers = self.spec.containers
+        return next((each for each in containers if each.name == MAIN_CONTAINER), containers[0])
+
+
+class PserverSpec(Model):
+    """The parameter servers."""
+
+    replicas: Replicas = Field(default=1, description="How many parameter servers share the parameters.")
+    port: Port = Field(default=6174, description="The port of control messages and of the health service.")
+    template: PodTemplate | None = Field(default=None, description="Replaces spec.template for this role.")
+
+
+class TrainerSpec(Model):
+    """The trainers."""
+
+    replicas: Replicas = Field(default=1, description="How many trainer pods share the data.")
+    port: Port = Field(default=6175, description="Where the processes of a collective job find each other.")
+    template: PodTemplate | None = Field(default=None, description="Replaces spec.template for this role.")
+    slots_per_pod: Annotated[StrictInt, Field(ge=1, le=64)] | None = Field(
+        default=None,
+        description="Processes per pod, mode Collective only. Default: nodePool.gpusPerTrainer, else 1.",
+    )
+
+
+class FailurePolicy(Model):
+    """What happens when a replica fails."""
+
+    action: FailureAction | None = Field(
+        default=None, description="Default: RestartReplica in mode ParameterServer, RestartJob in Collective."
+    )
+
+
+class RunPolicy(Model):
+    """How long a job may run and what is left of it. The one part of a spec that may change at any time."""
+
+    suspend: StrictBool = Field(default=False, description="While true, no pod of the job runs.")
+    backoff_limit: Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)] = Field(
+        default=6, description="Failures that lead to a restart; one more and the job has failed."
+    )
+    active_deadline_seconds: Annotated[StrictInt, Field(ge=1, le=MAX_SECONDS)] | None = Field(
+        default=None, description="The job fails when it has not finished so long after its start."
+    )
+    ttl_seconds_after_finished: Seconds | None = Field(
+        default=None, description="The job is deleted so long after it finished. Default: never."
+    )
+    clean_pod_policy: CleanPodPolicy = Field(
+        default=CleanPodPolicy.RUNNING, description="Which pods are deleted when the job has finished."
+    )
+
+
+class NodePool(Model):
+    """Where the pods run and what the trainers get of it."""
+
+    node_selector: dict[str, LabelValue] = Field(default={}, description="Added to the pods of both roles.")
+    tolerations: tuple[dict[str, Any], ...] = Field(
+        default=(), description="Added to the pods of both roles."
+    )
+    resource_name: NonEmpty = Field(default="nvidia.com/gpu", description="What gpusPerTrainer counts.")
+    gpus_per_trainer: Annotated[StrictInt, Field(ge=0, le=64)] = Field(
+        default=0, description="Devices for the main container of each trainer."
+    )
+    shared_memory: Annotated[str, StringConstraints(pattern="^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$")] | None = Field(
+        default=None, description="Size of /dev/shm in the trainers, for example 2Gi."
+    )
+
+
+class FleetJobSpec(Model):
+    """What to train with, and what to do when something happens."""
+
+    mode: Mode = Field(description="ParameterServer or Collective. It cannot change.")
+    template: PodTemplate | None = Field(default=None, description="The pods of every role without its own.")
+    pserver: PserverSpec | None = Field(default=None, description="Mode ParameterServer only.")
+    trainer: TrainerSpec
+    sync_mode: SyncMode = Field(default=SyncMode.SYNC, description="Sync: all trainers move step by step.")
+    failure_policy: FailurePolicy = FailurePolicy()
+    success_policy: SuccessPolicy = Field(
+        default=SuccessPolicy.ALL, description="Which trainers must succeed. Parameter servers have no vote."
+    )
+    startup_policy: StartupPolicy = Field(
+        default=StartupPolicy.IN_ORDER,
+        description="InOrder: trainers start when all parameter servers are ready.",
+    )
+    run_policy: RunPolicy = RunPolicy()
+    node_pool: NodePool | None = None
+
+
+class ObjectMeta(Model):
+    """The part of an object's metadata that decisions need; the rest is the API server's business."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: NonEmpty
+    namespace: NonEmpty = "default"
+    uid: str = ""
+    generation: int = 1
+    resource_version: str = ""
+    creation_timestamp: datetime | None = None
+    deletion_timestamp: datetime | None = None
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class FleetJob(Model):
+    """One job: what is wanted (`spec`) and how far it is (`status`).
+
+    Made by `fleet_operator.api.parse_job`, which checks the rules across fields as well.
+    """
+
+    api_version: Literal["fleetjob.dev/v1alpha1"] = API_VERSION
+    kind: Literal["FleetJob"] = KIND
+    metadata: ObjectMeta
+    spec: FleetJobSpec
+    status: FleetJobStatus = FleetJobStatus()
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.metadata.name
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The roles this job has, in the order in which they start."""
+        return (Role.TRAINER,) if self.spec.pserver is None else (Role.PSERVER, Role.TRAINER)
+
+    def replicas(self, role: Role) -> int:
+        """Return how many replicas of a role are wanted; 0 for a role that this job does not have."""
+        if role is Role.TRAINER:
+            return self.spec.trainer.replicas
+        return 0 if self.spec.pserver is None else self.spec.pserver.replicas
+
+    def port(self, role: Role) -> int:
+        """Return the port of a role that this job has."""
+        return self._of(role).port
+
+    def template(self, role: Role) -> PodTemplate:
+        """Return the template of a role's pods: its own, else the shared one."""
+        template = self._of(role).template or self.spec.template
+        if template is None:
+            raise LookupError(
+                f"FleetJob {self.name} has no template for {role.value}; was it parsed by parse_job?"
+            )
+        return template
+
+    @property
+    def slots_per_pod(self) -> int:
+        """How many processes one trainer pod runs."""
+        if self.spec.mode is not Mode.COLLECTIVE:
+            return 1
+        return self.spec.trainer.slots_per_pod or self.gpus_per_trainer or 1
+
+    @property
+    def gpus_per_trainer(self) -> int:
+        """How many devices one trainer pod gets."""
+        return self.spec.node_pool.gpus_per_trainer if self.spec.node_pool else 0
+
+    @property
+    def failure_action(self) -> FailureAction:
+        """What a failed replica leads to, by the policy or by the mode's default."""
+        if self.spec.failure_policy.action is not None:
+            return self.spec.failure_policy.action
+        collective = self.spec.mode is Mode.COLLECTIVE
+        return FailureAction.RESTART_JOB if collective else FailureAction.RESTART_REPLICA
+
+    def with_status(self, status: FleetJobStatus) -> Self:
+        """Return the same job with another status."""
+        return self.model_copy(update={"status": status})
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Return the job as a manifest, with what was left out when it was written left out again."""
+        document: Mapping[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        return {"apiVersion": self.api_version, "kind": self.kind, **document}
+
+    def _of(self, role: Role) -> PserverSpec | TrainerSpec:
+        part = self.spec.trainer if role is Role.TRAINER else self.spec.pserver
+        if part is None:
+            raise LookupError(f"FleetJob {self.name} has no {role.value}: its mode is {self.spec.mode.value}")
+        return part

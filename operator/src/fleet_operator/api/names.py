@@ -1,0 +1,71 @@
+"""Names of everything a job owns. They follow from the job's own, so that looking twice makes nothing twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fleet_operator.api.role import Role
+
+__all__ = [
+    "API_GROUP",
+    "API_VERSION",
+    "KIND",
+    "LABEL_ATTEMPT",
+    "LABEL_INDEX",
+    "LABEL_JOB_NAME",
+    "LABEL_MANAGED_BY",
+    "LABEL_ROLE",
+    "MAIN_CONTAINER",
+    "MANAGED_BY",
+    "MAX_NAME_LENGTH",
+    "METRICS_PORT",
+    "NAME_PATTERN",
+    "PLURAL",
+    "cluster_host",
+    "pod_name",
+    "service_name",
+]
+
+API_GROUP = "fleetjob.dev"
+API_VERSION = f"{API_GROUP}/v1alpha1"
+KIND = "FleetJob"
+PLURAL = "fleetjobs"
+
+LABEL_JOB_NAME = f"{API_GROUP}/job-name"
+LABEL_ROLE = f"{API_GROUP}/role"
+LABEL_INDEX = f"{API_GROUP}/index"
+LABEL_ATTEMPT = f"{API_GROUP}/attempt"
+LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
+MANAGED_BY = "fleet-operator"
+
+MAIN_CONTAINER = "fleet"
+METRICS_PORT = 6180  # each replica serves its metrics and its progress there
+
+# A pod's name is also its host name, a DNS label of at most 63 characters: "-pserver-" and an index must
+# fit behind the job's name. The Service has the job's own name, and a Service's starts with a letter.
+MAX_NAME_LENGTH = 48
+NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+
+
+def pod_name(job_name: str, role: Role, index: int) -> str:
+    """Return the name of one replica's pod, which is its host name too."""
+    return f"{job_name}-{role.value}-{index}"
+
+
+def service_name(job_name: str) -> str:
+    """Return the name of the headless Service, the subdomain of all of the job's pods."""
+    return job_name
+
+
+def cluster_host(job_name: str, namespace: str, role: Role, index: int) -> str:
+    """Return the DNS name of one replica inside a cluster, known before its pod exists.
+
+    Notes
+    -----
+    ``{pod}.{service}.{namespace}.svc`` is not fully qualified, because the cluster's domain is not ours to
+    know. It has three dots, fewer than the five (``ndots``) from which a pod's resolver would take a name as
+    complete, so the pod's search path is tried and its last entry, the cluster's domain, completes it. Unlike
+    ``{pod}.{service}`` it means the same in every namespace.
+    """
+    return f"{pod_name(job_name, role, index)}.{service_name(job_name)}.{namespace}.svc"

@@ -1,0 +1,176 @@
+"""A manifest in, a `FleetJob` or all that is wrong with the manifest out."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.alias_generators import to_camel
+
+from fleet_operator.api.job import FleetJob
+from fleet_operator.api.rules import RULES, name_problem
+from fleet_operator.errors import InvalidJob, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pydantic_core import ErrorDetails
+
+__all__ = ["parse_job"]
+
+_KINDS = {
+    "bool_type": "true or false",
+    "dict_type": "a map",
+    "int_type": "a whole number",
+    "list_type": "a list",
+    "mapping_type": "a map",
+    "missing": "a value",
+    "model_attributes_type": "a map",
+    "model_type": "a map",
+    "string_type": "text (in quotes, where YAML would read a number or a truth value)",
+    "tuple_type": "a list",
+}
+
+
+def parse_job(document: Mapping[str, Any]) -> FleetJob:
+    """Check a manifest and return it as a job.
+
+    Parameters
+    ----------
+    document : mapping
+        The manifest as YAML or JSON gives it; an object from the API server as well.
+
+    Raises
+    ------
+    InvalidJob
+        With every problem of the manifest, each as (field path, found, expected). Rules across fields are
+        looked at once each field is right by itself.
+    """
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    shown = name if isinstance(name, str) else "without a name"
+    problems = []
+    if isinstance(name, str) and name and (expected := name_problem(name)):
+        problems.append(Problem("metadata.name", repr(name), expected))
+    try:
+        job = FleetJob.model_validate(_without_nulls(document))
+    except ValidationError as error:
+        raise InvalidJob(shown, [*problems, *_problems(error, document)]) from None
+    missing = [field for field in ("apiVersion", "kind") if field not in document]
+    problems += [Problem(field, "nothing", _expected_constant(field)) for field in missing]
+    problems += [
+        Problem(f"spec.{rule.field}", rule.found(job), rule.expected) for rule in RULES if not rule.holds(job)
+    ]
+    if problems:
+        raise InvalidJob(shown, problems)
+    return job
+
+
+def _without_nulls(value: Any) -> Any:
+    """Leave out fields whose value is null, as the API server does: ``replicas:`` with nothing behind it."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value
+
+
+def _problems(error: ValidationError, document: Mapping[str, Any]) -> Iterator[Problem]:
+    """Translate pydantic's errors; where a union has several, the first one tells."""
+    seen = set()
+    for detail in error.errors(include_url=False):
+        location = _location(detail["loc"], document)
+        path = _path(location)
+        if path not in seen and not _is_echo(detail):
+            seen.add(path)
+            yield Problem(path, _found(detail), _expected(detail, location))
+
+
+def _is_echo(detail: ErrorDetails) -> bool:
+    """Whether a list was only found too short because some of its items are wrong, which is told already."""
+    return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
+
+
+def _location(loc: tuple[int | str, ...], document: Mapping[str, Any]) -> tuple[int | str, ...]:
+    """Drop what is no field of the manifest from a location: pydantic names members of unions in it."""
+    result: list[int | str] = []
+    value: Any = document
+    for position, part in enumerate(loc):
+        if isinstance(part, int):
+            value = value[part] if isinstance(value, list) and part < len(value) else None
+        elif isinstance(value, dict) and part in value:
+            value = value[part]
+        elif position < len(loc) - 1 or not isinstance(value, dict):
+            continue
+        result.append(part)
+    return tuple(result)
+
+
+def _path(location: Iterable[int | str]) -> str:
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return path.removeprefix(".") or "the manifest"
+
+
+def _found(detail: ErrorDetails) -> str:
+    if detail["type"] == "missing":
+        return "nothing"
+    if detail["type"] == "extra_forbidden":
+        return "an unknown field"
+    value = detail["input"]
+    if isinstance(value, (dict, list, tuple)):
+        size = len(value)
+        kind = "map" if isinstance(value, dict) else "list"
+        return f"an empty {kind}" if size == 0 else f"a {kind} of {size}"
+    return json.dumps(value) if isinstance(value, bool) else repr(value)
+
+
+def _expected(detail: ErrorDetails, location: tuple[int | str, ...]) -> str:
+    kind, context = detail["type"], detail.get("ctx", {})
+    match kind:
+        case "extra_forbidden":
+            return _known_fields(location)
+        case "enum" | "literal_error":
+            values = str(context["expected"])
+            return f"one of {values.replace(' or ', ', ')}" if " or " in values else values
+        case "greater_than_equal" | "less_than_equal":
+            bounds = {"greater_than_equal": "at least", "less_than_equal": "at most"}
+            return f"{bounds[kind]} {context.get('ge', context.get('le'))}"
+        case "too_short" | "string_too_short":
+            return f"at least {context.get('min_length')} of them" if kind == "too_short" else "some text"
+        case "too_long" | "string_too_long":
+            unit = "of them" if kind == "too_long" else "characters"
+            return f"at most {context.get('max_length')} {unit}"
+        case "string_pattern_mismatch":
+            return f"text that matches {context['pattern']}"
+        case "missing" if location[-1] in ("apiVersion", "kind"):
+            return _expected_constant(str(location[-1]))
+    return _KINDS.get(kind, detail["msg"])
+
+
+def _expected_constant(field: str) -> str:
+    return repr({"apiVersion": FleetJob.model_fields["api_version"].default}.get(field, "FleetJob"))
+
+
+def _known_fields(location: tuple[int | str, ...]) -> str:
+    """Name the fields that the place of an unknown one has, and the one that was probably meant."""
+    model: type[BaseModel] = FleetJob
+    for part in location[:-1]:
+        if isinstance(part, str):
+            model = _model_of(model, part) or model
+    known = [field.alias or to_camel(name) for name, field in model.model_fields.items()]
+    close = difflib.get_close_matches(str(location[-1]), known, n=1)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    return f"one of {', '.join(known)}{hint}"
+
+
+def _model_of(model: type[BaseModel], alias: str) -> type[BaseModel] | None:
+    """Return the model that a field holds, if it holds one."""
+    for name, field in model.model_fields.items():
+        if (field.alias or to_camel(name)) == alias:
+            candidates = [field.annotation, *get_args(field.annotation)]
+            return next(
+                (each for each in candidates if isinstance(each, type) and issubclass(each, BaseModel)), None
+            )
+    return None

@@ -1,0 +1,164 @@
+"""Rules that look at more than one field, each written twice: in CEL for the API server, in Python for us.
+
+One table holds both, with one sentence for both, so that ``fleetjob validate`` and the API server say the same.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fleet_operator.api.job import MAX_PORT, MAX_REPLICAS, FailureAction, FleetJob, Mode
+from fleet_operator.api.names import MAX_NAME_LENGTH, METRICS_PORT, NAME_PATTERN
+from fleet_operator.api.role import Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["IMMUTABLE", "RULES", "Rule", "TransitionRule", "name_problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule of the spec."""
+
+    field: str  # the field to point at, below spec
+    expected: str  # the sentence of both
+    cel: str  # true when the spec is right; `self` is the spec
+    holds: Callable[[FleetJob], bool]  # the same in Python
+    found: Callable[[FleetJob], str]
+
+
+@dataclass(frozen=True, slots=True)
+class TransitionRule:
+    """A field of the spec that cannot change once the job is there."""
+
+    field: str
+    optional: bool  # whether the field may be absent: adding or removing it is a change as well
+
+    @property
+    def expected(self) -> str:
+        """The sentence of the API server."""
+        return f"spec.{self.field} cannot change: delete the job and create it again"
+
+    @property
+    def cel(self) -> str:
+        """True while the field is as it was."""
+        same = f"self.{self.field} == oldSelf.{self.field}"
+        if not self.optional:
+            return same
+        return f"has(self.{self.field}) == has(oldSelf.{self.field}) && (!has(self.{self.field}) || {same})"
+
+
+# Pods are built from the spec whenever one is restarted: were it to change meanwhile, the replicas of one job
+# would differ. Only runPolicy says nothing about pods.
+IMMUTABLE = (
+    TransitionRule("mode", optional=False),
+    TransitionRule("template", optional=True),
+    TransitionRule("pserver", optional=True),
+    TransitionRule("trainer", optional=False),
+    TransitionRule("syncMode", optional=False),
+    TransitionRule("failurePolicy", optional=False),
+    TransitionRule("successPolicy", optional=False),
+    TransitionRule("startupPolicy", optional=False),
+    TransitionRule("nodePool", optional=True),
+)
+
+
+def name_problem(name: str) -> str | None:
+    """Return what was expected of a job's name, or None when the name is right."""
+    if len(name) > MAX_NAME_LENGTH:
+        return (
+            f"at most {MAX_NAME_LENGTH} characters, because names of pods are made of it"
+            f" (this one has {len(name)})"
+        )
+    if not re.match(NAME_PATTERN, name):
+        return "lower case letters, digits and '-', with a letter first and no '-' last"
+    return None
+
+
+def _has_templates(job: FleetJob) -> bool:
+    spec = job.spec
+    own = spec.trainer.template is not None and (spec.pserver is None or spec.pserver.template is not None)
+    return spec.template is not None or own
+
+
+_SLOTS_CEL = (
+    "(self.mode != 'Collective' ? 1 : has(self.trainer.slotsPerPod) ? self.trainer.slotsPerPod :"
+    " has(self.nodePool) && self.nodePool.gpusPerTrainer > 0 ? self.nodePool.gpusPerTrainer : 1)"
+)
+
+
+def _processes(job: FleetJob) -> int:
+    return job.replicas(Role.TRAINER) * job.slots_per_pod
+
+
+RULES = (
+    Rule(
+        field="pserver",
+        expected="parameter servers, because spec.mode is ParameterServer (without them it is Collective)",
+        cel="self.mode != 'ParameterServer' || has(self.pserver)",
+        holds=lambda job: job.spec.mode is not Mode.PARAMETER_SERVER or job.spec.pserver is not None,
+        found=lambda _: "nothing",
+    ),
+    Rule(
+        field="pserver",
+        expected="nothing, because spec.mode is Collective (with parameter servers it is ParameterServer)",
+        cel="self.mode != 'Collective' || !has(self.pserver)",
+        holds=lambda job: job.spec.mode is not Mode.COLLECTIVE or job.spec.pserver is None,
+        found=lambda _: "parameter servers",
+    ),
+    Rule(
+        field="template",
+        expected="a template for pods, shared by all roles, unless each role has its own",
+        cel="has(self.template) || (has(self.trainer.template) && (!has(self.pserver) || has(self.pserver.template)))",
+        holds=_has_templates,
+        found=lambda _: "nothing",
+    ),
+    Rule(
+        field="trainer.slotsPerPod",
+        expected="1, because a trainer of mode ParameterServer is one process",
+        cel="self.mode == 'Collective' || !has(self.trainer.slotsPerPod) || self.trainer.slotsPerPod == 1",
+        holds=lambda job: job.spec.mode is Mode.COLLECTIVE or job.spec.trainer.slots_per_pod in (None, 1),
+        found=lambda job: str(job.spec.trainer.slots_per_pod),
+    ),
+    Rule(
+        field="trainer.replicas",
+        expected=f"at most {MAX_REPLICAS} processes (replicas times slots), because each one's environment lists all",
+        cel=f"self.trainer.replicas * {_SLOTS_CEL} <= {MAX_REPLICAS}",
+        holds=lambda job: _processes(job) <= MAX_REPLICAS,
+        found=lambda job: f"{job.spec.trainer.replicas} x {job.slots_per_pod} processes",
+    ),
+    Rule(
+        field="trainer.port",
+        expected=f"a port that leaves room for one port per slot, up to {MAX_PORT}",
+        cel=f"self.trainer.port + {_SLOTS_CEL} - 1 <= {MAX_PORT}",
+        holds=lambda job: job.spec.trainer.port + job.slots_per_pod - 1 <= MAX_PORT,
+        found=lambda job: f"{job.spec.trainer.port} with {job.slots_per_pod} slots",
+    ),
+    Rule(
+        field="trainer.port",
+        expected=f"another port than {METRICS_PORT}, where each replica serves its metrics",
+        cel=f"self.trainer.port != {METRICS_PORT}",
+        holds=lambda job: job.spec.trainer.port != METRICS_PORT,
+        found=lambda job: str(job.spec.trainer.port),
+    ),
+    Rule(
+        field="pserver.port",
+        expected=f"another port than {METRICS_PORT}, where each replica serves its metrics",
+        cel=f"!has(self.pserver) || self.pserver.port != {METRICS_PORT}",
+        holds=lambda job: job.spec.pserver is None or job.spec.pserver.port != METRICS_PORT,
+        found=lambda job: str(METRICS_PORT),
+    ),
+    Rule(
+        field="failurePolicy.action",
+        expected="RestartJob or FailJob, because the processes of a collective job can only restart together",
+        cel="self.mode != 'Collective' || !has(self.failurePolicy.action) || self.failurePolicy.action != 'RestartReplica'",
+        holds=lambda job: (
+            job.spec.mode is not Mode.COLLECTIVE
+            or job.spec.failure_policy.action is not FailureAction.RESTART_REPLICA
+        ),
+        found=lambda _: "'RestartReplica'",
+    ),
+)

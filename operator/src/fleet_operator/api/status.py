@@ -1,0 +1,165 @@
+"""What the operator tells about a job, and all that it remembers of it.
+
+A plan is made from the spec, from what the cluster holds and from this; nothing else is kept anywhere. Times
+have whole seconds, as those of Kubernetes, so that what was written reads back equal.
+"""
+
+# No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic.alias_generators import to_camel
+
+from fleet_operator.api.role import Role
+
+__all__ = [
+    "Condition",
+    "ConditionStatus",
+    "ConditionType",
+    "FleetJobStatus",
+    "JobState",
+    "LastFailure",
+    "ReplicaRestarts",
+    "RoleStatus",
+]
+
+
+def _timestamp(moment: datetime) -> str:
+    return moment.astimezone(UTC).replace(microsecond=0).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+Timestamp = Annotated[datetime, PlainSerializer(_timestamp, return_type=str)]
+
+
+class JobState(StrEnum):
+    """The state of a job in one word."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+    @property
+    def final(self) -> bool:
+        """Whether the job has finished: nothing leads out of this state."""
+        return self in (JobState.SUCCEEDED, JobState.FAILED)
+
+
+class ConditionType(StrEnum):
+    """What is told as a condition. At most one of the last two is ever True."""
+
+    PODS_CREATED = "PodsCreated"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class ConditionStatus(StrEnum):
+    """Whether a condition holds."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class StatusModel(BaseModel):
+    """A part of the status: frozen; fields that a newer operator wrote are ignored."""
+
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="ignore", frozen=True)
+
+
+class Condition(StatusModel):
+    """One condition, as Kubernetes defines them."""
+
+    type: ConditionType
+    status: ConditionStatus
+    reason: str = Field(description="One word, for programs.")
+    message: str = Field(default="", description="One sentence, for people.")
+    last_transition_time: Timestamp = Field(description="When the status of this condition last changed.")
+    observed_generation: int | None = None
+
+
+class ReplicaRestarts(StatusModel):
+    """How often one replica was started again by itself."""
+
+    index: int
+    count: int
+    not_before: Timestamp | None = Field(
+        default=None, description="The back-off: its next pod waits until then."
+    )
+
+
+class RoleStatus(StatusModel):
+    """The replicas of one role."""
+
+    role: Role
+    replicas: int = Field(default=0, description="How many are wanted.")
+    active: int = Field(default=0, description="How many have a pod that has not ended.")
+    ready: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    restarts: tuple[ReplicaRestarts, ...] = Field(default=(), description="Those that were started again.")
+    created_indexes: str = Field(
+        default="", description="Replicas whose present pod has been seen, such as 0-2,4."
+    )
+    completed_indexes: str = Field(
+        default="", description="Replicas that ended well, such as 0-2,4. They are never run again."
+    )
+
+
+class LastFailure(StatusModel):
+    """The last thing that went wrong."""
+
+    pod: str | None = None
+    container: str | None = None
+    exit_code: int | None = None
+    reason: str | None = None
+    termination_message: str | None = Field(default=None, description="What the container said as it ended.")
+    message: str = Field(default="", description="What happened, in one sentence.")
+    time: Timestamp | None = None
+
+
+class FleetJobStatus(StatusModel):
+    """How far a job is."""
+
+    observed_generation: int | None = Field(default=None, description="The generation this was decided on.")
+    state: JobState | None = None
+    conditions: tuple[Condition, ...] = ()
+    pservers: str | None = Field(default=None, description="Ready or completed, of those wanted: 2/2.")
+    trainers: str | None = Field(default=None, description="Running or completed, of those wanted: 2/2.")
+    restarts: int = Field(default=0, description="Restarts of single replicas and of the whole job.")
+    failures: int = Field(default=0, description="Those that count against runPolicy.backoffLimit.")
+    job_restarts: int = Field(default=0, description="How often all replicas were started anew.")
+    not_before: Timestamp | None = Field(default=None, description="The back-off: new pods wait until then.")
+    start_time: Timestamp | None = None
+    completion_time: Timestamp | None = None
+    last_failure: LastFailure | None = None
+    roles: tuple[RoleStatus, ...] = ()
+
+    def condition(self, kind: ConditionType) -> Condition | None:
+        """Return a condition, if the job has it."""
+        return next((each for each in self.conditions if each.type is kind), None)
+
+    def is_true(self, kind: ConditionType) -> bool:
+        """Whether a condition is there and True."""
+        condition = self.condition(kind)
+        return condition is not None and condition.status is ConditionStatus.TRUE
+
+    def role(self, role: Role) -> RoleStatus:
+        """Return the status of one role; an empty one where nothing is known yet."""
+        return next((each for each in self.roles if each.role is role), RoleStatus(role=role))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job has succeeded or failed."""
+        return self.state is not None and self.state.final
+
+    def to_manifest(self) -> dict[str, Any]:
+        """Return the status as the API server takes it: camelCase, and what is unknown left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)

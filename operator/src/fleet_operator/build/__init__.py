@@ -1,0 +1,8 @@
+"""Pure: a job in, the manifests of its pods and of its Service out."""
+
+from fleet_operator.build.env import role_env
+from fleet_operator.build.hosts import ClusterHosts, Hosts
+from fleet_operator.build.pod import build_pod
+from fleet_operator.build.service import build_service
+
+__all__ = ["ClusterHosts", "Hosts", "build_pod", "build_service", "role_env"]

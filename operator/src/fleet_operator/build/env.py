@@ -1,0 +1,110 @@
+"""The environment contract: what tells each replica its place. ``contract/env/*.yaml`` are its examples.
+
+Parameter-server variables are absent in mode Collective and the other way round: PaddleCloudRoleMaker picks its
+path by what it finds. ``PADDLE_TRAINER_IPS`` is never set in parameter-server mode for the same reason.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import Mode, Role
+from fleet_operator.api.names import METRICS_PORT
+
+if TYPE_CHECKING:
+    from fleet_operator.api import FleetJob
+    from fleet_operator.build.hosts import Hosts
+
+__all__ = ["role_env"]
+
+_TRAINING_ROLE = {Role.PSERVER: "PSERVER", Role.TRAINER: "TRAINER"}
+_ROLE_INDEX = {Role.PSERVER: "PADDLE_PSERVER_ID", Role.TRAINER: "PADDLE_TRAINER_ID"}
+
+
+def role_env(job: FleetJob, role: Role, index: int, hosts: Hosts, *, restarts: int = 0) -> dict[str, str]:
+    """Return the environment of one replica.
+
+    Parameters
+    ----------
+    job : FleetJob
+        The job.
+    role, index : Role, int
+        Which replica.
+    hosts : Hosts
+        Where each replica is reached.
+    restarts : int
+        How often this replica was started before, alone or with the whole job.
+
+    Returns
+    -------
+    dict of str to str
+        ``PADDLE_CURRENT_IP`` and ``POD_IP`` equal this replica's entry in the lists of hosts to the letter.
+    """
+    host = hosts(role, index)
+    env = {
+        "PADDLE_TRAINING_ROLE": _TRAINING_ROLE[role],
+        "TRAINING_ROLE": _TRAINING_ROLE[role],
+        "PADDLE_CURRENT_IP": host,
+        "POD_IP": host,
+        "FLEET_JOB_NAME": job.name,
+        "FLEET_JOB_UID": job.metadata.uid,
+        "FLEET_SYNC_MODE": job.spec.sync_mode.value,
+        "FLEET_RESTARTS": str(restarts),
+        "FLEET_METRICS_PORT": str(METRICS_PORT),
+    }
+    if job.spec.mode is Mode.COLLECTIVE:
+        return env | _collective(job, index, hosts)
+    return env | _parameter_server(job, role, index, hosts)
+
+
+def _parameter_server(job: FleetJob, role: Role, index: int, hosts: Hosts) -> dict[str, str]:
+    servers = [hosts(Role.PSERVER, i) for i in range(job.replicas(Role.PSERVER))]
+    port = str(job.port(Role.PSERVER))
+    num_trainers = str(job.replicas(Role.TRAINER))
+    return {
+        "PADDLE_PSERVER_IPS": ",".join(servers),
+        "PADDLE_PSERVER_PORT": port,
+        "PADDLE_PORT": port,
+        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(f"{server}:{port}" for server in servers),
+        "PADDLE_TRAINERS": num_trainers,
+        "PADDLE_TRAINERS_NUM": num_trainers,
+        _ROLE_INDEX[role]: str(index),
+    }
+
+
+def _collective(job: FleetJob, index: int, hosts: Hosts) -> dict[str, str]:
+    """Return what Paddle's launcher, torch.distributed and torchrun (its ``PET_*``) read.
+
+    With one slot the pod's process is the rank. With more, the command is a launcher that starts the ranks, so
+    the pod gets only what is the same for all of its processes.
+    """
+    num_nodes, slots, port = job.replicas(Role.TRAINER), job.slots_per_pod, job.port(Role.TRAINER)
+    endpoints = [
+        f"{hosts(Role.TRAINER, node)}:{port + slot}" for node in range(num_nodes) for slot in range(slots)
+    ]
+    num_processes = str(num_nodes * slots)
+    env = {
+        "PADDLE_TRAINERS": num_processes,
+        "PADDLE_TRAINERS_NUM": num_processes,
+        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "MASTER_ADDR": hosts(Role.TRAINER, 0),
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": num_processes,
+        "LOCAL_WORLD_SIZE": str(slots),
+        "NODE_RANK": str(index),
+        "NNODES": str(num_nodes),
+        "NPROC_PER_NODE": str(slots),
+        "PET_MASTER_ADDR": hosts(Role.TRAINER, 0),
+        "PET_MASTER_PORT": str(port),
+        "PET_NNODES": str(num_nodes),
+        "PET_NODE_RANK": str(index),
+        "PET_NPROC_PER_NODE": str(slots),
+    }
+    if slots == 1:
+        env |= {
+            "PADDLE_TRAINER_ID": str(index),
+            "PADDLE_CURRENT_ENDPOINT": endpoints[index],
+            "RANK": str(index),
+            "LOCAL_RANK": "0",
+        }
+    return env

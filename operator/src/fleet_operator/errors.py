@@ -1,0 +1,42 @@
+"""What can go wrong with what a person wrote, and how it is told.
+
+::
+
+    OperatorError
+    └── InvalidJob    a manifest is not a FleetJob that can run: the user's mistake
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["InvalidJob", "OperatorError", "Problem"]
+
+
+class OperatorError(Exception):
+    """The base of this package's own errors."""
+
+
+class Problem(NamedTuple):
+    """One thing wrong with a manifest."""
+
+    path: str  # the field, as kubectl writes it: spec.template.spec.containers[0].image
+    found: str  # what is there, or "nothing"
+    expected: str  # what would have been right, and where it helps, what to do
+
+    def __str__(self) -> str:
+        """Return the problem in one sentence."""
+        return f"{self.path}: found {self.found}, expected {self.expected}"
+
+
+class InvalidJob(OperatorError):  # noqa: N818  the name says what is wrong, as the message does
+    """A manifest is not a valid FleetJob; `problems` holds all that is wrong with it."""
+
+    def __init__(self, name: str, problems: Iterable[Problem]) -> None:
+        self.name = name
+        self.problems = tuple(problems)
+        lines = "".join(f"\n  {problem}" for problem in self.problems)
+        super().__init__(f"FleetJob {name} is not valid:{lines}")
