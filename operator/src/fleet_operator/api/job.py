@@ -1,11 +1,10 @@
 """A FleetJob as frozen types: what a person may write, and what each field means when left out.
 
-The CustomResourceDefinition is generated from these models (`fleet_operator.api.crd`), so a field is here only
-if it is honoured. Rules that look at several fields at once are in `fleet_operator.api.rules`.
+The CustomResourceDefinition is generated from these models (`fleet_operator.api.crd`), so a field is here
+only if it is honoured. Rules that look at several fields at once are in `fleet_operator.api.rules`.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
-from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
@@ -13,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints
 from pydantic.alias_generators import to_camel
 
-from fleet_operator.api.names import API_VERSION, KIND, MAIN_CONTAINER
+from fleet_operator.api.names import MAIN_CONTAINER
 from fleet_operator.api.role import Role
 from fleet_operator.api.status import FleetJobStatus
 
@@ -138,7 +137,7 @@ class PodSpec(OpenModel):
     """A pod's spec. The operator sets restartPolicy, hostname, subdomain and the role's environment."""
 
     containers: Annotated[tuple[Container, ...], Field(min_length=1, max_length=16)] = Field(
-        description="The container named fleet, else the first, is the main one: its exit code is the replica's.",
+        description="The main one is named fleet, else it is the first: its exit code counts.",
     )
     init_containers: tuple[Container, ...] | None = None
     restart_policy: Literal["Never"] | None = Field(
@@ -218,10 +217,8 @@ class RunPolicy(Model):
 class NodePool(Model):
     """Where the pods run and what the trainers get of it."""
 
-    node_selector: dict[str, LabelValue] = Field(default={}, description="Added to the pods of both roles.")
-    tolerations: tuple[dict[str, Any], ...] = Field(
-        default=(), description="Added to the pods of both roles."
-    )
+    node_selector: dict[str, LabelValue] = Field(default={}, description="Added to all pods.")
+    tolerations: tuple[dict[str, Any], ...] = Field(default=(), description="Added to all pods.")
     resource_name: NonEmpty = Field(default="nvidia.com/gpu", description="What gpusPerTrainer counts.")
     gpus_per_trainer: Annotated[StrictInt, Field(ge=0, le=64)] = Field(
         default=0, description="Devices for the main container of each trainer."
@@ -245,7 +242,7 @@ class FleetJobSpec(Model):
     )
     startup_policy: StartupPolicy = Field(
         default=StartupPolicy.IN_ORDER,
-        description="InOrder: trainers start when all parameter servers are ready.",
+        description="InOrder: trainers start once all parameter servers are ready.",
     )
     run_policy: RunPolicy = RunPolicy()
     node_pool: NodePool | None = None
@@ -273,8 +270,8 @@ class FleetJob(Model):
     Made by `fleet_operator.api.parse_job`, which checks the rules across fields as well.
     """
 
-    api_version: Literal["fleetjob.dev/v1alpha1"] = API_VERSION
-    kind: Literal["FleetJob"] = KIND
+    api_version: Literal["fleetjob.dev/v1alpha1"] = "fleetjob.dev/v1alpha1"
+    kind: Literal["FleetJob"] = "FleetJob"
     metadata: ObjectMeta
     spec: FleetJobSpec
     status: FleetJobStatus = FleetJobStatus()
@@ -304,7 +301,7 @@ class FleetJob(Model):
         template = self._of(role).template or self.spec.template
         if template is None:
             raise LookupError(
-                f"FleetJob {self.name} has no template for {role.value}; was it parsed by parse_job?"
+                f"FleetJob {self.name} has no template for {role.value}: parse_job refuses such a job"
             )
         return template
 
@@ -334,7 +331,7 @@ class FleetJob(Model):
 
     def to_manifest(self) -> dict[str, Any]:
         """Return the job as a manifest, with what was left out when it was written left out again."""
-        document: Mapping[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        document = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return {"apiVersion": self.api_version, "kind": self.kind, **document}
 
     def _of(self, role: Role) -> PserverSpec | TrainerSpec:

@@ -1,4 +1,4 @@
-"""Names of everything a job owns. They follow from the job's own, so that looking twice makes nothing twice."""
+"""Names of everything a job owns. They follow from its own name, so that nothing is made twice."""
 
 from __future__ import annotations
 

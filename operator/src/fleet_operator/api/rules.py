@@ -1,6 +1,6 @@
 """Rules that look at more than one field, each written twice: in CEL for the API server, in Python for us.
 
-One table holds both, with one sentence for both, so that ``fleetjob validate`` and the API server say the same.
+One table holds both, with one sentence for both: ``fleetjob validate`` and the API server say the same.
 """
 
 from __future__ import annotations
@@ -112,7 +112,10 @@ RULES = (
     Rule(
         field="template",
         expected="a template for pods, shared by all roles, unless each role has its own",
-        cel="has(self.template) || (has(self.trainer.template) && (!has(self.pserver) || has(self.pserver.template)))",
+        cel=(
+            "has(self.template) ||"
+            " (has(self.trainer.template) && (!has(self.pserver) || has(self.pserver.template)))"
+        ),
         holds=_has_templates,
         found=lambda _: "nothing",
     ),
@@ -125,7 +128,7 @@ RULES = (
     ),
     Rule(
         field="trainer.replicas",
-        expected=f"at most {MAX_REPLICAS} processes (replicas times slots), because each one's environment lists all",
+        expected=f"at most {MAX_REPLICAS} processes (replicas times slots): each environment lists all",
         cel=f"self.trainer.replicas * {_SLOTS_CEL} <= {MAX_REPLICAS}",
         holds=lambda job: _processes(job) <= MAX_REPLICAS,
         found=lambda job: f"{job.spec.trainer.replicas} x {job.slots_per_pod} processes",
@@ -149,12 +152,15 @@ RULES = (
         expected=f"another port than {METRICS_PORT}, where each replica serves its metrics",
         cel=f"!has(self.pserver) || self.pserver.port != {METRICS_PORT}",
         holds=lambda job: job.spec.pserver is None or job.spec.pserver.port != METRICS_PORT,
-        found=lambda job: str(METRICS_PORT),
+        found=lambda _: str(METRICS_PORT),
     ),
     Rule(
         field="failurePolicy.action",
         expected="RestartJob or FailJob, because the processes of a collective job can only restart together",
-        cel="self.mode != 'Collective' || !has(self.failurePolicy.action) || self.failurePolicy.action != 'RestartReplica'",
+        cel=(
+            "self.mode != 'Collective' || !has(self.failurePolicy.action) ||"
+            " self.failurePolicy.action != 'RestartReplica'"
+        ),
         holds=lambda job: (
             job.spec.mode is not Mode.COLLECTIVE
             or job.spec.failure_policy.action is not FailureAction.RESTART_REPLICA

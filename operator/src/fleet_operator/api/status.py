@@ -90,9 +90,7 @@ class ReplicaRestarts(StatusModel):
 
     index: int
     count: int
-    not_before: Timestamp | None = Field(
-        default=None, description="The back-off: its next pod waits until then."
-    )
+    not_before: Timestamp | None = Field(default=None, description="Back-off: its next pod waits for this.")
 
 
 class RoleStatus(StatusModel):
@@ -136,7 +134,7 @@ class FleetJobStatus(StatusModel):
     restarts: int = Field(default=0, description="Restarts of single replicas and of the whole job.")
     failures: int = Field(default=0, description="Those that count against runPolicy.backoffLimit.")
     job_restarts: int = Field(default=0, description="How often all replicas were started anew.")
-    not_before: Timestamp | None = Field(default=None, description="The back-off: new pods wait until then.")
+    not_before: Timestamp | None = Field(default=None, description="Back-off: new pods wait for this.")
     start_time: Timestamp | None = None
     completion_time: Timestamp | None = None
     last_failure: LastFailure | None = None

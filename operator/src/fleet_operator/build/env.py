@@ -1,7 +1,7 @@
 """The environment contract: what tells each replica its place. ``contract/env/*.yaml`` are its examples.
 
-Parameter-server variables are absent in mode Collective and the other way round: PaddleCloudRoleMaker picks its
-path by what it finds. ``PADDLE_TRAINER_IPS`` is never set in parameter-server mode for the same reason.
+Parameter-server variables are absent in mode Collective and the other way round: PaddleCloudRoleMaker picks
+its path by what it finds. ``PADDLE_TRAINER_IPS`` is never set in parameter-server mode for the same reason.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def _parameter_server(job: FleetJob, role: Role, index: int, hosts: Hosts) -> di
 def _collective(job: FleetJob, index: int, hosts: Hosts) -> dict[str, str]:
     """Return what Paddle's launcher, torch.distributed and torchrun (its ``PET_*``) read.
 
-    With one slot the pod's process is the rank. With more, the command is a launcher that starts the ranks, so
-    the pod gets only what is the same for all of its processes.
+    With one slot the pod's process is the rank. With more, the command is a launcher that starts the ranks,
+    so the pod gets only what is the same for all of its processes.
     """
     num_nodes, slots, port = job.replicas(Role.TRAINER), job.slots_per_pod, job.port(Role.TRAINER)
     endpoints = [

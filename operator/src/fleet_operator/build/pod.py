@@ -60,7 +60,7 @@ def build_pod(job: FleetJob, role: Role, index: int, attempt: Attempt, hosts: Ho
             _complete_main(container, job, role)
     _apply_node_pool(spec, main, job, role)
     spec.setdefault("automountServiceAccountToken", False)
-    # Links would add a variable per Service of the namespace, and one named fleet-… would overwrite the contract's.
+    # Links add variables for each Service of the namespace: one named fleet-metrics sets FLEET_METRICS_PORT.
     spec.setdefault("enableServiceLinks", False)
     name = pod_name(job.name, role, index)
     spec |= {"restartPolicy": "Never", "hostname": name, "subdomain": service_name(job.name)}

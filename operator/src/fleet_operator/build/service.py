@@ -17,8 +17,8 @@ __all__ = ["build_service"]
 def build_service(job: FleetJob) -> dict[str, Any]:
     """Return the manifest of a job's headless Service.
 
-    It publishes pods that are not ready: replicas find each other while they start, and a replica that is slow
-    for a moment does not lose its name.
+    It publishes pods that are not ready: replicas find each other while they start, and a replica that is
+    slow for a moment does not lose its name.
     """
     listening = Role.TRAINER if job.spec.mode is Mode.COLLECTIVE else Role.PSERVER
     return {

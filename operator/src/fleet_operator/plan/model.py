@@ -58,9 +58,7 @@ class ObservedPod:
     index: int
     attempt: Attempt
     phase: PodPhase
-    owned: bool = (
-        True  # controlled by this very job, by uid; a pod of the same name that is not is left alone
-    )
+    owned: bool = True  # controlled by this very job, by uid; else only the name is the same
     ready: bool = False
     not_ready_reason: str | None = None  # reason of Ready=False, e.g. NodeStatusUnknown
     disruption: str | None = None  # reason of a DisruptionTarget condition: evicted, preempted, node lost
