@@ -1,0 +1,140 @@
+"""Pure: what a built pod's main container means on this machine.
+
+Kubernetes' own rules: ``$(NAME)`` in command, args and values of variables is replaced when the variable
+is known, ``$$`` is a dollar sign, and a value only sees the variables before it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.api.names import MAIN_CONTAINER
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+INTERPRETERS = ("python", "python3")
+
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
+_SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+
+# What a shell around the runner has set must not reach a replica: its place comes from the manifest alone.
+_ROLE_VARIABLE = re.compile(
+    r"(PADDLE|FLEET|PET|TORCHELASTIC)_.*"
+    r"|TRAINING_ROLE|POD_IP|MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE"
+    r"|GROUP_RANK|ROLE_RANK|NODE_RANK|NNODES|NPROC_PER_NODE"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCommand:
+    """What to start for a pod."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def main_container(pod_spec: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
+    """Return the index and the manifest of the container named ``fleet``, else of the first."""
+    containers: Sequence[Mapping[str, Any]] = pod_spec["containers"]
+    for index, container in enumerate(containers):
+        if container.get("name") == MAIN_CONTAINER:
+            return index, container
+    return 0, containers[0]
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """Replace each ``$(NAME)`` that is known; others stay as they are, and ``$$(NAME)`` is ``$(NAME)``."""
+
+    def replacement(match: re.Match[str]) -> str:
+        name = match.group(1)
+        return "$" if name is None else variables.get(name, match.group())
+
+    return _REFERENCE.sub(replacement, text)
+
+
+def field_value(pod: Mapping[str, Any], path: str, host: str) -> str | None:
+    """Return the value of a ``fieldRef``, or None for a field that a pod on this machine does not have.
+
+    Parameters
+    ----------
+    pod : mapping
+        The built pod.
+    path : str
+        The reference's ``fieldPath``.
+    host : str
+        The address that stands for the pod's and for its node's.
+    """
+    metadata = pod.get("metadata", {})
+    if (subscript := _SUBSCRIPT.fullmatch(path)) is not None:
+        mapping, name = subscript.groups()
+        return str((metadata.get(mapping) or {}).get(name, ""))
+    values = {
+        "metadata.name": metadata.get("name", ""),
+        "metadata.namespace": metadata.get("namespace", ""),
+        "metadata.uid": metadata.get("uid", ""),
+        "spec.nodeName": "localhost",
+        "spec.serviceAccountName": pod.get("spec", {}).get("serviceAccountName", "default"),
+        "status.hostIP": host,
+        "status.hostIPs": host,
+        "status.podIP": host,
+        "status.podIPs": host,
+    }
+    return values.get(path)
+
+
+def container_variables(pod: Mapping[str, Any], container: Mapping[str, Any], host: str) -> dict[str, str]:
+    """Return the container's own ``env`` with its references resolved; a later entry wins."""
+    resolved: dict[str, str] = {}
+    for entry in container.get("env") or ():
+        field = (entry.get("valueFrom") or {}).get("fieldRef")
+        if field is None:
+            resolved[entry["name"]] = expand(entry.get("value") or "", resolved)
+        else:
+            resolved[entry["name"]] = field_value(pod, field["fieldPath"], host) or ""
+    return resolved
+
+
+def local_command(
+    pod: Mapping[str, Any],
+    *,
+    host: str,
+    environ: Mapping[str, str],
+    python: str,
+    defaults: Mapping[str, str],
+    overrides: Mapping[str, str],
+) -> LocalCommand:
+    """Return what to start for a built pod.
+
+    Parameters
+    ----------
+    pod : mapping
+        The built pod; `local_limits.refusals` has found nothing in it.
+    host : str
+        The pod's address on this machine.
+    environ : mapping
+        The runner's environment. The pod inherits it, without anything that tells a replica its place.
+    python : str
+        The interpreter that stands for ``python`` and ``python3``, and whose folder leads PATH.
+    defaults : mapping
+        Variables for a pod that does not set them.
+    overrides : mapping
+        Variables that win over the pod's own.
+    """
+    _, container = main_container(pod["spec"])
+    own = container_variables(pod, container, host) | dict(overrides)
+    words = [expand(word, own) for word in [*container["command"], *(container.get("args") or ())]]
+    if words[0] in INTERPRETERS:
+        words[0] = python
+    inherited = {name: value for name, value in environ.items() if not _ROLE_VARIABLE.fullmatch(name)}
+    if "PATH" not in own:
+        inherited["PATH"] = _leading(python, inherited.get("PATH", "/usr/local/bin:/usr/bin:/bin"))
+    return LocalCommand(argv=tuple(words), env=inherited | dict(defaults) | own)
+
+
+def _leading(python: str, search_path: str) -> str:
+    """Return `search_path` led by the interpreter's folder, so that scripts find the same tools."""
+    folder = python.rpartition("/")[0]
+    return search_path if not folder or search_path.split(":")[0] == folder else f"{folder}:{search_path}"
