@@ -1,0 +1,222 @@
+"""``python -m fleet.launch``: the workers of a collective job on this node.
+
+Where a FleetJob, torchrun or another scheduler has described the node in the environment (``PET_NNODES``,
+``PET_NODE_RANK``, ``PET_MASTER_ADDR``, ``PET_MASTER_PORT``, ``PET_NPROC_PER_NODE``, or the same names
+without the prefix), those values are the defaults of the flags, so that a pod with several slots needs no
+arguments.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleet.errors import ConfigurationError
+from fleet.launch import flags, supervisor
+from fleet.launch.supervisor import Command
+
+__all__ = ["Node", "commands", "main", "node", "parse"]
+
+LOOPBACK = "127.0.0.1"
+DEFAULT_PORT = "6170"
+
+
+@dataclass(frozen=True)
+class Node:
+    """The place of this node in the job: `num_local` workers here, on each of `num_nodes` nodes."""
+
+    host: str
+    rank: int
+    num_nodes: int
+    num_local: int
+    master_host: str
+    master_port: int
+    endpoints: tuple[str, ...]
+    gpus: str = ""
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line; the values are checked by :func:`node`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fleet.launch",
+        description="Run a training script as the workers of a collective job on this node. "
+        "The exit status is 0 when every worker ended well, else that of the first that failed.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--cluster_node_ips", help="every node's address, comma separated (default: 127.0.0.1)"
+    )
+    parser.add_argument("--node_ip", help="this node's address (default: 127.0.0.1)")
+    parser.add_argument(
+        "--use_paddlecloud", action="store_true", help="insist on the environment of a scheduler"
+    )
+    parser.add_argument(
+        "--started_port", "--start_port", help="the first worker's port, also the rendezvous (default: 6170)"
+    )
+    parser.add_argument("--worker_num", help="number of workers on this node (default: 1, or one per GPU)")
+    parser.add_argument("--selected_gpus", help="this node's GPUs to use, comma separated: one worker each")
+    parser.add_argument(
+        "--log_level", default="20", help="level of the launcher's log (default: %(default)s)"
+    )
+    flags.add_common_flags(parser, log_dir=None)
+    return parser.parse_args(argv)
+
+
+def node(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Node:
+    """Find this node's place: from the flags, else from the environment, else alone.
+
+    Raises
+    ------
+    ConfigurationError
+        A flag or a variable has a value that cannot be used, or they contradict each other; the message
+        names it, its value and what was expected.
+    """
+    num_local = _num_local(arguments, environ)
+    described = _value(environ, "NNODES") is not None
+    if arguments.use_paddlecloud and not described:
+        raise ConfigurationError(
+            "--use_paddlecloud is set, but PET_NNODES and NNODES are not; expected a scheduler's environment"
+        )
+    if arguments.cluster_node_ips is None and arguments.node_ip is None and described:
+        return _described(arguments, environ, num_local)
+    ips = flags.hosts("--cluster_node_ips", arguments.cluster_node_ips or arguments.node_ip or LOOPBACK)
+    host = arguments.node_ip or (ips[0] if len(ips) == 1 else LOOPBACK)
+    if host not in ips:
+        raise ConfigurationError(
+            f"--node_ip is {host!r}; expected one of --cluster_node_ips, which are {','.join(ips)!r}"
+        )
+    port = _port(arguments, DEFAULT_PORT, "--started_port", num_local)
+    endpoints = tuple(f"{ip}:{port + i}" for ip in ips for i in range(num_local))
+    gpus = arguments.selected_gpus or ""
+    return Node(host, ips.index(host), len(ips), num_local, ips[0], port, endpoints, gpus)
+
+
+def _described(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
+    """Read the place that a scheduler has put into the environment."""
+    num_nodes = _number(environ, "NNODES", least=1)
+    rank = _number(environ, "NODE_RANK", least=0, most=num_nodes - 1)
+    master = _value(environ, "MASTER_ADDR")
+    if master is None:
+        raise ConfigurationError("NNODES is set, but MASTER_ADDR is not; expected the first node's address")
+    name, port_text = _value(environ, "MASTER_PORT") or ("--started_port", DEFAULT_PORT)
+    port = _port(arguments, port_text, name, num_local)
+    host = environ.get("PADDLE_CURRENT_IP") or environ.get("POD_IP") or master[1]
+    listed = environ.get("PADDLE_TRAINER_ENDPOINTS")
+    endpoints = tuple(listed.split(",")) if listed else ()
+    if listed and len(endpoints) != num_nodes * num_local:
+        raise ConfigurationError(
+            f"PADDLE_TRAINER_ENDPOINTS has {len(endpoints)} endpoints; expected {num_nodes * num_local}, "
+            f"for {num_nodes} nodes with {num_local} workers each"
+        )
+    gpus = arguments.selected_gpus or ""
+    return Node(host, rank, num_nodes, num_local, master[1], port, endpoints, gpus)
+
+
+def _num_local(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Return the number of workers on this node; every source that says one must say the same."""
+    gpus = None
+    if arguments.selected_gpus is not None:
+        texts = arguments.selected_gpus.split(",")
+        for text in texts:
+            flags.whole_number("a GPU of --selected_gpus", text, least=0)
+        gpus = len(texts)
+    if arguments.worker_num is not None:
+        number = flags.whole_number("--worker_num", arguments.worker_num, least=1, most=1024)
+        if gpus is not None and number != gpus:
+            raise ConfigurationError(
+                f"--worker_num is {number} but --selected_gpus names {gpus}; expected one worker per GPU"
+            )
+        return number
+    if gpus is not None:
+        return gpus
+    return 1 if _value(environ, "NPROC_PER_NODE") is None else _number(environ, "NPROC_PER_NODE", least=1)
+
+
+def _value(environ: Mapping[str, str], name: str) -> tuple[str, str] | None:
+    """Return the full name and the value of a variable, torchrun's ``PET_`` spelling first."""
+    for full in (f"PET_{name}", name):
+        if environ.get(full):
+            return full, environ[full]
+    return None
+
+
+def _number(environ: Mapping[str, str], name: str, *, least: int, most: int | None = None) -> int:
+    found = _value(environ, name)
+    if found is None:
+        raise ConfigurationError(f"NNODES is set, but {name} is not; expected both, or neither")
+    return flags.whole_number(*found, least=least, most=most)
+
+
+def _port(arguments: argparse.Namespace, default: str, name: str, num_local: int) -> int:
+    if arguments.started_port is not None:
+        name, default = "--started_port", arguments.started_port
+    return flags.whole_number(name, default, least=1, most=65536 - num_local)
+
+
+def commands(place: Node, arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[Command]:
+    """Compute the workers to start on this node."""
+    shared = flags.base_environ(environ, place.num_local)
+    shared |= {
+        "TRAINING_ROLE": "TRAINER",
+        "PADDLE_TRAINING_ROLE": "TRAINER",
+        "PADDLE_TRAINERS_NUM": str(place.num_nodes * place.num_local),
+        "PADDLE_TRAINERS": str(place.num_nodes * place.num_local),
+        "PADDLE_CURRENT_IP": place.host,
+        "POD_IP": place.host,
+        "MASTER_ADDR": place.master_host,
+        "MASTER_PORT": str(place.master_port),
+        "WORLD_SIZE": str(place.num_nodes * place.num_local),
+        "LOCAL_WORLD_SIZE": str(place.num_local),
+        "NODE_RANK": str(place.rank),
+        "GROUP_RANK": str(place.rank),
+        "NNODES": str(place.num_nodes),
+        "NPROC_PER_NODE": str(place.num_local),
+    }
+    if place.endpoints:
+        shared["PADDLE_TRAINER_ENDPOINTS"] = ",".join(place.endpoints)
+    if place.gpus:
+        shared["CUDA_VISIBLE_DEVICES"] = place.gpus
+    if sys.platform == "linux" and place.master_host.startswith("127."):
+        shared.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    shared.setdefault("FLEET_JOB_NAME", "launch")
+    shared.setdefault("FLEET_JOB_UID", str(uuid.uuid4()))
+    argv = flags.script_argv(arguments)
+    return [_worker(place, i, argv, shared) for i in range(place.num_local)]
+
+
+def _worker(place: Node, local_rank: int, argv: list[str], shared: Mapping[str, str]) -> Command:
+    rank = place.rank * place.num_local + local_rank
+    environ = dict(shared) | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "PADDLE_TRAINER_ID": str(rank),
+    }
+    if place.endpoints:
+        environ["PADDLE_CURRENT_ENDPOINT"] = place.endpoints[rank]
+    if place.gpus:  # counted among the visible devices
+        environ["FLAGS_selected_gpus"] = str(local_rank)
+    return Command(f"worker {rank}", False, argv, environ, f"workerlog.{local_rank}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the launcher; return its exit status."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        level = flags.whole_number("--log_level", arguments.log_level, least=0, most=50)
+        logging.basicConfig(level=level)
+        flags.check_script(arguments.training_script)
+        place = node(arguments, os.environ)
+        started = commands(place, arguments, os.environ)
+        show = flags.truth("--print_config", arguments.print_config)
+        if place.rank == 0:
+            flags.check_free("--started_port", [(place.host, place.master_port)])
+        if show:
+            flags.print_commands(started, arguments.log_dir)
+        return supervisor.run(started, Path(arguments.log_dir) if arguments.log_dir else None)
+    except ConfigurationError as error:
+        print(f"launch: {error}", file=sys.stderr)
+        return error.exit_code

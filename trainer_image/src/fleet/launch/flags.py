@@ -1,0 +1,154 @@
+"""What both launchers' command lines have in common: values checked by name, before anything starts."""
+
+import argparse
+import errno
+import ipaddress
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from fleet.errors import ConfigurationError
+from fleet.launch.supervisor import Command
+
+__all__ = [
+    "ROLE_VARIABLES",
+    "add_common_flags",
+    "base_environ",
+    "check_free",
+    "check_script",
+    "endpoint",
+    "hosts",
+    "print_commands",
+    "script_argv",
+    "truth",
+    "whole_number",
+]
+
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+ROLE_VARIABLES = frozenset(
+    {
+        *("PADDLE_TRAINING_ROLE", "TRAINING_ROLE", "PADDLE_PSERVER_ID", "PADDLE_TRAINER_ID"),
+        *("PADDLE_PSERVER_IPS", "PADDLE_PSERVER_PORT", "PADDLE_PORT", "PADDLE_PSERVERS_IP_PORT_LIST"),
+        *("PADDLE_TRAINERS", "PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_IPS", "PADDLE_TRAINER_ENDPOINTS"),
+        *("PADDLE_CURRENT_IP", "PADDLE_CURRENT_ENDPOINT", "POD_IP", "MASTER_ADDR", "MASTER_PORT"),
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        *("NODE_RANK", "GROUP_RANK", "NNODES", "NPROC_PER_NODE"),
+    }
+)
+"""A launcher decides these for each process; values it was itself started with must not leak through."""
+
+
+def add_common_flags(parser: argparse.ArgumentParser, *, log_dir: str | None) -> None:
+    """Add the flags and the positional arguments that both launchers take."""
+    parser.add_argument(
+        "--log_dir", default=log_dir, help="directory of the log files (default: %(default)s; none: no files)"
+    )
+    parser.add_argument(
+        "--print_config",
+        nargs="?",
+        const="True",
+        default="True",
+        help="print what is started where before it starts (default: %(default)s)",
+    )
+    parser.add_argument("training_script", help="the Python script that every process runs")
+    parser.add_argument("script_args", nargs=argparse.REMAINDER, help="its arguments")
+
+
+def whole_number(flag: str, text: str, *, least: int, most: int | None = None) -> int:
+    """Return the number that `text` is, or raise an error that names the flag."""
+    expected = f"a whole number, {least} or more" if most is None else f"a whole number, {least} to {most}"
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ConfigurationError(f"{flag} is {text!r}; expected {expected}")
+    number = int(text)
+    if number < least or (most is not None and number > most):
+        raise ConfigurationError(f"{flag} is {number}; expected {expected}")
+    return number
+
+
+def truth(flag: str, text: str) -> bool:
+    """Return the truth value that `text` is, or raise an error that names the flag."""
+    values = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() not in values:
+        raise ConfigurationError(f"{flag} is {text!r}; expected True or False")
+    return values[text.lower()]
+
+
+def hosts(flag: str, text: str) -> tuple[str, ...]:
+    """Return the hosts of a comma-separated list, or raise an error that names the flag."""
+    names = tuple(text.split(","))
+    for name in names:
+        if HOST.fullmatch(name) is None:
+            raise ConfigurationError(f"{flag} is {text!r}, where {name!r} is no host name or IPv4 address")
+    if len(set(names)) != len(names):
+        raise ConfigurationError(f"{flag} is {text!r}, which names a host twice; expected each host once")
+    return names
+
+
+def endpoint(flag: str, text: str) -> tuple[str, int]:
+    """Return the host and the port of ``host:port``, or raise an error that names the flag."""
+    host, separator, port = text.rpartition(":")
+    if not separator or HOST.fullmatch(host) is None:
+        raise ConfigurationError(f"{flag} has {text!r}; expected host:port, as in 127.0.0.1:6170")
+    return host, whole_number(f"the port of {text!r} in {flag}", port, least=1, most=65535)
+
+
+def check_script(path: str) -> None:
+    """Raise unless the training script is a file."""
+    if not Path(path).is_file():
+        raise ConfigurationError(
+            f"training_script is {path!r}, which is no file; expected a Python script, "
+            f"relative to {Path.cwd()} or absolute"
+        )
+
+
+def check_free(flag: str, endpoints: Iterable[tuple[str, int]]) -> None:
+    """Raise if something on this machine already listens on one of the endpoints.
+
+    A host that is a name is not checked: a pod's own name may resolve a little later than the pod starts.
+    """
+    for host, port in endpoints:
+        if not _is_address(host):
+            continue
+        try:
+            socket.create_server((host, port), backlog=1).close()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigurationError(
+                    f"{flag}: {host}:{port} is in use by another process; choose another port"
+                ) from error
+            raise ConfigurationError(
+                f"{flag}: {host}:{port} cannot be bound ({error.strerror or error}); "
+                "expected an address of this machine"
+            ) from error
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, str]:
+    """Return the environment that all processes share: ours, without any role, with a share of the cores."""
+    shared = {name: value for name, value in environ.items() if name not in ROLE_VARIABLES}
+    shared.setdefault("PYTHONUNBUFFERED", "1")
+    shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
+    return shared
+
+
+def script_argv(arguments: argparse.Namespace) -> list[str]:
+    """Return the command of every process: this interpreter on the script."""
+    return [sys.executable, arguments.training_script, *arguments.script_args]
+
+
+def print_commands(commands: Sequence[Command], log_dir: str | None) -> None:
+    """Print one line per process: its name, its own variables' address, its log file."""
+    for command in commands:
+        where = command.environ.get("PADDLE_CURRENT_ENDPOINT") or command.environ["PADDLE_CURRENT_IP"]
+        log = "" if log_dir is None else f"  {Path(log_dir) / command.log_name}"
+        print(f"{command.name:<10}  {where}{log}", flush=True)

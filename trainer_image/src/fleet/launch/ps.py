@@ -1,0 +1,141 @@
+"""``python -m fleet.launch_ps``: parameter servers and workers of one job, on this machine."""
+
+import argparse
+import os
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fleet.errors import ConfigurationError
+from fleet.launch import flags, supervisor
+from fleet.launch.supervisor import Command
+
+__all__ = ["commands", "main", "parse"]
+
+LOOPBACK = "127.0.0.1"
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line; the values are checked by :func:`commands`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fleet.launch_ps",
+        description="Run a training script as parameter servers and workers on this machine. "
+        "The exit status is 0 when every worker ended well, else that of the process that failed first.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--worker_num", default="2", help="number of workers (default: %(default)s)")
+    parser.add_argument(
+        "--server_num", default=None, help="number of servers (default: 2, or as many as --endpoints has)"
+    )
+    parser.add_argument(
+        "--start_port", default="6170", help="the first server's port; others follow (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--endpoints", default="", help="the servers' host:port list, in place of --start_port"
+    )
+    flags.add_common_flags(parser, log_dir="logs")
+    return parser.parse_args(argv)
+
+
+def commands(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[Command]:
+    """Compute what to start: servers first, then workers.
+
+    Parameters
+    ----------
+    arguments
+        What :func:`parse` returned.
+    environ
+        The environment to hand on.
+
+    Raises
+    ------
+    ConfigurationError
+        A flag has a value that cannot be used; the message names flag, value and what was expected.
+    """
+    num_workers = flags.whole_number("--worker_num", arguments.worker_num, least=1, most=1024)
+    servers = _servers(arguments)
+    shared = flags.base_environ(environ, num_workers + len(servers))
+    shared |= _shared_roles(servers, num_workers)
+    shared.setdefault("FLEET_JOB_NAME", "launch-ps")
+    shared.setdefault("FLEET_JOB_UID", str(uuid.uuid4()))
+    argv = flags.script_argv(arguments)
+    return [
+        Command(f"server {i}", True, argv, shared | _server_role(i, *address), f"serverlog.{i}")
+        for i, address in enumerate(servers)
+    ] + [
+        Command(f"worker {i}", False, argv, shared | _worker_role(i), f"workerlog.{i}")
+        for i in range(num_workers)
+    ]
+
+
+def _servers(arguments: argparse.Namespace) -> list[tuple[str, int]]:
+    """Return host and port of each server, from --endpoints or counted up from --start_port."""
+    wanted = arguments.server_num
+    number = None if wanted is None else flags.whole_number("--server_num", wanted, least=1, most=1024)
+    if not arguments.endpoints:
+        number = 2 if number is None else number
+        first = flags.whole_number("--start_port", arguments.start_port, least=1, most=65536 - number)
+        return [(LOOPBACK, first + i) for i in range(number)]
+    servers = [flags.endpoint("--endpoints", text) for text in arguments.endpoints.split(",")]
+    if len(set(servers)) != len(servers):
+        raise ConfigurationError(
+            f"--endpoints is {arguments.endpoints!r}, which names an endpoint twice; expected each once"
+        )
+    if number is not None and number != len(servers):
+        raise ConfigurationError(
+            f"--server_num is {number} but --endpoints names {len(servers)}; expected equal numbers, "
+            "or --endpoints alone"
+        )
+    return servers
+
+
+def _shared_roles(servers: Sequence[tuple[str, int]], num_workers: int) -> dict[str, str]:
+    roles = {
+        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(f"{host}:{port}" for host, port in servers),
+        "PADDLE_TRAINERS": str(num_workers),
+        "PADDLE_TRAINERS_NUM": str(num_workers),
+    }
+    ports = {port for _, port in servers}
+    if len(ports) == 1:  # hosts and one common port say the same as the list only then
+        roles["PADDLE_PSERVER_IPS"] = ",".join(host for host, _ in servers)
+        roles["PADDLE_PSERVER_PORT"] = roles["PADDLE_PORT"] = str(ports.pop())
+    return roles
+
+
+def _server_role(index: int, host: str, port: int) -> dict[str, str]:
+    return {
+        "TRAINING_ROLE": "PSERVER",
+        "PADDLE_TRAINING_ROLE": "PSERVER",
+        "PADDLE_PSERVER_ID": str(index),
+        "PADDLE_PORT": str(port),
+        "POD_IP": host,
+        "PADDLE_CURRENT_IP": host,
+        "PADDLE_CURRENT_ENDPOINT": f"{host}:{port}",
+    }
+
+
+def _worker_role(index: int) -> dict[str, str]:
+    return {
+        "TRAINING_ROLE": "TRAINER",
+        "PADDLE_TRAINING_ROLE": "TRAINER",
+        "PADDLE_TRAINER_ID": str(index),
+        "POD_IP": LOOPBACK,
+        "PADDLE_CURRENT_IP": LOOPBACK,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the launcher; return its exit status."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        flags.check_script(arguments.training_script)
+        started = commands(arguments, os.environ)
+        show = flags.truth("--print_config", arguments.print_config)
+        flags.check_free("--endpoints" if arguments.endpoints else "--start_port", _servers(arguments))
+        if show:
+            flags.print_commands(started, arguments.log_dir)
+        return supervisor.run(started, Path(arguments.log_dir) if arguments.log_dir else None)
+    except ConfigurationError as error:
+        print(f"launch_ps: {error}", file=sys.stderr)
+        return error.exit_code

@@ -1,0 +1,270 @@
+"""Run a set of processes to their common end: start, log, watch, stop. The decisions are `decision.py`'s.
+
+Nothing outlives a launcher:
+
+- Each process leads a session of its own, so that a signal reaches its whole group, and a Ctrl-C in the
+  terminal reaches only the launcher, which stops the others in order.
+- The launcher is a child subreaper: what a process leaves behind, even in another session, becomes the
+  launcher's child and is killed at the end.
+- A launcher that is itself killed with SIGKILL can do nothing any more, so the kernel does it: each process
+  asked for SIGKILL on its parent's death (PR_SET_PDEATHSIG).
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO
+
+from fleet import termination
+from fleet.errors import ConfigurationError
+from fleet.launch.decision import Action, Decision, Observed, Stop, decide
+
+__all__ = ["Command", "run"]
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+TAIL_LINES = 20
+SWEEP_SECONDS = 3.0
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process to start: its name in messages, its log file's name, and what it runs."""
+
+    name: str
+    is_server: bool
+    argv: Sequence[str]
+    environ: Mapping[str, str] = field(repr=False)
+    log_name: str = ""
+
+
+@dataclass
+class _Running:
+    """A started process and what became of it."""
+
+    command: Command
+    process: subprocess.Popen[bytes]
+    log_path: Path | None
+    status: int | None = None
+    ended_at: float | None = None
+
+    def poll(self) -> None:
+        """Take note of the end, once."""
+        if self.status is None and (code := self.process.poll()) is not None:
+            self.status = code if code >= 0 else 128 - code
+            self.ended_at = time.monotonic()
+
+    def signal_group(self, number: int) -> None:
+        """Signal the process and all of its group; a group that is gone needs none."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+
+class _Signals:
+    """The signals that the launcher waits for, as a readable descriptor."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        for descriptor in (self._reader, self._writer):
+            os.set_blocking(descriptor, False)
+        self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        numbers = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        self._handlers = {number: signal.signal(number, self._ignore) for number in numbers}
+
+    @staticmethod
+    def _ignore(number: int, frame: FrameType | None) -> None:
+        """Only the wake-up descriptor is of interest; a handler must exist for it to be written."""
+
+    def wait(self, seconds: float | None) -> list[int]:
+        """Return the stop signals received by the end of the wait, which any signal ends."""
+        select.select([self._reader], [], [], seconds)
+        try:
+            received = os.read(self._reader, 1024)
+        except BlockingIOError:
+            return []
+        return [number for number in received if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
+
+    def close(self) -> None:
+        """Give the signals back to whoever had them."""
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        os.close(self._reader)
+        os.close(self._writer)
+
+
+def run(commands: Sequence[Command], log_dir: Path | None) -> int:
+    """Start every command, wait for their common end, and leave nothing running.
+
+    Parameters
+    ----------
+    commands
+        What to start, in this order.
+    log_dir
+        Where each process's output goes, to a file named by its command; None lets all share ours.
+
+    Returns
+    -------
+    int
+        0, or the exit status of the first process that failed, or 128 + n after a signal n to the launcher.
+
+    Raises
+    ------
+    ConfigurationError
+        The log directory cannot be written.
+    """
+    if _libc is not None:
+        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signals = _Signals()
+    started: list[_Running] = []
+    try:
+        for command in commands:
+            started.append(_start(command, log_dir))  # noqa: PERF401 (those before a failure must be known)
+        return _watch(started, signals)
+    finally:
+        _kill_groups(started)
+        _sweep()
+        signals.close()
+
+
+def _watch(started: Sequence[_Running], signals: _Signals) -> int:
+    """Act on the decisions until the last process has ended; return the exit status."""
+    stop: Stop | None = None
+    while True:
+        for running in started:
+            running.poll()
+        observed = [Observed(r.command.name, r.command.is_server, r.status, r.ended_at) for r in started]
+        now = time.monotonic()
+        decision = decide(observed, stop, now)
+        if decision.action is Action.END:
+            return decision.status
+        if decision.action is Action.STOP:
+            _explain(decision, started)
+            stop = Stop(decision.reason, decision.status, now)
+            _signal_running(started, signal.SIGTERM)
+            continue
+        if decision.action is Action.KILL:
+            _signal_running(started, signal.SIGKILL)
+        waiting = None if decision.until is None else max(0.05, decision.until - now)
+        for number in signals.wait(waiting):
+            name = signal.Signals(number).name
+            if stop is None:
+                _say(f"{name}: stopping every process")
+                stop = Stop(name, 128 + number, time.monotonic())
+                _signal_running(started, signal.SIGTERM)
+            elif stop.status == 128 + number:
+                _say(f"{name} again: killing every process")
+                _signal_running(started, signal.SIGKILL)
+
+
+def _start(command: Command, log_dir: Path | None) -> _Running:
+    path = None if log_dir is None else log_dir / command.log_name
+    with _output(path) as output:
+        process = subprocess.Popen(
+            command.argv,
+            env=dict(command.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=None if output is None else subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with(os.getpid()),  # safe here: the launcher has one thread
+        )
+    return _Running(command, process, path)
+
+
+@contextlib.contextmanager
+def _output(path: Path | None) -> Iterator[BinaryIO | None]:
+    if path is None:
+        yield None
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("wb")
+    except OSError as error:
+        raise ConfigurationError(
+            f"--log_dir is {str(path.parent)!r}, where {path.name} cannot be written ({error.strerror}); "
+            "expected a directory that can be created or written"
+        ) from error
+    with file:
+        yield file
+
+
+def _die_with(launcher: int) -> Callable[[], None] | None:
+    """Return what a new process does before it becomes its program: ask to die with the launcher."""
+    if _libc is None:
+        return None
+    prctl = _libc.prctl
+
+    def ask() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != launcher:  # it died before the request was made
+            os._exit(128 + signal.SIGKILL)
+
+    return ask
+
+
+def _kill_groups(started: Sequence[_Running]) -> None:
+    """Kill what is left; where there is no subreaper, the group of a process that has ended as well."""
+    for running in started:
+        if running.status is None or _libc is None:
+            running.signal_group(signal.SIGKILL)
+    for running in started:
+        running.process.wait()
+
+
+def _signal_running(started: Sequence[_Running], number: int) -> None:
+    for running in started:
+        if running.status is None:
+            running.signal_group(number)
+
+
+def _sweep() -> None:
+    """Kill and reap what the processes left behind; as their subreaper we have become its parent."""
+    if _libc is None:
+        return
+    deadline = time.monotonic() + SWEEP_SECONDS
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while time.monotonic() < deadline:
+        try:
+            left = [int(pid) for pid in children.read_text().split()]
+        except OSError:  # a kernel without that file; the groups have been killed already
+            return
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+    _say("some processes could not be killed; they are in the uninterruptible state D of ps")
+
+
+def _explain(decision: Decision, started: Sequence[_Running]) -> None:
+    """Say why everything stops; for a failure with the end of its log, and as the termination message."""
+    _say(f"{decision.reason}; stopping the others")
+    if decision.failed is None:
+        return
+    termination.write_failure(decision.reason, os.environ)
+    path = next(running.log_path for running in started if running.command.name == decision.failed)
+    if path is None:
+        return
+    lines = path.read_bytes()[-65536:].decode(errors="replace").splitlines()[-TAIL_LINES:]
+    _say(f"the end of {path}:")
+    for line in lines:
+        print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def _say(text: str) -> None:
+    print(f"launch: {text}", file=sys.stderr, flush=True)
