@@ -1,0 +1,272 @@
+"""Capture: a PyTorch training step as a Program, read off the objects without running any of them.
+
+The model's forward and backward are two opaque operators. After them each trainable parameter gets its
+gradient, last created first, which is about the order in which autograd finishes them; then come the
+optimize operators, by parameter name as in the original, with coupled weight decay as `scale` and `sum`
+before each.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from fleet.errors import TranspileError
+from fleet.program.elementwise import is_elementwise
+from fleet.program.ir import Attribute, Block, OpRole, Program, Source, Variable
+from fleet.program.optimizers import (
+    HyperParameter,
+    OptimizerForm,
+    attributes_of,
+    class_path,
+    form_of,
+    has_coupled_decay,
+    read_hyper_parameters,
+)
+
+__all__ = ["LOSS", "capture", "from_optimizer"]
+
+LOSS = "loss"
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A param group as the operators of its parameters show it."""
+
+    index: int
+    options: Mapping[str, HyperParameter]
+    form: OptimizerForm
+    decay: float
+    """Coupled weight decay, which operators of its own carry; 0 where there is none."""
+    attrs: Mapping[str, Attribute]
+
+    @property
+    def learning_rate(self) -> str:
+        return f"learning_rate_{self.index}"
+
+
+def capture(model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Program:
+    """Build the Program of a step; see `Program.capture`."""
+    if not isinstance(model, torch.nn.Module):
+        raise TranspileError(f"capture needs a torch.nn.Module as its model, found {_kind(model)}")
+    feeds = _feeds(loss_fn)
+    return _build(optimizer, model, loss_fn, feeds)
+
+
+def from_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None) -> Program:
+    """Build the Program of a loop's step; see `Program.from_optimizer`."""
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise TranspileError(f"model must be a torch.nn.Module or None, found {_kind(model)}")
+    return _build(optimizer, model, None, ())
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
+def _feeds(loss_fn: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names that `loss_fn` takes after the model."""
+    if not callable(loss_fn) or isinstance(loss_fn, torch.nn.Module):
+        raise TranspileError(
+            f"loss_fn must be a function called as loss_fn(model, **feed), found {_kind(loss_fn)}"
+        )
+    parameters = list(inspect.signature(loss_fn).parameters.values())
+    if not parameters or parameters[0].kind not in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        raise TranspileError("loss_fn's first argument must be the model: loss_fn(model, **feed)")
+    for parameter in parameters[1:]:
+        if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+            raise TranspileError(
+                f"loss_fn's argument {parameter} has no name of its own to feed; "
+                "name each input, as in loss_fn(model, x, y)"
+            )
+    return tuple(parameter.name for parameter in parameters[1:])
+
+
+def _build(
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module | None,
+    loss_fn: Callable[..., Any] | None,
+    feeds: tuple[str, ...],
+) -> Program:
+    _check_optimizer(optimizer)
+    if model is not None:
+        _refuse_sparse_modules(model)
+    names, named = _names(optimizer, model)
+    group_of = _trainable(optimizer, names)
+    groups = [_group(optimizer, index, group) for index, group in enumerate(optimizer.param_groups)]
+
+    # Creation order is the model's where one is known, else the optimizer's.
+    ordered = list(model.parameters()) if model is not None else list(group_of)
+    parameters = {names[parameter]: parameter for parameter in ordered if parameter in group_of}
+
+    program, startup = Program(), Program()
+    block = program.global_block()
+    for name in feeds:
+        block.create_var(Variable(name, (-1,), "any", is_data=True))
+    for name, parameter in parameters.items():
+        block.create_var(_parameter(name, parameter))
+    _forward_and_backward(block, feeds)
+    for name in reversed(parameters):
+        _accumulate(block, name)
+    for index in sorted({group_of[parameter] for parameter in parameters.values()}):
+        block.create_var(Variable(groups[index].learning_rate, (1,), persistable=True))
+    for name in sorted(parameters):
+        _optimize(block, name, groups[group_of[parameters[name]]])
+    _start_up(startup.global_block(), program)
+
+    program.startup_program = startup
+    program.source = startup.source = Source(optimizer, parameters, model, loss_fn, named)
+    return program
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TranspileError(
+            f"no optimizer: expected an instance of a torch.optim class, found {_kind(optimizer)}"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TranspileError(
+            "LBFGS evaluates the model several times within one step, which parameter servers cannot; "
+            "use a first-order optimizer such as SGD or Adam"
+        )
+
+
+def _refuse_sparse_modules(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        if getattr(module, "is_distributed", False) is True:
+            raise TranspileError(
+                f"module {name or type(module).__name__} has is_distributed=True; "
+                "tables kept on the parameter servers are not supported yet, use is_distributed=False"
+            )
+        if getattr(module, "sparse", False) is True:
+            raise TranspileError(
+                f"module {name or type(module).__name__} has sparse=True; "
+                "sparse gradients are not supported yet, use sparse=False"
+            )
+
+
+def _names(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None
+) -> tuple[dict[torch.nn.Parameter, str], bool]:
+    """Return the name of each parameter, and whether the names are the user's."""
+    if model is not None:
+        return {parameter: name for name, parameter in model.named_parameters()}, True
+    names: dict[torch.nn.Parameter, str] = {}
+    named = all("param_names" in group for group in optimizer.param_groups)
+    for index, group in enumerate(optimizer.param_groups):
+        given = group["param_names"] if named else [f"param_{index}_{i}" for i in range(len(group["params"]))]
+        names.update(zip(group["params"], given, strict=True))
+    taken: set[str] = set()
+    for name in names.values():
+        if name in taken:
+            raise TranspileError(f"two parameters are named {name!r}; each needs a name of its own")
+        taken.add(name)
+    return names, named
+
+
+def _trainable(
+    optimizer: torch.optim.Optimizer, names: Mapping[torch.nn.Parameter, str]
+) -> dict[torch.nn.Parameter, int]:
+    """Return the param group's index of each parameter that will be trained."""
+    group_of: dict[torch.nn.Parameter, int] = {}
+    for index, group in enumerate(optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            if is_lazy(parameter):
+                raise TranspileError(
+                    f"parameter {position} of the optimizer's param group {index} has no shape yet; "
+                    "run the lazy module once on a batch before it is captured"
+                )
+            if parameter not in names:
+                raise TranspileError(
+                    f"parameter {position} of the optimizer's param group {index}, of shape "
+                    f"{list(parameter.shape)}, is not one of the model's; give the model that owns it"
+                )
+            if parameter.requires_grad:
+                group_of[parameter] = index
+    if not group_of:
+        raise TranspileError(
+            "the optimizer holds no parameter with requires_grad=True: there is nothing to train"
+        )
+    return group_of
+
+
+def _group(optimizer: torch.optim.Optimizer, index: int, group: Mapping[str, Any]) -> _Group:
+    optimizer_class = type(optimizer)
+    options = read_hyper_parameters(optimizer, group)
+    form = form_of(optimizer_class, options)
+    coupled = has_coupled_decay(optimizer_class, options)
+    attrs = attributes_of(form, options, without={"weight_decay"} if coupled else ())
+    attrs |= {
+        "optimizer": class_path(optimizer_class),
+        "param_group": index,
+        "elementwise": is_elementwise(optimizer_class, options),
+    }
+    decay = options.get("weight_decay", 0.0) if coupled else 0.0
+    return _Group(index, options, form, float(decay), attrs)  # type: ignore[arg-type]
+
+
+def _parameter(name: str, parameter: torch.nn.Parameter) -> Variable:
+    dtype = str(parameter.dtype).removeprefix("torch.")
+    return Variable(name, tuple(parameter.shape), dtype, persistable=True, is_parameter=True)
+
+
+def _forward_and_backward(block: Block, feeds: tuple[str, ...]) -> None:
+    parameters = [variable.name for variable in block.all_parameters()]
+    block.create_var(Variable(LOSS, (1,)))
+    block.create_var(Variable(f"{LOSS}@GRAD", (1,)))
+    inputs = {"X": feeds, "Param": parameters}
+    block.append_op("forward", inputs, {"Loss": [LOSS]}, {"op_role": int(OpRole.FORWARD)})
+    block.append_op(
+        "backward", {**inputs, "Loss": [LOSS]}, {"Out": [f"{LOSS}@GRAD"]}, {"op_role": int(OpRole.BACKWARD)}
+    )
+
+
+def _accumulate(block: Block, name: str) -> None:
+    parameter = block.var(name)
+    block.create_var(Variable(f"{name}@GRAD", parameter.shape, parameter.dtype))
+    block.append_op(
+        "accumulate_grad",
+        {"Param": [name], "X": [f"{LOSS}@GRAD"]},
+        {"Grad": [f"{name}@GRAD"]},
+        {"op_role": int(OpRole.BACKWARD), "op_role_var": [name, f"{name}@GRAD"]},
+    )
+
+
+def _optimize(block: Block, name: str, group: _Group) -> None:
+    parameter, grad = block.var(name), f"{name}@GRAD"
+    role: dict[str, Attribute] = {"op_role": int(OpRole.OPTIMIZE), "op_role_var": [name, grad]}
+    if group.decay:
+        decay = f"{name}@DECAY"
+        block.create_var(Variable(decay, parameter.shape, parameter.dtype))
+        block.append_op("scale", {"X": [name]}, {"Out": [decay]}, {"scale": group.decay, **role})
+        block.append_op("sum", {"X": [grad, decay]}, {"Out": [grad]}, role)
+    state = {slot: f"{name}_{suffix}_0" for slot, suffix in group.form.state.items()}
+    for slot, variable in state.items():
+        shape = (1,) if slot.endswith("Pow") else parameter.shape
+        block.create_var(Variable(variable, shape, parameter.dtype, persistable=True))
+    inputs = {"Param": [name], "Grad": [grad], "LearningRate": [group.learning_rate]}
+    inputs |= {slot: [variable] for slot, variable in state.items()}
+    outputs = {"ParamOut": [name]} | {f"{slot}Out": [variable] for slot, variable in state.items()}
+    block.append_op(group.form.type, inputs, outputs, {**group.attrs, **role})
+
+
+def _start_up(block: Block, program: Program) -> None:
+    """Fill the startup program: each persistable variable of `program` is created once.
+
+    Parameters start as the module has them; optimizer state starts as torch.optim starts it.
+    """
+    for variable in program.list_vars():
+        if not variable.persistable:
+            continue
+        block.create_var(variable)
+        block.append_op(
+            "init_parameter" if variable.is_parameter else "init_state",
+            outputs={"Out": [variable.name]},
+            attrs={"op_role": int(OpRole.FORWARD)},
+        )

@@ -1,0 +1,359 @@
+"""The intermediate representation: Variables, Operators, Blocks and Programs.
+
+Variables and Operators are immutable; a Block is an ordered, editable list of operators over named
+variables; a Program is a list of Blocks whose first, the global block, is the parent of the others.
+Programs are equal when they say the same; the Python objects that the runtime needs beside (`Source`)
+do not count, and neither does the startup program.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fleet.program.agreement import agreement_of, fingerprint_of
+from fleet.program.printer import format_program
+
+if TYPE_CHECKING:
+    from torch.nn import Module, Parameter
+    from torch.optim import Optimizer
+
+__all__ = ["Attribute", "Block", "OpRole", "Operator", "Program", "Source", "Variable"]
+
+T = TypeVar("T")
+
+Attribute = bool | int | float | str | None | list["Attribute"] | dict[str, "Attribute"]
+
+
+class OpRole(IntEnum):
+    """What an operator is there for: its attribute `op_role`, with the original's numbers."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    OPTIMIZE = 2
+    RPC = 4
+    DIST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A named tensor. Data fed at run time has the shape ``(-1,)`` and the dtype ``any``: both unknown."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    persistable: bool = False
+    is_parameter: bool = False
+    is_data: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One step: variables by slot in, variables by slot out, and plain values as attributes."""
+
+    type: str
+    inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    outputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    attrs: Mapping[str, Attribute] = field(default_factory=dict)
+
+    @property
+    def input_names(self) -> list[str]:
+        """The input slots."""
+        return list(self.inputs)
+
+    @property
+    def output_names(self) -> list[str]:
+        """The output slots."""
+        return list(self.outputs)
+
+    @property
+    def attr_names(self) -> list[str]:
+        """The attributes' names."""
+        return list(self.attrs)
+
+    @property
+    def input_arg_names(self) -> list[str]:
+        """All input variables, slot by slot."""
+        return [name for names in self.inputs.values() for name in names]
+
+    @property
+    def output_arg_names(self) -> list[str]:
+        """All output variables, slot by slot."""
+        return [name for names in self.outputs.values() for name in names]
+
+    def input(self, slot: str) -> list[str]:
+        """Return the variables in an input slot; ValueError when there is no such slot."""
+        return list(self._lookup("input slot", self.inputs, slot))
+
+    def output(self, slot: str) -> list[str]:
+        """Return the variables in an output slot; ValueError when there is no such slot."""
+        return list(self._lookup("output slot", self.outputs, slot))
+
+    def has_attr(self, name: str) -> bool:
+        """Whether the operator has an attribute of this name."""
+        return name in self.attrs
+
+    def attr(self, name: str) -> Any:
+        """Return an attribute's value; ValueError when there is none of this name."""
+        value = self._lookup("attribute", self.attrs, name)
+        return list(value) if isinstance(value, list) else value
+
+    def renamed(self, old: str, new: str) -> "Operator":
+        """Return this operator with one variable renamed in every slot."""
+
+        def rename(slots: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+            return {
+                slot: tuple(new if name == old else name for name in names) for slot, names in slots.items()
+            }
+
+        return replace(self, inputs=rename(self.inputs), outputs=rename(self.outputs))
+
+    def _lookup(self, kind: str, table: Mapping[str, T], name: str) -> T:
+        if name not in table:
+            raise ValueError(
+                f"operator {self.type} has no {kind} {name!r}; it has {', '.join(table) or 'none'}"
+            )
+        return table[name]
+
+
+@dataclass
+class Block:
+    """An ordered list of operators and the variables they name."""
+
+    program: "Program" = field(repr=False, compare=False)
+    idx: int
+    parent_idx: int = -1
+    vars: dict[str, Variable] = field(default_factory=dict)
+    ops: list[Operator] = field(default_factory=list)
+
+    def var(self, name: str) -> Variable:
+        """Return a variable of this block or, failing that, of its parents; ValueError when unknown."""
+        block: Block = self
+        while name not in block.vars:
+            if block.parent_idx < 0:
+                raise ValueError(f"block {self.idx} has no variable {name!r}; it has {len(self.vars)} others")
+            block = self.program.blocks[block.parent_idx]
+        return block.vars[name]
+
+    def has_var(self, name: str) -> bool:
+        """Whether this very block declares a variable of this name."""
+        return name in self.vars
+
+    def all_parameters(self) -> list[Variable]:
+        """Return the block's parameters in order of creation."""
+        return [variable for variable in self.vars.values() if variable.is_parameter]
+
+    def create_var(self, variable: Variable) -> Variable:
+        """Declare a variable; ValueError when the name is taken."""
+        if variable.name in self.vars:
+            raise ValueError(f"block {self.idx} has a variable {variable.name!r} already")
+        self.vars[variable.name] = variable
+        return variable
+
+    def rename_var(self, old: str, new: str) -> None:
+        """Rename a variable here and in this block's operators."""
+        variable = self.vars.pop(old)
+        self.create_var(replace(variable, name=new))
+        self.ops[:] = [op.renamed(old, new) for op in self.ops]
+
+    def append_op(
+        self,
+        type: str,  # noqa: A002 - the name that every reader of Programs knows
+        inputs: Mapping[str, Iterable[str]] | None = None,
+        outputs: Mapping[str, Iterable[str]] | None = None,
+        attrs: Mapping[str, Attribute] | None = None,
+    ) -> Operator:
+        """Append an operator whose variables this block or a parent declares.
+
+        Parameters
+        ----------
+        type : str
+            The operator's type.
+        inputs, outputs : mapping of slot to variable names
+        attrs : mapping of attribute name to plain value
+
+        Returns
+        -------
+        Operator
+            The operator now at the end of the block.
+
+        Raises
+        ------
+        ValueError
+            A variable is not declared.
+        """
+        return self.insert_op(len(self.ops), type, inputs, outputs, attrs)
+
+    def insert_op(
+        self,
+        index: int,
+        type: str,  # noqa: A002 - as in append_op
+        inputs: Mapping[str, Iterable[str]] | None = None,
+        outputs: Mapping[str, Iterable[str]] | None = None,
+        attrs: Mapping[str, Attribute] | None = None,
+    ) -> Operator:
+        """Insert an operator before the one at `index`; otherwise as `append_op`."""
+        op = Operator(
+            type,
+            {slot: tuple(names) for slot, names in (inputs or {}).items()},
+            {slot: tuple(names) for slot, names in (outputs or {}).items()},
+            dict(attrs or {}),
+        )
+        for name in (*op.input_arg_names, *op.output_arg_names):
+            self.var(name)
+        self.ops.insert(index, op)
+        return op
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The live PyTorch objects a Program was made from: what the runtime needs and operators cannot carry."""
+
+    optimizer: "Optimizer"
+    parameters: "Mapping[str, Parameter]"
+    """The trainable parameters by their name in the Program, in order of creation."""
+    module: "Module | None" = None
+    loss_fn: Callable[..., Any] | None = None
+    named: bool = True
+    """False when the names are positions (``param_0_3``), because nothing gave better ones."""
+
+
+class Program:
+    """What a process executes: blocks of operators, the first of which is the global block.
+
+    Attributes
+    ----------
+    blocks : list of Block
+    attrs : dict
+        Facts about the whole program, put there by the transpiler: the role, the endpoints, the mode.
+    startup_program : Program or None
+        The program that creates this one's persistable variables.
+    source : Source or None
+        The PyTorch objects behind it; not part of what the program says.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = [Block(self, 0)]
+        self.attrs: dict[str, Attribute] = {}
+        self.startup_program: Program | None = None
+        self.source: Source | None = None
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks."""
+        return len(self.blocks)
+
+    def global_block(self) -> Block:
+        """Return the first block, parent of all others."""
+        return self.blocks[0]
+
+    def block(self, index: int) -> Block:
+        """Return the block of this index."""
+        return self.blocks[index]
+
+    def create_block(self, parent_idx: int = 0) -> Block:
+        """Append an empty block."""
+        self.blocks.append(Block(self, len(self.blocks), parent_idx))
+        return self.blocks[-1]
+
+    def list_vars(self) -> Iterator[Variable]:
+        """Iterate over the variables of all blocks."""
+        for block in self.blocks:
+            yield from block.vars.values()
+
+    def clone(self) -> "Program":
+        """Return an independent copy over the same source; its startup program is copied too."""
+        copy = Program()
+        copy.blocks = [
+            Block(copy, block.idx, block.parent_idx, dict(block.vars), list(block.ops))
+            for block in self.blocks
+        ]
+        copy.attrs = dict(self.attrs)
+        copy.startup_program = self.startup_program.clone() if self.startup_program else None
+        copy.source = self.source
+        return copy
+
+    def fingerprint(self) -> str:
+        """Return a hex digest that is equal for programs whose processes may train together."""
+        return fingerprint_of(agreement_of(self))
+
+    def to_string(self, *, with_details: bool = False) -> str:
+        """Return the program as text that reads like code; details are output slots and book-keeping."""
+        return format_program(self, with_details=with_details)
+
+    @classmethod
+    def capture(cls, model: "Module", loss_fn: Callable[..., Any], optimizer: "Optimizer") -> "Program":
+        """Describe one training step of a PyTorch script, without running or tracing the model.
+
+        Parameters
+        ----------
+        model : torch.nn.Module
+            Its parameters give the program's names.
+        loss_fn : callable
+            Called as ``loss_fn(model, **feed)``; returns the scalar loss, or a dict of named scalars and
+            tensors with ``loss`` among them. The names in its signature are the program's data.
+        optimizer : torch.optim.Optimizer
+            Its class and param groups give the optimize operators.
+
+        Returns
+        -------
+        Program
+            Also `fleet.default_main_program()` from now on; its `startup_program` is
+            `fleet.default_startup_program()`.
+
+        Raises
+        ------
+        TranspileError
+            Something here cannot be trained by parameter servers; the message names it.
+        """
+        from fleet.program import capture, defaults
+
+        program = capture.capture(model, loss_fn, optimizer)
+        defaults.set_default_programs(program)
+        return program
+
+    @classmethod
+    def from_optimizer(cls, optimizer: "Optimizer", model: "Module | None" = None) -> "Program":
+        """Describe the step of a loop that calls ``loss.backward()`` and ``optimizer.step()`` itself.
+
+        Parameters
+        ----------
+        optimizer : torch.optim.Optimizer
+            Its parameters are the program's.
+        model : torch.nn.Module, optional
+            Gives the names. Without it they come from ``torch.optim.X(model.named_parameters())``, else
+            they are ``param_{group}_{i}``.
+
+        Returns
+        -------
+        Program
+            The default programs stay as they are.
+
+        Raises
+        ------
+        TranspileError
+            As in `capture`.
+        """
+        from fleet.program import capture
+
+        return capture.from_optimizer(optimizer, model)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Program):
+            return NotImplemented
+        return self.blocks == other.blocks and self.attrs == other.attrs
+
+    __hash__ = object.__hash__
+
+    def __str__(self) -> str:
+        return self.to_string()
+
+    def __repr__(self) -> str:
+        ops: Sequence[Operator] = self.global_block().ops
+        return f"<Program: {len(self.blocks)} blocks, {len(ops)} operators in the first>"
