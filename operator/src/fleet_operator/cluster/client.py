@@ -1,0 +1,194 @@
+"""A thin typed client of the API server, on one aiohttp session that everything shares.
+
+Objects go in and come out as plain mappings; an answer that is not a success is an `ApiError`, whose message
+is the server's own sentence. Nothing is retried here: whoever asked knows what looking again means.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+import aiohttp
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from fleet_operator.cluster.connection import Connection
+
+    OnRequest = Callable[[str, str, int, float], None]
+
+REQUEST_SECONDS = 30.0
+CONNECT_SECONDS = 5.0
+TOKEN_SECONDS = 60.0
+"""How long a token read from a file is used before it is read again."""
+
+MERGE_PATCH = "application/merge-patch+json"
+
+
+class ApiError(Exception):
+    """The API server answered with an error, or (status 0) gave no answer."""
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(message or reason or f"HTTP status {status}")
+        self.status = status
+        self.reason = reason
+
+
+class ApiClient:
+    """Speaks to one API server.
+
+    Parameters
+    ----------
+    connection : Connection
+        Where it is, and who we are.
+    on_request : callable, optional
+        Told of each request that ended: its verb, its resource, the HTTP status (0 without an answer), and
+        the seconds it took.
+    """
+
+    def __init__(self, connection: Connection, *, on_request: OnRequest | None = None) -> None:
+        self._connection = connection
+        self._on_request = on_request
+        self._session: aiohttp.ClientSession | None = None
+        self._bearer: str | None = None
+        self._bearer_read_at = -TOKEN_SECONDS
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Open the session; connections are made when they are needed."""
+        https = self._connection.server.startswith("https:")
+        connector = aiohttp.TCPConnector(ssl=self._connection.ssl_context() if https else False, limit=0)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS),
+            headers={"Accept": "application/json", "User-Agent": "fleet-operator"},
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def get(self, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Return the object, or the list, at `path`."""
+        return await self._request("GET", path, params=params)
+
+    async def create(self, path: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Create an object in the collection at `path`; return what the server made of it."""
+        return await self._request("POST", path, body=manifest)
+
+    async def replace(self, path: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace the object at `path`, under the resourceVersion in its metadata if there is one."""
+        return await self._request("PUT", path, body=manifest)
+
+    async def merge_patch(self, path: str, patch: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge `patch` into the object at `path`."""
+        return await self._request("PATCH", path, body=patch, content_type=MERGE_PATCH)
+
+    async def delete(self, path: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Delete the object at `path`, under the preconditions in `options`; return the server's answer."""
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
+        return await self._request("DELETE", path, body=body)
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, params: Mapping[str, str], *, silence_seconds: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open a watch: the lines of an answer that goes on until one side ends it.
+
+        Raises
+        ------
+        ApiError
+            The server refused the watch.
+        aiohttp.ClientError, TimeoutError
+            The connection was lost, or not a byte came for `silence_seconds`.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
+        async with self._open.get(
+            self._connection.server + path, params=params, headers=self._headers(), timeout=timeout
+        ) as response:
+            if response.status != 200:
+                raise _error(response.status, await response.read())
+            yield _lines(response)
+
+    async def _request(
+        self,
+        verb: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> dict[str, Any]:
+        started, status = time.monotonic(), 0
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        headers = self._headers()
+        if data is not None:
+            headers["Content-Type"] = content_type
+        try:
+            async with self._open.request(
+                verb, self._connection.server + path, params=params, data=data, headers=headers
+            ) as response:
+                status = response.status
+                answer = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            raise ApiError(0, "NoAnswer", f"no answer from {self._connection.server}: {why}") from error
+        finally:
+            if self._on_request is not None:
+                self._on_request(verb, _resource(path), status, time.monotonic() - started)
+        if status >= 300:
+            raise _error(status, answer)
+        parsed: dict[str, Any] = json.loads(answer)
+        return parsed
+
+    @property
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("the API client is not started; call start() first")
+        return self._session
+
+    def _headers(self) -> dict[str, str]:
+        now = time.monotonic()
+        if now - self._bearer_read_at >= TOKEN_SECONDS:
+            self._bearer, self._bearer_read_at = self._connection.bearer(), now
+        return {"Authorization": f"Bearer {self._bearer}"} if self._bearer else {}
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Cut the answer into lines of any length; aiohttp's own reader refuses long ones."""
+    parts: list[bytes] = []
+    async for chunk in response.content.iter_any():
+        head, *rest = chunk.split(b"\n")
+        parts.append(head)
+        for piece in rest:
+            if line := b"".join(parts):
+                yield line
+            parts = [piece]
+
+
+def _error(status: int, answer: bytes) -> ApiError:
+    try:
+        told = json.loads(answer)
+        return ApiError(status, told.get("reason") or "", told.get("message") or "")
+    except (ValueError, AttributeError):  # a proxy answered, not the API server
+        return ApiError(status, "", answer[:300].decode(errors="replace"))
+
+
+def _resource(path: str) -> str:
+    """Return the kind of thing a path speaks of, as in ``pods`` or ``fleetjobs/status``."""
+    parts = path.strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:]  # /api/v1/… or /apis/GROUP/VERSION/…
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        parts = parts[2:]
+    return "/".join(parts[:1] + parts[2:]) or "other"

@@ -1,0 +1,86 @@
+"""What a pod's manifest tells about a replica. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.api import Role
+from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, MAIN_CONTAINER
+from fleet_operator.plan.model import Attempt, ObservedPod, PodPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
+    """Reduce a pod to what decisions need; None if its labels do not say which replica it is.
+
+    The main container is the one named ``fleet``, else the first. Its exit code, reason and message are the
+    pod's. Where it never ran, the container that kept it from running speaks for it (an init container that
+    failed, say), and where no container ran at all, the pod itself does (Unschedulable, Evicted, …).
+    """
+    metadata, status = manifest["metadata"], manifest.get("status") or {}
+    labels = metadata.get("labels") or {}
+    role, index = labels.get(LABEL_ROLE), labels.get(LABEL_INDEX, "")
+    if role not in tuple(Role) or not index.isdigit():
+        return None
+    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    ready = conditions.get("Ready", {})
+    container, state = _speaker(manifest["spec"], status)
+    ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
+    reason, message = _why(ended or waiting, status, conditions)
+    phase = status.get("phase", PodPhase.PENDING)
+    return ObservedPod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        role=Role(role),
+        index=int(index),
+        attempt=Attempt.parse(labels.get(LABEL_ATTEMPT, "")),
+        phase=PodPhase(phase) if phase in tuple(PodPhase) else PodPhase.UNKNOWN,
+        ready=ready.get("status") == "True",
+        not_ready_reason=ready.get("reason") if ready.get("status") in ("False", "Unknown") else None,
+        disruption=_disruption(conditions),
+        deleted_at=_time(metadata.get("deletionTimestamp")),
+        created_at=_time(metadata.get("creationTimestamp")),
+        started_at=_time(ended.get("startedAt") or (state.get("running") or {}).get("startedAt")),
+        finished_at=_time(ended.get("finishedAt")),
+        container=container,
+        exit_code=ended.get("exitCode"),
+        reason=reason,
+        message=message,
+        node=manifest["spec"].get("nodeName"),
+    )
+
+
+def _speaker(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+    """Return the name and the state of the container that speaks for the pod."""
+    names = [each["name"] for each in spec["containers"]]
+    main = MAIN_CONTAINER if MAIN_CONTAINER in names else names[0]
+    ran = {each["name"]: each.get("state") or {} for each in status.get("containerStatuses") or ()}
+    if status.get("phase") == PodPhase.FAILED and "terminated" not in ran.get(main, {}):
+        init = {each["name"]: each.get("state") or {} for each in status.get("initContainerStatuses") or ()}
+        for name, state in {**init, **ran}.items():
+            if (state.get("terminated") or {}).get("exitCode"):
+                return name, state
+    return main, ran.get(main, {})
+
+
+def _why(
+    state: Mapping[str, Any], status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]
+) -> tuple[str | None, str | None]:
+    """Return the reason and the message of the first that has any: pod (Evicted), container, scheduler."""
+    scheduled = conditions.get("PodScheduled", {})
+    for told in (status, state, scheduled if scheduled.get("status") == "False" else {}):
+        if told.get("reason") or told.get("message"):
+            return told.get("reason"), (told.get("message") or "").strip() or None
+    return None, None
+
+
+def _disruption(conditions: Mapping[str, Mapping[str, Any]]) -> str | None:
+    disrupted = conditions.get("DisruptionTarget", {})
+    return disrupted.get("reason", "DisruptionTarget") if disrupted.get("status") == "True" else None
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None

@@ -1,0 +1,139 @@
+"""What is known of the cluster: one kind of object, in memory, reduced to what decisions need.
+
+Facts come from two sides that overtake each other, the watch and the answers to our own writes. Three rules
+make the order of arrival irrelevant: a put never replaces a newer resourceVersion; what was seen deleted at
+one version never comes back with an older one; a fresh list does not remove what is newer than the list.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from fleet_operator.cluster.interface import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+T = TypeVar("T")
+
+REMEMBERED_DEAD = 10_000
+"""How many uids of deleted objects are remembered; a late answer is milliseconds late, not hours."""
+
+
+class Owner(NamedTuple):
+    """The controller of an object."""
+
+    uid: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[T]):
+    """One object: who it is, whose it is, and what is kept of it."""
+
+    key: Key
+    uid: str
+    version: int  # its resourceVersion
+    job: Key  # the job that its labels name
+    owner: Owner | None
+    value: T
+
+
+class Store(Generic[T]):
+    """Objects of one kind by namespace and name, and by the job that they belong to."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, Entry[T]] = {}
+        self._jobs: defaultdict[Key, dict[Key, Entry[T]]] = defaultdict(dict)
+        self._dead: dict[str, int] = {}  # uid: the version at which it was seen deleted
+
+    def __len__(self) -> int:
+        """Return how many objects are known."""
+        return len(self._entries)
+
+    def get(self, key: Key) -> Entry[T] | None:
+        """Return the object of this namespace and name, or None."""
+        return self._entries.get(key)
+
+    def of_job(self, job: Key) -> tuple[Entry[T], ...]:
+        """Return the objects that name `job` in their labels, by name."""
+        return tuple(entry for _, entry in sorted(self._jobs.get(job, {}).items()))
+
+    def keys(self) -> tuple[Key, ...]:
+        """Return the namespace and name of every object."""
+        return tuple(self._entries)
+
+    def put(self, entry: Entry[T]) -> bool:
+        """Note an object as it is now; return whether that was news."""
+        known = self._entries.get(entry.key)
+        if entry.version <= max(self._dead.get(entry.uid, -1), -1 if known is None else known.version):
+            return False
+        if known is not None:
+            self._drop(known)
+        self._entries[entry.key] = entry
+        self._jobs[entry.job][entry.key] = entry
+        return True
+
+    def remove(self, key: Key, uid: str, version: int) -> Entry[T] | None:
+        """Note that an object was gone at `version`; return what was known of it, if anything.
+
+        It may have lost its label only, and come back with a newer version when it is given it again.
+        """
+        self._dead[uid] = version
+        if len(self._dead) > REMEMBERED_DEAD:
+            del self._dead[next(iter(self._dead))]
+        known = self._entries.get(key)
+        if known is None or known.uid != uid:
+            return None
+        self._drop(known)
+        return known
+
+    def replace(self, entries: Iterable[Entry[T]], version: int, namespace: str | None) -> set[Key]:
+        """Take over a fresh list; return the jobs for which something changed.
+
+        Parameters
+        ----------
+        entries : iterable of Entry
+            All objects there were at `version`.
+        version : int
+            The list's resourceVersion.
+        namespace : str, optional
+            The namespace that was listed; all of them if None.
+        """
+        fresh = {entry.key: entry for entry in entries}
+        changed = {entry.job for entry in fresh.values() if self.put(entry)}
+        for key, known in list(self._entries.items()):
+            listed = namespace is None or key.namespace == namespace
+            if listed and key not in fresh and known.version <= version:
+                self.remove(key, known.uid, version)
+                changed.add(known.job)
+        return changed
+
+    def _drop(self, entry: Entry[T]) -> None:
+        del self._entries[entry.key]
+        siblings = self._jobs[entry.job]
+        del siblings[entry.key]
+        if not siblings:
+            del self._jobs[entry.job]
+
+
+def key_of(manifest: Mapping[str, Any]) -> Key:
+    """Return an object's namespace and name."""
+    metadata = manifest["metadata"]
+    return Key(metadata["namespace"], metadata["name"])
+
+
+def version_of(manifest: Mapping[str, Any]) -> int:
+    """Return the resourceVersion of an object or a list, as the number that orders it."""
+    return int(manifest["metadata"].get("resourceVersion") or 0)
+
+
+def owner_of(manifest: Mapping[str, Any]) -> Owner | None:
+    """Return the controller of an object, or None."""
+    for reference in manifest["metadata"].get("ownerReferences") or ():
+        if reference.get("controller"):
+            return Owner(reference["uid"], reference["kind"], reference["name"])
+    return None

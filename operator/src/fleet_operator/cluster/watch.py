@@ -1,0 +1,186 @@
+"""Keep a store in step with the API server: list once, then watch, for as long as the process lives.
+
+The list comes in pages. The watch goes on from the list's resourceVersion, and takes a newer one from every
+event and bookmark, so that a connection that ends costs nothing but a new one. When the server has forgotten
+the place (410), everything is listed again and what is no longer there counts as deleted; `on_relist` is
+told, because whoever else watched through that gap has missed deletions too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import aiohttp
+
+from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.store import key_of, version_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+
+    from fleet_operator.cluster.client import ApiClient
+    from fleet_operator.cluster.interface import Key
+    from fleet_operator.cluster.store import Entry, Store
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+PAGE = 500
+WATCH_SECONDS = 300
+"""How long the server is asked to keep a watch open; it ends in an orderly way then."""
+
+SILENCE_SECONDS = 75.0
+"""A bookmark comes every minute: a connection that is silent for longer is dead."""
+
+BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+class ExpiredError(Exception):
+    """The server no longer knows the place in its history from which we want to go on."""
+
+
+class ListWatch(Generic[T]):
+    """One collection of the API server, kept in step in one store.
+
+    Parameters
+    ----------
+    client : ApiClient
+        The API server.
+    path : str
+        The collection, as in ``/api/v1/pods``.
+    store : Store
+        Where the objects go.
+    reduce : callable
+        What is kept of an object; None if it is none of ours.
+    on_change : callable
+        Told the job's key when something of it has changed.
+    on_relist : callable, optional
+        Told when everything had to be listed again.
+    selector : str, optional
+        A label selector, applied by the server.
+    namespace : str, optional
+        The namespace that `path` is limited to, if it is.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        path: str,
+        *,
+        store: Store[T],
+        reduce: Callable[[Mapping[str, Any]], Entry[T] | None],
+        on_change: Callable[[Key], None],
+        on_relist: Callable[[], None] | None = None,
+        selector: str | None = None,
+        namespace: str | None = None,
+    ) -> None:
+        self._client = client
+        self.path = path
+        self._store = store
+        self._reduce = reduce
+        self._on_change = on_change
+        self._on_relist = on_relist
+        self._selector = {"labelSelector": selector} if selector else {}
+        self._namespace = namespace
+        self._version = ""
+        self._backoff = _backoff()
+        self.synced = asyncio.Event()
+
+    async def run(self) -> None:
+        """List, then watch; never returns, and ends only by being cancelled."""
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+            except ExpiredError as expired:
+                logger.info("%s: listing again: %s", self.path, expired)
+                self._version = ""
+            except (ApiError, aiohttp.ClientError, TimeoutError, ValueError) as error:
+                delay = next(self._backoff)
+                reason = str(error) or type(error).__name__
+                logger.warning("%s: %s; trying again in %g s", self.path, reason, delay)
+                await asyncio.sleep(delay)
+
+    async def _list(self) -> None:
+        entries: list[Entry[T]] = []
+        async for page in list_pages(self._client, self.path, self._selector):
+            entries += [entry for item in page["items"] if (entry := self._reduce(item)) is not None]
+            self._version = page["metadata"]["resourceVersion"]
+        for job in self._store.replace(entries, int(self._version), self._namespace):
+            self._on_change(job)
+        if self.synced.is_set() and self._on_relist is not None:
+            self._on_relist()
+        self.synced.set()
+
+    async def _watch(self) -> None:
+        """Follow the events of one connection until it ends."""
+        # Many watches that begin together should not all end together.
+        seconds = round(WATCH_SECONDS * random.uniform(0.8, 1.0))  # noqa: S311 no secret
+        params = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(seconds),
+            **self._selector,
+        }
+        silent = True
+        try:
+            async with self._client.stream(self.path, params, silence_seconds=SILENCE_SECONDS) as lines:
+                async for line in lines:
+                    self._take(json.loads(line))
+                    silent = False
+        except ApiError as error:
+            if error.status == 410:
+                raise ExpiredError(str(error)) from error
+            raise
+        if silent:  # a server that ends watches at once must not be asked for the next one at once
+            await asyncio.sleep(next(self._backoff))
+        else:
+            self._backoff = _backoff()
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        kind, item = event["type"], event["object"]
+        if kind == "ERROR":
+            if item.get("code") == 410:
+                raise ExpiredError(item.get("message", "410"))
+            raise ApiError(item.get("code", 0), item.get("reason", ""), item.get("message", ""))
+        self._version = item["metadata"]["resourceVersion"]
+        if kind == "BOOKMARK":
+            return
+        if kind == "DELETED":
+            known = self._store.remove(key_of(item), item["metadata"]["uid"], version_of(item))
+            if known is not None:
+                self._on_change(known.job)
+            return
+        entry = self._reduce(item)
+        if entry is not None and self._store.put(entry):
+            self._on_change(entry.job)
+
+
+async def list_pages(
+    client: ApiClient, path: str, params: Mapping[str, str] | None = None
+) -> AsyncIterator[dict[str, Any]]:
+    """List a collection page by page, all of them as they were at one moment."""
+    token = ""
+    while True:
+        try:
+            page = await client.get(path, {**(params or {}), "limit": str(PAGE), "continue": token})
+        except ApiError as error:
+            if error.status == 410:  # the pages took too long; what was read so far is of no use
+                raise ExpiredError(str(error)) from error
+            raise
+        yield page
+        token = page["metadata"].get("continue") or ""
+        if not token:
+            return
+
+
+def _backoff() -> Iterator[float]:
+    return chain(BACKOFF_SECONDS, repeat(BACKOFF_SECONDS[-1]))
