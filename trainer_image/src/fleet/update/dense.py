@@ -1,0 +1,116 @@
+"""Dense parameters: the user's own torch.optim class, one instance per block, on a view of the arena.
+
+The mathematics is PyTorch's because it is PyTorch that computes it. What is added here is the reduction
+before it, whose order is fixed, so that a run can be reproduced to the bit.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fleet.errors import ConfigurationError
+
+__all__ = ["KERNEL_FLAGS", "DenseUpdate", "average_in_order", "build_optimizer"]
+
+KERNEL_FLAGS: Final = frozenset({"capturable", "differentiable", "foreach", "fused"})
+"""Options that choose how a step is computed, not what: they belong to a process and its device."""
+
+
+def average_in_order(gradients: Sequence[Tensor], num_trainers: int) -> Tensor:
+    """Sum gradients in the order given and scale the sum by ``1 / num_trainers``.
+
+    Parameters
+    ----------
+    gradients : sequence of Tensor
+        At least one, all of one shape and dtype, in trainer order. The first one's memory takes the result;
+        the others are not modified.
+    num_trainers : int
+        The divisor. It exceeds the number of gradients where a trainer had none: that one counts as zeros.
+
+    Returns
+    -------
+    Tensor
+        ``gradients[0]``.
+    """
+    total = gradients[0]
+    for gradient in gradients[1:]:
+        total.add_(gradient)
+    if num_trainers > 1:
+        total.mul_(1.0 / num_trainers)
+    return total
+
+
+def build_optimizer(
+    optimizer_class: type[Optimizer], parameter: Tensor, options: Mapping[str, Any]
+) -> Optimizer:
+    """Build the user's optimizer over one tensor, by the constructor's signature.
+
+    Parameters
+    ----------
+    optimizer_class : type
+        A subclass of torch.optim.Optimizer.
+    parameter : Tensor
+        What it steps, in place.
+    options : mapping
+        The options of a param group. Those that the constructor does not name are set on the group
+        afterwards, so that a class which takes them by ``**kwargs``, or computes them, gets them too.
+
+    Raises
+    ------
+    ConfigurationError
+        The constructor refuses, or wants an argument that is no option of the param group.
+    """
+    chosen = {name: value for name, value in options.items() if name != "capturable"}
+    named = inspect.signature(optimizer_class).parameters
+    arguments = {name: value for name, value in chosen.items() if name in named}
+    try:
+        optimizer = optimizer_class([parameter], **arguments)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"{optimizer_class.__name__} cannot be built on a parameter server with the options {arguments}: "
+            f"{error}; expected a constructor that takes (params, **options) with the param groups' options"
+        ) from error
+    optimizer.param_groups[0].update(chosen)
+    return optimizer
+
+
+class DenseUpdate:
+    """One block and the optimizer that steps it. Used by one thread at a time.
+
+    Parameters
+    ----------
+    optimizer_class : type
+        The user's torch.optim class.
+    value : Tensor
+        The block's value, a view of the server's arena; stepped in place.
+    options : mapping
+        The options of the block's param group at capture, kernel flags included.
+    """
+
+    def __init__(self, optimizer_class: type[Optimizer], value: Tensor, options: Mapping[str, Any]) -> None:
+        self._value = value.detach()
+        self._optimizer = build_optimizer(optimizer_class, self._value, options)
+
+    def apply(self, gradient: Tensor, hyper_parameters: Mapping[str, Any]) -> None:
+        """Step the block.
+
+        Parameters
+        ----------
+        gradient : Tensor
+            Already reduced; of the block's shape.
+        hyper_parameters : mapping
+            The options of this step; replace those of the step before.
+        """
+        self._optimizer.param_groups[0].update(hyper_parameters)
+        self._value.grad = gradient
+        try:
+            self._optimizer.step()
+        finally:
+            self._value.grad = None
+
+    def state(self) -> dict[str, Any]:
+        """Return the optimizer's state by name, tensors not copied; empty before the first step."""
+        return dict(self._optimizer.state.get(self._value, {}))

@@ -1,0 +1,123 @@
+"""One direction of a connection: whether the next frame may come, and whether it is what it claims to be."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleet.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
+from fleet.wire.frames import NO_BLOCK, Header, Kind
+from fleet.wire.messages import MAX_TEXT_BYTES
+from fleet.wire.states import TRANSITIONS, Side, State
+
+__all__ = ["Conversation", "Identity"]
+
+_TENSORS = frozenset({Kind.GRAD, Kind.PARAM})
+_TEXTS = frozenset({Kind.HELLO, Kind.HYPER, Kind.ERROR})
+_OF_A_BLOCK = frozenset({Kind.GRAD, Kind.PARAM, Kind.UNCHANGED})
+_BYTES_PER_BLOCK_NUMBER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What every frame of one connection repeats: the job, and which start of which trainer speaks."""
+
+    job: int
+    trainer: int
+    attempt: int
+
+
+class Conversation:
+    """The frames of one direction, checked one after the other. Used by one thread.
+
+    Parameters
+    ----------
+    side : Side
+        Who sends in this direction.
+    identity : Identity
+        What every frame must repeat.
+    block_bytes : mapping of int to int
+        The blocks that this connection carries, with the bytes of each one's tensor.
+    remote : bool
+        Whether the peer sends in this direction; decides whose mistake a broken frame is.
+    """
+
+    def __init__(
+        self, side: Side, identity: Identity, block_bytes: Mapping[int, int], *, remote: bool
+    ) -> None:
+        self._side = side
+        self._identity = identity
+        self._block_bytes = block_bytes
+        self._error: type[ProtocolError] = RemoteProtocolError if remote else LocalProtocolError
+        self._state = State.START
+        self._step = 0
+
+    @property
+    def state(self) -> State:
+        """How far this direction has come."""
+        return self._state
+
+    def advance(self, header: Header) -> None:
+        """Take the next frame's header.
+
+        Raises
+        ------
+        RemoteProtocolError, LocalProtocolError
+            The frame may not come now, claims another identity, or has a size that fits no array; by
+            ``remote``. The state does not change then.
+        """
+        following = TRANSITIONS[self._side][self._state].get(header.kind)
+        if following is None:
+            allowed = ", ".join(kind.name for kind in TRANSITIONS[self._side][self._state]) or "no frame"
+            raise self._error(
+                f"a {self._side.value} sent {header.kind.name} in the state '{self._state.value}', "
+                f"expected {allowed}"
+            )
+        self._check_identity(header)
+        self._check_size(header)
+        self._check_step(header)
+        self._state = following
+
+    def _check_identity(self, header: Header) -> None:
+        found = Identity(header.job, header.trainer, header.attempt)
+        if found != self._identity:
+            raise self._error(
+                f"a {header.kind.name} frame claims to be of {_words(found)}; "
+                f"this connection is of {_words(self._identity)}"
+            )
+
+    def _check_size(self, header: Header) -> None:
+        if header.kind in _OF_A_BLOCK and header.block not in self._block_bytes:
+            raise self._error(
+                f"a {header.kind.name} frame names block {header.block}, "
+                f"expected one of the {len(self._block_bytes)} blocks of this connection"
+            )
+        if header.kind not in _OF_A_BLOCK and header.block != NO_BLOCK:
+            raise self._error(f"a {header.kind.name} frame names block {header.block}, expected none")
+        if header.kind in _TENSORS:
+            low = high = self._block_bytes[header.block]
+        elif header.kind in _TEXTS:
+            low, high = 0, MAX_TEXT_BYTES
+        elif header.kind is Kind.STEP_END:
+            low, high = 0, _BYTES_PER_BLOCK_NUMBER * len(self._block_bytes)
+        else:
+            low = high = 0
+        if not low <= header.payload_bytes <= high:
+            block = "" if header.block == NO_BLOCK else f" of block {header.block}"
+            expected = f"{low}" if low == high else f"at most {high}"
+            raise self._error(
+                f"a {header.kind.name} frame{block} carries {header.payload_bytes} bytes, expected {expected}"
+            )
+
+    def _check_step(self, header: Header) -> None:
+        if header.kind is Kind.HYPER:
+            if header.step < self._step:
+                raise self._error(f"step {header.step} begins after step {self._step}, expected a later one")
+            self._step = header.step
+        elif header.kind in (Kind.GRAD, Kind.STEP_END) and header.step != self._step:
+            raise self._error(
+                f"a {header.kind.name} frame is of step {header.step}, "
+                f"expected the step that began, {self._step}"
+            )
+
+
+def _words(identity: Identity) -> str:
+    return f"job {identity.job:016x}, trainer {identity.trainer}, attempt {identity.attempt}"

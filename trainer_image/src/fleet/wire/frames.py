@@ -1,0 +1,135 @@
+"""Frame headers: 44 bytes, little endian, the same in both directions.
+
+=======  =====  ==========================================================================
+offset   bytes  field
+=======  =====  ==========================================================================
+0        4      magic ``FLET``
+4        1      version of the protocol
+5        1      kind of the frame
+6        2      reserved, zero
+8        4      attempt: the start count of the trainer's process
+12       4      trainer id
+16       4      block number, or ``NO_BLOCK`` where the frame is about none
+20       8      job hash, so that a frame of another job is recognised
+28       8      step
+36       8      payload bytes that follow the header
+=======  =====  ==========================================================================
+"""
+
+import enum
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from fleet.errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = ["HEADER_BYTES", "NO_BLOCK", "VERSION", "Header", "Kind", "job_hash", "pack_header", "read_header"]
+
+MAGIC: Final = b"FLET"
+VERSION: Final = 1
+NO_BLOCK: Final = 0xFFFFFFFF
+_HEADER: Final = struct.Struct("<4sBBHIIIQQQ")
+HEADER_BYTES: Final = _HEADER.size
+
+
+class Kind(enum.IntEnum):
+    """What a frame says."""
+
+    HELLO = 1
+    """First frame of both sides: who speaks, and to which life of the server."""
+    PULL = 2
+    """A trainer asks for the present value of every block of this server."""
+    HYPER = 3
+    """The hyper-parameters of a step; precedes its first gradient."""
+    GRAD = 4
+    """One block's gradient for a step."""
+    STEP_END = 5
+    """The trainer sends no more for this step; the payload lists the blocks for which it had no gradient."""
+    PARAM = 6
+    """One block's value after a step."""
+    UNCHANGED = 7
+    """No trainer had a gradient for this block: it was not stepped and keeps its value."""
+    COMPLETE = 8
+    """The trainer has finished for good; the server answers with the same kind."""
+    ERROR = 9
+    """An error of the sender, its type and its sentence; the sender closes the connection after it."""
+
+
+_KINDS: Final = {int(kind): kind for kind in Kind}
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One frame's header. ``step`` and ``block`` are zero and ``NO_BLOCK`` where they have no meaning."""
+
+    kind: Kind
+    job: int
+    attempt: int
+    trainer: int
+    step: int = 0
+    block: int = NO_BLOCK
+    payload_bytes: int = 0
+
+
+def job_hash(name: str, uid: str) -> int:
+    """Return the 64-bit number that stands for a job in every frame."""
+    digest = hashlib.blake2b(f"{name}\n{uid}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def pack_header(header: Header) -> bytes:
+    """Encode a header.
+
+    Raises
+    ------
+    LocalProtocolError
+        A field does not fit its width; the message gives the header.
+    """
+    try:
+        return _HEADER.pack(
+            MAGIC,
+            VERSION,
+            header.kind,
+            0,
+            header.attempt,
+            header.trainer,
+            header.block,
+            header.job,
+            header.step,
+            header.payload_bytes,
+        )
+    except struct.error as error:
+        raise LocalProtocolError(f"a field of {header} does not fit the frame header: {error}") from error
+
+
+def read_header(received: bytes | bytearray | memoryview) -> Header | None:
+    """Parse the header at the front of ``received``, or return None while it is incomplete.
+
+    Raises
+    ------
+    RemoteProtocolError
+        The bytes are no frame of this protocol; recognised from the first byte that differs.
+    """
+    front = bytes(received[: len(MAGIC)])
+    if not MAGIC.startswith(front):
+        raise RemoteProtocolError(
+            f"not a fleet frame: it starts with {front!r}, expected {MAGIC!r}; "
+            "is the other end a fleet trainer or parameter server?"
+        )
+    if len(received) < HEADER_BYTES:
+        return None
+    _, version, kind, reserved, attempt, trainer, block, job, step, payload_bytes = _HEADER.unpack_from(
+        received
+    )
+    if version != VERSION:
+        raise RemoteProtocolError(
+            f"the peer speaks version {version} of the frame protocol, this process version {VERSION}; "
+            "run the same version of fleet-trainer in every replica"
+        )
+    if kind not in _KINDS or reserved != 0:
+        raise RemoteProtocolError(
+            f"a broken frame header: kind {kind}, reserved {reserved}; expected a kind of 1 to {max(_KINDS)} "
+            "and reserved 0"
+        )
+    return Header(_KINDS[kind], job, attempt, trainer, step, block, payload_bytes)

@@ -1,0 +1,159 @@
+"""The small payloads: greetings, hyper-parameters, lists of absent blocks, errors.
+
+Tensors are not here: their bytes go from the socket straight into the arrays of the receiver.
+"""
+
+import array
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from fleet.errors import (
+    ConfigurationError,
+    FleetError,
+    LocalProtocolError,
+    PeerLostError,
+    RemoteProtocolError,
+    StateLostError,
+)
+
+__all__ = [
+    "MAX_TEXT_BYTES",
+    "Hello",
+    "HyperParameters",
+    "pack_blocks",
+    "pack_error",
+    "pack_hello",
+    "pack_hyper",
+    "read_blocks",
+    "read_error",
+    "read_hello",
+    "read_hyper",
+]
+
+MAX_TEXT_BYTES: Final = 1 << 20
+"""Upper bound of every JSON and text payload."""
+
+HyperParameters = tuple[dict[str, Any], ...]
+"""One mapping of names to numbers, booleans, None or tuples of these per param group, in group order."""
+
+_BLOCK_BYTES: Final = 4
+_ERRORS: Final[dict[str, type[FleetError]]] = {
+    kind.__name__: kind for kind in (ConfigurationError, FleetError, PeerLostError, StateLostError)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The payload of HELLO: the life of the server that the sender means, and the blocks it counts on."""
+
+    incarnation: str
+    num_blocks: int
+
+
+def pack_hello(hello: Hello) -> bytes:
+    """Encode a greeting."""
+    return json.dumps(asdict(hello)).encode()
+
+
+def read_hello(payload: bytes) -> Hello:
+    """Decode a greeting.
+
+    Raises
+    ------
+    RemoteProtocolError
+        The payload is not the JSON object expected.
+    """
+    document = _read_json(payload, "HELLO")
+    match document:
+        case {"incarnation": str(incarnation), "num_blocks": int(num_blocks)}:
+            return Hello(incarnation, num_blocks)
+    raise RemoteProtocolError(
+        f"a HELLO frame carries {payload[:200]!r}, "
+        "expected an object with incarnation (text) and num_blocks (number)"
+    )
+
+
+def pack_hyper(groups: Sequence[dict[str, Any]]) -> bytes:
+    """Encode the hyper-parameters of a step, exactly: a float arrives as the same float.
+
+    Raises
+    ------
+    LocalProtocolError
+        A value is of a type that JSON does not carry.
+    """
+    try:
+        return json.dumps(list(groups), sort_keys=True).encode()
+    except TypeError as error:
+        raise LocalProtocolError(
+            f"the hyper-parameters {list(groups)!r} cannot travel with the step: {error}; "
+            "expected numbers, booleans, None and tuples of these"
+        ) from error
+
+
+def read_hyper(payload: bytes) -> HyperParameters:
+    """Decode the hyper-parameters of a step; lists become the tuples that torch.optim uses.
+
+    Raises
+    ------
+    RemoteProtocolError
+        The payload is not a list of objects.
+    """
+    document = _read_json(payload, "HYPER")
+    if not isinstance(document, list) or not all(isinstance(group, dict) for group in document):
+        raise RemoteProtocolError(
+            f"a HYPER frame carries {payload[:200]!r}, expected a list with an object per param group"
+        )
+    return tuple({name: _tuples(value) for name, value in group.items()} for group in document)
+
+
+def pack_blocks(blocks: Sequence[int]) -> bytes:
+    """Encode block numbers, four bytes each, little endian."""
+    numbers = array.array("I", blocks)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def read_blocks(payload: bytes) -> tuple[int, ...]:
+    """Decode block numbers.
+
+    Raises
+    ------
+    RemoteProtocolError
+        The payload is not a whole number of block numbers.
+    """
+    if len(payload) % _BLOCK_BYTES:
+        raise RemoteProtocolError(
+            f"a list of blocks has {len(payload)} bytes, expected a multiple of {_BLOCK_BYTES}"
+        )
+    numbers = array.array("I", payload)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return tuple(numbers)
+
+
+def pack_error(error: FleetError) -> bytes:
+    """Encode an error: its type's name, a line break, its sentence, shortened where it exceeds the bound."""
+    return f"{type(error).__name__}\n{error}".encode()[:MAX_TEXT_BYTES]
+
+
+def read_error(payload: bytes) -> FleetError:
+    """Decode an error. A type that may not travel becomes RemoteProtocolError; the sentence stays."""
+    name, _, sentence = payload.decode("utf-8", errors="backslashreplace").partition("\n")
+    return _ERRORS.get(name, RemoteProtocolError)(sentence or name)
+
+
+def _read_json(payload: bytes, kind: str) -> Any:
+    try:
+        return json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError(
+            f"a {kind} frame carries {payload[:200]!r}, expected JSON: {error}"
+        ) from error
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
