@@ -140,7 +140,7 @@ def from_kubeconfig(path: Path) -> Connection:
     )
 
 
-def _named(config: Mapping[str, Any], path: Path, plural: str, singular: str, name: str) -> dict[str, Any]:
+def _named(config: Mapping[str, Any], path: Path, plural: str, singular: str, name: object) -> dict[str, Any]:
     for entry in config.get(plural) or ():
         if entry.get("name") == name:
             return entry.get(singular) or {}
@@ -152,5 +152,5 @@ def _data(section: Mapping[str, Any], path: Path, name: str) -> str | None:
     if encoded := section.get(f"{name}-data"):
         return base64.b64decode(encoded).decode()
     if file := section.get(name):
-        return (path.parent / file).read_text(encoding="utf-8")
+        return Path(path.parent, file).read_text(encoding="utf-8")
     return None

@@ -34,7 +34,7 @@ class Subject(NamedTuple):
 
 class _Told(NamedTuple):
     path: str
-    count: int
+    times: int
 
 
 class EventRecorder:
@@ -51,7 +51,7 @@ class EventRecorder:
             told = self._told.pop(same, None)
             if told is None or not await self._repeat(told):
                 told = await self._post(job, event)
-            self._told[same] = told._replace(count=told.count + 1)
+            self._told[same] = told._replace(times=told.times + 1)
         except ApiError as error:
             shown = f"{job.namespace}/{job.name}"
             logger.warning("could not record the event %s: %s", event.reason, error, extra={"job": shown})
@@ -61,7 +61,7 @@ class EventRecorder:
     async def _repeat(self, told: _Told) -> bool:
         """Count an event once more; False if it is no longer there (the server keeps events for an hour)."""
         try:
-            await self._client.merge_patch(told.path, {"count": told.count + 1, "lastTimestamp": _now()})
+            await self._client.merge_patch(told.path, {"count": told.times + 1, "lastTimestamp": _now()})
         except ApiError as error:
             if error.status == 404:
                 return False
