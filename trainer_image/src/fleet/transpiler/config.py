@@ -1,8 +1,14 @@
-"""What the user may configure about transpiling."""
+"""What the user may configure about transpiling: the original's fields, with its defaults."""
 
+from dataclasses import MISSING, dataclass, fields
 from enum import IntEnum
 
-__all__ = ["DistributedMode"]
+from fleet.errors import TranspileError
+from fleet.transpiler.dispatch import PSDispatcher, RoundRobin
+
+__all__ = ["DistributeTranspilerConfig", "DistributedMode"]
+
+_SMALLEST_BLOCK = 8192
 
 
 class DistributedMode(IntEnum):
@@ -12,3 +18,114 @@ class DistributedMode(IntEnum):
     ASYNC = 1
     HALF_ASYNC = 2
     GEO = 3
+
+
+@dataclass(slots=True)
+class DistributeTranspilerConfig:
+    """The configuration of a `DistributeTranspiler`. Set the fields, then hand it over.
+
+    Attributes
+    ----------
+    slice_var_up : bool
+        Cut parameters into blocks so that all servers share the work.
+    split_method : type
+        `RoundRobin`, `HashName`, or a `PSDispatcher` of your own.
+    min_block_size : int
+        A block has at least this many elements; 8192 or more.
+    sync_mode : bool
+        Together with transpile's `sync_mode`: False in either means asynchronous training.
+    runtime_split_send_recv : bool
+        Asynchronous training in which the sender cuts the gradients; without it, half-asynchronous.
+    wait_port : bool
+        Trainers wait until every server accepts connections before they start.
+    print_log : bool
+        Log where each block goes.
+
+    Notes
+    -----
+    The other fields are the original's too. Those are not supported yet, and a value other than the
+    default is an error at transpile that names the field.
+    """
+
+    slice_var_up: bool = True
+    split_method: type[PSDispatcher] = RoundRobin
+    min_block_size: int = _SMALLEST_BLOCK
+    enable_dc_asgd: bool = False
+    mode: str = "pserver"
+    print_log: bool = False
+    wait_port: bool = True
+    runtime_split_send_recv: bool = False
+    sync_mode: bool = True
+    half_async: bool = False
+    completely_not_async: bool = False
+    geo_sgd_mode: bool = False
+    geo_sgd_need_push_nums: int = 100
+    nccl_comm_num: int = 1
+    use_hierarchical_allreduce: bool = False
+    hierarchical_allreduce_inter_nranks: int = 0
+    collective_mode: str | None = None
+
+    def check(self) -> None:
+        """Check every field.
+
+        Raises
+        ------
+        TranspileError
+            A field has a value of the wrong type or range, or one that is not supported yet.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in _NOT_YET and value != field.default:
+                raise TranspileError(
+                    f"config.{field.name} = {value!r} is not supported yet: {_NOT_YET[field.name]}; "
+                    f"leave it at {field.default!r}"
+                )
+            if field.default is not MISSING and isinstance(field.default, bool):
+                self._check_bool(field.name, value)
+        if not isinstance(self.split_method, type) or not issubclass(self.split_method, PSDispatcher):
+            raise TranspileError(
+                f"config.split_method is {self.split_method!r}; expected a class: RoundRobin, HashName or "
+                "a subclass of PSDispatcher"
+            )
+        size = self.min_block_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < _SMALLEST_BLOCK:
+            raise TranspileError(
+                f"config.min_block_size is {size!r}; expected a whole number of at least {_SMALLEST_BLOCK}"
+            )
+
+    @staticmethod
+    def _check_bool(name: str, value: object) -> None:
+        if not isinstance(value, bool):
+            raise TranspileError(f"config.{name} is {value!r}; expected True or False")
+
+    def distributed_mode(self, sync_mode: bool) -> DistributedMode:
+        """Return the mode that these fields and transpile's `sync_mode` give together.
+
+        Raises
+        ------
+        TranspileError
+            `runtime_split_send_recv` is set for synchronous training.
+        """
+        if not (sync_mode and self.sync_mode):
+            return DistributedMode.ASYNC if self.runtime_split_send_recv else DistributedMode.HALF_ASYNC
+        if self.runtime_split_send_recv:
+            raise TranspileError(
+                "config.runtime_split_send_recv = True needs asynchronous training; "
+                "set config.sync_mode = False too, or leave it at False"
+            )
+        return DistributedMode.SYNC
+
+
+_COLLECTIVE = "collective training does not go through the transpiler, use fleet.collective"
+_NOT_YET = {
+    "enable_dc_asgd": "delay compensation needs the asynchronous mode",
+    "mode": _COLLECTIVE,
+    "half_async": "half-asynchronous training does not run yet",
+    "completely_not_async": "half-asynchronous training does not run yet",
+    "geo_sgd_mode": "GEO training does not run yet",
+    "geo_sgd_need_push_nums": "GEO training does not run yet",
+    "nccl_comm_num": _COLLECTIVE,
+    "use_hierarchical_allreduce": _COLLECTIVE,
+    "hierarchical_allreduce_inter_nranks": _COLLECTIVE,
+    "collective_mode": _COLLECTIVE,
+}

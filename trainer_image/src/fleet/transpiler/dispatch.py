@@ -1,0 +1,67 @@
+"""Dispatch: which server holds which block.
+
+A dispatcher is asked once, for all parameter blocks of the job in order, and a gradient follows its
+parameter; so the two always share a server.
+"""
+
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+__all__ = ["HashName", "Named", "PSDispatcher", "RoundRobin"]
+
+
+class Named(Protocol):
+    """What a dispatcher knows of a block."""
+
+    @property
+    def name(self) -> str:
+        """The block's name, such as ``w.block0``."""
+
+
+class PSDispatcher(ABC):
+    """The base of dispatchers: subclass it and give the class as `config.split_method`.
+
+    Parameters
+    ----------
+    pserver_endpoints : sequence of str
+        The servers.
+    """
+
+    def __init__(self, pserver_endpoints: Sequence[str]) -> None:
+        self._eps = list(pserver_endpoints)
+        self._step = 0
+
+    @property
+    def eps(self) -> list[str]:
+        """The servers' endpoints."""
+        return list(self._eps)
+
+    def reset(self) -> None:
+        """Begin anew, as if nothing had been dispatched."""
+        self._step = 0
+
+    @abstractmethod
+    def dispatch(self, varlist: Sequence[Named]) -> list[str]:
+        """Return one endpoint for each block. The same on every process of the job: no chance, no clock."""
+
+
+class RoundRobin(PSDispatcher):
+    """One block to each server in turn."""
+
+    def dispatch(self, varlist: Sequence[Named]) -> list[str]:
+        """Return the next endpoints in turn."""
+        first, self._step = self._step, self._step + len(varlist)
+        return [self._eps[(first + position) % len(self._eps)] for position in range(len(varlist))]
+
+
+class HashName(PSDispatcher):
+    """Each block by its name, wherever it stands: adding a parameter moves no other.
+
+    The hash is CRC-32, which every process computes alike; Python's own is salted per process.
+    """
+
+    def dispatch(self, varlist: Sequence[Named]) -> list[str]:
+        """Return the endpoint that each name hashes to."""
+        return [self._eps[zlib.crc32(variable.name.encode()) % len(self._eps)] for variable in varlist]
