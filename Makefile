@@ -93,3 +93,9 @@ lock:  ## bring the lock files up to what the pyproject files ask for
 	$(COMPILE) --no-annotate -c requirements.lock operator/pyproject.toml -o operator/requirements.lock
 	$(COMPILE) --no-annotate -c requirements.lock trainer_image/pyproject.toml --extra examples -o trainer_image/requirements.lock
 	printf '%s\n' editables hatchling uv | $(COMPILE) --no-annotate -c requirements.lock - -o tools/bootstrap.lock
+
+CRD := crds/fleetjobs.fleetjob.dev.yaml
+
+crds: setup  ## generate the FleetJob definition from the models, for kubectl and for the chart
+	$(BIN)/python -m fleet_operator.api.crd >$(CRD)
+	cp $(CRD) charts/fleet-operator/files/

@@ -1,0 +1,66 @@
+"""Run a program to its end, within a time, and say everything about it when it fails."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+class CommandError(AssertionError):
+    """A program failed or took too long; the message holds its command line and its output."""
+
+
+def run(
+    *command: str | Path, timeout: float, stdin: str | None = None, env: Mapping[str, str] | None = None
+) -> str:
+    """Return what `command` writes to its standard output.
+
+    Raises
+    ------
+    CommandError
+        It did not end with status 0 within `timeout` seconds.
+    """
+    line = " ".join(str(word) for word in command)
+    try:
+        ended = subprocess.run(
+            [str(word) for word in command],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env=env,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as expired:
+        raise CommandError(f"{line}: not done after {timeout:.0f} s\n{_text(expired.stdout)}") from None
+    if ended.returncode != 0:
+        raise CommandError(
+            f"{line}: exit status {ended.returncode}\n{ended.stdout[-4000:]}{ended.stderr[-4000:]}"
+        )
+    return ended.stdout
+
+
+def run_visibly(*command: str | Path, timeout: float, env: Mapping[str, str] | None = None) -> None:
+    """Run a long `command` whose output people want to follow: it goes where this process's own goes.
+
+    Raises
+    ------
+    CommandError
+        It did not end with status 0 within `timeout` seconds.
+    """
+    line = " ".join(str(word) for word in command)
+    print(f"+ {line}", flush=True)
+    try:
+        ended = subprocess.run([str(word) for word in command], timeout=timeout, env=env, check=False)
+    except subprocess.TimeoutExpired:
+        raise CommandError(f"{line}: not done after {timeout:.0f} s") from None
+    if ended.returncode != 0:
+        raise CommandError(f"{line}: exit status {ended.returncode}; its output is above")
+
+
+def _text(output: bytes | str | None) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""

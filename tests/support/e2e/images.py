@@ -1,0 +1,118 @@
+"""The project's two images: built from the Dockerfile, and put on the nodes of a cluster."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.support.e2e.command import CommandError, run, run_visibly
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tests.support.e2e.kubectl import Kubectl
+
+BUILD_SECONDS = 1800.0
+LOAD_SECONDS = 1500.0
+"""The trainer image has 6 GB; a busy machine writes 30 MB of it a second."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """The names under which the cluster finds them."""
+
+    operator: str
+    trainer: str
+
+
+def build(images: Images) -> None:
+    """Build both as `make image` does, with the environment's ``BASE_IMAGE`` and ``CA_BUNDLE``."""
+    run_visibly(
+        "make",
+        "image",
+        f"OPERATOR_IMAGE={images.operator}",
+        f"TRAINER_IMAGE={images.trainer}",
+        timeout=BUILD_SECONDS,
+    )
+
+
+def load(images: Images, kubectl: Kubectl, environ: Mapping[str, str] = os.environ) -> None:
+    """Put both on every node.
+
+    ``E2E_LOAD_IMAGE`` is a command that does it for one image, its last argument, on a cluster that is not
+    of kind; ``true`` if the cluster can pull them.
+
+    Raises
+    ------
+    CommandError
+        The nodes are not containers of kind and no command is given, or an image could not be loaded.
+    """
+    command = environ.get("E2E_LOAD_IMAGE")
+    nodes = {node["metadata"]["name"] for node in kubectl.get("nodes")}
+    if not command and (strange := nodes - _kind_nodes()):
+        raise CommandError(
+            f"the nodes {', '.join(sorted(strange))} are not containers of kind on this machine: say by "
+            "E2E_LOAD_IMAGE which command puts an image on them (true, if they can pull it)"
+        )
+    for image in (images.operator, images.trainer):
+        started = time.monotonic()
+        if command:
+            run_visibly(*shlex.split(command), image, timeout=LOAD_SECONDS)
+        else:
+            for node in sorted(nodes):
+                _load_into(node, image)
+        print(f"{image} is on the nodes after {time.monotonic() - started:.0f} s", flush=True)
+
+
+def _kind_nodes() -> set[str]:
+    label = "label=io.x-k8s.kind.cluster"
+    return set(run("docker", "ps", "--filter", label, "--format", "{{.Names}}", timeout=60).split())
+
+
+def _load_into(node: str, image: str) -> None:
+    """Stream an image into a node's containerd; no archive is ever on the disk."""
+    if _is_on(node, image):
+        return
+    import_it = [
+        "docker",
+        "exec",
+        "-i",
+        node,
+        "ctr",
+        "-n",
+        "k8s.io",
+        "images",
+        "import",
+        "--all-platforms",
+        "-",
+    ]
+    with (
+        subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE) as saving,
+        subprocess.Popen(import_it, stdin=saving.stdout, stdout=subprocess.DEVNULL) as importing,
+    ):
+        assert saving.stdout is not None
+        saving.stdout.close()  # the import's own copy is the only one left: docker ends if the import does
+        try:
+            statuses = importing.wait(LOAD_SECONDS), saving.wait(60)
+        except subprocess.TimeoutExpired:
+            importing.kill()
+            saving.kill()
+            raise CommandError(f"{image} was not on {node} after {LOAD_SECONDS:.0f} s") from None
+    if statuses != (0, 0):
+        raise CommandError(
+            f"{image} could not be loaded into {node}: "
+            f"docker save ended with {statuses[1]}, ctr with {statuses[0]}"
+        )
+
+
+def _is_on(node: str, image: str) -> bool:
+    """Whether the node has this very image: containerd lists it by its name and by docker's ID of it."""
+    identity = run("docker", "image", "inspect", "--format", "{{.Id}}", image, timeout=60).strip()
+    listed = run("docker", "exec", node, "ctr", "-n", "k8s.io", "images", "ls", timeout=60)
+    digests = {columns[0]: columns[2] for line in listed.splitlines() if len(columns := line.split()) > 2}
+    named = [digest for name, digest in digests.items() if name.removeprefix("docker.io/library/") == image]
+    return named != [] and named[0] == digests.get(identity)

@@ -1,0 +1,41 @@
+"""What is installed anywhere is what requirements.lock names, pinned by hash, from no particular address."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+WHOLE = Path("requirements.lock")
+PARTS = [
+    Path("operator/requirements.lock"),
+    Path("trainer_image/requirements.lock"),
+    Path("tools/bootstrap.lock"),
+]
+
+
+def pins(lock: Path) -> dict[str, frozenset[str]]:
+    """Return the hashes of each ``name==version`` of a lock file."""
+    entries = re.findall(r"^([a-z0-9][\w.-]*==[^\s\\;]+)(.*(?:\n    .*)*)", lock.read_text(), re.MULTILINE)
+    return {name: frozenset(re.findall(r"--hash=(sha256:[0-9a-f]{64})", rest)) for name, rest in entries}
+
+
+@pytest.mark.parametrize("lock", [WHOLE, *PARTS], ids=str)
+def test_every_pin_has_hashes_and_no_address(lock):
+    found = pins(lock)
+    assert found
+    assert [name for name, hashes in found.items() if not hashes] == []
+    assert not re.search(r"https?://|--(extra-)?index|--find-links", lock.read_text())
+
+
+@pytest.mark.parametrize("lock", PARTS, ids=str)
+def test_a_part_pins_what_the_whole_pins(lock):
+    whole = pins(WHOLE)
+    assert {name: hashes for name, hashes in pins(lock).items() if whole.get(name) != hashes} == {}
+
+
+def test_the_operators_image_holds_neither_torch_nor_the_kubernetes_client():
+    names = {name.partition("==")[0] for name in pins(Path("operator/requirements.lock"))}
+    assert names.isdisjoint({"torch", "kubernetes"})
+    assert {"kopf", "aiohttp", "uvloop"} <= names
