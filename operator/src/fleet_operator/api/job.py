@@ -158,8 +158,18 @@ class TemplateMetadata(Model):
 class PodTemplate(Model):
     """A template for pods."""
 
-    metadata: TemplateMetadata = TemplateMetadata()
+    metadata: TemplateMetadata | None = None
     spec: PodSpec
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels that the pods get beside the operator's."""
+        return (self.metadata and self.metadata.labels) or {}
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """The annotations that the pods get."""
+        return (self.metadata and self.metadata.annotations) or {}
 
     @property
     def main_container(self) -> Container:
@@ -234,7 +244,7 @@ class FleetJobSpec(Model):
     mode: Mode = Field(description="ParameterServer or Collective. It cannot change.")
     template: PodTemplate | None = Field(default=None, description="The pods of every role without its own.")
     pserver: PserverSpec | None = Field(default=None, description="Mode ParameterServer only.")
-    trainer: TrainerSpec
+    trainer: TrainerSpec = Field(description="How many trainers there are and what they run.")
     sync_mode: SyncMode = Field(default=SyncMode.SYNC, description="Sync: all trainers move step by step.")
     failure_policy: FailurePolicy = FailurePolicy()
     success_policy: SuccessPolicy = Field(

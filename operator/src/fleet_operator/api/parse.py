@@ -16,6 +16,7 @@ from fleet_operator.errors import InvalidJob, Problem
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
 __all__ = ["parse_job"]
@@ -146,6 +147,8 @@ def _expected(detail: ErrorDetails, location: tuple[int | str, ...]) -> str:
             return f"text that matches {context['pattern']}"
         case "missing" if location[-1] in ("apiVersion", "kind"):
             return _expected_constant(str(location[-1]))
+        case "missing":
+            return _described(location) or "a value"
     return _KINDS.get(kind, detail["msg"])
 
 
@@ -153,24 +156,31 @@ def _expected_constant(field: str) -> str:
     return repr({"apiVersion": FleetJob.model_fields["api_version"].default}.get(field, "FleetJob"))
 
 
+def _described(location: tuple[int | str, ...]) -> str | None:
+    """Return the first sentence of what the API says about a field."""
+    field = _fields_at(location[:-1]).get(str(location[-1]))
+    return field.description.partition(".")[0] if field and field.description else None
+
+
 def _known_fields(location: tuple[int | str, ...]) -> str:
     """Name the fields that the place of an unknown one has, and the one that was probably meant."""
-    model: type[BaseModel] = FleetJob
-    for part in location[:-1]:
-        if isinstance(part, str):
-            model = _model_of(model, part) or model
-    known = [field.alias or to_camel(name) for name, field in model.model_fields.items()]
+    known = _fields_at(location[:-1])
     close = difflib.get_close_matches(str(location[-1]), known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
     return f"one of {', '.join(known)}{hint}"
 
 
-def _model_of(model: type[BaseModel], alias: str) -> type[BaseModel] | None:
-    """Return the model that a field holds, if it holds one."""
-    for name, field in model.model_fields.items():
-        if (field.alias or to_camel(name)) == alias:
-            candidates = [field.annotation, *get_args(field.annotation)]
-            return next(
-                (each for each in candidates if isinstance(each, type) and issubclass(each, BaseModel)), None
-            )
-    return None
+def _fields_at(location: tuple[int | str, ...]) -> dict[str, FieldInfo]:
+    """Return the fields, by their names in a manifest, of the model at a location."""
+    model: type[BaseModel] = FleetJob
+    for part in location:
+        held = _fields_of(model).get(str(part))
+        types = (held.annotation, *get_args(held.annotation)) if held else ()
+        model = next(
+            (each for each in types if isinstance(each, type) and issubclass(each, BaseModel)), model
+        )
+    return _fields_of(model)
+
+
+def _fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {field.alias or to_camel(name): field for name, field in model.model_fields.items()}

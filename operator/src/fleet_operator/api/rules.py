@@ -40,7 +40,7 @@ class TransitionRule:
     @property
     def expected(self) -> str:
         """The sentence of the API server."""
-        return f"spec.{self.field} cannot change: delete the job and create it again"
+        return f"no change of spec.{self.field}: delete the job and create it again"
 
     @property
     def cel(self) -> str:
@@ -70,8 +70,7 @@ def name_problem(name: str) -> str | None:
     """Return what was expected of a job's name, or None when the name is right."""
     if len(name) > MAX_NAME_LENGTH:
         return (
-            f"at most {MAX_NAME_LENGTH} characters, because names of pods are made of it"
-            f" (this one has {len(name)})"
+            f"at most {MAX_NAME_LENGTH} characters: names of pods are made of it (this one has {len(name)})"
         )
     if not re.match(NAME_PATTERN, name):
         return "lower case letters, digits and '-', with a letter first and no '-' last"

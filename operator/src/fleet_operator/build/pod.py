@@ -64,7 +64,6 @@ def build_pod(job: FleetJob, role: Role, index: int, attempt: Attempt, hosts: Ho
     spec.setdefault("enableServiceLinks", False)
     name = pod_name(job.name, role, index)
     spec |= {"restartPolicy": "Never", "hostname": name, "subdomain": service_name(job.name)}
-    metadata = template.metadata
     labels = {LABEL_ROLE: role.value, LABEL_INDEX: str(index), LABEL_ATTEMPT: str(attempt)}
     return {
         "apiVersion": "v1",
@@ -72,8 +71,8 @@ def build_pod(job: FleetJob, role: Role, index: int, attempt: Attempt, hosts: Ho
         "metadata": {
             "name": name,
             "namespace": job.metadata.namespace,
-            "labels": {**(metadata.labels or {}), **job_labels(job), **labels},
-            "annotations": dict(metadata.annotations or {}),
+            "labels": {**template.labels, **job_labels(job), **labels},
+            "annotations": dict(template.annotations),
             "ownerReferences": owner_references(job),
         },
         "spec": spec,
