@@ -37,6 +37,8 @@ FLUSH_SECONDS = 0.5
 """How long a terminated replica waits for its output; with the rest it stays well under two seconds."""
 EXIT_SECONDS = 10.0
 """How long a failed replica may spend on joining its threads and running its exit handlers."""
+HANDLER_SECONDS = 1.0
+"""How long the script's own handler of SIGTERM, where it has one, may take."""
 RUNTIME_THREADS = "fleet-"
 """Threads whose name begins so belong to the runtime: when one of them dies, so does the replica."""
 
@@ -54,6 +56,7 @@ class _Lifecycle:
         self._wakeup: tuple[int, int] | None = None
         self._owns_wakeup = True
         self._previous_handler: Any = signal.SIG_DFL
+        self._handled = threading.Event()
         self._previous_hook = sys.excepthook
         self._previous_thread_hook = threading.excepthook
 
@@ -93,12 +96,17 @@ class _Lifecycle:
         if self._wakeup is not None:
             os.write(self._wakeup[1], bytes([number]))
         if callable(self._previous_handler):
-            self._previous_handler(number, frame)
+            try:
+                self._previous_handler(number, frame)
+            finally:
+                self._handled.set()
 
     def _watch(self, reader: int) -> None:
         while received := os.read(reader, 64):
             if signal.SIGTERM in received:
                 self.failed = True
+                if callable(self._previous_handler):
+                    self._handled.wait(HANDLER_SECONDS)
                 termination.write_failure(f"{self.identity} was stopped by SIGTERM", os.environ)
                 _flush_within(FLUSH_SECONDS)
                 os._exit(EXIT_TERMINATED)

@@ -1,0 +1,198 @@
+"""Both launchers with real processes: logs, exit statuses, and nothing left behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import alive, free_ports, wait_for
+
+SCRIPT = """
+import os, pathlib, signal, subprocess, sys, time
+
+env = os.environ.get
+me = os.environ["TRAINING_ROLE"] + env("PADDLE_PSERVER_ID", "") + env("PADDLE_TRAINER_ID", "")
+pids = pathlib.Path("pids")
+here = pathlib.Path(".")
+
+
+def note(pid):
+    with pids.open("a") as file:
+        file.write(f"{pid}\\n")
+
+
+def spawn_family():
+    note(os.getpid())
+    note(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True).pid)
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    note(subprocess.Popen([sys.executable, "-c", stubborn]).pid)
+
+
+def wait_for_all(count):
+    while len(list(here.glob("ready-*"))) < count:
+        time.sleep(0.01)
+"""
+
+
+class Launched:
+    """A launcher on a script of its own, in a folder of its own."""
+
+    def __init__(self, folder: Path, module: str, body: str, *flags: str) -> None:
+        self.folder = folder
+        (folder / "script.py").write_text(SCRIPT + textwrap.dedent(body))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *flags, "script.py"],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def end(self, seconds: float = 30.0) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=seconds)
+        return self.process.returncode, out, err
+
+    def pids(self, count: int) -> list[int]:
+        def noted() -> list[int]:
+            path = self.folder / "pids"
+            lines = path.read_text().split() if path.exists() else []
+            return [int(line) for line in lines] if len(lines) >= count else []
+
+        return wait_for(noted, f"{count} process ids in {self.folder / 'pids'}")
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(10)
+
+
+@pytest.fixture
+def launch(tmp_path):
+    started = []
+
+    def start(module, body, *flags):
+        started.append(Launched(tmp_path, module, body, *flags))
+        return started[-1]
+
+    yield start
+    for launched in started:
+        launched.close()
+
+
+def start_port() -> tuple[str, str]:
+    return "--start_port", str(free_ports(2)[0])
+
+
+def test_all_end_well_and_each_has_a_log(launch, tmp_path):
+    status, out, _ = launch("fleet.launch_ps", "print('I am', me)", *start_port()).end()
+    assert status == 0
+    logs = {path.name: path.read_text().strip() for path in (tmp_path / "logs").iterdir()}
+    assert logs == {
+        "serverlog.0": "I am PSERVER0",
+        "serverlog.1": "I am PSERVER1",
+        "workerlog.0": "I am TRAINER0",
+        "workerlog.1": "I am TRAINER1",
+    }
+    assert "worker 1" in out
+
+
+def test_the_first_failure_stops_the_rest_with_all_their_children(launch):
+    body = """
+    spawn_family()
+    (here / f"ready-{me}").touch()
+    if me == "TRAINER1":
+        wait_for_all(4)
+        print("this is why")
+        sys.exit(7)
+    time.sleep(600)
+    """
+    launched = launch("fleet.launch_ps", body, *start_port())
+    pids = launched.pids(12)
+    began = time.monotonic()
+    status, _, err = launched.end()
+    assert status == 7
+    assert time.monotonic() - began < 3 + 3
+    assert "worker 1 failed with exit status 7" in err
+    assert "this is why" in err
+    assert [pid for pid in pids if alive(pid)] == []
+
+
+def test_what_ignores_sigterm_is_killed_after_three_seconds(launch):
+    body = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    note(os.getpid())
+    (here / f"ready-{me}").touch()
+    wait_for_all(2)
+    if me == "TRAINER0":
+        sys.exit(1)
+    time.sleep(600)
+    """
+    launched = launch("fleet.launch_ps", body, *start_port(), "--server_num=1", "--worker_num=1")
+    pids = launched.pids(2)
+    began = time.monotonic()
+    assert launched.end()[0] == 1
+    assert 2.5 < time.monotonic() - began < 7
+    assert [pid for pid in pids if alive(pid)] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_the_launcher_stops_everything(launch, number):
+    launched = launch("fleet.launch", "spawn_family()\ntime.sleep(600)", "--worker_num=2", *start_port())
+    pids = launched.pids(6)
+    launched.process.send_signal(number)
+    status, _, err = launched.end()
+    assert status == 128 + number
+    assert number.name in err
+    assert [pid for pid in pids if alive(pid)] == []
+
+
+def test_workers_die_with_a_launcher_that_is_killed(launch):
+    body = "note(os.getpid())\nwhile True:\n    time.sleep(1)"
+    launched = launch("fleet.launch", body, "--worker_num=2", *start_port())
+    pids = launched.pids(2)
+    launched.process.kill()
+    wait_for(lambda: not any(alive(pid) for pid in pids), "the workers' end")
+
+
+def test_a_killed_worker_gives_its_signal_and_a_termination_message(launch, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEET_TERMINATION_LOG", str(tmp_path / "words"))
+    body = "note(os.getpid())\ntime.sleep(600)"
+    launched = launch("fleet.launch", body, *start_port())
+    os.kill(launched.pids(1)[0], signal.SIGKILL)
+    assert launched.end()[0] == 137
+    assert (tmp_path / "words").read_text() == "worker 0 was ended by signal 9\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "message"),
+    [
+        ("fleet.launch_ps", ["--worker_num=none"], "--worker_num is 'none'; expected a whole number"),
+        ("fleet.launch", ["--print_config=perhaps"], "--print_config is 'perhaps'; expected True or False"),
+    ],
+)
+def test_bad_flags_end_before_anything_starts(launch, tmp_path, module, flags, message):
+    status, _, err = launch(module, "raise SystemExit(9)", *flags).end()
+    assert status == 2
+    assert message in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_missing_script_and_a_taken_port_are_named(launch, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, _, err = launch("fleet.launch_ps", "", f"--endpoints=127.0.0.1:{port}").end()
+    assert status == 2
+    assert f"--endpoints: 127.0.0.1:{port} is in use by another process; choose another port" in err
+    (tmp_path / "script.py").unlink()
+    command = [sys.executable, "-m", "fleet.launch_ps", "script.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 2
+    assert "training_script is 'script.py', which is no file" in ended.stderr

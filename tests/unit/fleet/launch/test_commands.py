@@ -1,0 +1,176 @@
+"""What the launchers start: environments from flags, and errors that name the flag."""
+
+import pytest
+
+from fleet.errors import ConfigurationError
+from fleet.launch import collective, flags, ps
+from fleet.launch.supervisor import Command
+
+
+def ps_commands(*argv: str, environ: dict[str, str] | None = None) -> list[Command]:
+    return ps.commands(ps.parse([*argv, "train.py", "--lr", "0.1"]), environ or {})
+
+
+def collective_commands(*argv: str, environ: dict[str, str] | None = None) -> list[Command]:
+    arguments = collective.parse([*argv, "train.py"])
+    environ = environ or {}
+    return collective.commands(collective.node(arguments, environ), arguments, environ)
+
+
+def test_servers_come_first_and_every_process_knows_its_place():
+    server0, server1, worker0, _, worker2 = ps_commands("--worker_num", "3", "--start_port", "7000")
+    assert (server0.name, server1.log_name, worker0.name, worker2.log_name) == (
+        "server 0",
+        "serverlog.1",
+        "worker 0",
+        "workerlog.2",
+    )
+    assert server1.environ["PADDLE_PSERVERS_IP_PORT_LIST"] == "127.0.0.1:7000,127.0.0.1:7001"
+    assert (server1.environ["TRAINING_ROLE"], server1.environ["PADDLE_PSERVER_ID"]) == ("PSERVER", "1")
+    assert (server1.environ["POD_IP"], server1.environ["PADDLE_PORT"]) == ("127.0.0.1", "7001")
+    assert (worker2.environ["TRAINING_ROLE"], worker2.environ["PADDLE_TRAINER_ID"]) == ("TRAINER", "2")
+    assert worker2.environ["PADDLE_TRAINERS_NUM"] == "3"
+    assert "PADDLE_TRAINER_IPS" not in worker2.environ
+    assert list(worker2.argv[1:]) == ["train.py", "--lr", "0.1"]
+
+
+def test_hosts_and_one_port_are_told_only_where_they_say_the_same_as_the_list():
+    assert "PADDLE_PSERVER_IPS" not in ps_commands()[0].environ
+    environ = ps_commands("--endpoints", "127.0.0.1:6174,127.0.0.2:6174")[3].environ
+    assert environ["PADDLE_PSERVER_IPS"] == "127.0.0.1,127.0.0.2"
+    assert environ["PADDLE_PSERVER_PORT"] == "6174"
+
+
+def test_a_role_that_the_launcher_was_started_with_does_not_leak():
+    inherited = {"PADDLE_TRAINER_ENDPOINTS": "a:1", "RANK": "3", "HOME": "/home/me", "FLEET_JOB_UID": "7"}
+    environ = ps_commands(environ=inherited)[0].environ
+    assert "PADDLE_TRAINER_ENDPOINTS" not in environ
+    assert "RANK" not in environ
+    assert (environ["HOME"], environ["FLEET_JOB_UID"]) == ("/home/me", "7")
+
+
+def test_all_processes_of_a_run_share_one_uid_and_two_runs_do_not():
+    first, second = ps_commands(), ps_commands()
+    assert len({command.environ["FLEET_JOB_UID"] for command in first}) == 1
+    assert first[0].environ["FLEET_JOB_UID"] != second[0].environ["FLEET_JOB_UID"]
+
+
+def test_collective_workers_get_torchruns_variables_and_the_originals():
+    first, second = collective_commands("--worker_num", "2", "--started_port", "7000")
+    assert (second.environ["RANK"], second.environ["LOCAL_RANK"], second.environ["WORLD_SIZE"]) == (
+        "1",
+        "1",
+        "2",
+    )
+    assert (first.environ["MASTER_ADDR"], first.environ["MASTER_PORT"]) == ("127.0.0.1", "7000")
+    assert second.environ["PADDLE_TRAINER_ENDPOINTS"] == "127.0.0.1:7000,127.0.0.1:7001"
+    assert second.environ["PADDLE_CURRENT_ENDPOINT"] == "127.0.0.1:7001"
+
+
+def test_the_second_of_two_nodes_counts_on():
+    nodes = ("--cluster_node_ips", "10.0.0.1,10.0.0.2", "--node_ip", "10.0.0.2", "--worker_num", "2")
+    first, second = collective_commands(*nodes)
+    assert (first.environ["RANK"], second.environ["RANK"], second.environ["LOCAL_RANK"]) == ("2", "3", "1")
+    assert (first.environ["NODE_RANK"], first.environ["MASTER_ADDR"]) == ("1", "10.0.0.1")
+    assert "GLOO_SOCKET_IFNAME" not in first.environ
+
+
+POD = {
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "1",
+    "PET_NPROC_PER_NODE": "2",
+    "PET_MASTER_ADDR": "job-trainer-0.job",
+    "PET_MASTER_PORT": "6175",
+    "PADDLE_CURRENT_IP": "job-trainer-1.job",
+    "PADDLE_TRAINER_ENDPOINTS": "t0:6175,t0:6176,t1:6175,t1:6176",
+}
+
+
+@pytest.mark.parametrize("prefix", ["PET_", ""])
+def test_a_pod_with_slots_needs_no_flags(prefix):
+    environ = {name.replace("PET_", prefix): value for name, value in POD.items()}
+    first, second = collective_commands(environ=environ)
+    assert (first.environ["RANK"], second.environ["RANK"], second.environ["WORLD_SIZE"]) == ("2", "3", "4")
+    assert (second.environ["MASTER_ADDR"], second.environ["MASTER_PORT"]) == ("job-trainer-0.job", "6175")
+    assert second.environ["PADDLE_CURRENT_ENDPOINT"] == "t1:6176"
+    assert second.environ["PADDLE_CURRENT_IP"] == "job-trainer-1.job"
+
+
+def test_selected_gpus_give_one_worker_each():
+    first, second = collective_commands("--selected_gpus", "2,3")
+    assert first.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert (first.environ["FLAGS_selected_gpus"], second.environ["FLAGS_selected_gpus"]) == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--worker_num", "0"), "--worker_num is 0; expected a whole number, 1 to 1024"),
+        (("--worker_num", "two"), "--worker_num is 'two'; expected a whole number, 1 to 1024"),
+        (("--server_num", "-1"), "--server_num is '-1'; expected a whole number, 1 to 1024"),
+        (("--start_port", "65535"), "--start_port is 65535; expected a whole number, 1 to 65534"),
+        (
+            ("--endpoints", "localhost"),
+            "--endpoints has 'localhost'; expected host:port, as in 127.0.0.1:6170",
+        ),
+        (("--endpoints", "a:1,a:1"), "--endpoints is 'a:1,a:1', which names an endpoint twice"),
+        (("--endpoints", "a:99999"), "the port of 'a:99999' in --endpoints is 99999; expected"),
+        (("--endpoints", "a:1,"), "--endpoints has ''; expected host:port"),
+        (
+            ("--endpoints", "a:1", "--server_num", "2"),
+            "--server_num is 2 but --endpoints names 1; expected equal",
+        ),
+    ],
+)
+def test_a_bad_flag_of_launch_ps_is_named(argv, message):
+    with pytest.raises(ConfigurationError) as error:
+        ps_commands(*argv)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "message"),
+    [
+        (
+            ("--cluster_node_ips", "10.0.0.1,10.0.0.1"),
+            {},
+            "--cluster_node_ips is '10.0.0.1,10.0.0.1', which names",
+        ),
+        (("--cluster_node_ips", "10.0.0.1,"), {}, "where '' is no host name"),
+        (
+            ("--cluster_node_ips", "10.0.0.1,10.0.0.2", "--node_ip", "10.0.0.3"),
+            {},
+            "--node_ip is '10.0.0.3'; expected one of --cluster_node_ips, which are '10.0.0.1,10.0.0.2'",
+        ),
+        (("--started_port", "x"), {}, "--started_port is 'x'; expected a whole number"),
+        (
+            ("--selected_gpus", "0,a"),
+            {},
+            "a GPU of --selected_gpus is 'a'; expected a whole number, 0 or more",
+        ),
+        (
+            ("--selected_gpus", "0,1", "--worker_num", "1"),
+            {},
+            "--worker_num is 1 but --selected_gpus names 2",
+        ),
+        (("--use_paddlecloud",), {}, "PET_NNODES and NNODES are not"),
+        ((), POD | {"PET_NODE_RANK": "2"}, "PET_NODE_RANK is 2; expected a whole number, 0 to 1"),
+        ((), POD | {"PET_NPROC_PER_NODE": "3"}, "PADDLE_TRAINER_ENDPOINTS has 4 endpoints; expected 6"),
+        ((), {"PET_NNODES": "2"}, "NODE_RANK is not; expected both"),
+        ((), {"NNODES": "1", "NODE_RANK": "0"}, "MASTER_ADDR is not; expected the first node's address"),
+    ],
+)
+def test_a_bad_flag_or_variable_of_launch_is_named(argv, environ, message):
+    with pytest.raises(ConfigurationError) as error:
+        collective_commands(*argv, environ=environ)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("text", "value"), [("True", True), ("1", True), ("false", False)])
+def test_print_config_is_a_truth_value(text, value):
+    assert flags.truth("--print_config", text) is value
+
+
+def test_print_config_names_what_it_expects():
+    with pytest.raises(ConfigurationError, match="--print_config is 'maybe'; expected True or False"):
+        flags.truth("--print_config", "maybe")

@@ -1,0 +1,259 @@
+"""How a replica ends: each case is a process of its own, because ending is what is tested."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import free_ports
+
+PRELUDE = """
+import os, signal, sys, threading, time
+from types import SimpleNamespace
+from fleet import errors, lifecycle, progress, report
+
+def start():
+    lifecycle.start(SimpleNamespace(kind=SimpleNamespace(name="WORKER"), index=1))
+
+def ready():
+    os.write(1, b"ready ")
+
+def wait_in_a_lock():
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+"""
+
+
+@pytest.fixture
+def words(tmp_path):
+    return tmp_path / "words"
+
+
+@pytest.fixture
+def replica(words):
+    """Start a replica from a script; it is killed at the end of the test if it still lives."""
+    started = []
+
+    def start(body: str, **environ: str) -> subprocess.Popen[str]:
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-c", PRELUDE + textwrap.dedent(body)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"FLEET_TERMINATION_LOG": str(words), "PYTHONUNBUFFERED": ""} | environ,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=20)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [("PeerLostError", 91), ("StateLostError", 90), ("RemoteProtocolError", 1), ("RoleError", 2)],
+)
+def test_each_error_has_its_exit_status_and_one_sentence(replica, words, error, status):
+    code, out, err = ended(replica(f"start(); print('before'); raise errors.{error}('a is 1;\\nexpected 2')"))
+    assert (code, out) == (status, "before\n")
+    assert err.splitlines()[-1] == "trainer 1: a is 1; expected 2"
+    assert words.read_text() == "trainer 1: a is 1; expected 2\n"
+    assert ("Traceback" in err) is (error != "RoleError")
+
+
+def test_an_unexpected_error_keeps_its_traceback(replica, words):
+    code, _, err = ended(replica("start(); report(step=1); {}['missing']"))
+    assert code == 1
+    assert "Traceback" in err
+    assert words.read_text().startswith("trainer 1: KeyError: 'missing' (at ")
+
+
+def test_a_thread_that_dies_of_our_error_ends_the_replica(replica, words):
+    body = """
+    start()
+    def run():
+        raise errors.PeerLostError("pserver 0 is gone")
+    threading.Thread(target=run).start()
+    wait_in_a_lock()
+    """
+    assert ended(replica(body))[0] == 91
+    assert words.read_text() == "trainer 1: pserver 0 is gone\n"
+
+
+@pytest.mark.parametrize(("name", "status"), [("fleet-sender", 1), ("the user's", 0)])
+def test_a_runtime_thread_ends_the_replica_by_any_error_a_users_does_not(replica, name, status):
+    body = f"""
+    start()
+    def run():
+        raise KeyError("x")
+    thread = threading.Thread(target=run, name={name!r})
+    thread.start()
+    thread.join()
+    """
+    code, _, err = ended(replica(body))
+    assert code == status
+    assert "KeyError" in err
+
+
+def test_a_failed_replica_ends_though_a_thread_never_does(replica):
+    body = """
+    lifecycle.EXIT_SECONDS = 0.5
+    start()
+    threading.Thread(target=wait_in_a_lock).start()
+    raise errors.PeerLostError("gone")
+    """
+    code, _, err = ended(replica(body))
+    assert code == 91
+    assert "threads were still running 0.5 s after the error" in err
+
+
+WAITS = {
+    "a-lock": "wait_in_a_lock()",
+    "a-socket": "import socket; a, b = socket.socketpair(); a.recv(1)",
+    "a-busy-loop": "while True: pass",
+    "a-c-function": "import torch\nwhile True: torch.randn(1500, 1500) @ torch.randn(1500, 1500)",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
+def test_sigterm_ends_a_replica_within_two_seconds(replica, words, wait):
+    setup = "import torch" if "torch" in wait else ""
+    process = replica(f"{setup}\nstart()\nprint('buffered')\nready()\n{wait}")
+    assert process.stdout.read(6) == "ready "
+    began = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    code, out, _ = ended(process)
+    assert time.monotonic() - began < 2
+    assert (code, out) == (143, "buffered\n")
+    assert words.read_text() == "trainer 1 was stopped by SIGTERM\n"
+
+
+def as_pid_1() -> bool:
+    """Whether this machine lets us make a PID namespace."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", "true"]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=10, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not as_pid_1(), reason="needs the right to make a PID namespace")
+def test_sigterm_ends_a_replica_that_is_pid_1(words, tmp_path):
+    body = "assert os.getpid() == 1\nstart()\nready()\nwait_in_a_lock()"
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", PRELUDE + body]
+    environ = os.environ | {"FLEET_TERMINATION_LOG": str(words)}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.read(6) == "ready "
+        replica_pid = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+        began = time.monotonic()
+        os.kill(replica_pid, signal.SIGTERM)
+        process.communicate(timeout=20)
+        assert time.monotonic() - began < 2
+        assert process.returncode == 143
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_users_own_handler_still_runs(replica):
+    body = """
+    signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"saved"))
+    start()
+    ready()
+    time.sleep(60)
+    """
+    process = replica(body)
+    assert process.stdout.read(6) == "ready "
+    process.send_signal(signal.SIGTERM)
+    code, out, _ = ended(process)
+    assert (code, out) == (143, "saved")
+
+
+def test_a_forked_child_ends_alone(replica, words):
+    body = """
+    start()
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+    os.kill(child, signal.SIGTERM)
+    print(os.WTERMSIG(os.waitpid(child, 0)[1]), flush=True)
+    child = os.fork()
+    if child == 0:
+        raise errors.PeerLostError("only in the child")
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    time.sleep(0.3)
+    report(step=7)
+    """
+    code, out, _ = ended(replica(body))
+    assert (code, out) == (0, "15\n1\n")
+    assert json.loads(words.read_text())["step"] == 7
+
+
+def test_a_replica_that_ends_well_leaves_its_progress(replica, words):
+    body = """
+    start()
+    report(step=3, total_steps=3, loss=0.5)
+    lifecycle.finish()
+    report(test_accuracy=0.97)
+    """
+    assert ended(replica(body))[0] == 0
+    state = json.loads(words.read_text())
+    assert (state["role"], state["index"], state["step"]) == ("TRAINER", 1, 3)
+    assert state["metrics"] == {"test_accuracy": 0.97}
+
+
+def test_a_plain_script_that_reports_is_served_and_leaves_its_progress(replica, words):
+    port = str(free_ports(1, "127.0.0.5")[0])
+    body = f"""
+    import urllib.request
+    report(step=3)
+    print(urllib.request.urlopen("http://127.0.0.5:{port}/progress", timeout=5).status)
+    """
+    code, out, err = ended(replica(body, FLEET_METRICS_PORT=port, PADDLE_CURRENT_IP="127.0.0.5"))
+    assert (code, out, err) == (0, "200\n", "")
+    assert json.loads(words.read_text())["step"] == 3
+
+
+def test_the_second_process_of_a_pod_is_silent(replica, words):
+    port = str(free_ports(1)[0])
+    body = "start(); report(step=3); print(progress._server)"
+    assert ended(replica(body, FLEET_METRICS_PORT=port, LOCAL_RANK="1"))[:2] == (0, "None\n")
+    assert not words.exists()
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "x", "-1"])
+def test_a_bad_metrics_port_is_the_users_mistake(replica, port):
+    code, _, err = ended(replica("start()", FLEET_METRICS_PORT=port))
+    assert code == 2
+    assert f"FLEET_METRICS_PORT is '{port}'; expected a port number, 1 to 65535" in err
+    assert "Traceback" not in err
+
+
+def test_a_taken_metrics_port_is_a_warning(replica):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, _, err = ended(replica("start()", FLEET_METRICS_PORT=port, PADDLE_CURRENT_IP="127.0.0.1"))
+    assert code == 0
+    assert f"the progress is not served: 127.0.0.1 port {port}" in err
