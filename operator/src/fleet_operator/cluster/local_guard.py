@@ -68,6 +68,7 @@ class Guard:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._pids: dict[str, int] = {}  # of the main processes that have not been reported as gone
         self._closing = False
 
     async def start(self) -> None:
@@ -121,6 +122,16 @@ class Guard:
                 )
         if self._reader is not None:
             self._reader.cancel()
+        await self._outlast_keepers()
+
+    async def _outlast_keepers(self) -> None:
+        """Wait for processes whose guardian was killed: their keepers are ending them."""
+        deadline = asyncio.get_running_loop().time() + CLOSE_SECONDS
+        while alive := [pid for pid in self._pids.values() if _is_alive(pid)]:
+            if asyncio.get_running_loop().time() > deadline:
+                logger.warning("the processes %s have not ended in %g s", alive, CLOSE_SECONDS)
+                return
+            await asyncio.sleep(0.05)
 
     def _order(self, order: dict[str, Any]) -> None:
         if self._writer is None:
@@ -133,10 +144,20 @@ class Guard:
             while line := await reader.readline():
                 report = json.loads(line)
                 if report["event"] == "started":
+                    self._pids[report["id"]] = report["pid"]
                     self._report(Started(report["id"], report["pid"]))
                 else:
+                    self._pids.pop(report["id"], None)
                     self._report(Exited(report["id"], report["code"], report["error"]))
         except ConnectionError:
             pass
         if not self._closing:
             self._lost(GuardianLostError("the guardian process of this run was killed; so its replicas were"))
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):  # gone, or another user's by now
+        return False
+    return True

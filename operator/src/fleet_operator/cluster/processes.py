@@ -1,4 +1,4 @@
-"""This machine as a cluster: the same plans, carried out with processes from the same built pods.
+"""The local cluster: the same plans, carried out with processes of this machine from the same built pods.
 
 A pod is a process that the guardian keeps (`guardian`), at a loopback address of its own
 (`local_address`), started as its manifest says (`local_env`). Everything here runs on one event loop.
@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS = 30  # terminationGracePeriodSeconds where the pod has none
 MESSAGE_BYTES = 4096  # of a termination log, as the kubelet keeps
 TAIL_BYTES, TAIL_LINES = 2048, 80  # of the log of a container that failed without a termination message
+THREADS = "OMP_NUM_THREADS"
 READY_POLL_SECONDS = 0.1
 READY_TELL_SECONDS = 10.0
 
@@ -148,6 +149,9 @@ class LocalSettings:
         The environment that replicas inherit.
     python : str
         The interpreter that ``python`` and ``python3`` mean.
+    num_threads : int
+        OMP_NUM_THREADS where a template does not set it: a limit on CPUs, from which the built pod has its
+        own, is not applied here.
     defaults, overrides : mapping
         Variables for replicas that do not set them, and variables that win.
     """
@@ -157,6 +161,7 @@ class LocalSettings:
     scratch: Path
     environ: Mapping[str, str]
     python: str
+    num_threads: int
     defaults: Mapping[str, str] = field(default_factory=dict)
     overrides: Mapping[str, str] = field(default_factory=dict)
 
@@ -257,6 +262,7 @@ class ProcessCluster:
         metadata = job.metadata.model_copy(update={"resource_version": version})
         self._job = job.model_copy(update={"metadata": metadata, "status": status})
         self._listener.status_written(job, self._job)
+        self.changed(self._key)
         return self._job
 
     async def apply(self, job: FleetJob, action: Action) -> None:
@@ -290,16 +296,17 @@ class ProcessCluster:
             moment = pod.created_at.astimezone().isoformat(timespec="seconds")
             log.write(f"=== {pod.replica} of {job.name}, attempt {pod.attempt}, {moment} ===\n".encode())
             pod = replace(pod, log_start=log.tell())
+        overrides = {**self._settings.overrides, "FLEET_TERMINATION_LOG": str(pod.termination_log)}
+        variables = job.template(pod.role).main_container.env or ()
+        if all(variable.name != THREADS for variable in variables):
+            overrides[THREADS] = str(self._settings.num_threads)
         command = local_command(
             pod.manifest,
             host=pod.host,
             environ=self._settings.environ,
             python=self._settings.python,
             defaults=self._settings.defaults,
-            overrides={
-                **self._settings.overrides,
-                "FLEET_TERMINATION_LOG": str(pod.termination_log),
-            },
+            overrides=overrides,
         )
         self._put(pod)
         self._guard.launch(

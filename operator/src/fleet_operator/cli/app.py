@@ -1,0 +1,120 @@
+"""The command line: ``fleetjob run``, ``render``, ``validate`` and ``operator``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+import yaml
+
+from fleet_operator.api import parse_job
+from fleet_operator.build import ClusterHosts, build_pod, build_service
+from fleet_operator.cli.manifest import STDIN, ManifestError, load_manifest, project_root
+from fleet_operator.errors import InvalidJob, OperatorError
+from fleet_operator.plan.model import Attempt
+
+INVALID = 2  # also what Typer exits with for arguments that it does not understand
+UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
+
+app = typer.Typer(
+    name="fleetjob",
+    help="Train PyTorch models with parameter servers or collectively, from one manifest.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+Manifest = Annotated[
+    Path,
+    typer.Option("--filename", "-f", metavar="FILE", help="The FleetJob's manifest; - is standard input."),
+]
+
+
+@app.command()
+def run(
+    filename: Manifest,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print one JSON object on standard output, all else on standard error."),
+    ] = False,
+    log_dir: Annotated[
+        Path | None, typer.Option(help="The folder of the replicas' logs. Default: logs/JOB-TIME.")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.1, help="Stop the run after so many seconds (exit status 124).")
+    ] = None,
+) -> None:
+    """Run a job on this machine, as a cluster would.
+
+    Exit status: 0 if the job succeeds, 1 if it fails, 2 if the manifest is not valid, 124 after --timeout,
+    130 after Ctrl-C and 143 after SIGTERM. No process of the job outlives this command.
+    """
+    from fleet_operator.cli.command import run_command
+
+    job = parse_job(load_manifest(filename))
+    logs = log_dir or Path("logs") / f"{job.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{os.getpid()}"
+    raise typer.Exit(
+        run_command(
+            job,
+            workdir=project_root(filename),
+            logs=logs.absolute(),
+            as_json=as_json,
+            timeout_seconds=timeout,
+        )
+    )
+
+
+@app.command()
+def render(filename: Manifest) -> None:
+    """Print the Service and the pods that the operator makes for a job."""
+    document = load_manifest(filename)
+    job = parse_job(document)
+    metadata = job.metadata.model_copy(update={"uid": job.metadata.uid or UNKNOWN_UID})
+    job = job.model_copy(update={"metadata": metadata})
+    hosts = ClusterHosts(job)
+    manifests = [build_service(job)]
+    for role in job.roles:
+        manifests += [build_pod(job, role, index, Attempt(), hosts) for index in range(job.replicas(role))]
+    typer.echo(yaml.safe_dump_all(manifests, sort_keys=False, width=110), nl=False)
+
+
+@app.command()
+def validate(filename: Manifest) -> None:
+    """Check a manifest as the API server would; every problem is shown with its field."""
+    job = parse_job(load_manifest(filename))
+    typer.echo(f"{'standard input' if filename == STDIN else filename}: FleetJob {job.name} is valid")
+
+
+@app.command()
+def operator() -> None:
+    """Run the operator against the cluster that KUBECONFIG or the pod's service account names."""
+    from fleet_operator.handlers import run as run_operator
+
+    run_operator()
+
+
+def main() -> NoReturn:
+    """Run the command line; a mistake of the user's is a sentence, never a traceback."""
+    try:
+        app()
+    except (InvalidJob, ManifestError) as error:
+        _fail(str(error), INVALID)
+    except (OperatorError, OSError) as error:
+        _fail(str(error), 1)
+    except KeyboardInterrupt:
+        _fail("interrupted", 130)
+    except Exception as error:
+        if os.environ.get("FLEETJOB_DEBUG"):
+            raise
+        hint = "FLEETJOB_DEBUG=1 shows where"
+        _fail(f"a mistake in fleetjob itself: {type(error).__name__}: {error} ({hint})", 1)
+    sys.exit(0)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    typer.echo(f"fleetjob: {message}", err=True)
+    sys.exit(status)

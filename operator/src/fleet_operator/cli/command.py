@@ -1,0 +1,68 @@
+"""Around a run: the display before it, the summary and the picture after it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from fleet_operator.api import Role
+from fleet_operator.cli.curve import draw_loss_curves
+from fleet_operator.cli.display import DisplayHandler, LineDisplay, TableDisplay
+from fleet_operator.cli.result import to_json, to_text
+from fleet_operator.cli.run import RunOptions, now, prepare, run_job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fleet_operator.api import FleetJob
+    from fleet_operator.cli.display import Display
+    from fleet_operator.cli.run import RunResult
+
+CURVE = "loss.png"
+
+
+def run_command(
+    job: FleetJob, *, workdir: Path, logs: Path, as_json: bool, timeout_seconds: float | None
+) -> int:
+    """Run a job, show it, tell how it ended, and return the exit status."""
+    job = prepare(job)
+    console = Console(stderr=True)
+    display: Display = TableDisplay(console, now) if console.is_terminal else LineDisplay(console)
+    logger = logging.getLogger("fleet_operator")
+    handler = DisplayHandler(display)
+    logger.addHandler(handler)
+    try:
+        options = RunOptions(workdir, logs, dict(os.environ), timeout_seconds)
+        result = asyncio.run(run_job(job, options, display))
+    finally:
+        logger.removeHandler(handler)
+    _draw(result, logs / CURVE, display)
+    text = to_text(result)
+    if as_json:
+        print(text, file=sys.stderr)
+        print(json.dumps(to_json(result)), flush=True)
+    else:
+        print(text, flush=True)
+    return result.exit_status
+
+
+def _draw(result: RunResult, path: Path, display: Display) -> None:
+    """Draw the loss curves; a run is not worse for want of a picture."""
+    curves = {
+        replica.name: replica.progress.history
+        for replica in result.view.replicas.values()
+        if replica.role is Role.TRAINER and replica.progress is not None
+    }
+    try:
+        if draw_loss_curves(curves, result.view.job.name, path):
+            display.say(f"loss curve: {path}")
+    except ImportError:
+        display.say("no loss curve: matplotlib is not installed (pip install 'fleet-operator[cli]')")
+    except OSError as error:
+        display.say(f"no loss curve: {path} cannot be written: {error.strerror}")

@@ -1,0 +1,117 @@
+"""How a run is shown: a live table on a terminal, plain lines elsewhere. Both write to standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from rich.live import Live
+from rich.markup import escape
+
+from fleet_operator.cli.lines import describe_progress
+from fleet_operator.cli.table import render
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import datetime
+
+    from rich.console import Console
+
+    from fleet_operator.cli.view import JobView
+
+PROGRESS_SECONDS = 5.0
+
+
+class Display(Protocol):
+    """What a run needs to be seen."""
+
+    def say(self, line: str) -> None:
+        """Show one line, now."""
+
+    def showing(self, view: JobView) -> contextlib.AbstractContextManager[None]:
+        """Show `view` while the context lasts."""
+
+    def refresh(self) -> None:
+        """Bring what is shown up to date; called several times a second."""
+
+
+class LineDisplay:
+    """One line per event, and one about the progress every few seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._started = time.monotonic()
+        self._view: JobView | None = None
+        self._next_progress = 0.0
+        self._last = ""
+
+    def say(self, line: str) -> None:
+        """Print a line, led by the seconds since the run began."""
+        elapsed = time.monotonic() - self._started
+        self._console.print(f"{elapsed:7.1f} s  {line}", markup=False, highlight=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def showing(self, view: JobView) -> Iterator[None]:
+        """Print the progress of `view` while the context lasts."""
+        self._view = view
+        try:
+            yield
+        finally:
+            self._view = None
+
+    def refresh(self) -> None:
+        """Print the progress if it has changed and the last time is a while ago."""
+        moment = time.monotonic()
+        if self._view is None or moment < self._next_progress:
+            return
+        self._next_progress = moment + PROGRESS_SECONDS
+        line = describe_progress(self._view.replicas.values())
+        if line and line != self._last:
+            self._last = line
+            self.say(line)
+
+
+class TableDisplay:
+    """A table that is redrawn in place, with the lines above it."""
+
+    def __init__(self, console: Console, now: Callable[[], datetime]) -> None:
+        self._console = console
+        self._now = now
+        self._live: Live | None = None
+
+    def say(self, line: str) -> None:
+        """Print a line above the table."""
+        self._console.print(escape(line), highlight=False)
+
+    @contextlib.contextmanager
+    def showing(self, view: JobView) -> Iterator[None]:
+        """Draw the table of `view` while the context lasts; its last state stays on the screen."""
+        live = Live(
+            get_renderable=lambda: render(view, self._now()), console=self._console, auto_refresh=False
+        )
+        with live:
+            self._live = live
+            try:
+                yield
+            finally:
+                self._live = None
+                live.refresh()
+
+    def refresh(self) -> None:
+        """Draw the table anew."""
+        if self._live is not None:
+            self._live.refresh()
+
+
+class DisplayHandler(logging.Handler):
+    """Shows what the operator's modules log, so that it does not tear the table."""
+
+    def __init__(self, display: Display) -> None:
+        super().__init__(logging.WARNING)
+        self._display = display
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show the message without its traceback: that is for whoever debugs the runner."""
+        self._display.say(f"{record.levelname.lower()}: {record.getMessage()}")

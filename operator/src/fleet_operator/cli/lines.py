@@ -1,0 +1,82 @@
+"""Pure: what happens in a run, in sentences."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fleet_operator.api import FleetJob, Role
+    from fleet_operator.cli.view import ReplicaView
+    from fleet_operator.cluster.processes import LocalPod
+
+SIGNALLED = 128
+START_ERROR = "StartError"
+MAX_REASON = 300
+
+
+def describe_exit(pod: LocalPod) -> str:
+    """Return how a pod that failed ended, and why as far as it said so."""
+    code = pod.exit_code or 0
+    if pod.reason == START_ERROR:
+        return f"{pod.replica} did not start: {pod.message}"
+    if (name := signal_name(code)) is not None:
+        return f"{pod.replica} was killed by {name} (exit code {code})"
+    words = (pod.message or "").strip().splitlines()
+    why = f": {words[-1].strip()[:MAX_REASON]}" if words else ""
+    return f"{pod.replica} failed (exit code {code}){why}"
+
+
+def signal_name(code: int) -> str | None:
+    """Return the name of the signal that an exit code stands for, if it does."""
+    try:
+        return signal.Signals(code - SIGNALLED).name if code > SIGNALLED else None
+    except ValueError:
+        return None
+
+
+def consequence(before: FleetJob, after: FleetJob, role: Role, index: int) -> str | None:
+    """Return what a new status does about the failure of a replica; None if it does nothing yet."""
+    limit = after.spec.run_policy.backoff_limit
+    count = f"({after.status.failures} of {limit})"
+    if after.status.state is JobState.FAILED:
+        return "the job fails"
+    if after.status.job_restarts > before.status.job_restarts:
+        return f"restarting the whole job {count}"
+    if _restarts(after, role, index) > _restarts(before, role, index):
+        return f"restarting {count}"
+    if after.status.state is JobState.SUCCEEDED:
+        return "the job has succeeded without it"
+    return None
+
+
+def _restarts(job: FleetJob, role: Role, index: int) -> int:
+    return sum(each.count for each in job.status.role(role).restarts if each.index == index)
+
+
+def describe_progress(replicas: Iterable[ReplicaView]) -> str:
+    """Return one line about all replicas that report their progress; empty if none does."""
+    parts = []
+    for replica in replicas:
+        progress = replica.progress
+        if progress is None or progress.step is None:
+            continue
+        total = "" if progress.total_steps is None else f"/{progress.total_steps}"
+        loss = "" if progress.loss is None else f", loss {progress.loss:.4g}"
+        rate = "" if progress.samples_per_second is None else f", {progress.samples_per_second:.0f} samples/s"
+        parts.append(f"{replica.name} step {progress.step}{total}{loss}{rate}")
+    return "; ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time as people write it: 7.3 s, 2 min 05 s, 1 h 02 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,55 @@
+"""Manifests as files: what ``-f`` names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleet_operator.api.names import KIND
+from fleet_operator.errors import OperatorError
+
+ROOT_MARKS = (".git", "pyproject.toml", "Dockerfile")
+STDIN = Path("-")
+
+
+class ManifestError(OperatorError):
+    """A file cannot be read as one FleetJob."""
+
+
+def load_manifest(path: Path) -> dict[str, Any]:
+    """Return the FleetJob in a YAML or JSON file, or on standard input for ``-``.
+
+    Raises
+    ------
+    ManifestError
+        The file cannot be read, is not YAML, or does not hold one object.
+    """
+    try:
+        text = sys.stdin.read() if path == STDIN else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ManifestError(f"cannot read {path}: {reason}; expected a FleetJob manifest") from error
+    try:
+        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.YAMLError as error:
+        raise ManifestError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if len(documents) == 1 and isinstance(documents[0], dict):
+        return documents[0]
+    kinds = [str(each.get("kind")) if isinstance(each, dict) else type(each).__name__ for each in documents]
+    raise ManifestError(f"{path} holds {', '.join(kinds) or 'nothing'}; expected one {KIND}")
+
+
+def project_root(manifest: Path) -> Path:
+    """Return the working directory of a manifest's replicas: its project, as the image has it in WORKDIR.
+
+    It is the nearest folder above the manifest that holds ``.git``, ``pyproject.toml`` or ``Dockerfile``;
+    without one, the manifest's own folder.
+    """
+    folder = Path.cwd() if manifest == STDIN else manifest.resolve().parent
+    for candidate in (folder, *folder.parents):
+        if any((candidate / mark).exists() for mark in ROOT_MARKS):
+            return candidate
+    return folder

@@ -1,0 +1,342 @@
+"""``fleetjob run``: one job on this machine, from its manifest to its summary.
+
+The engine drives the local cluster with the same plans as in Kubernetes. Beside it run, each in its own
+task: the replicas' progress, the table or the lines, and the wait for the end. However the run ends, no
+process is left: the cluster's `close` returns when the guardian has seen the last one go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import CleanPodPolicy, JobState, Mode, Role
+from fleet_operator.api.names import METRICS_PORT
+from fleet_operator.cli.progress import fetch_progress
+from fleet_operator.cli.view import JobView
+from fleet_operator.cluster.interface import Key
+from fleet_operator.cluster.local_address import (
+    Claim,
+    LocalHosts,
+    claim_addresses,
+    claim_ports,
+    job_ports,
+)
+from fleet_operator.cluster.local_guard import GuardianLostError
+from fleet_operator.cluster.local_limits import not_applied, refusals
+from fleet_operator.cluster.processes import LocalSettings, ProcessCluster
+from fleet_operator.engine import Engine
+from fleet_operator.errors import InvalidJob
+from fleet_operator.plan.model import PodPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleet_operator.api import FleetJob
+    from fleet_operator.cli.display import Display
+
+POLL_SECONDS = 1.0
+TELL_FAILURE_SECONDS = (
+    2.0  # how long a failure waits for what the plan does about it, before it is told alone
+)
+SERVERS_END_SECONDS = 30.0  # how long servers may take to end by themselves when no policy stops them
+CLEAN_UP_SECONDS = 60.0  # beyond the pods' own grace: by then the plan has removed what it removes
+STOP_GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL, at most, when the run is stopped
+LATE_SECONDS = 5.0  # what the guardian may need beyond the grace
+REFRESH_SECONDS = 0.25
+TIMED_OUT = 124  # the exit status of timeout(1)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What ``fleetjob run`` is asked for.
+
+    Attributes
+    ----------
+    workdir : Path
+        The replicas' working directory.
+    logs : Path
+        The folder of their logs; it is made.
+    environ : mapping
+        The environment that they inherit.
+    timeout_seconds : float, optional
+        When to stop the run although the job has not finished.
+    """
+
+    workdir: Path
+    logs: Path
+    environ: Mapping[str, str]
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended.
+
+    Attributes
+    ----------
+    view : JobView
+        The job and its replicas as they ended.
+    wall_seconds : float
+        From the start of the first process to the end of the last.
+    stopped_by : int, optional
+        The exit status when the run was stopped before the job had finished.
+    problem : str, optional
+        Why the run itself, not the job, could not go on.
+    """
+
+    view: JobView
+    wall_seconds: float
+    stopped_by: int | None = None
+    problem: str | None = None
+
+    @property
+    def exit_status(self) -> int:
+        """The truth in one number: 0 only for a job that has succeeded."""
+        if self.view.status.state is JobState.SUCCEEDED:
+            return 0
+        return self.stopped_by or 1
+
+
+def prepare(job: FleetJob) -> FleetJob:
+    """Return the job as it runs here, with a uid.
+
+    Raises
+    ------
+    InvalidJob
+        The manifest asks for what only a cluster has; every such field is named.
+    """
+    if problems := refusals(job.to_manifest()):
+        raise InvalidJob(f"{job.name}, as a run on this machine,", problems)
+    metadata = {"uid": str(uuid.uuid4()), "resource_version": "1", "creation_timestamp": now()}
+    return job.model_copy(update={"metadata": job.metadata.model_copy(update=metadata)})
+
+
+def now() -> datetime:
+    """Return the time of day in UTC."""
+    return datetime.now(UTC)
+
+
+async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunResult:
+    """Run a prepared job to its end.
+
+    Raises
+    ------
+    AddressError
+        No loopback addresses could be claimed.
+    """
+    claims: list[Claim] = []
+    try:
+        job = _claim_ports(job, options, display, claims)
+        ports = job_ports(job)
+        addresses = claim_addresses(list(ports.values()), start=os.getpid(), environ=options.environ)
+        claims.append(addresses)
+        if left_out := not_applied(job.to_manifest()):
+            display.say(f"not applied on this machine: {', '.join(left_out)}")
+        options.logs.mkdir(parents=True, exist_ok=True)
+        display.say(f"logs: {options.logs}")
+        with tempfile.TemporaryDirectory(prefix="fleetjob-") as scratch:
+            settings = _settings(job, options, Path(scratch))
+            view = JobView(job, display.say)
+            hosts = LocalHosts(dict(zip(ports, addresses.hosts, strict=True)))
+            hold = tuple(descriptor for claim in claims for descriptor in claim.descriptors)
+            cluster = ProcessCluster(job, hosts=hosts, settings=settings, now=now, listener=view, hold=hold)
+            return await Run(cluster, view, display, options).run()
+    finally:
+        for claim in claims:
+            claim.release()
+
+
+def _claim_ports(job: FleetJob, options: RunOptions, display: Display, claims: list[Claim]) -> FleetJob:
+    """Give a collective job a port for its rendezvous that no other run of this machine uses."""
+    if job.spec.mode is not Mode.COLLECTIVE:
+        return job
+    wanted = job.port(Role.TRAINER)
+    claim = claim_ports(wanted, job.slots_per_pod, environ=options.environ)
+    claims.append(claim)
+    if claim.port == wanted:
+        return job
+    display.say(f"port {wanted} is in use on this machine: the trainers use {claim.port} instead")
+    trainer = job.spec.trainer.model_copy(update={"port": claim.port})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"trainer": trainer})})
+
+
+def _settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSettings:
+    loopback = "lo" if sys.platform == "linux" else "lo0"
+    threads = max(1, _num_cores() // sum(job.replicas(role) * _processes(job, role) for role in job.roles))
+    return LocalSettings(
+        workdir=options.workdir,
+        logs=options.logs,
+        scratch=scratch,
+        environ=options.environ,
+        python=sys.executable,
+        num_threads=threads,
+        defaults={"PYTHONUNBUFFERED": "1"},
+        overrides={f"{library}_SOCKET_IFNAME": loopback for library in ("GLOO", "NCCL", "TP")},
+    )
+
+
+def _processes(job: FleetJob, role: Role) -> int:
+    return job.slots_per_pod if role is Role.TRAINER else 1
+
+
+def _num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Run:
+    """One run: the engine, and what goes on beside it.
+
+    Parameters
+    ----------
+    cluster : ProcessCluster
+        Not started yet.
+    view : JobView
+        The cluster's listener.
+    display : Display
+        Shows the view.
+    options : RunOptions
+        The time-out.
+    """
+
+    def __init__(self, cluster: ProcessCluster, view: JobView, display: Display, options: RunOptions) -> None:
+        self._cluster = cluster
+        self._view = view
+        self._display = display
+        self._timeout_seconds = options.timeout_seconds
+        self._key = Key(view.job.metadata.namespace, view.job.metadata.name)
+        self._stopped_by: int | None = None
+        self._problem: str | None = None
+        self._stop = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    async def run(self) -> RunResult:
+        """Run until the job has finished, or until somebody or something stops the run."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        for signum in SIGNALS:
+            loop.add_signal_handler(signum, self._interrupt, signum)
+        try:
+            with self._display.showing(self._view):
+                await self._cluster.start()
+                try:
+                    await self._drive()
+                finally:
+                    await self._cluster.close()
+                    self._view.tell_failures()
+        finally:
+            for signum in SIGNALS:
+                loop.remove_signal_handler(signum)
+        return RunResult(self._view, loop.time() - started, self._stopped_by, self._problem)
+
+    async def _drive(self) -> None:
+        """Run the engine and its companions until the first of them ends, then stop what still runs."""
+        engine = Engine(self._cluster, workers=1)
+
+        def changed(key: Key) -> None:
+            engine.enqueue(key)
+            self._changed.set()
+
+        self._cluster.changed = changed
+        changed(self._key)
+        running = asyncio.create_task(engine.run(), name="engine")
+        shown = asyncio.create_task(self._show(), name="display")
+        watchers = [
+            asyncio.create_task(self._finished(), name="end of the job"),
+            asyncio.create_task(self._stop.wait(), name="stop"),
+            asyncio.create_task(self._cluster.guardian_lost(), name="guardian"),
+            asyncio.create_task(self._poll(), name="progress"),
+        ]
+        try:
+            done, _ = await asyncio.wait(
+                [running, shown, *watchers],
+                timeout=self._timeout_seconds,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not done:
+                self._stopped_by = TIMED_OUT
+                self._display.say(f"not finished within {self._timeout_seconds:g} s: stopping the job")
+            for task in done:
+                task.result()
+        except GuardianLostError as error:
+            self._problem = str(error)
+            self._display.say(self._problem)
+        finally:
+            self._view.interrupted = True
+            engine.stop()
+            await asyncio.gather(running, return_exceptions=True)
+            await self._stop_pods()
+            for task in (shown, *watchers):
+                task.cancel()
+            await asyncio.gather(shown, *watchers, return_exceptions=True)
+
+    async def _finished(self) -> None:
+        """Wait until the job has finished and its processes have gone, or had the time to."""
+        while (job := self._cluster.job(self._key)) is not None and not job.status.finished:
+            self._changed.clear()
+            await self._changed.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._clean_up_seconds()):
+                await self._cluster.none_alive()
+
+    def _clean_up_seconds(self) -> float:
+        if self._view.job.spec.run_policy.clean_pod_policy is CleanPodPolicy.NONE:
+            # In a cluster the pods would go on. Here they end with the run, servers by themselves if they can.
+            return SERVERS_END_SECONDS if self._view.status.state is JobState.SUCCEEDED else 0.0
+        return CLEAN_UP_SECONDS + max((pod.grace_seconds for pod in self._cluster.pods), default=0)
+
+    async def _stop_pods(self) -> None:
+        """Stop what still runs; a second signal kills it."""
+        grace = max(
+            (min(pod.grace_seconds, STOP_GRACE_SECONDS) for pod in self._cluster.pods if not pod.ended),
+            default=0,
+        )
+        self._cluster.stop_all(grace_seconds=grace)
+        try:
+            async with asyncio.timeout(grace + LATE_SECONDS):
+                await self._cluster.none_alive()
+        except TimeoutError:
+            alive = ", ".join(pod.replica for pod in self._cluster.pods if not pod.ended)
+            self._display.say(f"{alive} did not end within {grace + LATE_SECONDS:g} s and will be killed")
+
+    def _interrupt(self, signum: int) -> None:
+        if self._stopped_by is None:
+            name = signal.Signals(signum).name
+            self._display.say(f"{name}: stopping all replicas; once more kills them")
+            self._stopped_by = 128 + signum
+            self._stop.set()
+        else:
+            self._cluster.stop_all(grace_seconds=0)
+
+    async def _poll(self) -> None:
+        """Ask the running replicas how far they are, for ever."""
+        while True:
+            asked = [
+                (replica, replica.pod)
+                for replica in self._view.replicas.values()
+                if replica.pod is not None and replica.pod.phase is PodPhase.RUNNING
+            ]
+            answers = await asyncio.gather(*(fetch_progress(pod.host, METRICS_PORT) for _, pod in asked))
+            for (replica, pod), progress in zip(asked, answers, strict=True):
+                if progress is not None:
+                    self._view.progressed(replica, pod.uid, progress)
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _show(self) -> None:
+        """Keep the display up to date, for ever."""
+        while True:
+            self._view.tell_failures(older_than=now() - timedelta(seconds=TELL_FAILURE_SECONDS))
+            self._display.refresh()
+            await asyncio.sleep(REFRESH_SECONDS)

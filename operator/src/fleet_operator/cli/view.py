@@ -1,0 +1,164 @@
+"""What a person sees of a run: fed by the cluster and by the replicas' progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import Role
+from fleet_operator.cli.lines import consequence, describe_exit
+from fleet_operator.cli.progress import Progress, parse_progress
+from fleet_operator.plan.model import PodPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from fleet_operator.api import FleetJob, FleetJobStatus
+    from fleet_operator.cluster.processes import LocalPod
+    from fleet_operator.plan.model import Event
+
+
+@dataclass(slots=True)
+class ReplicaView:
+    """One replica, through all of its lives."""
+
+    role: Role
+    index: int
+    pod: LocalPod | None = None  # the newest life
+    lives: int = 0
+    restarting: bool = False
+    exit_codes: list[int] = field(default_factory=list)
+    started_at: datetime | None = None
+    progress: Progress | None = None
+
+    @property
+    def name(self) -> str:
+        """The replica's name within its job, such as trainer-1."""
+        return f"{self.role.value}-{self.index}"
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started again."""
+        return max(0, self.lives - 1)
+
+    @property
+    def state(self) -> str:
+        """Its state in one word or two."""
+        pod = self.pod
+        if self.restarting:
+            return "Restarting"
+        if pod is None:
+            return "Waiting"
+        if pod.phase is PodPhase.RUNNING:
+            if pod.deleted_at is not None:
+                return "Stopping"
+            return "Running" if pod.ready else "Starting"
+        if pod.phase is PodPhase.FAILED:
+            return f"Failed ({pod.exit_code})"
+        return {PodPhase.SUCCEEDED: "Succeeded"}.get(pod.phase, "Starting")
+
+    def elapsed_seconds(self, now: datetime) -> float | None:
+        """Return how long it has been running, from its first start."""
+        if self.started_at is None:
+            return None
+        finished = self.pod.finished_at if self.pod is not None else None
+        return ((finished or now) - self.started_at).total_seconds()
+
+
+class JobView:
+    """The job and its replicas as the listener of the local cluster sees them.
+
+    Parameters
+    ----------
+    job : FleetJob
+        The job as it starts.
+    say : callable
+        Called with each line that people should read.
+    """
+
+    def __init__(self, job: FleetJob, say: Callable[[str], None]) -> None:
+        self._say = say
+        self.job = job
+        self.interrupted = False
+        self.replicas = {
+            (role, index): ReplicaView(role, index)
+            for role in job.roles
+            for index in range(job.replicas(role))
+        }
+        self._failures: list[LocalPod] = []  # exits of which the plan has not said yet what follows
+
+    @property
+    def status(self) -> FleetJobStatus:
+        """The job's status."""
+        return self.job.status
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the trainers reported by name; where several did, the one of the lowest index counts."""
+        merged: dict[str, float] = {}
+        for replica in reversed(self.replicas.values()):
+            if replica.role is Role.TRAINER and replica.progress is not None:
+                merged |= replica.progress.metrics
+        return merged
+
+    def pod_changed(self, pod: LocalPod) -> None:
+        """Take in a pod's news, and say what changed."""
+        replica = self.replicas[pod.role, pod.index]
+        before, replica.pod = replica.pod, pod
+        if before is None or before.uid != pod.uid:
+            self._new_life(replica, before, pod)
+        elif pod.ended and not before.ended:
+            self._ended(replica, pod)
+        elif before.phase is PodPhase.PENDING and pod.phase is PodPhase.RUNNING:
+            again = f" again (attempt {pod.attempt})" if replica.restarts else ""
+            self._say(f"{replica.name} has started{again}: process {pod.pid}, address {pod.host}")
+            replica.started_at = replica.started_at or pod.started_at
+        elif pod.ready and not before.ready:
+            self._say(f"{replica.name} is ready")
+
+    def progressed(self, replica: ReplicaView, uid: str, progress: Progress) -> None:
+        """Take in what a replica answered, unless it has ended meanwhile."""
+        if replica.pod is not None and replica.pod.uid == uid and not replica.pod.ended:
+            replica.progress = progress.after(replica.progress)
+
+    def status_written(self, before: FleetJob, after: FleetJob) -> None:
+        """Take in a new status, and say what it does about failures."""
+        self.job = after
+        for pod in self._failures[:]:
+            if (then := consequence(before, after, pod.role, pod.index)) is not None:
+                self._failures.remove(pod)
+                self.replicas[pod.role, pod.index].restarting = "restarting" in then
+                self._say(f"{describe_exit(pod)}; {then}")
+        if after.status.state is not before.status.state and after.status.state is not None:
+            self._say(f"the job is {after.status.state.value}")
+
+    def recorded(self, event: Event) -> None:
+        """Say what the plan wants people to see, unless this view says the same by itself."""
+        if event.reason == "ActionRefused":
+            self._say(event.message)
+
+    def tell_failures(self, older_than: datetime | None = None) -> None:
+        """Say the failures that the plan did nothing about."""
+        for pod in self._failures[:]:
+            if older_than is None or (pod.finished_at is not None and pod.finished_at < older_than):
+                self._failures.remove(pod)
+                self._say(describe_exit(pod))
+
+    def _new_life(self, replica: ReplicaView, before: LocalPod | None, pod: LocalPod) -> None:
+        replica.lives += 1
+        replica.restarting = False
+        if before is not None and before.attempt.job != pod.attempt.job:
+            replica.progress = None  # the whole job starts anew: the curve does as well
+
+    def _ended(self, replica: ReplicaView, pod: LocalPod) -> None:
+        if pod.exit_code is not None:
+            replica.exit_codes.append(pod.exit_code)
+        if pod.exit_code == 0:
+            if (last := parse_progress(pod.message or "")) is not None:
+                replica.progress = last.after(replica.progress)
+            self._say(f"{replica.name} has finished")
+        elif pod.deleted_at is not None or self.interrupted:
+            self._say(f"{replica.name} was stopped (exit code {pod.exit_code})")
+        else:
+            self._failures.append(pod)
