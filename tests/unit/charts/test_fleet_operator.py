@@ -1,0 +1,181 @@
+"""The chart: what helm makes of it, and that it holds what the rest of the repository says."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fleet_operator.settings import Settings
+from tools import assets
+
+CHART = Path("charts/fleet-operator")
+CRD = Path("crds/fleetjobs.fleetjob.dev.yaml")
+NAMES = ["operator.namespaces={team-a,team-b}"]
+
+
+@pytest.fixture(scope="module")
+def helm() -> Path:
+    return assets.find(["helm"])["helm"]
+
+
+def helm_says(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [helm, *arguments, "--kube-version", "1.34.0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def render(helm: Path, *values: str) -> list[dict[str, Any]]:
+    """Return the manifests of a release `fleet` in the namespace `fleet-system`."""
+    sets = [word for value in values for word in ("--set", value)]
+    ended = helm_says(helm, "template", "fleet", str(CHART), "--namespace", "fleet-system", *sets)
+    assert ended.returncode == 0, ended.stderr
+    return [manifest for manifest in yaml.safe_load_all(ended.stdout) if manifest]
+
+
+def one(manifests: list[dict[str, Any]], kind: str, name: str | None = None) -> dict[str, Any]:
+    (found,) = [
+        each for each in manifests if each["kind"] == kind and name in (None, each["metadata"]["name"])
+    ]
+    return found
+
+
+def container(manifests: list[dict[str, Any]]) -> dict[str, Any]:
+    (found,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_lint_finds_nothing(helm):
+    ended = helm_says(helm, "lint", "--strict", str(CHART))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_the_definition_is_the_generated_one():
+    assert (CHART / "files" / CRD.name).read_text() == CRD.read_text(), "run `make crds`"
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_definition_is_installed_whole(helm, keep):
+    crd = one(render(helm, f"crd.keep={str(keep).lower()}"), "CustomResourceDefinition")
+    expected = yaml.safe_load(CRD.read_text())
+    assert crd["spec"] == expected["spec"]
+    assert crd["metadata"]["name"] == expected["metadata"]["name"]
+    annotations = crd["metadata"].get("annotations") or {}
+    assert (annotations.get("helm.sh/resource-policy") == "keep") is keep
+
+
+def test_the_definition_can_be_left_out(helm):
+    assert "CustomResourceDefinition" not in {each["kind"] for each in render(helm, "crd.install=false")}
+
+
+def test_the_operator_may_do_what_it_does_and_nothing_else(helm):
+    rules = one(render(helm), "ClusterRole", "fleet-fleet-operator")["rules"]
+    granted = {
+        (group, resource): set(rule["verbs"])
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    everyday = {"get", "list", "watch", "create", "delete"}
+    assert granted == {
+        ("fleetjob.dev", "fleetjobs"): {"get", "list", "watch", "delete"},
+        ("fleetjob.dev", "fleetjobs/status"): {"update"},
+        ("", "pods"): everyday,
+        ("", "services"): everyday,
+        ("", "events"): {"create", "patch"},
+    }
+
+
+def test_leases_are_granted_in_its_own_namespace_only(helm):
+    role = one(render(helm), "Role")
+    assert role["metadata"]["namespace"] == "fleet-system"
+    assert [rule["resources"] for rule in role["rules"]] == [["leases"]]
+
+
+def test_no_right_is_a_wildcard(helm):
+    roles = [each for each in render(helm) if each["kind"] in ("Role", "ClusterRole")]
+    assert roles
+    assert "*" not in {
+        word for role in roles for rule in role["rules"] for words in rule.values() for word in words
+    }
+
+
+def test_rights_go_to_the_operators_own_account(helm):
+    manifests = render(helm)
+    account = one(manifests, "ServiceAccount")["metadata"]["name"]
+    assert one(manifests, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == account
+    for binding in ("ClusterRoleBinding", "RoleBinding"):
+        (subject,) = one(manifests, binding)["subjects"]
+        assert subject == {"kind": "ServiceAccount", "name": account, "namespace": "fleet-system"}
+
+
+def test_with_namespaces_it_has_rights_in_these_only(helm):
+    manifests = render(helm, *NAMES)
+    assert "ClusterRoleBinding" not in {each["kind"] for each in manifests}
+    bound = {
+        each["metadata"]["namespace"]
+        for each in manifests
+        if each["kind"] == "RoleBinding" and each["roleRef"]["kind"] == "ClusterRole"
+    }
+    assert bound == {"team-a", "team-b"}
+
+
+def test_the_container_is_restricted(helm):
+    manifests = render(helm)
+    pod = one(manifests, "Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container(manifests)["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert {"requests", "limits"} <= container(manifests)["resources"].keys()
+
+
+def test_the_probes_ask_where_the_operator_answers(helm):
+    spec = container(render(helm))
+    paths = {probe: spec[probe]["httpGet"]["path"] for probe in spec if probe.endswith("Probe")}
+    assert paths == {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+    assert spec["ports"] == [{"name": "http", "containerPort": Settings().http_port}]
+
+
+@pytest.mark.parametrize("values", [[], NAMES], ids=["as it comes", "two namespaces"])
+def test_the_operator_understands_its_settings(helm, values):
+    env = {each["name"]: each["value"] for each in container(render(helm, *values))["env"]}
+    settings = Settings.from_environment(env)
+    assert settings == Settings(namespaces=("team-a", "team-b") if values else ())
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        pytest.param("operator.workers=0", "workers", id="no workers"),
+        pytest.param("operator.logLevel=loud", "logLevel", id="an unknown level"),
+        pytest.param("image.tga=1", "tga", id="a misspelt value"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(helm, value, named):
+    ended = helm_says(helm, "template", "fleet", str(CHART), "--set", value)
+    assert ended.returncode != 0
+    assert named in ended.stderr
+
+
+def test_all_versions_are_one():
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    projects = [
+        tomllib.loads(Path(folder, "pyproject.toml").read_text())["project"]["version"]
+        for folder in ("operator", "trainer_image")
+    ]
+    makefile = Path("Makefile").read_text()
+    assert {chart["version"], chart["appVersion"], *projects} == {projects[0]}
+    assert f"VERSION := {projects[0]}\n" in makefile
