@@ -86,6 +86,8 @@ class KubernetesCluster:
         Started by the caller, and closed by it after `close`.
     namespaces : tuple of str
         What is looked at; every namespace if it is empty.
+    on_deleted : callable, optional
+        Told of each FleetJob that is gone.
     monotonic : callable
         Seconds that only grow.
     """
@@ -95,9 +97,11 @@ class KubernetesCluster:
         client: ApiClient,
         *,
         namespaces: tuple[str, ...] = (),
+        on_deleted: Callable[[Key], None] | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
+        self._on_deleted = on_deleted
         self._scopes: tuple[str | None, ...] = namespaces or (None,)
         self._monotonic = monotonic
         self._listeners: list[Callable[[Key], None]] = []
@@ -356,8 +360,13 @@ class KubernetesCluster:
         self._rejections.pop(uid, None)
         self._invalid.pop(uid, None)
         if self._jobs.remove(key, uid, version) is not None:
-            self._foreign.pop(key, None)
-            self._notify(key)
+            self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        self._foreign.pop(key, None)
+        if self._on_deleted is not None:
+            self._on_deleted(key)
+        self._notify(key)
 
     async def _refresh(self, job: FleetJob) -> None:
         """Read a job anew that turned out to be older than we thought, or gone."""
@@ -424,7 +433,10 @@ class KubernetesCluster:
             entries += [entry for item in page["items"] if (entry := self._reduce_job(item)) is not None]
             version = version_of(page)
         for key in self._jobs.replace(entries, version, namespace):
-            self._notify(key)
+            if key in self._jobs:
+                self._notify(key)
+            else:
+                self._forget(key)
 
     async def _check_foreign_forever(self) -> None:
         while True:

@@ -54,6 +54,10 @@ class Store(Generic[T]):
         """Return how many objects are known."""
         return len(self._entries)
 
+    def __contains__(self, key: object) -> bool:
+        """Whether there is an object of this namespace and name."""
+        return key in self._entries
+
     def get(self, key: Key) -> Entry[T] | None:
         """Return the object of this namespace and name, or None."""
         return self._entries.get(key)

@@ -1,0 +1,66 @@
+"""What kopf calls. Handlers only pass on what they hear; nothing is decided here, and nothing is written.
+
+There are no create, update or resume handlers, no timers and no daemons: with those kopf would write
+annotations and finalizers on the user's objects, and would tell of changes only, never of what is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import kopf
+
+from fleet_operator.api.names import API_VERSION, PLURAL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fleet_operator.cluster.connection import Connection
+
+
+def registry_for(
+    connection: Connection, take_job: Callable[[str | None, Mapping[str, Any]], None]
+) -> kopf.OperatorRegistry:
+    """Return kopf's handlers.
+
+    Parameters
+    ----------
+    connection : Connection
+        Where the API server is.
+    take_job : callable
+        Told of each event of a FleetJob: its type (None for what was there at the start) and its manifest.
+    """
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    async def log_in(**_: Any) -> kopf.ConnectionInfo:
+        return kopf.ConnectionInfo(
+            server=connection.server,
+            ca_data=connection.ca_data,
+            insecure=not connection.verify,
+            scheme="Bearer" if connection.bearer() else None,
+            token=connection.bearer(),
+            certificate_data=connection.client_certificate,
+            private_key_data=connection.client_key,
+            default_namespace=connection.namespace,
+        )
+
+    @kopf.on.event(API_VERSION, PLURAL, registry=registry)
+    async def notice(event: kopf.RawEvent, **_: Any) -> None:
+        take_job(event["type"], event["object"])
+
+    return registry
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    """Return how kopf behaves: it never gives up, posts no events of its own, and ends quickly."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # the CRD is there before the operator starts: `startup` waits for it
+    settings.watching.chunk_size = 500
+    settings.watching.server_timeout = 300
+    settings.networking.connect_timeout = 5
+    settings.networking.request_timeout = 30
+    settings.networking.error_backoffs = [0.1, 0.2, 0.5, 1, 2, 5] + [5] * 1000
+    settings.queueing.exit_timeout = 0.5
+    return settings

@@ -1,0 +1,73 @@
+"""What the operator serves: its metrics, whether it lives, whether it is ready."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from prometheus_client import CollectorRegistry
+
+
+class HttpServer:
+    """Serves /metrics, /healthz and /readyz.
+
+    Parameters
+    ----------
+    registry : CollectorRegistry
+        What is counted.
+    problem : callable
+        Why the operator does not live, or None; told to whoever asks for /healthz.
+    waiting : callable
+        What the operator waits for before it is ready, or None.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        *,
+        problem: Callable[[], str | None],
+        waiting: Callable[[], str | None],
+    ) -> None:
+        self._registry = registry
+        self._problem = problem
+        self._waiting = waiting
+        application = web.Application()
+        application.add_routes(
+            [
+                web.get("/metrics", self._metrics),
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+            ]
+        )
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; return the port, which is another one if 0 was asked for."""
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port).start()
+        bound: int = self._runner.addresses[0][1]
+        return bound
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self._runner.cleanup()
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(
+            body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return _answer(self._problem())
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        return _answer(self._problem() or self._waiting())
+
+
+def _answer(problem: str | None) -> web.Response:
+    return web.Response(text=f"{problem or 'ok'}\n", status=503 if problem else 200)

@@ -1,0 +1,51 @@
+"""How the operator logs: one line a record, with the job that it is about."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+
+class TextFormatter(logging.Formatter):
+    """``2026-01-02T03:04:05.678Z INFO default/digits fleet_operator.engine: a pass failed``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line, and the traceback below it if there is one."""
+        job = getattr(record, "job", None)
+        about = f"{job} " if job else ""
+        line = f"{_moment(record)} {record.levelname} {about}{record.name}: {record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and job and exception where there are any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line."""
+        fields = {
+            "time": _moment(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "job": getattr(record, "job", None),
+            "message": record.getMessage(),
+            "exception": self.formatException(record.exc_info) if record.exc_info else None,
+        }
+        return json.dumps({name: value for name, value in fields.items() if value is not None})
+
+
+def configure_logging(level: str, form: str) -> None:
+    """Log to standard error, replacing whatever was set up before."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # kopf tells each of its watches' ends at level INFO; what matters of it is a warning or worse.
+    logging.getLogger("kopf").setLevel(max(logging.WARNING, root.level))
+
+
+def _moment(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

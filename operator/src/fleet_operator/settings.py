@@ -1,0 +1,90 @@
+"""What the operator is told from outside, all of it by environment variables that the chart sets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from fleet_operator.errors import OperatorError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+
+
+class SettingsError(OperatorError):
+    """An environment variable has a value that cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The operator's settings.
+
+    Attributes
+    ----------
+    namespaces : tuple of str
+        ``FLEET_OPERATOR_NAMESPACES``, separated by commas: where FleetJobs are looked for. Default: all.
+    workers : int
+        ``FLEET_OPERATOR_WORKERS``: how many jobs are worked on at the same time. Default: 8.
+    resync : timedelta
+        ``FLEET_OPERATOR_RESYNC_SECONDS``: how often every job is looked at even if nothing happened.
+        Default: 600.
+    http_host, http_port : str, int
+        ``FLEET_OPERATOR_HTTP_HOST`` and ``_PORT``: where /metrics, /healthz and /readyz are served. Default:
+        all interfaces, 8080. Port 0 takes any free one.
+    log_level, log_format : str
+        ``FLEET_OPERATOR_LOG_LEVEL``: debug, info, warning or error. Default: info.
+        ``FLEET_OPERATOR_LOG_FORMAT``: text, or json for one object a line. Default: text.
+    """
+
+    namespaces: tuple[str, ...] = ()
+    workers: int = 8
+    resync: timedelta = timedelta(minutes=10)
+    http_host: str = "0.0.0.0"
+    http_port: int = 8080
+    log_level: str = "info"
+    log_format: str = "text"
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Settings:
+        """Read the settings.
+
+        Raises
+        ------
+        SettingsError
+            A value cannot be used; the message names the variable, the value and what was expected.
+        """
+        default = cls()
+        listed = environ.get("FLEET_OPERATOR_NAMESPACES", "")
+        return cls(
+            namespaces=tuple(dict.fromkeys(each.strip() for each in listed.split(",") if each.strip())),
+            workers=_number(environ, "FLEET_OPERATOR_WORKERS", default.workers, 1, 256),
+            resync=timedelta(
+                seconds=_number(
+                    environ, "FLEET_OPERATOR_RESYNC_SECONDS", round(default.resync.total_seconds()), 1, 86400
+                )
+            ),
+            http_host=environ.get("FLEET_OPERATOR_HTTP_HOST") or default.http_host,
+            http_port=_number(environ, "FLEET_OPERATOR_HTTP_PORT", default.http_port, 0, 65535),
+            log_level=_choice(environ, "FLEET_OPERATOR_LOG_LEVEL", default.log_level, LOG_LEVELS),
+            log_format=_choice(environ, "FLEET_OPERATOR_LOG_FORMAT", default.log_format, LOG_FORMATS),
+        )
+
+
+def _number(environ: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = environ.get(name, "").strip()
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+        raise SettingsError(f"{name}: found {text!r}, expected a whole number from {least} to {most}")
+    return int(text)
+
+
+def _choice(environ: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> str:
+    text = environ.get(name, "").strip().lower() or default
+    if text not in choices:
+        raise SettingsError(f"{name}: found {text!r}, expected one of {', '.join(choices)}")
+    return text
