@@ -105,6 +105,13 @@ def _build(
     ordered = list(model.parameters()) if model is not None else list(group_of)
     parameters = {names[parameter]: parameter for parameter in ordered if parameter in group_of}
 
+    for name in feeds:
+        if name in parameters or name == LOSS:
+            other = "one of the model's parameters" if name in parameters else "the result"
+            raise TranspileError(f"loss_fn's argument {name} has the name of {other}; rename it")
+    if LOSS in parameters:
+        raise TranspileError(f"a parameter is named {LOSS!r}, as the result of the step is; rename it")
+
     program, startup = Program(), Program()
     block = program.global_block()
     for name in feeds:

@@ -104,13 +104,11 @@ class Operator:
         value = self._lookup("attribute", self.attrs, name)
         return list(value) if isinstance(value, list) else value
 
-    def renamed(self, old: str, new: str) -> "Operator":
-        """Return this operator with one variable renamed in every slot."""
+    def renamed(self, names: Mapping[str, str]) -> "Operator":
+        """Return this operator with variables renamed, old to new, in every slot."""
 
         def rename(slots: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-            return {
-                slot: tuple(new if name == old else name for name in names) for slot, names in slots.items()
-            }
+            return {slot: tuple(names.get(name, name) for name in held) for slot, held in slots.items()}
 
         return replace(self, inputs=rename(self.inputs), outputs=rename(self.outputs))
 
@@ -156,11 +154,15 @@ class Block:
         self.vars[variable.name] = variable
         return variable
 
-    def rename_var(self, old: str, new: str) -> None:
-        """Rename a variable here and in this block's operators."""
-        variable = self.vars.pop(old)
-        self.create_var(replace(variable, name=new))
-        self.ops[:] = [op.renamed(old, new) for op in self.ops]
+    def rename_vars(self, names: Mapping[str, str]) -> None:
+        """Rename variables, old to new, here and in this block's operators."""
+        renamed = [
+            replace(variable, name=names.get(variable.name, variable.name)) for variable in self.vars.values()
+        ]
+        self.vars = {}
+        for variable in renamed:
+            self.create_var(variable)
+        self.ops[:] = [op.renamed(names) for op in self.ops]
 
     def append_op(
         self,
@@ -243,6 +245,14 @@ class Program:
         self.attrs: dict[str, Attribute] = {}
         self.startup_program: Program | None = None
         self.source: Source | None = None
+
+    def attr(self, name: str) -> Any:
+        """Return one of `attrs`; ValueError when there is none of this name."""
+        if name not in self.attrs:
+            raise ValueError(
+                f"the program has no attribute {name!r}; it has {', '.join(self.attrs) or 'none'}"
+            )
+        return self.attrs[name]
 
     @property
     def num_blocks(self) -> int:

@@ -1,1 +1,33 @@
-"""The distribute transpiler: one captured Program in, the programs of every replica out."""
+"""The distribute transpiler: one captured Program in, the programs of every replica out.
+
+Pure: it opens no socket, starts no thread and reads no clock; and it imports no torch.
+"""
+
+from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig
+from fleet.transpiler.dispatch import HashName, PSDispatcher, RoundRobin
+from fleet.transpiler.lowering import (
+    GroupPlan,
+    HyperParameter,
+    PlannedBlock,
+    ServerPlan,
+    TrainerPlan,
+    server_plan,
+    trainer_plan,
+)
+from fleet.transpiler.transpiler import DistributeTranspiler
+
+__all__ = [
+    "DistributeTranspiler",
+    "DistributeTranspilerConfig",
+    "DistributedMode",
+    "GroupPlan",
+    "HashName",
+    "HyperParameter",
+    "PSDispatcher",
+    "PlannedBlock",
+    "RoundRobin",
+    "ServerPlan",
+    "TrainerPlan",
+    "server_plan",
+    "trainer_plan",
+]

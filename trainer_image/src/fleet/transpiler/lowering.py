@@ -10,14 +10,24 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
+from fleet.errors import TranspileError
+from fleet.program.agreement import fingerprint_of
+from fleet.program.ir import Block, Operator, Program
+from fleet.program.optimizers import HyperParameter, class_path, hyper_parameters_of
 from fleet.transpiler.config import DistributedMode
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["GroupPlan", "HyperParameter", "PlannedBlock", "ServerPlan", "TrainerPlan"]
-
-HyperParameter = bool | int | float | str | tuple[float, ...] | None
+__all__ = [
+    "GroupPlan",
+    "HyperParameter",
+    "PlannedBlock",
+    "ServerPlan",
+    "TrainerPlan",
+    "server_plan",
+    "trainer_plan",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +122,199 @@ class ServerPlan:
     agreement: Mapping[str, str]
     """As in `TrainerPlan`."""
     fingerprint: str
+
+
+def trainer_plan(program: Program) -> TrainerPlan:
+    """Lower a trainer's program.
+
+    Parameters
+    ----------
+    program : Program
+        What `DistributeTranspiler.get_trainer_program` returned.
+
+    Returns
+    -------
+    TrainerPlan
+
+    Raises
+    ------
+    TranspileError
+        The program is not a trainer's, its mode does not run yet, or its operators contradict each other.
+    """
+    mode = _runnable_mode(program, "trainer", "get_trainer_program()")
+    block = program.global_block()
+    endpoints = tuple(program.attr("endpoints"))
+    sends = [op for op in block.ops if op.type == "send"]
+    received = {
+        name: server
+        for op in block.ops
+        if op.type == "recv"
+        for name, server in zip(op.output("Out"), op.attr("epmap"), strict=True)
+    }
+    lowered = [planned for op in sends for planned in _lower_send(block, op, endpoints)]
+    for planned in lowered:
+        if received.get(planned.name) != planned.endpoint:
+            raise TranspileError(
+                f"the program sends {planned.grad} to {planned.endpoint} and receives {planned.name} from "
+                f"{received.get(planned.name)}; a parameter and its gradient must share a server"
+            )
+    blocks = tuple(sorted(lowered, key=lambda planned: planned.id))
+    _check_ids(blocks)
+    agreement: dict[str, str] = dict(program.attr("agreement"))
+    return TrainerPlan(
+        mode=mode,
+        trainer_id=program.attr("trainer_id"),
+        trainers=program.attr("trainers"),
+        endpoints=endpoints,
+        wait_port=program.attr("wait_port"),
+        blocks=blocks,
+        send_order=tuple(planned.id for planned in lowered),
+        agreement=agreement,
+        fingerprint=fingerprint_of(agreement),
+    )
+
+
+def server_plan(program: Program) -> ServerPlan:
+    """Lower a parameter server's program.
+
+    Parameters
+    ----------
+    program : Program
+        What `DistributeTranspiler.get_pserver_program` returned.
+
+    Returns
+    -------
+    ServerPlan
+
+    Raises
+    ------
+    TranspileError
+        The program is not a server's, or its mode does not run yet.
+    """
+    mode = _runnable_mode(program, "pserver", "get_pserver_program(endpoint)")
+    (listen,) = program.global_block().ops
+    endpoint, server = listen.attr("endpoint"), listen.attr("pserver_id")
+    blocks: list[PlannedBlock] = []
+    groups: dict[int, GroupPlan] = {}
+    for idx in listen.attr("optimize_blocks"):
+        ops = program.block(idx).ops
+        planned = _lower_optimize(program.global_block(), ops[-1], server, endpoint)
+        blocks.append(planned)
+        if planned.group not in groups:
+            groups[planned.group] = _lower_group(program, ops, planned.name)
+    agreement: dict[str, str] = dict(program.attr("agreement"))
+    return ServerPlan(
+        mode=mode,
+        endpoint=endpoint,
+        server=server,
+        endpoints=tuple(program.attr("endpoints")),
+        trainers=listen.attr("Fanin"),
+        blocks=tuple(blocks),
+        groups=groups,
+        agreement=agreement,
+        fingerprint=fingerprint_of(agreement),
+    )
+
+
+def _runnable_mode(program: Program, role: str, made_by: str) -> DistributedMode:
+    found = program.attrs.get("role")
+    if found != role:
+        raise TranspileError(
+            f"expected a {role}'s program, found {f'one of a {found}' if found else 'one not transpiled'}; "
+            f"run what DistributeTranspiler.{made_by} returned"
+        )
+    mode = DistributedMode(program.attr("distributed_mode"))
+    if mode is not DistributedMode.SYNC:
+        name = mode.name.lower().replace("_", "-")
+        raise TranspileError(
+            f"the program is for {name} training, which does not run yet; transpile with sync_mode=True"
+        )
+    return mode
+
+
+def _lower_send(block: Block, op: Operator, endpoints: tuple[str, ...]) -> list[PlannedBlock]:
+    """Return the blocks that one send operator carries; their offsets follow from their sizes."""
+    param_name, grad = op.attr("op_role_var")
+    param = block.var(param_name)
+    names = op.input("X")
+    sliced = len(names) > 1
+    planned: list[PlannedBlock] = []
+    begin = 0
+    for index, (name, endpoint, block_id) in enumerate(
+        zip(names, op.attr("epmap"), op.attr("block_ids"), strict=True)
+    ):
+        variable = block.var(name)
+        suffix = f".block{index}" if sliced else ""
+        planned.append(
+            PlannedBlock(
+                id=block_id,
+                name=param.name + suffix,
+                grad=grad + suffix,
+                param=param.name,
+                param_shape=param.shape,
+                dtype=param.dtype,
+                index=index,
+                begin=begin,
+                end=begin + variable.numel,
+                shape=variable.shape,
+                server=endpoints.index(endpoint),
+                endpoint=endpoint,
+                group=op.attr("param_group"),
+            )
+        )
+        begin += variable.numel
+    if begin != param.numel:
+        raise TranspileError(
+            f"the program sends {begin} of the {param.numel} elements of {param.name}'s gradient"
+        )
+    return planned
+
+
+def _check_ids(blocks: tuple[PlannedBlock, ...]) -> None:
+    ids = [planned.id for planned in blocks]
+    if ids != list(range(len(blocks))):
+        raise TranspileError(f"the program's blocks are numbered {ids}; expected 0 to {len(blocks) - 1}")
+
+
+def _lower_optimize(root: Block, op: Operator, server: int, endpoint: str) -> PlannedBlock:
+    (name,) = op.input("Param")
+    (grad,) = op.input("Grad")
+    variable = root.var(name)
+    begin = op.attr("begin")
+    return PlannedBlock(
+        id=op.attr("block_ids")[0],
+        name=name,
+        grad=grad,
+        param=op.attr("origin"),
+        param_shape=tuple(op.attr("origin_shape")),
+        dtype=variable.dtype,
+        index=op.attr("block_index"),
+        begin=begin,
+        end=begin + variable.numel,
+        shape=variable.shape,
+        server=server,
+        endpoint=endpoint,
+        group=op.attr("param_group"),
+    )
+
+
+def _lower_group(program: Program, ops: list[Operator], param: str) -> GroupPlan:
+    """Fuse a slice's operators into one torch.optim call: weight decay goes back into its options."""
+    optimizer = ops[-1]
+    if program.source is None or class_path(type(program.source.optimizer)) != optimizer.attr("optimizer"):
+        raise TranspileError(
+            f"operator {optimizer.type} stands for {optimizer.attr('optimizer')}, which the program has no "
+            "class for; build the program with Program.capture"
+        )
+    carried = hyper_parameters_of(optimizer)
+    decays = [op.attr("scale") for op in ops if op.type == "scale" and op.input("X") == [param]]
+    others = {"weight_decay": decays[0] if decays else 0.0}
+    return GroupPlan(
+        index=optimizer.attr("param_group"),
+        optimizer_class=type(program.source.optimizer),
+        hyper_parameters={
+            name: carried[name] if name in carried else others[name]
+            for name in optimizer.attr("hyper_parameters")
+        },
+        elementwise=optimizer.attr("elementwise"),
+    )

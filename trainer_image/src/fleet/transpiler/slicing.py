@@ -8,7 +8,7 @@ __all__ = ["Slice", "slice_variable"]
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One block of a variable: elements ``begin`` to ``end`` of it, which are whole rows where it has rows."""
+    """One block of a variable: its elements ``begin`` to ``end``, whole rows where it has rows."""
 
     index: int
     begin: int

@@ -1,0 +1,171 @@
+"""A trainer's programs: its own computation, with sends, barriers and receives around it."""
+
+from fleet.errors import TranspileError
+from fleet.program.ir import Attribute, Block, OpRole, Program, Variable
+from fleet.transpiler.config import DistributedMode
+from fleet.transpiler.layout import Layout, ParamBlock
+
+__all__ = ["build_trainer_program", "rewrite_startup"]
+
+_RPC = int(OpRole.RPC)
+_DIST = int(OpRole.DIST)
+
+
+def build_trainer_program(main: Program, layout: Layout, trainer_id: int) -> Program:
+    """Build the program that trainer `trainer_id` runs at each step.
+
+    Each gradient leaves right after the operator that produces it, so that the network works while the
+    rest of the backward pass computes. What the servers do is gone: optimize operators and their state.
+
+    Parameters
+    ----------
+    main : Program
+        As captured. It is not changed.
+    layout : Layout
+    trainer_id : int
+
+    Returns
+    -------
+    Program
+        Named in its attributes: the role, the job's endpoints and size, the mode and the agreement.
+
+    Raises
+    ------
+    TranspileError
+        A gradient has no operator that produces it.
+    """
+    program = main.clone()
+    block = program.global_block()
+    block.ops[:] = [op for op in block.ops if op.attrs.get("op_role") != OpRole.OPTIMIZE]
+    _drop_unused_variables(block)
+    _insert_sends(block, layout, trainer_id)
+    if layout.mode is DistributedMode.SYNC:
+        _append_barrier(block, "send_barrier", layout, trainer_id, ())
+    _append_receives(block, layout, trainer_id)
+    program.attrs = trainer_attributes(layout, trainer_id)
+    return program
+
+
+def trainer_attributes(layout: Layout, trainer_id: int) -> dict[str, Attribute]:
+    """Return the facts about the whole job that a trainer's program carries."""
+    return {
+        "role": "trainer",
+        "trainer_id": trainer_id,
+        "trainers": layout.trainers,
+        "endpoints": list(layout.endpoints),
+        "distributed_mode": int(layout.mode),
+        "wait_port": True,
+        "agreement": dict(layout.agreement),
+    }
+
+
+def rewrite_startup(startup: Program, layout: Layout, trainer_id: int) -> None:
+    """Turn a startup program, in place, into a trainer's: its own initial values, then the servers'.
+
+    Parameters
+    ----------
+    startup : Program
+        As captured.
+    layout : Layout
+    trainer_id : int
+    """
+    block = startup.global_block()
+    block.ops[:] = [op for op in block.ops if op.type != "init_state"]
+    _drop_unused_variables(block)
+    _append_receives(block, layout, trainer_id, barrier=True)
+    startup.attrs = trainer_attributes(layout, trainer_id)
+
+
+def _drop_unused_variables(block: Block) -> None:
+    used = {name for op in block.ops for name in (*op.input_arg_names, *op.output_arg_names)}
+    block.vars = {name: variable for name, variable in block.vars.items() if name in used}
+
+
+def _insert_sends(block: Block, layout: Layout, trainer_id: int) -> None:
+    """Put each gradient's split and send right behind the last operator that writes the gradient."""
+    by_param = layout.by_param
+    whole = {
+        blocks[0].grad.name: layout.sent_name(blocks[0], trainer_id)
+        for blocks in by_param.values()
+        if not blocks[0].sliced
+    }
+    block.rename_vars(whole)
+    producers = {name: position for position, op in enumerate(block.ops) for name in op.output_arg_names}
+    blocks_at: dict[int, list[tuple[ParamBlock, ...]]] = {}
+    for blocks in by_param.values():
+        grad = blocks[0].grad.name
+        produced = whole.get(grad, grad)
+        if produced not in producers:
+            raise TranspileError(f"no operator produces the gradient {grad}; it cannot be sent")
+        blocks_at.setdefault(producers[produced], []).append(blocks)
+
+    computation, block.ops[:] = list(block.ops), []
+    for position, op in enumerate(computation):
+        block.ops.append(op)
+        for blocks in blocks_at.get(position, ()):
+            _append_send(block, blocks, layout, trainer_id)
+
+
+def _append_send(block: Block, blocks: tuple[ParamBlock, ...], layout: Layout, trainer_id: int) -> None:
+    names = [layout.sent_name(piece, trainer_id) for piece in blocks]
+    sections: list[Attribute] = [piece.shape[0] if piece.shape else 1 for piece in blocks]
+    attrs: dict[str, Attribute] = {
+        "epmap": [layout.servers[piece.id] for piece in blocks],
+        "trainer_id": trainer_id,
+        "block_ids": [piece.id for piece in blocks],
+        "param_group": blocks[0].group,
+        "op_role": _RPC,
+        "op_role_var": [blocks[0].param.name, blocks[0].grad.name],
+    }
+    if len(blocks) > 1 and layout.mode is DistributedMode.ASYNC:
+        # The sender cuts the gradient when it has merged enough of them.
+        attrs |= {"sections": sections, "send_varnames": list(names)}
+        names = [blocks[0].grad.name]
+    elif len(blocks) > 1:
+        for name, piece in zip(names, blocks, strict=True):
+            block.create_var(Variable(name, piece.shape, piece.grad.dtype))
+        block.append_op(
+            "split_byref",
+            {"X": [blocks[0].grad.name]},
+            {"Out": names},
+            {"sections": sections, "op_role": _DIST},
+        )
+    block.append_op("send", {"X": names}, attrs=attrs)
+
+
+def _append_barrier(
+    block: Block, kind: str, layout: Layout, trainer_id: int, outputs: tuple[str, ...]
+) -> None:
+    attrs: dict[str, Attribute] = {
+        "endpoints": list(layout.endpoints),
+        "trainer_id": trainer_id,
+        "op_role": _RPC,
+    }
+    block.append_op(kind, outputs={"Out": outputs} if outputs else {}, attrs=attrs)
+
+
+def _append_receives(block: Block, layout: Layout, trainer_id: int, *, barrier: bool = False) -> None:
+    """Append what brings the servers' values in: receives, a barrier, and the joining of cut parameters."""
+    by_param = layout.by_param
+    for name, blocks in by_param.items():
+        for piece in blocks if blocks[0].sliced else ():
+            block.create_var(Variable(piece.name, piece.shape, piece.param.dtype))
+        attrs: dict[str, Attribute] = {
+            "epmap": [layout.servers[piece.id] for piece in blocks],
+            "trainer_id": trainer_id,
+            "block_ids": [piece.id for piece in blocks],
+            "op_role": _RPC,
+            "op_role_var": [name, blocks[0].grad.name],
+        }
+        block.append_op("recv", outputs={"Out": [piece.name for piece in blocks]}, attrs=attrs)
+    if barrier or layout.mode is DistributedMode.SYNC:
+        received = tuple(piece.name for piece in layout.blocks)
+        _append_barrier(block, "fetch_barrier", layout, trainer_id, received)
+    for name, blocks in by_param.items():
+        if blocks[0].sliced:
+            block.append_op(
+                "concat",
+                {"X": [piece.name for piece in blocks]},
+                {"Out": [name]},
+                {"axis": 0, "op_role": _DIST},
+            )

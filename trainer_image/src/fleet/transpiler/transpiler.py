@@ -1,0 +1,225 @@
+"""The distribute transpiler: from one captured program to the programs of every replica of a job."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fleet.endpoints import endpoints_problem, split_endpoints
+from fleet.errors import TranspileError
+from fleet.program.defaults import default_main_program, default_startup_program
+from fleet.program.ir import Program
+from fleet.transpiler.config import DistributeTranspilerConfig
+from fleet.transpiler.layout import Layout, lay_out
+from fleet.transpiler.pserver import build_pserver_program, build_pserver_startup
+from fleet.transpiler.report import log_layout
+from fleet.transpiler.trainer import build_trainer_program, rewrite_startup
+
+__all__ = ["DistributeTranspiler"]
+
+
+class DistributeTranspiler:
+    """Distribute a program over parameter servers.
+
+    Parameters
+    ----------
+    config : DistributeTranspilerConfig, optional
+        The defaults otherwise.
+
+    Examples
+    --------
+    On every replica alike::
+
+        transpiler = fleet.DistributeTranspiler()
+        transpiler.transpile(trainer_id, pservers="10.0.0.1:6174,10.0.0.2:6174", trainers=2)
+
+    then ``get_pserver_program(endpoint)`` on a server, ``get_trainer_program()`` on a trainer.
+    """
+
+    def __init__(self, config: DistributeTranspilerConfig | None = None) -> None:
+        self.config = config if config is not None else DistributeTranspilerConfig()
+        self._layout: Layout | None = None
+        self._main = Program()
+        self._startup = Program()
+        self._trainer_program = Program()
+
+    def transpile(
+        self,
+        trainer_id: int,
+        program: Program | None = None,
+        pservers: str | Iterable[str] = "127.0.0.1:6174",
+        trainers: int = 1,
+        sync_mode: bool = True,
+        startup_program: Program | None = None,
+        current_endpoint: str = "127.0.0.1:6174",
+    ) -> None:
+        """Work out every replica's programs; the `get_` methods then return them in any order.
+
+        Parameters
+        ----------
+        trainer_id : int
+            This trainer's number, from 0. Any valid number on a parameter server.
+        program : Program, optional
+            The captured program; `fleet.default_main_program()` otherwise. It stays as it is, but cannot
+            be transpiled again.
+        pservers : str or iterable of str
+            The parameter servers' endpoints, ``host:port``, comma separated.
+        trainers : int
+            Number of trainers.
+        sync_mode : bool
+            False for asynchronous training, which the config can ask for too.
+        startup_program : Program, optional
+            The startup program of `program`; its own otherwise. Rewritten in place into the trainer's.
+        current_endpoint : str
+            Only collective modes, which this transpiler does not have, read it.
+
+        Raises
+        ------
+        TranspileError
+            Any argument or config field that cannot be honoured; nothing has changed then.
+        """
+        del current_endpoint
+        main = program if program is not None else default_main_program()
+        startup = _startup_of(main, program, startup_program)
+        _check_untouched(main, startup)
+        self.config.check()
+        mode = self.config.distributed_mode(sync_mode)
+        _check_trainers(trainer_id, trainers)
+        endpoints = split_endpoints(pservers)
+        if (problem := endpoints_problem(endpoints)) is not None:
+            raise TranspileError(
+                f"pservers is {pservers!r}: {problem}; expected host:port, comma separated, each server once"
+            )
+        config = replace(self.config)
+        layout = lay_out(main, config, mode, endpoints, trainers)
+        trainer_program = build_trainer_program(main, layout, trainer_id)
+
+        self._layout, self._main, self._startup = layout, main.clone(), startup.clone()
+        self._trainer_program = trainer_program
+        rewrite_startup(startup, layout, trainer_id)
+        trainer_program.startup_program = startup
+        main.attrs["transpiled"] = True
+        if config.print_log:
+            log_layout(layout)
+
+    def get_trainer_program(self, wait_port: bool = True) -> Program:
+        """Return what this trainer runs at each step.
+
+        Parameters
+        ----------
+        wait_port : bool
+            Wait for the servers' ports before the first step. `config.wait_port` must agree.
+
+        Returns
+        -------
+        Program
+            The same object at every call.
+
+        Raises
+        ------
+        TranspileError
+            `transpile` has not been called.
+        """
+        self._transpiled()
+        self._trainer_program.attrs["wait_port"] = bool(wait_port and self.config.wait_port)
+        return self._trainer_program
+
+    def get_pserver_program(self, endpoint: str) -> Program:
+        """Return what the parameter server at `endpoint` runs.
+
+        Parameters
+        ----------
+        endpoint : str
+            One of transpile's `pservers`.
+
+        Returns
+        -------
+        Program
+
+        Raises
+        ------
+        TranspileError
+            `transpile` has not been called, or the endpoint is not among its servers.
+        """
+        layout = self._layout_with(endpoint)
+        program = build_pserver_program(self._main, layout, endpoint)
+        program.startup_program = build_pserver_startup(self._startup, self._main, layout, endpoint)
+        return program
+
+    def get_pserver_programs(self, endpoint: str) -> tuple[Program, Program]:
+        """Return `get_pserver_program` and `get_startup_program` of one endpoint."""
+        return self.get_pserver_program(endpoint), self.get_startup_program(endpoint)
+
+    def get_startup_program(self, endpoint: str, pserver_program: Program | None = None) -> Program:
+        """Return the program that creates what the parameter server at `endpoint` holds.
+
+        Parameters
+        ----------
+        endpoint : str
+            One of transpile's `pservers`.
+        pserver_program : Program, optional
+            That server's program. Not needed; scripts written for the original pass it.
+
+        Returns
+        -------
+        Program
+
+        Raises
+        ------
+        TranspileError
+            `transpile` has not been called, the endpoint is not among its servers, or `pserver_program`
+            belongs to another endpoint.
+        """
+        layout = self._layout_with(endpoint)
+        if pserver_program is not None and pserver_program.attrs.get("endpoint") != endpoint:
+            raise TranspileError(
+                f"pserver_program belongs to {pserver_program.attrs.get('endpoint')!r}, not to {endpoint!r}; "
+                "pass what get_pserver_program returned for this endpoint, or leave it out"
+            )
+        return build_pserver_startup(self._startup, self._main, layout, endpoint)
+
+    def _transpiled(self) -> Layout:
+        if self._layout is None:
+            raise TranspileError("there is no program yet: call transpile() first")
+        return self._layout
+
+    def _layout_with(self, endpoint: str) -> Layout:
+        layout = self._transpiled()
+        if endpoint not in layout.endpoints:
+            raise TranspileError(
+                f"endpoint {endpoint!r} is not a parameter server; "
+                f"expected one of {', '.join(layout.endpoints)}"
+            )
+        return layout
+
+
+def _startup_of(main: Program, given: Program | None, startup: Program | None) -> Program:
+    if startup is not None:
+        return startup
+    if given is not None and main.startup_program is not None:
+        return main.startup_program
+    return default_startup_program()
+
+
+def _check_untouched(main: Program, startup: Program) -> None:
+    if "transpiled" in main.attrs or "role" in main.attrs:
+        raise TranspileError(
+            "program has been transpiled already; capture it anew, or transpile a clone taken before"
+        )
+    if "role" in startup.attrs:
+        raise TranspileError(
+            "startup_program has been transpiled already; capture anew, or pass the startup program of a "
+            "clone taken before"
+        )
+
+
+def _check_trainers(trainer_id: object, trainers: object) -> None:
+    if isinstance(trainers, str):
+        raise TranspileError(
+            f"trainers is the text {trainers!r}; expected the number of trainers. A list of endpoints "
+            "belongs to mode 'nccl2', which does not go through the transpiler: use fleet.collective"
+        )
+    if isinstance(trainers, bool) or not isinstance(trainers, int) or trainers < 1:
+        raise TranspileError(f"trainers is {trainers!r}; expected a whole number of at least 1")
+    if isinstance(trainer_id, bool) or not isinstance(trainer_id, int) or not 0 <= trainer_id < trainers:
+        raise TranspileError(
+            f"trainer_id is {trainer_id!r}; expected a whole number from 0 to {trainers - 1}"
+        )
