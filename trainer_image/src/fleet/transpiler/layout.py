@@ -173,9 +173,10 @@ def _cut(program: Program, config: DistributeTranspilerConfig, num_servers: int)
                 f"{optimizer.attr('optimizer')} computes over whole parameters, and {name} would be cut into "
                 f"{len(slices)} blocks; set config.slice_var_up = False"
             )
+        first = len(blocks)
         blocks.extend(
             ParamBlock(
-                id=len(blocks) + piece.index,
+                id=first + piece.index,
                 param=param,
                 grad=grad,
                 index=piece.index,
