@@ -15,6 +15,7 @@ import yaml
 from tests.support.e2e import bringup, images
 from tests.support.e2e.images import Images
 from tests.support.e2e.kubectl import Kubectl
+from tests.support.e2e.namespaces import fresh_namespace
 from tests.support.e2e.release import Release
 from tools import assets
 
@@ -76,7 +77,6 @@ def operator(programs: bringup.Programs, cluster: Kubectl, loaded: Images) -> It
         release.install(loaded.operator)
         yield release
     finally:
-        print(release.everything()) if not release.installed else None
         release.uninstall()
         cluster("delete", "namespace", release.namespace, "--ignore-not-found", timeout=180)
 
@@ -84,9 +84,5 @@ def operator(programs: bringup.Programs, cluster: Kubectl, loaded: Images) -> It
 @pytest.fixture
 def namespace(cluster: Kubectl, operator: Release) -> Iterator[Kubectl]:
     """kubectl of a fresh namespace, which goes with the test."""
-    name = f"e2e-{secrets.token_hex(3)}"
-    cluster("create", "namespace", name)
-    try:
-        yield cluster.within(name)
-    finally:
-        cluster("delete", "namespace", name, timeout=180)
+    with fresh_namespace(cluster, f"e2e-{secrets.token_hex(3)}") as kubectl:
+        yield kubectl

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.e2e.command import run
+from tests.support.e2e.command import CommandError, run
 
 if TYPE_CHECKING:
     from tests.support.e2e.kubectl import Kubectl
@@ -31,16 +31,25 @@ class Release:
         return f"{self.name}-fleet-operator"
 
     def install(self, image: str) -> None:
-        """Install the chart with the operator's `image`, and return once the operator is ready."""
+        """Install the chart with the operator's `image`, and return once the operator is ready.
+
+        Raises
+        ------
+        CommandError
+            It did not become ready; the message says what the cluster tells about it.
+        """
         repository, _, tag = image.rpartition(":")
         self.installed = True
-        self._helm(
-            *("install", self.name, CHART, "--create-namespace"),
-            *("--set", f"image.repository={repository},image.tag={tag}"),
-            # A cluster that is not ours keeps nothing of the test, the definition of FleetJobs included.
-            *("--set", "crd.keep=false"),
-            *("--wait", "--timeout", f"{INSTALL_SECONDS:.0f}s"),
-        )
+        try:
+            self._helm(
+                *("install", self.name, CHART, "--create-namespace"),
+                *("--set", f"image.repository={repository},image.tag={tag}"),
+                # The cluster may not be ours: it keeps nothing of the tests, not even the definition.
+                *("--set", "crd.keep=false"),
+                *("--wait", "--timeout", f"{INSTALL_SECONDS:.0f}s"),
+            )
+        except CommandError as error:
+            raise CommandError(f"{error}\n{self.everything()}") from None
 
     def uninstall(self) -> None:
         """Uninstall it and wait until all of it is gone; a second call does nothing."""

@@ -1,0 +1,135 @@
+"""The examples' manifests, the very files that run locally, trained by pods."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.e2e.namespaces import fresh_namespace
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.e2e.kubectl import Kubectl
+    from tests.support.e2e.release import Release
+
+TRAINING_SECONDS = 420.0
+DELETION_SECONDS = 90.0
+ACCURACY = 0.95
+
+
+@dataclass(frozen=True)
+class Example:
+    """One example and what it runs."""
+
+    folder: str
+    roles: dict[str, int]
+
+    @property
+    def manifest(self) -> Path:
+        return Path("examples", self.folder, "fleetjob.yaml")
+
+
+EXAMPLES = [Example("digits", {"pserver": 2, "trainer": 2}), Example("collective", {"trainer": 2})]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A job that has come to its end, its pods as they were then, and what the namespace held before it."""
+
+    kubectl: Kubectl
+    example: Example
+    job: dict[str, Any]
+    pods: list[dict[str, Any]]
+    before: set[str]
+
+    def logs(self, role: str, index: int = 0) -> str:
+        return self.kubectl("logs", f"{self.job['metadata']['name']}-{role}-{index}")
+
+
+@pytest.fixture(scope="module", params=EXAMPLES, ids=lambda example: example.folder)
+def example(request: pytest.FixtureRequest) -> Example:
+    assert isinstance(request.param, Example)
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def examples_namespace(cluster: Kubectl, operator: Release, example: Example) -> Iterator[Kubectl]:
+    with fresh_namespace(cluster, f"e2e-{example.folder}-{secrets.token_hex(3)}") as kubectl:
+        yield kubectl
+
+
+@pytest.fixture(scope="module")
+def trained(examples_namespace: Kubectl, example: Example) -> Trained:
+    kubectl = examples_namespace
+    before = kubectl.inventory()
+    name = kubectl("apply", "-f", example.manifest, "-o", "name").strip().rpartition("/")[2]
+    job = kubectl.wait_until(
+        "fleetjob", name, is_finished, timeout=TRAINING_SECONDS, what="to succeed or fail"
+    )
+    return Trained(kubectl, example, job, kubectl.get("pods"), before)
+
+
+def is_finished(job: dict[str, Any]) -> bool:
+    return job.get("status", {}).get("state") in ("Succeeded", "Failed")
+
+
+def exit_codes(pod: dict[str, Any]) -> list[int]:
+    return [
+        container["state"].get("terminated", {}).get("exitCode", -1)
+        for container in pod["status"].get("containerStatuses", [])
+    ]
+
+
+def test_the_job_succeeds_at_the_first_attempt(trained):
+    status = trained.job["status"]
+    assert status["state"] == "Succeeded", status.get("lastFailure")
+    assert status["restarts"] == 0
+    conditions = {each["type"]: each["status"] for each in status["conditions"]}
+    assert conditions["PodsCreated"] == conditions["Succeeded"] == "True"
+    assert conditions.get("Failed", "False") == "False"
+    assert status["completionTime"] >= status["startTime"]
+
+
+def test_every_replica_has_its_pod_and_ends_by_itself(trained):
+    name = trained.job["metadata"]["name"]
+    expected = {
+        f"{name}-{role}-{index}": [0]
+        for role, count in trained.example.roles.items()
+        for index in range(count)
+    }
+    assert {pod["metadata"]["name"]: exit_codes(pod) for pod in trained.pods} == expected
+
+
+def test_the_log_tells_the_accuracy(trained):
+    found = re.findall(r"test_accuracy\D*(\d\.\d+)", trained.logs("trainer"))
+    assert found, trained.logs("trainer")[-2000:]
+    assert float(found[-1]) >= ACCURACY
+
+
+def test_events_tell_the_jobs_story(trained):
+    events = trained.kubectl.get("events", None, "--field-selector", "involvedObject.kind=FleetJob")
+    assert {"Started", "Succeeded"} <= {event["reason"] for event in events}
+
+
+def test_the_users_object_stays_clean(trained):
+    metadata = trained.job["metadata"]
+    assert "finalizers" not in metadata
+    assert metadata["annotations"].keys() == {"kubectl.kubernetes.io/last-applied-configuration"}
+
+
+def test_deleting_the_job_leaves_nothing_behind(trained):
+    kubectl, name = trained.kubectl, trained.job["metadata"]["name"]
+    assert kubectl.inventory() > trained.before
+    kubectl("delete", "-f", trained.example.manifest, "--wait", timeout=DELETION_SECONDS)
+    selector = f"fleetjob.dev/job-name={name}"
+    for kind in ("pods", "services"):
+        kubectl(
+            "wait", "--for=delete", kind, "-l", selector, f"--timeout={DELETION_SECONDS:.0f}s", timeout=120
+        )
+    assert kubectl.inventory() == trained.before

@@ -1,0 +1,25 @@
+"""Namespaces that go with the test that made them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.e2e.kubectl import Kubectl
+
+
+@contextlib.contextmanager
+def fresh_namespace(cluster: Kubectl, name: str) -> Iterator[Kubectl]:
+    """Yield kubectl for a new namespace whose default account is there; delete all of it afterwards."""
+    cluster("create", "namespace", name)
+    try:
+        kubectl = cluster.within(name)
+        kubectl(
+            "wait", "--for=create", "serviceaccount/default", "configmap/kube-root-ca.crt", "--timeout=30s"
+        )
+        yield kubectl
+    finally:
+        cluster("delete", "namespace", name, timeout=180)
