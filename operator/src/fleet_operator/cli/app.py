@@ -92,9 +92,9 @@ def validate(filename: Manifest) -> None:
 @app.command()
 def operator() -> None:
     """Run the operator against the cluster that KUBECONFIG or the pod's service account names."""
-    from fleet_operator.handlers import run as run_operator
+    from fleet_operator.startup import run_operator
 
-    run_operator()
+    raise typer.Exit(run_operator())
 
 
 def main() -> NoReturn:
