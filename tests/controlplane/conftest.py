@@ -1,0 +1,55 @@
+"""One control plane and one operator for all tests here; a namespace of its own for each test."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.controlplane import ControlPlane
+from tests.support.kube import Namespace, client_for
+from tests.support.operator_process import NAMESPACE, OperatorProcess, install
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane without an operator."""
+    plane = ControlPlane(tmp_path_factory.mktemp("control-plane") / "plane")
+    plane.start()
+    yield plane
+    plane.stop()
+
+
+@pytest.fixture(scope="session")
+def operator(
+    control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    """The operator, under the rights that the chart gives it."""
+    folder = tmp_path_factory.mktemp("operator")
+    token = install(control_plane)
+    kubeconfig = control_plane.write_kubeconfig(folder / "kubeconfig", token, NAMESPACE)
+    process = OperatorProcess(folder, kubeconfig)
+    process.start()
+    yield process
+    process.stop()
+    # Its rights are enough for all that the tests made it do, and nothing failed in silence.
+    assert "forbidden" not in process.log.read_text()
+    assert "Traceback" not in process.log.read_text(), process.tail()
+
+
+@pytest.fixture
+async def namespace(control_plane: ControlPlane, operator: OperatorProcess) -> AsyncIterator[Namespace]:
+    """A fresh namespace, looked after by the operator."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    async with client_for(control_plane.kubeconfig) as client:
+        namespaces = "/api/v1/namespaces"
+        await client.create(namespaces, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+        fresh = Namespace(client, name)
+        # Pods are refused until the controller manager has made the namespace's account.
+        await fresh.until("serviceaccounts", "the default account", lambda found: "default" in found)
+        yield fresh
+        await client.delete(f"{namespaces}/{name}", {})

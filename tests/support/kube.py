@@ -1,0 +1,169 @@
+"""What tests ask of an API server: objects, annotations, and waiting for what they want to see."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.api.names import API_VERSION, LABEL_JOB_NAME
+from fleet_operator.cluster.client import ApiClient
+from fleet_operator.cluster.connection import from_kubeconfig
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+    from pathlib import Path
+
+Manifest = dict[str, Any]
+
+WAIT_SECONDS = 30.0
+
+
+class Namespace:
+    """One namespace of an API server, as a test sees it."""
+
+    def __init__(self, client: ApiClient, name: str) -> None:
+        self.client = client
+        self.name = name
+
+    def path(self, plural: str, name: str = "", *, subresource: str = "") -> str:
+        """Return the path of a collection or of an object in it."""
+        groups = {"fleetjobs": f"/apis/{API_VERSION}"}
+        parts = [groups.get(plural, "/api/v1"), "namespaces", self.name, plural, name, subresource]
+        return "/".join(part for part in parts if part)
+
+    async def create_job(self, manifest: Mapping[str, Any]) -> Manifest:
+        """Create a FleetJob in this namespace, asking for strict validation as kubectl does."""
+        document = {**manifest, "metadata": {**manifest["metadata"], "namespace": self.name}}
+        return await self.client.create(self.path("fleetjobs") + "?fieldValidation=Strict", document)
+
+    async def get(self, plural: str, name: str) -> Manifest:
+        """Return one object."""
+        return await self.client.get(self.path(plural, name))
+
+    async def all(self, plural: str, **params: str) -> list[Manifest]:
+        """Return all objects of a kind."""
+        items: list[Manifest] = (await self.client.get(self.path(plural), params))["items"]
+        return items
+
+    async def delete(self, plural: str, name: str) -> None:
+        """Delete one object; its own grace period applies."""
+        await self.client.delete(self.path(plural, name), {"propagationPolicy": "Background"})
+
+    async def annotate(self, pod: str, **annotations: str | None) -> None:
+        """Tell kwok what happens to a pod: ``exit_code``, ``message``, ``not_ready``, ``hold``, ``stuck``."""
+        named = {f"fleet.test/{name.replace('_', '-')}": value for name, value in annotations.items()}
+        await self.client.merge_patch(self.path("pods", pod), {"metadata": {"annotations": named}})
+
+    async def end(self, *pods: str, exit_code: int = 0, message: str | None = None) -> None:
+        """Let pods end."""
+        for pod in pods:
+            await self.annotate(pod, exit_code=str(exit_code), message=message)
+
+    async def until(
+        self,
+        plural: str,
+        what: str,
+        probe: Callable[[dict[str, Manifest]], bool],
+        *,
+        seconds: float = WAIT_SECONDS,
+        **params: str,
+    ) -> dict[str, Manifest]:
+        """Wait until `probe` is true of the objects of a kind, by name, and return them.
+
+        Every change is looked at, so that what lasts for a moment only is seen too.
+        """
+        seen: dict[str, Manifest] = {}
+        try:
+            async with (
+                asyncio.timeout(seconds),
+                contextlib.aclosing(self._changes(plural, params)) as changes,
+            ):
+                async for seen in changes:
+                    if probe(seen):
+                        return seen
+        except TimeoutError:
+            pass
+        shown = json.dumps({name: item.get("status") for name, item in seen.items()}, indent=1)
+        raise AssertionError(f"waited {seconds:g} s in vain for {what}; the {plural} are: {shown[:4000]}")
+
+    async def _changes(self, plural: str, params: Mapping[str, str]) -> AsyncGenerator[dict[str, Manifest]]:
+        """Give all objects of a kind, again after each change of one of them."""
+        listed = await self.client.get(self.path(plural), params)
+        objects = {item["metadata"]["name"]: item for item in listed["items"]}
+        yield objects
+        watch = {**params, "watch": "true", "resourceVersion": listed["metadata"]["resourceVersion"]}
+        async with self.client.stream(self.path(plural), watch, silence_seconds=300) as lines:
+            async for line in lines:
+                event = json.loads(line)
+                name = event["object"]["metadata"]["name"]
+                if event["type"] == "DELETED":
+                    objects.pop(name, None)
+                else:
+                    objects[name] = event["object"]
+                yield objects
+
+    async def until_job(
+        self, name: str, what: str, probe: Callable[[Manifest], bool], *, seconds: float = WAIT_SECONDS
+    ) -> Manifest:
+        """Wait until `probe` is true of a job, and return it."""
+        found = await self.until(
+            "fleetjobs",
+            f"{name}: {what}",
+            lambda jobs: name in jobs and probe(jobs[name]),
+            seconds=seconds,
+            fieldSelector=f"metadata.name={name}",
+        )
+        return found[name]
+
+    async def until_state(self, name: str, state: str, *, seconds: float = WAIT_SECONDS) -> Manifest:
+        """Wait until a job is in a state."""
+        return await self.until_job(
+            name, state, lambda job: job.get("status", {}).get("state") == state, seconds=seconds
+        )
+
+    async def until_pods(
+        self,
+        job: str,
+        what: str,
+        probe: Callable[[dict[str, Manifest]], bool],
+        *,
+        seconds: float = WAIT_SECONDS,
+    ) -> dict[str, Manifest]:
+        """Wait until `probe` is true of a job's pods, by name, and return them."""
+        return await self.until("pods", what, probe, seconds=seconds, labelSelector=f"{LABEL_JOB_NAME}={job}")
+
+    async def until_running(self, job: str, *pods: str, seconds: float = WAIT_SECONDS) -> dict[str, Manifest]:
+        """Wait until exactly these pods of a job are there, all of them running."""
+        return await self.until_pods(
+            job,
+            f"{', '.join(pods)} running",
+            lambda found: set(found) == set(pods) and all(is_running(each) for each in found.values()),
+            seconds=seconds,
+        )
+
+    async def events(self, job: str) -> list[tuple[str, str, str]]:
+        """Return type, reason and message of the events on a job, oldest first."""
+        selector = f"involvedObject.kind=FleetJob,involvedObject.name={job}"
+        found = await self.all("events", fieldSelector=selector)
+        found.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
+        return [(event["type"], event["reason"], event["message"]) for event in found]
+
+
+@contextlib.asynccontextmanager
+async def client_for(kubeconfig: Path) -> AsyncIterator[ApiClient]:
+    """Open a client as a kubeconfig's user."""
+    async with ApiClient(from_kubeconfig(kubeconfig)) as client:
+        yield client
+
+
+def is_running(pod: Manifest) -> bool:
+    """Whether a pod runs and is not on its way out."""
+    return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+
+
+def condition(job: Manifest, kind: str) -> str | None:
+    """Return the status of one of a job's conditions."""
+    conditions = job.get("status", {}).get("conditions", ())
+    return next((each["status"] for each in conditions if each["type"] == kind), None)

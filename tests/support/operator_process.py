@@ -1,0 +1,138 @@
+"""The operator as it runs in a cluster: a process of its own, with no more rights than the chart gives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import yaml
+
+from tests.support.controlplane import die_with_parent, free_ports
+from tools import assets
+
+if TYPE_CHECKING:
+    from tests.support.controlplane import ControlPlane
+
+CHART = Path(__file__).parents[2] / "charts" / "fleet-operator"
+NAMESPACE = "fleet-system"
+ACCOUNT = "fleet-operator"
+
+READY_SECONDS = 30.0
+STOP_SECONDS = 10.0
+
+
+def install(control_plane: ControlPlane) -> str:
+    """Create what the chart installs but for the operator itself; return its account's token."""
+    helm = assets.find(["helm"])["helm"]
+    command = [
+        helm,
+        "template",
+        ACCOUNT,
+        CHART,
+        "--namespace",
+        NAMESPACE,
+        "--kube-version",
+        assets.KUBERNETES,
+    ]
+    rendered = subprocess.run(
+        [*command, "--set", f"serviceAccount.name={ACCOUNT}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if rendered.returncode != 0:
+        raise AssertionError(f"helm could not render the chart: {rendered.stderr}")
+    documents = [each for each in yaml.safe_load_all(rendered.stdout) if each["kind"] != "Deployment"]
+    control_plane.kubectl("create", "namespace", NAMESPACE)
+    control_plane.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=yaml.safe_dump_all(documents))
+    control_plane.kubectl(
+        "wait", "--for=condition=Established", "crd/fleetjobs.fleetjob.dev", "--timeout=30s"
+    )
+    return control_plane.kubectl("create", "token", ACCOUNT, "-n", NAMESPACE, "--duration=2h").strip()
+
+
+class OperatorProcess:
+    """One operator process.
+
+    Parameters
+    ----------
+    folder : Path
+        Where its log goes.
+    kubeconfig : Path
+        Who it is.
+    """
+
+    def __init__(self, folder: Path, kubeconfig: Path, **environment: str) -> None:
+        self.log = folder / "operator.log"
+        self.port = free_ports(1)[0]
+        self._environment = {
+            **os.environ,
+            "KUBECONFIG": str(kubeconfig),
+            "FLEET_OPERATOR_HTTP_HOST": "127.0.0.1",
+            "FLEET_OPERATOR_HTTP_PORT": str(self.port),
+            "FLEET_OPERATOR_LOG_LEVEL": "debug",
+            **environment,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; return when it says that it is ready."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fleet_operator.startup"],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent,
+            )
+        deadline = time.monotonic() + READY_SECONDS
+        while self.get("/readyz") != "ok\n":
+            if self._process.poll() is not None:
+                raise AssertionError(f"the operator ended:\n{self.tail()}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"the operator was not ready within {READY_SECONDS:g} s:\n{self.tail()}")
+            time.sleep(0.05)
+
+    def get(self, path: str) -> str | None:
+        """Return what it serves, or None if it does not answer (well)."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                text: str = answer.read().decode()
+                return text
+        except (OSError, urllib.error.URLError):
+            return None
+
+    def kill(self) -> None:
+        """End it as the kernel does when memory is short."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """End it as the kubelet does; return its exit status."""
+        return self._end(signal.SIGTERM)
+
+    def tail(self) -> str:
+        """Return the end of its log."""
+        return self.log.read_text(errors="replace")[-5000:]
+
+    def _end(self, number: signal.Signals) -> int:
+        process = self._process
+        if process is None:
+            raise RuntimeError("the operator was not started")
+        process.send_signal(number)
+        try:
+            return process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError(
+                f"the operator did not end within {STOP_SECONDS:g} s:\n{self.tail()}"
+            ) from None
