@@ -9,8 +9,10 @@ _LAST_PORT = 65535
 
 def split_endpoints(value: str | Iterable[str]) -> list[str]:
     """Return the endpoints of a comma separated text, or of a list of them, without blanks around them."""
-    parts = value.split(",") if isinstance(value, str) else value
-    return [part.strip() for part in parts]
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    # What the user wrote may be anything; as text it is refused with the others that are not host:port.
+    return [str(part).strip() for part in (value if isinstance(value, Iterable) else (value,))]
 
 
 def endpoint_problem(endpoint: str) -> str | None:

@@ -1,0 +1,20 @@
+"""Role makers: from the environment, or from the user's word, to this replica's place in the job.
+
+Pure: a mapping in, a frozen `Role` out, or a `RoleError` that names the variable, its value and what was
+expected. ``Role.WORKER`` and ``Role.SERVER`` are the kinds, as in the original.
+"""
+
+from fleet.role_maker.interface import RoleMaker
+from fleet.role_maker.paddle_cloud import PaddleCloudRoleMaker
+from fleet.role_maker.role import JobIdentity, Role, RoleKind
+from fleet.role_maker.user_defined import UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
+
+__all__ = [
+    "JobIdentity",
+    "PaddleCloudRoleMaker",
+    "Role",
+    "RoleKind",
+    "RoleMaker",
+    "UserDefinedCollectiveRoleMaker",
+    "UserDefinedRoleMaker",
+]

@@ -1,0 +1,173 @@
+"""The role as the environment tells it: the variables that the operator and the launchers set."""
+
+from collections.abc import Mapping
+
+from fleet.endpoints import endpoints_problem
+from fleet.errors import RoleError
+from fleet.role_maker.interface import RoleMaker, identity_of, sync_mode_of
+from fleet.role_maker.role import Role, RoleKind
+from fleet.role_maker.variables import Variables
+
+__all__ = ["PaddleCloudRoleMaker"]
+
+_DEFAULT_PORT = "6174"
+_HOSTS = "the parameter servers' hosts, comma separated, each once"
+
+
+class PaddleCloudRoleMaker(RoleMaker):
+    """Reads the role from the environment.
+
+    Parameters
+    ----------
+    is_collective : bool
+        Read the variables of collective training instead of those of parameter servers.
+
+    Notes
+    -----
+    Two spellings of the servers are understood, and may both be set if they agree:
+    ``PADDLE_PSERVERS_IP_PORT_LIST``, or ``PADDLE_PSERVER_IPS`` with ``PADDLE_PSERVER_PORT`` (6174).
+    Collective workers that torchrun started are known by ``RANK`` and ``WORLD_SIZE``.
+    """
+
+    def __init__(self, is_collective: bool = False) -> None:
+        super().__init__()
+        self._is_collective = is_collective
+
+    def _make(self, environ: Mapping[str, str]) -> Role:
+        variables = Variables(environ)
+        return _collective(variables) if self._is_collective else _parameter_server(variables)
+
+
+def _parameter_server(variables: Variables) -> Role:
+    kind = variables.one_of(
+        "TRAINING_ROLE", "PADDLE_TRAINING_ROLE", choices=("TRAINER", "PSERVER"), meaning="the role"
+    )
+    servers = _servers(variables)
+    worker_num = variables.number(
+        "PADDLE_TRAINERS_NUM", "PADDLE_TRAINERS", least=1, meaning="the number of trainers"
+    )
+    if kind == "TRAINER":
+        index = variables.number(
+            "PADDLE_TRAINER_ID", least=0, below=worker_num, meaning="this trainer's index"
+        )
+        endpoint = ""
+    else:
+        endpoint = _own_server(variables, servers)
+        index = servers.index(endpoint)
+    return Role(
+        kind=RoleKind.WORKER if kind == "TRAINER" else RoleKind.SERVER,
+        index=index,
+        worker_num=worker_num,
+        server_endpoints=servers,
+        current_endpoint=endpoint,
+        current_host=variables.optional("POD_IP", "PADDLE_CURRENT_IP"),
+        job=identity_of(variables),
+        sync_mode=sync_mode_of(variables),
+        checkpoint_dir=variables.optional("FLEET_CHECKPOINT_DIR") or None,
+    )
+
+
+def _servers(variables: Variables) -> tuple[str, ...]:
+    listed = "PADDLE_PSERVERS_IP_PORT_LIST"
+    if "PADDLE_PSERVER_IPS" not in variables:
+        return variables.endpoints(listed, meaning="the parameter servers (or PADDLE_PSERVER_IPS)")
+    _, hosts = variables.text("PADDLE_PSERVER_IPS", expected=_HOSTS)
+    port = variables.optional("PADDLE_PSERVER_PORT", default=_DEFAULT_PORT)
+    servers = tuple(f"{host.strip()}:{port}" for host in hosts.split(","))
+    if (problem := endpoints_problem(servers)) is not None:
+        raise RoleError(
+            f"PADDLE_PSERVER_IPS is {hosts!r} and PADDLE_PSERVER_PORT {port!r}: {problem}; "
+            f"expected {_HOSTS}, and a port number"
+        )
+    if (
+        listed in variables
+        and (others := variables.endpoints(listed, meaning="the parameter servers")) != servers
+    ):
+        raise RoleError(
+            f"{listed} is {','.join(others)!r} but PADDLE_PSERVER_IPS and PADDLE_PSERVER_PORT give "
+            f"{','.join(servers)!r}; expected the same servers in both"
+        )
+    return servers
+
+
+def _own_server(variables: Variables, servers: tuple[str, ...]) -> str:
+    """Return a server's own entry in the list of servers."""
+    host_name, host = variables.text(
+        "POD_IP", "PADDLE_CURRENT_IP", expected="this server's host, as in the list of servers"
+    )
+    port_name = "PADDLE_PORT" if variables.optional("PADDLE_PORT") else "PADDLE_PSERVER_PORT"
+    port = variables.optional(port_name, default=_DEFAULT_PORT)
+    endpoint = f"{host}:{port}"
+    if endpoint not in servers:
+        raise RoleError(
+            f"{host_name} is {host!r} and {port_name} is {port!r}, but {endpoint} is not among the parameter "
+            f"servers; expected one of {', '.join(servers)}"
+        )
+    if "PADDLE_PSERVER_ID" in variables:
+        index = variables.number(
+            "PADDLE_PSERVER_ID", least=0, below=len(servers), meaning="this server's index"
+        )
+        if servers[index] != endpoint:
+            raise RoleError(
+                f"PADDLE_PSERVER_ID is {str(index)!r}, which is {servers[index]}, "
+                f"but this server is {endpoint}; expected {servers.index(endpoint)}"
+            )
+    return endpoint
+
+
+def _collective(variables: Variables) -> Role:
+    if "TRAINING_ROLE" in variables or "PADDLE_TRAINING_ROLE" in variables:
+        variables.one_of(
+            "TRAINING_ROLE",
+            "PADDLE_TRAINING_ROLE",
+            choices=("TRAINER",),
+            meaning="the role in collective mode",
+        )
+    endpoints: tuple[str, ...] = ()
+    if "PADDLE_TRAINER_ENDPOINTS" in variables or not ("RANK" in variables and "WORLD_SIZE" in variables):
+        endpoints = variables.endpoints("PADDLE_TRAINER_ENDPOINTS", meaning="all workers")
+        worker_num = len(endpoints)
+        _check_count(variables, worker_num)
+    else:
+        worker_num = variables.number("WORLD_SIZE", least=1, meaning="the number of workers")
+    index = variables.number(
+        "PADDLE_TRAINER_ID", "RANK", least=0, below=worker_num, meaning="this worker's rank"
+    )
+    return Role(
+        kind=RoleKind.WORKER,
+        index=index,
+        worker_num=worker_num,
+        worker_endpoints=endpoints,
+        current_endpoint=_own_worker(variables, endpoints, index),
+        current_host=variables.optional("POD_IP", "PADDLE_CURRENT_IP"),
+        is_collective=True,
+        job=identity_of(variables),
+        sync_mode=sync_mode_of(variables),
+        checkpoint_dir=variables.optional("FLEET_CHECKPOINT_DIR") or None,
+    )
+
+
+def _check_count(variables: Variables, worker_num: int) -> None:
+    names = [name for name in ("PADDLE_TRAINERS_NUM", "WORLD_SIZE") if name in variables]
+    for name in names:
+        if (said := variables.number(name, least=1, meaning="the number of workers")) != worker_num:
+            raise RoleError(
+                f"{name} is {str(said)!r} but PADDLE_TRAINER_ENDPOINTS has {worker_num} endpoints; "
+                "expected one endpoint per worker"
+            )
+
+
+def _own_worker(variables: Variables, endpoints: tuple[str, ...], index: int) -> str:
+    if not endpoints:
+        return ""
+    if "PADDLE_CURRENT_ENDPOINT" not in variables:
+        return endpoints[index]  # torchrun knows ranks, not endpoints
+    name, endpoint = variables.text(
+        "PADDLE_CURRENT_ENDPOINT", expected="this worker's entry in PADDLE_TRAINER_ENDPOINTS"
+    )
+    if endpoint != endpoints[index]:
+        raise RoleError(
+            f"{name} is {endpoint!r}, but this worker's rank is {index} and entry {index} of "
+            f"PADDLE_TRAINER_ENDPOINTS is {endpoints[index]!r}; expected the two to be the same"
+        )
+    return endpoint
