@@ -1,6 +1,104 @@
-"""Parameter-server and collective training for PyTorch, with the semantics of PaddlePaddle Fleet."""
+"""Parameter-server and collective training for PyTorch, with the semantics of PaddlePaddle Fleet.
+
+Importing this package is cheap: a public name is imported from its module when it is first used, and only
+the modules that need torch import it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from fleet import lifecycle as lifecycle  # its import makes report() serve itself in a plain script
 from fleet.progress import report
 
-__all__ = ["report"]
+if TYPE_CHECKING:
+    from fleet.errors import (
+        ConfigurationError,
+        DeadlineExceededError,
+        FleetError,
+        PeerLostError,
+        ProtocolError,
+        RoleError,
+        StateLostError,
+        TranspileError,
+    )
+    from fleet.place import CPUPlace, CUDAPlace
+    from fleet.program import (
+        Block,
+        Operator,
+        Program,
+        Variable,
+        default_main_program,
+        default_startup_program,
+    )
+    from fleet.strategy import DistributedStrategy
+    from fleet.transpiler import (
+        DistributeTranspiler,
+        DistributeTranspilerConfig,
+        HashName,
+        PSDispatcher,
+        RoundRobin,
+    )
+
+_MODULE_OF = {
+    **dict.fromkeys(
+        (
+            "ConfigurationError",
+            "DeadlineExceededError",
+            "FleetError",
+            "PeerLostError",
+            "ProtocolError",
+            "RoleError",
+            "StateLostError",
+            "TranspileError",
+        ),
+        "fleet.errors",
+    ),
+    **dict.fromkeys(("CPUPlace", "CUDAPlace"), "fleet.place"),
+    **dict.fromkeys(
+        ("Block", "Operator", "Program", "Variable", "default_main_program", "default_startup_program"),
+        "fleet.program",
+    ),
+    "DistributedStrategy": "fleet.strategy",
+    **dict.fromkeys(
+        ("DistributeTranspiler", "DistributeTranspilerConfig", "HashName", "PSDispatcher", "RoundRobin"),
+        "fleet.transpiler",
+    ),
+}
+
+__all__ = [
+    "Block",
+    "CPUPlace",
+    "CUDAPlace",
+    "ConfigurationError",
+    "DeadlineExceededError",
+    "DistributeTranspiler",
+    "DistributeTranspilerConfig",
+    "DistributedStrategy",
+    "FleetError",
+    "HashName",
+    "Operator",
+    "PSDispatcher",
+    "PeerLostError",
+    "Program",
+    "ProtocolError",
+    "RoleError",
+    "RoundRobin",
+    "StateLostError",
+    "TranspileError",
+    "Variable",
+    "default_main_program",
+    "default_startup_program",
+    "report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

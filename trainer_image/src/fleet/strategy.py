@@ -3,12 +3,10 @@
 from dataclasses import dataclass, field, replace
 
 from fleet.errors import ConfigurationError
+from fleet.role_maker.variables import SYNC_MODES
 from fleet.transpiler.config import DistributeTranspilerConfig
 
-__all__ = ["SYNC_MODES", "DistributedStrategy"]
-
-SYNC_MODES = ("Sync", "Async", "HalfAsync", "Geo")
-"""What `FLEET_SYNC_MODE`, and with it a FleetJob's `syncMode`, may say."""
+__all__ = ["DistributedStrategy"]
 
 _KERNELS = ("default",)
 
