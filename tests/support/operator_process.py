@@ -32,10 +32,10 @@ def install(control_plane: ControlPlane) -> str:
     """Create what the chart installs but for the operator itself; return its account's token."""
     helm = assets.find(["helm"])["helm"]
     command = [
-        helm,
+        str(helm),
         "template",
         ACCOUNT,
-        CHART,
+        str(CHART),
         "--namespace",
         NAMESPACE,
         "--kube-version",

@@ -140,11 +140,11 @@ class KubernetesCluster:
             if owned and pod.deleted_at is None and self._is_leaving(pod.uid):
                 return None
             pods.append(replace(pod, owned=owned))
-            if not owned and pod.deleted_at is None and not _is_predecessor(entry, job):
+            if not owned:
                 foreign.append(f"Pod/{pod.name}")
         service = self._services.get(Key(key.namespace, service_name(key.name)))
         ours = service is not None and service.owner is not None and service.owner.uid == uid
-        if service is not None and not ours and not _is_predecessor(service, job):
+        if service is not None and not ours:
             foreign.append(f"Service/{service.key.name}")
         rejection = self._rejections.get(uid)
         rejected = rejection is not None and rejection.generation == job.metadata.generation
@@ -480,8 +480,3 @@ def _key(job: FleetJob) -> Key:
 
 def _job_path(job: FleetJob) -> str:
     return f"{_collection(PLURAL, job.metadata.namespace)}/{job.metadata.name}"
-
-
-def _is_predecessor(entry: Entry[Any], job: FleetJob) -> bool:
-    """Whether an object belongs to a deleted job of the same name: the garbage collector removes it soon."""
-    return entry.owner is not None and entry.owner.kind == KIND and entry.owner.name == job.metadata.name
