@@ -1,8 +1,8 @@
 """FleetJobs to test with: valid ones, and one table of what must be refused.
 
 ``fleetjob validate`` (`fleet_operator.api.parse_job`) and the API server read the same table: both must
-refuse each case, and both must name the field. The API server is asked with ``fieldValidation=Strict``, as kubectl
-asks it; without, it drops unknown fields in silence.
+refuse each case, and both must name the field. The API server is asked with ``fieldValidation=Strict``, as
+kubectl asks it; without, it drops unknown fields in silence.
 """
 
 from __future__ import annotations

@@ -1,20 +1,151 @@
-"""The next step for one job."""
+"""The next step for one job.
+
+Every decision is one function below; they are asked in the order of `DECISIONS` and the first answer wins.
+What a decision needs to know about its policy is in the policy's own file.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet_operator.plan.model import Observed, Plan
+from fleet_operator.api import ConditionType, JobState, Mode, Role
+from fleet_operator.plan.backoff import backoff
+from fleet_operator.plan.deadline import deadline
+from fleet_operator.plan.ending import clean_up, end_job
+from fleet_operator.plan.failure import find_failures
+from fleet_operator.plan.model import Event, Plan
+from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, judge
+from fleet_operator.plan.situation import Situation
+from fleet_operator.plan.status import build_status
+from fleet_operator.plan.step import hold, step
+from fleet_operator.plan.success import is_satisfied, success_sentence
+from fleet_operator.plan.times import stamp
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from fleet_operator.api import FleetJob
     from fleet_operator.build import Hosts
+    from fleet_operator.plan.model import Observed
 
 __all__ = ["plan"]
 
 
-def plan(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan:  # noqa: ARG001
-    """Decide the next step for one job. Same arguments, same plan: no clock, no API, no log."""
-    return Plan(status=job.status)
+def plan(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan:
+    """Decide the next step for one job. Same arguments, same plan: no clock, no API, no log.
+
+    Parameters
+    ----------
+    job : FleetJob
+        What is wanted, and in its status all that is remembered.
+    observed : Observed
+        What the cluster holds for it.
+    now : datetime
+        The time, with a time zone.
+    hosts : Hosts
+        Where each replica is reached.
+
+    Returns
+    -------
+    Plan
+        The status to write before anything else, the actions in their order, what to tell, and when to look
+        again even if nothing happens.
+    """
+    situation = Situation.of(job, observed, now, hosts)
+    for decide in DECISIONS:
+        if (decided := decide(situation)) is not None:
+            return decided
+    return step(situation)
+
+
+def being_deleted(situation: Situation) -> Plan | None:
+    """Leave a job that is being deleted alone: what it owns goes with it."""
+    if situation.job.metadata.deletion_timestamp is None:
+        return None
+    return Plan(status=situation.job.status, urgent=False)
+
+
+def finished(situation: Situation) -> Plan | None:
+    """Clean up after a job that has succeeded or failed; nothing leads out of these states."""
+    before = situation.job.status
+    if before.state is None or not before.finished:
+        return None
+    status = build_status(
+        situation, before.state, {}, start=before.start_time, completion=before.completion_time
+    )
+    return clean_up(situation, status)
+
+
+def rejected(situation: Situation) -> Plan | None:
+    """Fail a job whose pods the API server refuses for good: the next try would be answered the same."""
+    if situation.observed.rejected is None:
+        return None
+    sentence = f"the API server refuses a pod of this job: {situation.observed.rejected}"
+    return end_job(situation, JobState.FAILED, FailReason.POD_REJECTED, sentence)
+
+
+def succeeded(situation: Situation) -> Plan | None:
+    """Succeed once the trainers that successPolicy asks for have completed."""
+    policy, replicas = situation.job.spec.success_policy, situation.job.replicas(Role.TRAINER)
+    completed = situation.completed(Role.TRAINER)
+    if not is_satisfied(policy, replicas=replicas, succeeded=completed):
+        return None
+    sentence = success_sentence(policy, replicas=replicas, succeeded=completed)
+    return end_job(situation, JobState.SUCCEEDED, "TrainersCompleted", sentence)
+
+
+def overdue(situation: Situation) -> Plan | None:
+    """Fail a job that takes longer than activeDeadlineSeconds."""
+    seconds = situation.job.spec.run_policy.active_deadline_seconds
+    end = deadline(situation.job.status.start_time, seconds)
+    if end is None or situation.now < end:
+        return None
+    sentence = f"the job has not finished within runPolicy.activeDeadlineSeconds, {seconds} s"
+    return end_job(situation, JobState.FAILED, FailReason.DEADLINE_EXCEEDED, sentence)
+
+
+def suspended(situation: Situation) -> Plan | None:
+    """Hold a job while runPolicy.suspend is true; it starts anew when it is resumed."""
+    if not situation.job.spec.run_policy.suspend:
+        return None
+    ledger = situation.ledger
+    if any(own.created or own.completed for own in ledger.roles.values()):
+        situation = situation.with_ledger(ledger.with_new_life())
+    return hold(situation)
+
+
+def failed(situation: Situation) -> Plan | None:
+    """Answer failed replicas as failurePolicy says: fail the job, restart it, or restart them."""
+    failures = find_failures(situation)
+    if not failures:
+        return None
+    job, ledger = situation.job, situation.ledger
+    verdict = judge(
+        job.failure_action,
+        failures,
+        counted_before=ledger.failures,
+        limit=job.spec.run_policy.backoff_limit,
+        together=job.spec.mode is Mode.COLLECTIVE or bool(situation.completed(Role.PSERVER)),
+    )
+    cause = verdict.cause.told
+    events = tuple(Event("Warning", failure.event, failure.told.message) for failure in failures)
+    ledger = ledger.with_failures(verdict.counted)
+    if isinstance(verdict, FailJob):
+        situation = situation.with_ledger(ledger)
+        return end_job(
+            situation, JobState.FAILED, verdict.reason, verdict.sentence, last_failure=cause, events=events
+        )
+    if isinstance(verdict, RestartJob):
+        pause = backoff(ledger.job_restarts + 1)
+        ledger = ledger.with_job_restart(stamp(situation.now + pause))
+        restarting = (True, "JobRestarting", f"{cause.message}; all replicas start anew")
+    else:
+        for replica in verdict.replicas:
+            pause = backoff(ledger.attempt(replica).replica + 1)
+            ledger = ledger.with_replica_restart(replica, stamp(situation.now + pause))
+        restarting = (True, "ReplicaRestarting", f"{cause.message}; it is started again")
+    situation = situation.with_ledger(ledger)
+    return step(situation, {ConditionType.RESTARTING: restarting}, last_failure=cause, events=events)
+
+
+DECISIONS = (being_deleted, finished, rejected, succeeded, overdue, suspended, failed)

@@ -1,0 +1,146 @@
+"""What went wrong with a replica, in a sentence, and what kind of failure it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import LastFailure, Role
+from fleet_operator.plan.pods import has_failed, has_succeeded
+from fleet_operator.plan.times import stamp
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from fleet_operator.plan.ledger import Replica
+    from fleet_operator.plan.model import ObservedPod
+    from fleet_operator.plan.situation import Situation
+
+__all__ = [
+    "EXIT_BAD_CONFIGURATION",
+    "EXIT_PEER_LOST",
+    "EXIT_STATE_LOST",
+    "Failure",
+    "Kind",
+    "find_failures",
+]
+
+EXIT_BAD_CONFIGURATION = 2  # also a shell's, argparse's and python's own for what they were told wrongly
+EXIT_STATE_LOST = 90
+EXIT_PEER_LOST = 91
+
+_SIGNALS = {
+    132: "SIGILL",
+    134: "SIGABRT",
+    135: "SIGBUS",
+    136: "SIGFPE",
+    137: "SIGKILL",
+    139: "SIGSEGV",
+    143: "SIGTERM",
+}
+_STOPPED = 143
+_MESSAGE_CHARACTERS = 1024  # of a termination message that may be a log's end; the status holds one of them
+_SENTENCE_CHARACTERS = 300
+# Reasons of pods that a node or the control plane ended, where no DisruptionTarget condition says so.
+_DISRUPTIVE = frozenset(
+    {"Evicted", "NodeAffinity", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated"}
+    | {"UnexpectedAdmissionError"}
+)
+
+
+class Kind(Enum):
+    """What a failure says about trying again."""
+
+    ORDINARY = auto()  # may go better the next time
+    BAD_CONFIGURATION = auto()  # found before any work: it would go the same way the next time
+    STATE_LOST = auto()  # one replica cannot go on by itself: only all can start anew
+    DISRUPTION = auto()  # not the job's doing
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One replica that needs to be replaced."""
+
+    replica: Replica
+    kind: Kind
+    told: LastFailure
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts against the limit of restarts."""
+        return self.kind is not Kind.DISRUPTION
+
+    @property
+    def event(self) -> str:
+        """The reason of the event that tells it."""
+        return "ReplicaFailed" if self.counts else "ReplicaDisrupted"
+
+
+def find_failures(situation: Situation) -> tuple[Failure, ...]:
+    """Return what has failed among the replicas' present pods, in the order of the replicas."""
+    now = situation.now
+    failures = []
+    for replica in situation.replicas:
+        pod = situation.present.get(replica)
+        if replica in situation.vanished:
+            name = situation.name_of(replica)
+            told = LastFailure(pod=name, reason="Deleted", message=f"{name} was deleted", time=stamp(now))
+            failures.append(Failure(replica, Kind.DISRUPTION, told))
+        elif pod is not None and has_failed(pod):
+            failures.append(Failure(replica, _kind(pod), _tell(pod, _sentence(pod), now)))
+        elif pod is not None and has_succeeded(pod) and not situation.has_completed(replica):
+            sentence = (
+                f"{pod.name} ended with exit code 0 before every trainer had started;"
+                " a parameter server must serve until all trainers have completed"
+            )
+            failures.append(Failure(replica, Kind.ORDINARY, _tell(pod, sentence, now)))
+    return tuple(failures)
+
+
+def _kind(pod: ObservedPod) -> Kind:
+    stopped_server = pod.role is Role.PSERVER and pod.exit_code == _STOPPED
+    if pod.disruption or pod.deleted_at or stopped_server or _ended_by_node(pod):
+        return Kind.DISRUPTION
+    by_code = {EXIT_BAD_CONFIGURATION: Kind.BAD_CONFIGURATION, EXIT_STATE_LOST: Kind.STATE_LOST}
+    return by_code.get(pod.exit_code or 0, Kind.ORDINARY)
+
+
+def _ended_by_node(pod: ObservedPod) -> bool:
+    """Whether a node ended the pod or refused it (OutOfcpu and the like)."""
+    reason = pod.reason or ""
+    return reason in _DISRUPTIVE or (pod.exit_code is None and reason.startswith("OutOf"))
+
+
+def _tell(pod: ObservedPod, sentence: str, now: datetime) -> LastFailure:
+    return LastFailure(
+        pod=pod.name,
+        container=pod.container,
+        exit_code=pod.exit_code,
+        reason=pod.reason,
+        termination_message=pod.message[-_MESSAGE_CHARACTERS:] if pod.message else None,
+        message=sentence,
+        time=stamp(pod.finished_at or now),
+    )
+
+
+def _sentence(pod: ObservedPod) -> str:
+    """Say what happened to a pod that failed."""
+    code = pod.exit_code
+    last_line = (pod.message or "").strip().rpartition("\n")[2].strip()[:_SENTENCE_CHARACTERS]
+    because = f": {last_line}" if last_line else ""
+    if pod.disruption or pod.deleted_at or _ended_by_node(pod):
+        return f"{pod.name} was disrupted ({pod.disruption or pod.reason or 'it was deleted'}){because}"
+    if code is None:
+        return f"{pod.name} could not run ({pod.reason or 'no reason given'}){because}"
+    if pod.reason == "OOMKilled":
+        return f"{pod.name} ran out of memory (OOMKilled); container {pod.container} needs a higher limit"
+    if code == EXIT_BAD_CONFIGURATION:
+        return f"{pod.name} refused its configuration (exit code 2){because}"
+    if code == EXIT_STATE_LOST:
+        return f"{pod.name} found that a parameter server had lost its state (exit code 90){because}"
+    if code == EXIT_PEER_LOST:
+        return f"{pod.name} lost a peer for good (exit code 91){because}"
+    if code in _SIGNALS:
+        return f"{pod.name} was ended by {_SIGNALS[code]} (exit code {code}){because}"
+    return f"{pod.name} failed with exit code {code}{because}"

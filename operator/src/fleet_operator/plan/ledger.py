@@ -1,0 +1,109 @@
+"""What has happened to a job so far, read from its status and written back to it.
+
+Counters only grow. A replica's attempt is made of two of them, so that the pods of its past lives, and frames
+that such a pod may still send, are always recognised as older:
+
+- a restart of one replica raises the count of that replica;
+- a restart of the whole job raises the count of the job and forgets what was created and completed: the
+  parameters begin anew, so every trainer's part of the training does too. Within one life of the job, a
+  completed replica is never run again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
+
+from fleet_operator.api import ReplicaRestarts, Role
+from fleet_operator.plan.indexes import parse_indexes
+from fleet_operator.plan.model import Attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from fleet_operator.api import FleetJobStatus
+
+__all__ = ["Ledger", "Replica", "RoleLedger"]
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Replica:
+    """Which replica of a job."""
+
+    role: Role
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoleLedger:
+    """What has happened to the replicas of one role."""
+
+    restarts: Mapping[int, ReplicaRestarts] = field(default_factory=dict)
+    created: frozenset[int] = frozenset()  # whose present pod has been seen: missing, it was deleted
+    completed: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What has happened to a job."""
+
+    job_restarts: int = 0
+    restarts: int = 0
+    failures: int = 0
+    not_before: datetime | None = None
+    roles: Mapping[Role, RoleLedger] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, status: FleetJobStatus) -> Self:
+        """Read the ledger from a status."""
+        roles = {}
+        for role in Role:
+            told = status.role(role)
+            roles[role] = RoleLedger(
+                restarts={each.index: each for each in told.restarts},
+                created=parse_indexes(told.created_indexes),
+                completed=parse_indexes(told.completed_indexes),
+            )
+        return cls(status.job_restarts, status.restarts, status.failures, status.not_before, roles)
+
+    def attempt(self, replica: Replica) -> Attempt:
+        """Return the attempt that a replica's pod must have."""
+        restarts = self.roles[replica.role].restarts.get(replica.index)
+        return Attempt(self.job_restarts, restarts.count if restarts else 0)
+
+    def not_before_of(self, replica: Replica) -> datetime | None:
+        """Return when a replica's next pod may be created, if that was put off."""
+        restarts = self.roles[replica.role].restarts.get(replica.index)
+        own = restarts.not_before if restarts else None
+        return max((each for each in (own, self.not_before) if each is not None), default=None)
+
+    def with_seen(self, role: Role, created: frozenset[int], completed: frozenset[int]) -> Self:
+        """Return the ledger with more replicas of a role seen created and completed."""
+        own = self.roles[role]
+        own = replace(own, created=own.created | created, completed=own.completed | completed)
+        return replace(self, roles={**self.roles, role: own})
+
+    def with_replica_restart(self, replica: Replica, not_before: datetime) -> Self:
+        """Return the ledger with one replica about to be started again."""
+        role, index = replica.role, replica.index
+        own = self.roles[role]
+        count = self.attempt(replica).replica + 1
+        restarts = {**own.restarts, index: ReplicaRestarts(index=index, count=count, not_before=not_before)}
+        own = replace(own, restarts=restarts, created=own.created - {index})
+        return replace(self, restarts=self.restarts + 1, roles={**self.roles, role: own})
+
+    def with_job_restart(self, not_before: datetime) -> Self:
+        """Return the ledger with all replicas about to be started anew after a failure."""
+        return replace(self.with_new_life(), restarts=self.restarts + 1, not_before=not_before)
+
+    def with_new_life(self) -> Self:
+        """Return the ledger with all replicas to be started anew."""
+        roles = {
+            role: replace(own, created=frozenset(), completed=frozenset()) for role, own in self.roles.items()
+        }
+        return replace(self, job_restarts=self.job_restarts + 1, not_before=None, roles=roles)
+
+    def with_failures(self, count: int) -> Self:
+        """Return the ledger with more failures counted."""
+        return replace(self, failures=self.failures + count)

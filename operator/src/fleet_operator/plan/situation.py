@@ -1,0 +1,138 @@
+"""One job at one moment, put in order for the policies: what is wanted, what is there, what has happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Self
+
+from fleet_operator.api import Role
+from fleet_operator.api.names import pod_name
+from fleet_operator.plan.ledger import Ledger, Replica
+from fleet_operator.plan.pods import has_started, has_succeeded, is_up
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from fleet_operator.api import FleetJob
+    from fleet_operator.build import Hosts
+    from fleet_operator.plan.model import Observed, ObservedPod
+
+__all__ = ["Situation"]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that decisions are made from."""
+
+    job: FleetJob
+    observed: Observed
+    now: datetime
+    hosts: Hosts
+    ledger: Ledger
+
+    @classmethod
+    def of(cls, job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Self:
+        """Put what was observed in order, and enter into the ledger what was not known before."""
+        return cls(job, observed, now, hosts, Ledger.of(job.status)).with_observations()
+
+    def with_ledger(self, ledger: Ledger) -> Self:
+        """Return the same moment with another ledger, by which other pods are the present ones."""
+        return replace(self, ledger=ledger)
+
+    def with_observations(self) -> Self:
+        """Enter which replicas' present pods were seen, and which of them have completed."""
+        ledger = self.ledger
+        for role in self.job.roles:
+            pods = {replica.index: pod for replica, pod in self.present.items() if replica.role is role}
+            completed = {index for index, pod in pods.items() if has_succeeded(pod)}
+            if role is Role.PSERVER and not self.all_trainers_started and not self.job.status.finished:
+                completed = (
+                    set()
+                )  # it cannot have served trainers that never ran: a failure, not a completion
+            ledger = ledger.with_seen(role, frozenset(pods), frozenset(completed))
+        return self.with_ledger(ledger)
+
+    @cached_property
+    def replicas(self) -> tuple[Replica, ...]:
+        """Every replica that the job wants, in the order in which they are created."""
+        return tuple(Replica(role, i) for role in self.job.roles for i in range(self.job.replicas(role)))
+
+    @cached_property
+    def present(self) -> dict[Replica, ObservedPod]:
+        """The pods of the replicas' present attempts."""
+        wanted = {(self.name_of(replica), self.ledger.attempt(replica)): replica for replica in self.replicas}
+        found = {(pod.name, pod.attempt): pod for pod in self.observed.pods if pod.owned}
+        return {replica: found[key] for key, replica in wanted.items() if key in found}
+
+    @cached_property
+    def past(self) -> tuple[ObservedPod, ...]:
+        """The job's own pods that are not wanted: those of older attempts."""
+        present = {pod.uid for pod in self.present.values()}
+        return tuple(pod for pod in self.observed.pods if pod.owned and pod.uid not in present)
+
+    @cached_property
+    def names_taken(self) -> frozenset[str]:
+        """The names of all pods that are there, whoever owns them."""
+        return frozenset(pod.name for pod in self.observed.pods)
+
+    @cached_property
+    def foreign(self) -> tuple[str, ...]:
+        """Objects that have names of this job's but belong to somebody else, as ``Kind/name``."""
+        pods = (f"Pod/{pod.name}" for pod in self.observed.pods if not pod.owned)
+        return tuple(sorted({*self.observed.foreign, *pods}))
+
+    @cached_property
+    def vanished(self) -> tuple[Replica, ...]:
+        """Replicas whose present pod had been seen and is gone, though nobody here deleted it."""
+        return tuple(
+            replica
+            for replica in self.replicas
+            if replica.index in self.ledger.roles[replica.role].created
+            and not self.has_completed(replica)
+            and replica not in self.present
+        )
+
+    @cached_property
+    def missing(self) -> tuple[Replica, ...]:
+        """Replicas that have no present pod and should have one."""
+        return tuple(
+            each for each in self.replicas if each not in self.present and not self.has_completed(each)
+        )
+
+    @cached_property
+    def all_trainers_started(self) -> bool:
+        """Whether every trainer of the present life of the job has got as far as to run."""
+        trainers = (each for each in self.replicas if each.role is Role.TRAINER)
+        return all(
+            self.has_completed(each) or (each in self.present and has_started(self.present[each]))
+            for each in trainers
+        )
+
+    @cached_property
+    def all_up(self) -> bool:
+        """Whether every replica runs or has completed."""
+        return all(
+            self.has_completed(each) or (each in self.present and is_up(self.present[each]))
+            for each in self.replicas
+        )
+
+    def name_of(self, replica: Replica) -> str:
+        """Return the name of a replica's pod."""
+        return pod_name(self.job.name, replica.role, replica.index)
+
+    def has_completed(self, replica: Replica) -> bool:
+        """Whether a replica has done its part in the present life of the job."""
+        return replica.index in self.ledger.roles[replica.role].completed
+
+    def completed(self, role: Role) -> frozenset[int]:
+        """Return the replicas of a role that have completed, by index."""
+        return self.ledger.roles[role].completed
+
+    def ready_or_completed(self, role: Role) -> int:
+        """Return how many replicas of a role are ready or have completed."""
+        return sum(
+            self.has_completed(each) or (each in self.present and self.present[each].ready)
+            for each in self.replicas
+            if each.role is role
+        )

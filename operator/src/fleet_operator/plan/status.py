@@ -1,0 +1,140 @@
+"""The status that tells a decision: conditions with reasons and sentences, counts, and the ledger."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    FleetJobStatus,
+    JobState,
+    Role,
+    RoleStatus,
+)
+from fleet_operator.plan.indexes import format_indexes
+from fleet_operator.plan.pods import has_failed, is_active, is_up
+from fleet_operator.plan.times import stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from fleet_operator.api import LastFailure
+    from fleet_operator.plan.situation import Situation
+
+__all__ = ["Told", "build_status", "only_counts_differ"]
+
+Told = tuple[bool, str, str]  # whether a condition holds, its reason, its sentence
+
+
+def build_status(
+    situation: Situation,
+    state: JobState,
+    told: Mapping[ConditionType, Told],
+    *,
+    last_failure: LastFailure | None = None,
+    start: datetime | None = None,
+    completion: datetime | None = None,
+) -> FleetJobStatus:
+    """Return the job's next status.
+
+    Parameters
+    ----------
+    situation : Situation
+        The moment, with the ledger as it is to be remembered.
+    state : JobState
+        The state in one word.
+    told : mapping
+        The conditions that are known at this moment; the others stay as they were.
+    last_failure : LastFailure, optional
+        A new one; else the one before is kept.
+    start, completion : datetime, optional
+        When the job started and ended, if it has.
+    """
+    job, ledger, before = situation.job, situation.ledger, situation.job.status
+    roles = tuple(_role_status(situation, role) for role in job.roles)
+    up = {role: _up(situation, role) for role in job.roles}
+    return FleetJobStatus(
+        observed_generation=job.metadata.generation,
+        state=state,
+        conditions=_conditions(before, told, situation),
+        pservers=f"{up[Role.PSERVER]}/{job.replicas(Role.PSERVER)}" if Role.PSERVER in up else None,
+        trainers=f"{up[Role.TRAINER]}/{job.replicas(Role.TRAINER)}",
+        restarts=ledger.restarts,
+        failures=ledger.failures,
+        job_restarts=ledger.job_restarts,
+        not_before=ledger.not_before,
+        start_time=start,
+        completion_time=completion,
+        last_failure=last_failure or before.last_failure,
+        roles=roles,
+    )
+
+
+def only_counts_differ(one: FleetJobStatus, other: FleetJobStatus) -> bool:
+    """Whether two statuses differ at most in what may be told a little later: counts and sentences."""
+    return _without_counts(one) == _without_counts(other)
+
+
+def _without_counts(status: FleetJobStatus) -> FleetJobStatus:
+    return status.model_copy(
+        update={
+            "pservers": None,
+            "trainers": None,
+            "roles": tuple(RoleStatus(role=each.role, restarts=each.restarts) for each in status.roles),
+            "conditions": tuple(each.model_copy(update={"message": ""}) for each in status.conditions),
+        }
+    )
+
+
+def _conditions(
+    before: FleetJobStatus, told: Mapping[ConditionType, Told], situation: Situation
+) -> tuple[Condition, ...]:
+    result = []
+    for kind in ConditionType:
+        old = before.condition(kind)
+        if kind not in told:
+            result += [old] if old is not None else []
+            continue
+        holds, reason, message = told[kind]
+        status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
+        same = old is not None and old.status is status
+        result.append(
+            Condition(
+                type=kind,
+                status=status,
+                reason=reason,
+                message=message,
+                last_transition_time=old.last_transition_time if old and same else stamp(situation.now),
+            )
+        )
+    return tuple(result)
+
+
+def _role_status(situation: Situation, role: Role) -> RoleStatus:
+    own = situation.ledger.roles[role]
+    pods = [pod for replica, pod in situation.present.items() if replica.role is role]
+    return RoleStatus(
+        role=role,
+        replicas=situation.job.replicas(role),
+        active=sum(is_active(pod) for pod in pods),
+        ready=sum(pod.ready for pod in pods),
+        succeeded=len(own.completed),
+        failed=sum(has_failed(pod) for pod in pods),
+        restarts=tuple(own.restarts[index] for index in sorted(own.restarts)),
+        created_indexes=format_indexes(own.created),
+        completed_indexes=format_indexes(own.completed),
+    )
+
+
+def _up(situation: Situation, role: Role) -> int:
+    """Return how many replicas of a role do their part or have done it."""
+    if role is Role.PSERVER:
+        return situation.ready_or_completed(role)
+    return sum(
+        situation.has_completed(each) or (each in situation.present and is_up(situation.present[each]))
+        for each in situation.replicas
+        if each.role is role
+    )

@@ -1,0 +1,162 @@
+"""One step of a job that has not finished: older attempts go, missing replicas come, the status tells."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import ConditionType, JobState, Role
+from fleet_operator.build import build_pod, build_service
+from fleet_operator.plan.deadline import deadline
+from fleet_operator.plan.model import CreatePod, CreateService, DeletePod
+from fleet_operator.plan.startup import may_start_trainers
+from fleet_operator.plan.status import build_status
+from fleet_operator.plan.telling import tell
+from fleet_operator.plan.terminating import given_up_at
+from fleet_operator.plan.times import stamp
+from fleet_operator.plan.waiting import why_not_created, why_not_running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime
+
+    from fleet_operator.api import LastFailure
+    from fleet_operator.plan.ledger import Replica
+    from fleet_operator.plan.model import Action, Event, ObservedPod, Plan
+    from fleet_operator.plan.situation import Situation
+    from fleet_operator.plan.status import Told
+
+__all__ = ["deletions", "hold", "step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """Which replicas may be created now, and why others may not."""
+
+    due: tuple[Replica, ...]
+    backed_off: tuple[Replica, ...]
+    gated: bool  # trainers wait for the parameter servers
+
+
+def step(
+    situation: Situation,
+    told: Mapping[ConditionType, Told] | None = None,
+    *,
+    last_failure: LastFailure | None = None,
+    events: tuple[Event, ...] = (),
+) -> Plan:
+    """Bring the pods one step closer to the ledger.
+
+    Parameters
+    ----------
+    situation : Situation
+        The moment, with the ledger as it is to be remembered.
+    told : mapping, optional
+        Conditions that the decision before has changed.
+    last_failure : LastFailure, optional
+        What the decision before has answered.
+    events : tuple of Event
+        What it wants to be told.
+    """
+    before, policy = situation.job.status, situation.job.spec.run_policy
+    told = {**_conditions_of_suspension(situation), **(told or {})}
+    restarting = ConditionType.RESTARTING in told or before.is_true(ConditionType.RESTARTING)
+    creation = _creation(situation)
+    told |= _progress(situation, creation, restarting=restarting)
+    waiting_state = JobState.RESTARTING if restarting else JobState.PENDING
+    state = JobState.RUNNING if situation.all_up else waiting_state
+    start = before.start_time or stamp(situation.now)
+    status = build_status(situation, state, told, last_failure=last_failure, start=start)
+    leaving, looks = deletions(situation, situation.past)
+    looks += [situation.ledger.not_before_of(replica) for replica in creation.backed_off]
+    looks.append(deadline(start, policy.active_deadline_seconds))
+    return tell(situation, status, (*leaving, *_creations(situation, creation.due)), events, looks)
+
+
+def hold(situation: Situation) -> Plan:
+    """Let no pod of the job run while it is suspended."""
+    sentence = "runPolicy.suspend is true"
+    told: dict[ConditionType, Told] = {
+        ConditionType.PODS_CREATED: (False, "Suspended", sentence),
+        ConditionType.RUNNING: (False, "Suspended", sentence),
+        ConditionType.SUSPENDED: (True, "Suspended", f"{sentence}: no pod of this job runs"),
+    }
+    if situation.job.status.is_true(ConditionType.RESTARTING):
+        told[ConditionType.RESTARTING] = (False, "Suspended", sentence)
+    leaving, looks = deletions(situation, (*situation.past, *situation.present.values()))
+    return tell(situation, build_status(situation, JobState.SUSPENDED, told), leaving, (), looks)
+
+
+def deletions(
+    situation: Situation, pods: Iterable[ObservedPod]
+) -> tuple[tuple[Action, ...], list[datetime | None]]:
+    """Return what removes some pods, and when to look at those again that are on their way out.
+
+    A pod that stays beyond all patience, wanted or not, is deleted at once: its name is needed.
+    """
+    actions: list[Action] = [DeletePod(pod.name, pod.uid) for pod in pods if pod.deleted_at is None]
+    looks: list[datetime | None] = []
+    for pod in situation.observed.pods:
+        if not pod.owned or pod.deleted_at is None:
+            continue
+        if situation.now >= given_up_at(pod.deleted_at):
+            actions.append(DeletePod(pod.name, pod.uid, grace_period_seconds=0))
+        else:
+            looks.append(given_up_at(pod.deleted_at))
+    return tuple(actions), looks
+
+
+def _creation(situation: Situation) -> Creation:
+    job = situation.job
+    open_gate = may_start_trainers(
+        job.spec.startup_policy,
+        servers=job.replicas(Role.PSERVER),
+        up=situation.ready_or_completed(Role.PSERVER),
+    )
+    due, backed_off, gated = [], [], False
+    for replica in situation.missing:
+        not_before = situation.ledger.not_before_of(replica)
+        if situation.name_of(replica) in situation.names_taken:
+            continue
+        if not_before is not None and situation.now < not_before:
+            backed_off.append(replica)
+        elif replica.role is Role.TRAINER and not open_gate:
+            gated = True
+        else:
+            due.append(replica)
+    return Creation(() if situation.foreign else tuple(due), tuple(backed_off), gated)
+
+
+def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ...]:
+    """Return what creates the Service, whose names the pods' environments hold, and then the pods."""
+    job, ledger = situation.job, situation.ledger
+    service = () if situation.observed.service or situation.foreign else (CreateService(build_service(job)),)
+    pods = (
+        CreatePod(build_pod(job, each.role, each.index, ledger.attempt(each), situation.hosts))
+        for each in due
+    )
+    return (*service, *pods)
+
+
+def _progress(situation: Situation, creation: Creation, *, restarting: bool) -> dict[ConditionType, Told]:
+    """Tell whether all pods are there and run, and if not, why."""
+    waiting = why_not_created(situation, backed_off=creation.backed_off, gated=creation.gated)
+    told: dict[ConditionType, Told] = {}
+    if waiting is None:
+        told[ConditionType.PODS_CREATED] = (True, "PodsCreated", "the pods of all replicas are there")
+    else:
+        told[ConditionType.PODS_CREATED] = (False, waiting.reason, waiting.sentence)
+    if situation.all_up:
+        sentence = f"all {len(situation.replicas)} replicas run or have completed"
+        told[ConditionType.RUNNING] = (True, "ReplicasRunning", sentence)
+        if restarting:
+            told[ConditionType.RESTARTING] = (False, "Restarted", sentence)
+    else:
+        told[ConditionType.RUNNING] = (False, *why_not_running(situation, waiting))
+    return told
+
+
+def _conditions_of_suspension(situation: Situation) -> dict[ConditionType, Told]:
+    if situation.job.status.condition(ConditionType.SUSPENDED) is None:
+        return {}
+    return {ConditionType.SUSPENDED: (False, "Resumed", "runPolicy.suspend is false")}

@@ -1,0 +1,81 @@
+"""A plan from a decision: which events its status amounts to, whether it can wait, when to look again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import ConditionType
+from fleet_operator.plan.model import Event, Plan
+from fleet_operator.plan.status import only_counts_differ
+from fleet_operator.plan.times import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from fleet_operator.api import FleetJobStatus
+    from fleet_operator.plan.model import Action
+    from fleet_operator.plan.situation import Situation
+
+__all__ = ["tell"]
+
+# What a person is told when a condition becomes True: the type and the reason of the event.
+_BECOMES_TRUE = {
+    ConditionType.RUNNING: ("Normal", "Started"),
+    ConditionType.SUSPENDED: ("Normal", "Suspended"),
+    ConditionType.SUCCEEDED: ("Normal", "Succeeded"),
+    ConditionType.FAILED: ("Warning", "Failed"),
+}
+
+
+def tell(
+    situation: Situation,
+    status: FleetJobStatus,
+    actions: Iterable[Action],
+    events: tuple[Event, ...],
+    looks: Iterable[datetime | None],
+) -> Plan:
+    """Return the plan.
+
+    Parameters
+    ----------
+    situation : Situation
+        The moment.
+    status : FleetJobStatus
+        The job's next status; what it says for the first time is told as events too.
+    actions : iterable of Action
+        What to do, in this order.
+    events : tuple of Event
+        What to tell beside.
+    looks : iterable of datetime or None
+        When something is due; the first of them counts.
+    """
+    before, actions = situation.job.status, tuple(actions)
+    return Plan(
+        status=status,
+        actions=actions,
+        events=(*events, *_events(before, status)),
+        requeue_after=until(situation.now, *looks),
+        urgent=bool(actions) or not only_counts_differ(before, status),
+    )
+
+
+def _events(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
+    events = []
+    for condition in after.conditions:
+        old = before.condition(condition.type)
+        if (
+            condition.type in _BECOMES_TRUE
+            and after.is_true(condition.type)
+            and not before.is_true(condition.type)
+        ):
+            events.append(Event(*_BECOMES_TRUE[condition.type], condition.message))
+        elif condition.reason == "Resumed" and before.is_true(condition.type):
+            events.append(Event("Normal", "Resumed", condition.message))
+        elif (
+            condition.type is ConditionType.PODS_CREATED
+            and condition.reason == "NameTaken"
+            and (old is None or old.reason != condition.reason)
+        ):
+            events.append(Event("Warning", "NameTaken", condition.message))
+    return tuple(events)

@@ -1,0 +1,79 @@
+"""Why a job does not run yet, in a word and a sentence: what a person must see in ``kubectl describe``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleet_operator.api import Role
+from fleet_operator.plan.pods import is_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fleet_operator.plan.ledger import Replica
+    from fleet_operator.plan.model import ObservedPod
+    from fleet_operator.plan.situation import Situation
+
+__all__ = ["Waiting", "why_not_created", "why_not_running"]
+
+# What every pod passes through; anything else that a pod waits for is worth telling.
+_PASSING = frozenset({"ContainerCreating", "PodInitializing"})
+
+
+class Waiting(NamedTuple):
+    """Why something has not happened yet."""
+
+    reason: str
+    sentence: str
+
+
+def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gated: bool) -> Waiting | None:
+    """Return why not all pods are there, or None if they are."""
+    missing = situation.missing
+    if situation.foreign and (missing or not situation.observed.service):
+        names = ", ".join(situation.foreign)
+        sentence = (
+            f"{names} has a name of this job but belongs to somebody else;"
+            " delete it, or create the job under another name"
+        )
+        return Waiting("NameTaken", sentence)
+    if not missing:
+        return None
+    wanted = {situation.name_of(each) for each in missing}
+    if leaving := sorted(pod.name for pod in situation.past if pod.name in wanted):
+        return Waiting(
+            "PodTerminating", f"{_some(leaving)} is being deleted; its name is taken until it is gone"
+        )
+    if pausing := [situation.name_of(each) for each in backed_off]:
+        return Waiting("BackOff", f"{_some(pausing)} is created again after a pause")
+    if gated:
+        servers = [each for each in situation.replicas if each.role is Role.PSERVER]
+        slow = [
+            situation.name_of(each)
+            for each in servers
+            if not situation.has_completed(each)
+            and not (each in situation.present and situation.present[each].ready)
+        ]
+        sentence = f"trainers are created once all parameter servers are ready: {_some(slow)} is not yet"
+        return Waiting("WaitingForParameterServers", sentence)
+    return Waiting("Creating", "pods are being created")
+
+
+def why_not_running(situation: Situation, not_created: Waiting | None) -> Waiting:
+    """Return why not every replica runs: the first trouble of any pod, else why pods are missing."""
+    trouble = _trouble(situation)
+    if trouble is not None:
+        said = f": {trouble.message}" if trouble.message else ""
+        return Waiting(trouble.reason or "PodWaiting", f"{trouble.name} waits, {trouble.reason}{said}")
+    return not_created or Waiting("Starting", "the pods are there, but not all of them run yet")
+
+
+def _trouble(situation: Situation) -> ObservedPod | None:
+    """Return the first pod that waits for something that does not just pass."""
+    waiting = (pod for pod in situation.present.values() if not is_up(pod) and pod.exit_code is None)
+    return next((pod for pod in waiting if pod.reason and pod.reason not in _PASSING), None)
+
+
+def _some(names: list[str]) -> str:
+    """Name the first of some pods; the sentence stays short and still while the others come."""
+    return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
