@@ -63,13 +63,13 @@ test: setup  ## unit, runtime and control-plane tests
 	$(BIN)/pytest $(PYTEST_FLAGS)
 
 e2e: setup  ## the same jobs on a Kubernetes cluster: KUBECONFIG, else one made by kind
-	$(BIN)/pytest tests/e2e $(PYTEST_FLAGS)
+	$(BIN)/pytest tests/e2e --verbose --capture=tee-sys $(PYTEST_FLAGS)
 
 bench: setup  ## steps per second of dense synchronous training, beside DDP and torch rpc
 	$(BIN)/python -m benchmarks.dense_sync
 
-docs: setup  ## check that the links in the documentation lead somewhere
-	$(BIN)/python -m tools.check_links
+docs: setup  ## write the generated pages of the documentation
+	$(BIN)/python -m tools.reference
 
 # --- images ---------------------------------------------------------------------------------------
 
@@ -99,3 +99,10 @@ CRD := crds/fleetjobs.fleetjob.dev.yaml
 crds: setup  ## generate the FleetJob definition from the models, for kubectl and for the chart
 	$(BIN)/python -m fleet_operator.api.crd >$(CRD)
 	cp $(CRD) charts/fleet-operator/files/
+
+PROTO := fleet/parameter_server/proto/control.proto
+
+proto: setup  ## generate the control protocol's Python modules and their types
+	cd trainer_image/src && ../../$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --grpc_python_out=. \
+	  --plugin=protoc-gen-mypy=../../$(BIN)/protoc-gen-mypy --mypy_out=. \
+	  --plugin=protoc-gen-mypy_grpc=../../$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=. $(PROTO)
