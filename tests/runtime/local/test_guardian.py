@@ -1,0 +1,209 @@
+"""The guardian alone: it starts processes, tells of their ends, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleet_operator.cluster.local_guard import Exited, Guard, GuardianLostError, Started
+from tests.support.local import GRANDCHILDREN, MARK, survivors, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(sys.platform != "linux", reason="/proc shows what is left"),
+]
+
+
+class Guarded:
+    """A guard with what it reported."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.reports: asyncio.Queue[Started | Exited] = asyncio.Queue()
+        self.lost: asyncio.Queue[GuardianLostError] = asyncio.Queue()
+        self.guard = Guard(self.reports.put_nowait, self.lost.put_nowait)
+
+    def launch(self, *argv: str, identity: str = "one") -> None:
+        self.guard.launch(
+            identity,
+            argv=argv,
+            env={"PATH": os.environ["PATH"], MARK: self.mark},
+            cwd=self.folder,
+            log=self.folder / f"{identity}.log",
+        )
+
+    async def started(self) -> int:
+        report = await asyncio.wait_for(self.reports.get(), 10)
+        assert isinstance(report, Started), report
+        return report.pid
+
+    async def exited(self) -> Exited:
+        while True:
+            report = await asyncio.wait_for(self.reports.get(), 10)
+            if isinstance(report, Exited):
+                return report
+
+    async def spawned(self) -> None:
+        for _ in range(500):
+            if (self.folder / "spawned").exists():
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError("the script has not spawned its grandchildren")
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
+    one = Guarded(tmp_path)
+    await one.guard.start()
+    yield one
+    await one.guard.close()
+    wait_until(lambda: not survivors(one.mark), 10, "the end of every process")
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        pytest.param("pass", 0, id="an-end-that-went-well"),
+        pytest.param("raise SystemExit(3)", 3, id="an-exit-code"),
+        pytest.param("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, id="a-signal"),
+    ],
+)
+async def test_reports_how_a_process_ended(guarded, source, code):
+    guarded.launch(sys.executable, "-c", source)
+    await guarded.started()
+    assert await guarded.exited() == Exited("one", code)
+
+
+async def test_appends_what_a_process_prints_to_its_log(guarded):
+    (guarded.folder / "one.log").write_text("before\n")
+    guarded.launch("sh", "-c", "echo out; echo err >&2")
+    await guarded.exited()
+    assert (guarded.folder / "one.log").read_text() == "before\nout\nerr\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        pytest.param(("no-such-program",), "cannot start 'no-such-program'", id="a-missing-program"),
+        pytest.param(("/dev/null",), "Permission denied", id="a-file-that-is-no-program"),
+    ],
+)
+async def test_says_why_a_process_cannot_start(guarded, argv, sentence):
+    guarded.launch(*argv)
+    report = await guarded.exited()
+    assert report.code == 128
+    assert sentence in (report.error or "")
+
+
+async def test_signals_are_not_ignored_in_what_it_starts(guarded):
+    guarded.launch("sh", "-c", "cat /proc/self/status")
+    await guarded.exited()
+    status = (guarded.folder / "one.log").read_text()
+    ignored = int(status.partition("SigIgn:")[2].split()[0], 16)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
+        assert not ignored >> (signum - 1) & 1, signum
+
+
+async def test_a_process_may_end_by_itself_after_sigterm(guarded):
+    handler = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7))"
+    guarded.launch(sys.executable, "-c", f"{handler}; print(1, flush=True); time.sleep(60)")
+    await guarded.started()
+    wait_until((guarded.folder / "one.log").read_text, 10, "the handler")
+    guarded.guard.stop("one", 30)
+    assert await guarded.exited() == Exited("one", 7)
+
+
+async def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(guarded):
+    guarded.launch("sh", "-c", "trap '' TERM; echo set; sleep 60; sleep 60")
+    await guarded.started()
+    wait_until((guarded.folder / "one.log").read_text, 10, "the trap")
+    guarded.guard.stop("one", 0.2)
+    assert await guarded.exited() == Exited("one", 137)
+
+
+async def test_the_end_of_the_main_process_ends_its_grandchildren(guarded):
+    guarded.launch(sys.executable, "-c", GRANDCHILDREN)
+    main = await guarded.started()
+    await guarded.spawned()
+    assert len(survivors(guarded.mark)) == 5
+    os.kill(main, signal.SIGKILL)
+    assert await guarded.exited() == Exited("one", 137)
+    assert survivors(guarded.mark) == []
+
+
+async def test_a_killed_keeper_takes_its_pod_with_it_and_no_other(guarded):
+    guarded.launch(sys.executable, "-c", GRANDCHILDREN)
+    main = await guarded.started()
+    await guarded.spawned()
+    guarded.launch("sleep", "60", identity="other")
+    other = await guarded.started()
+    os.kill(parent(main), signal.SIGKILL)
+    report = await guarded.exited()
+    assert (report.id, report.code) == ("one", 137)
+    assert survivors(guarded.mark) == [other]
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+async def test_the_end_of_the_guardian_ends_all_and_is_noticed(guarded, signum):
+    guarded.launch(sys.executable, "-c", GRANDCHILDREN)
+    main = await guarded.started()
+    await guarded.spawned()
+    os.kill(parent(parent(main)), signum)
+    error = await asyncio.wait_for(guarded.lost.get(), 10)
+    assert "guardian" in str(error)
+    await guarded.guard.close()
+    wait_until(lambda: not survivors(guarded.mark), 2, "the end of every process")
+
+
+async def test_close_leaves_nothing(guarded):
+    for identity in ("one", "two"):
+        guarded.launch(sys.executable, "-c", GRANDCHILDREN, identity=identity)
+        await guarded.started()
+    await guarded.spawned()
+    await guarded.guard.close()
+    assert survivors(guarded.mark) == []
+
+
+RUNNER = f"""
+import asyncio, os, pathlib, sys
+from fleet_operator.cluster.local_guard import Guard
+async def main():
+    guard = Guard(lambda report: None, lambda error: None)
+    await guard.start()
+    folder = pathlib.Path.cwd()
+    for identity in ("one", "two"):
+        guard.launch(identity, argv=[sys.executable, "-c", {GRANDCHILDREN!r}], env=dict(os.environ),
+                     cwd=folder, log=folder / f"{{identity}}.log")
+    await asyncio.sleep(300)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_the_death_of_the_runner_leaves_nothing(tmp_path, signum):
+    mark = uuid.uuid4().hex
+    environ = {**os.environ, MARK: mark}
+    command = [sys.executable, "-c", RUNNER]
+    runner = subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL)
+    wait_until((tmp_path / "spawned").exists, 20, "the grandchildren")
+    wait_until(lambda: len(survivors(mark)) >= 10, 20, "both pods' processes")
+    runner.send_signal(signum)
+    runner.wait(10)
+    wait_until(lambda: not survivors(mark), 10, "the end of every process")
+
+
+def parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
+        return int(stat.read().rpartition(")")[2].split()[1])

@@ -1,0 +1,194 @@
+"""For the tests of local runs: jobs of tiny scripts, runs as real processes, a look at what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MARK = "LOCAL_RUN_MARK"
+
+# A parameter server without torch: it listens, and ends when it finds `done` in the run's folder.
+SERVER = """
+import os, pathlib, socket, time
+host, port = os.environ["PADDLE_CURRENT_IP"], int(os.environ["PADDLE_PORT"])
+listener = socket.create_server((host, port))
+print("listening", flush=True)
+while not pathlib.Path("done").exists():
+    time.sleep(0.02)
+"""
+
+# A main process that leaves nothing undone to escape: a child, a double fork in a session of its own, and a
+# grandchild that ignores SIGTERM.
+GRANDCHILDREN = """
+import os, pathlib, signal, time
+def nap():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(300)
+if os.fork() == 0:
+    nap()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        nap()
+    os._exit(0)
+if os.fork() == 0:
+    if os.fork() == 0:
+        nap()
+    nap()
+time.sleep(0.2)
+pathlib.Path("spawned").touch()
+time.sleep(300)
+"""
+
+
+def survivors(mark: str) -> list[int]:
+    """Return the processes that were started with `mark` in their environment and still live."""
+    wanted = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            marked = wanted in (entry / "environ").read_bytes().split(b"\0")
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if marked and state not in "ZX":
+            found.append(int(entry.name))
+    return found
+
+
+def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Return the first true value of `condition`, asked again and again; fail after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)
+    return value
+
+
+def job_manifest(
+    trainer: str,
+    *,
+    server: str | None = SERVER,
+    trainers: int = 1,
+    servers: int = 1,
+    name: str = "tiny",
+    env: list[dict[str, Any]] | None = None,
+    **spec: Any,
+) -> dict[str, Any]:
+    """Return a job whose replicas run Python sources; without `server` it is a collective one."""
+
+    def template(source: str) -> dict[str, Any]:
+        command = ["python", "-c", source]
+        container = {"name": "fleet", "image": "none", "command": command, "env": env or []}
+        return {"spec": {"containers": [container], "terminationGracePeriodSeconds": 2}}
+
+    roles: dict[str, Any] = {"trainer": {"replicas": trainers, "template": template(trainer)}}
+    if server is not None:
+        roles["pserver"] = {"replicas": servers, "template": template(server)}
+    mode = "Collective" if server is None else "ParameterServer"
+    return {
+        "apiVersion": "fleetjob.dev/v1alpha1",
+        "kind": "FleetJob",
+        "metadata": {"name": name},
+        "spec": {"mode": mode, **roles, **spec},
+    }
+
+
+@dataclass
+class LocalRun:
+    """``fleetjob run`` as a process of its own, in a folder of its own."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    options: tuple[str, ...] = ("--json",)
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.path = self.folder / "job.yaml"
+        self.path.write_text(yaml.safe_dump(dict(self.manifest)))
+        self.logs = self.folder / "logs"
+        self.arguments = ["-f", str(self.path), "--log-dir", str(self.logs), *self.options]
+
+    def __enter__(self) -> Self:
+        with (self.folder / "stdout").open("wb") as out, (self.folder / "stderr").open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fleet_operator", "run", *self.arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=self.folder,
+                env={**os.environ, MARK: self.mark},
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+        wait_until(lambda: not survivors(self.mark), 15, "the end of every process of the run")
+
+    @property
+    def stderr(self) -> str:
+        """What the run has said so far."""
+        return (self.folder / "stderr").read_text()
+
+    @property
+    def stdout(self) -> str:
+        """What it has printed for programs so far."""
+        return (self.folder / "stdout").read_text()
+
+    def wait(self, seconds: float = 60) -> int:
+        """Return the exit status."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run has not ended within {seconds} s:\n{self.stderr}") from None
+
+    def result(self) -> dict[str, Any]:
+        """Return the one object on standard output."""
+        document: dict[str, Any] = json.loads(self.stdout)
+        return document
+
+    def says(self, text: str, seconds: float = 20) -> str:
+        """Wait until a line that holds `text` was said, and return it."""
+
+        def line() -> str | None:
+            return next((line for line in self.stderr.splitlines() if text in line), None)
+
+        deadline = time.monotonic() + seconds
+        while (found := line()) is None:
+            assert time.monotonic() < deadline, f"never said {text!r} within {seconds} s:\n{self.stderr}"
+            assert self.process.poll() is None or line(), f"ended without saying {text!r}:\n{self.stderr}"
+            time.sleep(0.02)
+        return found
+
+    def pid(self, replica: str, seconds: float = 20) -> int:
+        """Return the process id of a replica's newest life, once it has started."""
+        self.says(f"{replica} has started", seconds)
+        lines = [line for line in self.stderr.splitlines() if f"{replica} has started" in line]
+        return int(lines[-1].partition("process ")[2].partition(",")[0])
+
+    def kill(self, replica: str, signum: int = signal.SIGKILL) -> None:
+        """Send a replica's main process a signal."""
+        os.kill(self.pid(replica), signum)
+
+    def log(self, replica: str) -> str:
+        """Return a replica's log."""
+        return (self.logs / f"{replica}.log").read_text()
