@@ -114,4 +114,6 @@ class DisplayHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show the message without its traceback: that is for whoever debugs the runner."""
-        self._display.say(f"{record.levelname.lower()}: {record.getMessage()}")
+        error = record.exc_info[1] if record.exc_info else None
+        why = f": {type(error).__name__}: {error}" if error is not None else ""
+        self._display.say(f"{record.levelname.lower()}: {record.getMessage()}{why}")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.api import JobState
+from fleet_operator.api import ConditionType, JobState
 from fleet_operator.cli.lines import duration
 
 if TYPE_CHECKING:
     from fleet_operator.cli.run import RunResult
+    from fleet_operator.cli.view import ReplicaView
 
 
 def to_json(result: RunResult) -> dict[str, Any]:
@@ -38,13 +39,21 @@ def to_text(result: RunResult) -> str:
     lines = [f"{view.job.name}: {state}{stopped}, {duration(result.wall_seconds)}"]
     if result.problem is not None:
         lines.append(f"  {result.problem}")
-    if view.status.state is JobState.FAILED and (failure := view.status.last_failure) is not None:
-        lines.append(f"  {failure.message}")
+    failed = view.status.condition(ConditionType.FAILED)
+    if failed is not None and view.status.is_true(ConditionType.FAILED):
+        lines.append(f"  {failed.message}")
     width = max(len(replica.name) for replica in view.replicas.values())
-    for replica in view.replicas.values():
-        codes = ", ".join(map(str, replica.exit_codes)) or "none: it was not started"
-        noun = "exit code" if len(replica.exit_codes) <= 1 else "exit codes"
-        times = {0: "", 1: "; restarted once"}.get(replica.restarts, f"; restarted {replica.restarts} times")
-        lines.append(f"  {replica.name:{width}}  {noun} {codes}{times}")
+    lines += [f"  {replica.name:{width}}  {_lives(replica)}" for replica in view.replicas.values()]
     lines += [f"  {name} {value:.6g}" for name, value in sorted(view.metrics.items())]
+    lines.append(f"  logs in {result.logs}")
     return "\n".join(lines)
+
+
+def _lives(replica: ReplicaView) -> str:
+    """Say how each life of a replica ended."""
+    if not replica.exit_codes:
+        return "was not started"
+    noun = "exit code" if len(replica.exit_codes) == 1 else "exit codes"
+    codes = ", ".join(map(str, replica.exit_codes))
+    times = {0: "", 1: "; restarted once"}.get(replica.restarts, f"; restarted {replica.restarts} times")
+    return f"{noun} {codes}{times}"

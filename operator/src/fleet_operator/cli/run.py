@@ -34,12 +34,12 @@ from fleet_operator.cluster.local_address import (
 from fleet_operator.cluster.local_guard import GuardianLostError
 from fleet_operator.cluster.local_limits import not_applied, refusals
 from fleet_operator.cluster.processes import LocalSettings, ProcessCluster
-from fleet_operator.engine import Engine
+from fleet_operator.engine import Engine, Observer, Result
 from fleet_operator.errors import InvalidJob
 from fleet_operator.plan.model import PodPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from fleet_operator.api import FleetJob
     from fleet_operator.cli.display import Display
@@ -53,6 +53,7 @@ CLEAN_UP_SECONDS = 60.0  # beyond the pods' own grace: by then the plan has remo
 STOP_GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL, at most, when the run is stopped
 LATE_SECONDS = 5.0  # what the guardian may need beyond the grace
 REFRESH_SECONDS = 0.25
+MAX_FAILED_PASSES = 6  # some six seconds with the engine's back-off
 TIMED_OUT = 124  # the exit status of timeout(1)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -87,6 +88,8 @@ class RunResult:
     ----------
     view : JobView
         The job and its replicas as they ended.
+    logs : Path
+        The folder of the replicas' logs.
     wall_seconds : float
         From the start of the first process to the end of the last.
     stopped_by : int, optional
@@ -96,6 +99,7 @@ class RunResult:
     """
 
     view: JobView
+    logs: Path
     wall_seconds: float
     stopped_by: int | None = None
     problem: str | None = None
@@ -196,6 +200,26 @@ def _num_cores() -> int:
     return os.cpu_count() or 1
 
 
+class Stuck(Observer):
+    """Notices when passes fail again and again: on this machine nothing heals by itself.
+
+    Parameters
+    ----------
+    tell : callable
+        Called once a pass has failed `MAX_FAILED_PASSES` times in a row.
+    """
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell = tell
+        self._failed = 0
+
+    def passed(self, key: Key, result: Result, seconds: float) -> None:  # noqa: ARG002  one job, any time
+        """Count the failed passes since the last that went well."""
+        self._failed = self._failed + 1 if result is Result.FAILED else 0
+        if self._failed == MAX_FAILED_PASSES:
+            self._tell()
+
+
 class Run:
     """One run: the engine, and what goes on beside it.
 
@@ -208,13 +232,14 @@ class Run:
     display : Display
         Shows the view.
     options : RunOptions
-        The time-out.
+        The time-out, and the folder of the logs.
     """
 
     def __init__(self, cluster: ProcessCluster, view: JobView, display: Display, options: RunOptions) -> None:
         self._cluster = cluster
         self._view = view
         self._display = display
+        self._logs = options.logs
         self._timeout_seconds = options.timeout_seconds
         self._key = Key(view.job.metadata.namespace, view.job.metadata.name)
         self._stopped_by: int | None = None
@@ -239,11 +264,11 @@ class Run:
         finally:
             for signum in SIGNALS:
                 loop.remove_signal_handler(signum)
-        return RunResult(self._view, loop.time() - started, self._stopped_by, self._problem)
+        return RunResult(self._view, self._logs, loop.time() - started, self._stopped_by, self._problem)
 
     async def _drive(self) -> None:
         """Run the engine and its companions until the first of them ends, then stop what still runs."""
-        engine = Engine(self._cluster, workers=1)
+        engine = Engine(self._cluster, workers=1, observer=Stuck(self._give_up))
 
         def changed(key: Key) -> None:
             engine.enqueue(key)
@@ -272,7 +297,6 @@ class Run:
                 task.result()
         except GuardianLostError as error:
             self._problem = str(error)
-            self._display.say(self._problem)
         finally:
             self._view.interrupted = True
             engine.stop()
@@ -293,7 +317,7 @@ class Run:
 
     def _clean_up_seconds(self) -> float:
         if self._view.job.spec.run_policy.clean_pod_policy is CleanPodPolicy.NONE:
-            # In a cluster the pods would go on. Here they end with the run, servers by themselves if they can.
+            # In a cluster they would go on. Here they end with the run, servers by themselves if they can.
             return SERVERS_END_SECONDS if self._view.status.state is JobState.SUCCEEDED else 0.0
         return CLEAN_UP_SECONDS + max((pod.grace_seconds for pod in self._cluster.pods), default=0)
 
@@ -319,6 +343,10 @@ class Run:
             self._stop.set()
         else:
             self._cluster.stop_all(grace_seconds=0)
+
+    def _give_up(self) -> None:
+        self._problem = f"{MAX_FAILED_PASSES} attempts in a row to go on have failed, see above"
+        self._stop.set()
 
     async def _poll(self) -> None:
         """Ask the running replicas how far they are, for ever."""
