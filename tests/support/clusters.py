@@ -1,0 +1,79 @@
+"""A cluster made of memory, for tests of what drives clusters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from fleet_operator.build import ClusterHosts
+from fleet_operator.cluster.interface import ConflictError, Key
+from fleet_operator.plan.model import Observed
+
+if TYPE_CHECKING:
+    from fleet_operator.api import FleetJob, FleetJobStatus
+    from fleet_operator.build import Hosts
+    from fleet_operator.plan.model import Action, Event
+
+
+@dataclass
+class FakeClock:
+    """A clock that a test moves."""
+
+    seconds: float = 0.0
+
+    def now(self) -> datetime:
+        """Return the time of day."""
+        return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds)
+
+    def monotonic(self) -> float:
+        """Return seconds since the start."""
+        return self.seconds
+
+
+@dataclass
+class FakeCluster:
+    """Jobs in memory; what is done to them is written down, and fails where a test says so."""
+
+    jobs: dict[Key, FleetJob] = field(default_factory=dict)
+    observed: Observed | None = field(default_factory=Observed)
+    done: list[object] = field(default_factory=list)  # statuses, actions and events, in their order
+    conflict: bool = False
+    refuse: Exception | None = None
+
+    def add(self, job: FleetJob) -> Key:
+        """Have a job."""
+        key = Key(job.metadata.namespace, job.metadata.name)
+        self.jobs[key] = job
+        return key
+
+    def job(self, key: Key) -> FleetJob | None:
+        """Return a job."""
+        return self.jobs.get(key)
+
+    def observe(self, job: FleetJob) -> Observed | None:
+        """Return what the test says is there."""
+        return self.observed
+
+    def hosts(self, job: FleetJob) -> Hosts:
+        """Return DNS names."""
+        return ClusterHosts(job)
+
+    async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
+        """Write it down."""
+        if self.conflict:
+            raise ConflictError("changed meanwhile")
+        self.done.append(status)
+        written = job.model_copy(update={"status": status})
+        self.add(written)
+        return written
+
+    async def apply(self, job: FleetJob, action: Action) -> None:
+        """Write it down."""
+        if self.refuse is not None:
+            raise self.refuse
+        self.done.append(action)
+
+    async def record(self, job: FleetJob, event: Event) -> None:
+        """Write it down."""
+        self.done.append(event)

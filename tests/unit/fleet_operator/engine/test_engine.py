@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleet_operator.engine import Engine, Observer, Result
+from fleet_operator.engine import engine as engine_module
+from fleet_operator.plan.model import DeleteService, Plan
+from tests.support.clusters import FakeCluster
+from tests.support.jobs import job, manifest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from fleet_operator.api import FleetJob
+    from fleet_operator.cluster.interface import Key
+    from fleet_operator.plan.model import Action
+
+pytestmark = pytest.mark.timeout(20)
+
+
+class Gate(FakeCluster):
+    """A cluster whose actions wait until the test lets them go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered: list[str] = []
+        self.open = asyncio.Event()
+        self.changed = asyncio.Event()
+
+    async def until_entered(self, *names: str) -> None:
+        async with asyncio.timeout(5):
+            while self.entered != list(names):
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def apply(self, job: FleetJob, action: Action) -> None:
+        self.entered.append(job.name)
+        self.changed.set()
+        await self.open.wait()
+        await super().apply(job, action)
+
+
+class Passes(Observer):
+    """Lets a test wait for passes."""
+
+    def __init__(self) -> None:
+        self.results: list[tuple[str, Result]] = []
+        self.changed = asyncio.Event()
+
+    def passed(self, key: Key, result: Result, seconds: float) -> None:
+        self.results.append((key.name, result))
+        self.changed.set()
+
+    async def until(self, probe: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not probe():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+def act(job: FleetJob, *_: object) -> Plan:
+    return Plan(status=job.status, actions=(DeleteService(job.name),))
+
+
+def settle(job: FleetJob, *_: object) -> Plan:
+    return Plan(status=job.status)
+
+
+@asynccontextmanager
+async def running(engine: Engine) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(engine.run())
+    try:
+        yield task
+    finally:
+        engine.stop()
+        async with asyncio.timeout(10):
+            await task
+
+
+async def let_others_run() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def jobs(cluster: FakeCluster, count: int) -> list[Key]:
+    return [cluster.add(job(manifest(f"job-{index}"))) for index in range(count)]
+
+
+async def test_no_more_jobs_are_worked_on_at_once_than_there_are_workers():
+    cluster, passes = Gate(), Passes()
+    keys = jobs(cluster, 5)
+    engine = Engine(cluster, workers=2, decide=act, observer=passes)
+    async with running(engine):
+        for key in keys:
+            engine.enqueue(key)
+        await cluster.until_entered("job-0", "job-1")
+        await let_others_run()
+        assert len(cluster.entered) == 2
+        cluster.open.set()
+        await passes.until(lambda: len(passes.results) == 5)
+    assert sorted(cluster.entered) == [f"job-{index}" for index in range(5)]
+
+
+async def test_one_job_is_never_worked_on_twice_at_once():
+    cluster, passes = Gate(), Passes()
+    (key,) = jobs(cluster, 1)
+    engine = Engine(cluster, workers=4, decide=act, observer=passes)
+    async with running(engine):
+        engine.enqueue(key)
+        await cluster.until_entered("job-0")
+        for _ in range(3):
+            engine.enqueue(key)
+        await let_others_run()
+        assert cluster.entered == ["job-0"]
+        cluster.open.set()
+        await passes.until(lambda: len(passes.results) == 2)  # and then once for all three
+        await let_others_run()
+    assert len(passes.results) == 2
+
+
+async def test_a_pass_that_fails_is_tried_again_and_ends_nothing():
+    cluster, passes = FakeCluster(), Passes()
+    broken, well = jobs(cluster, 2)
+
+    def decide(job: FleetJob, *_: object) -> Plan:
+        if job.name == broken.name and len(passes.results) < 3:
+            raise ZeroDivisionError
+        return Plan(status=job.status)
+
+    engine = Engine(cluster, decide=decide, observer=passes)
+    async with running(engine):
+        engine.enqueue(broken)
+        engine.enqueue(well)
+        await passes.until(lambda: ("job-0", Result.DONE) in passes.results)
+    assert passes.results.count(("job-0", Result.FAILED)) >= 1
+    assert ("job-1", Result.DONE) in passes.results
+
+
+async def test_a_plan_says_when_to_look_again():
+    cluster, passes = FakeCluster(), Passes()
+    (key,) = jobs(cluster, 1)
+
+    def decide(job: FleetJob, *_: object) -> Plan:
+        again = timedelta(milliseconds=10) if len(passes.results) < 2 else None
+        return Plan(status=job.status, requeue_after=again)
+
+    engine = Engine(cluster, decide=decide, observer=passes)
+    async with running(engine):
+        engine.enqueue(key)
+        await passes.until(lambda: len(passes.results) == 3)
+
+
+async def test_a_key_can_be_enqueued_for_later():
+    cluster, passes = FakeCluster(), Passes()
+    first, second = jobs(cluster, 2)
+    engine = Engine(cluster, decide=settle, observer=passes)
+    async with running(engine):
+        engine.enqueue(first, after=timedelta(milliseconds=50))
+        engine.enqueue(second)
+        await passes.until(lambda: len(passes.results) == 2)
+    assert [name for name, _ in passes.results] == ["job-1", "job-0"]
+
+
+async def test_known_jobs_are_looked_at_again_at_times_and_gone_ones_are_not():
+    cluster, passes = FakeCluster(), Passes()
+    kept, gone = jobs(cluster, 2)
+    engine = Engine(cluster, decide=settle, observer=passes, resync=timedelta(milliseconds=20))
+    async with running(engine):
+        engine.enqueue(kept)
+        engine.enqueue(gone)
+        await passes.until(lambda: len(passes.results) >= 2)
+        del cluster.jobs[gone]
+        await passes.until(lambda: passes.results.count(("job-0", Result.DONE)) >= 4)
+    assert passes.results.count(("job-1", Result.GONE)) == 1
+
+
+async def test_stopping_waits_for_the_passes_under_way_and_takes_no_more():
+    cluster = Gate()
+    keys = jobs(cluster, 2)
+    engine = Engine(cluster, workers=1, decide=act)
+    async with running(engine) as task:
+        for key in keys:
+            engine.enqueue(key)
+        await cluster.until_entered("job-0")
+        engine.stop()
+        await let_others_run()
+        assert not task.done()
+        cluster.open.set()
+    assert cluster.done == [DeleteService("job-0")]
+
+
+async def test_a_pass_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(engine_module, "STOP_SECONDS", 0.05)
+    cluster = Gate()
+    (key,) = jobs(cluster, 1)
+    engine = Engine(cluster, decide=act)
+    async with running(engine):
+        engine.enqueue(key)
+        await cluster.until_entered("job-0")
+    assert cluster.done == []
+
+
+def test_an_engine_without_workers_is_refused():
+    with pytest.raises(ValueError, match="at least one worker, not 0"):
+        Engine(FakeCluster(), workers=0)
