@@ -1,0 +1,31 @@
+"""Modules and programs for tests: parameters by name and shape, and nothing that could run."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fleet.program import Program
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+class Parameters(torch.nn.Module):
+    """A module that has parameters and no computation."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        super().__init__()
+        for name, shape in shapes.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.zeros(*shape)))
+
+
+def never(model: torch.nn.Module, x: Any, y: Any) -> Any:
+    """Stand in for a loss function: capture must not call it."""
+    raise AssertionError("capture ran the model")
+
+
+def captured(shapes: Shapes | None = None, optimizer: str = "SGD", **options: Any) -> Program:
+    """Capture a program over parameters of the given shapes; two of them, one of which is cut, by default."""
+    module = Parameters(shapes if shapes is not None else {"w": (400, 100), "b": (100,)})
+    optimizer_class = getattr(torch.optim, optimizer)
+    return Program.capture(module, never, optimizer_class(module.parameters(), **{"lr": 0.1, **options}))
