@@ -53,6 +53,7 @@ class _Lifecycle:
         self.failed = False
         self.identity = "this process"
         self._observing = False
+        self._status: int | None = None
         self._wakeup: tuple[int, int] | None = None
         self._owns_wakeup = True
         self._previous_handler: Any = signal.SIG_DFL
@@ -67,7 +68,7 @@ class _Lifecycle:
         self._observing = True
         self._previous_hook, sys.excepthook = sys.excepthook, self.on_uncaught
         self._previous_thread_hook, threading.excepthook = threading.excepthook, self.on_uncaught_in_thread
-        atexit.register(self.leave_progress)
+        atexit.register(self.at_exit)
         _serve_progress(os.environ)
 
     def handle_sigterm(self) -> None:
@@ -120,8 +121,7 @@ class _Lifecycle:
             self._previous_hook(kind, error, trace)
         self._leave_sentence(error)
         _exit_after(EXIT_SECONDS, _exit_code(error))
-        if isinstance(error, FleetError):
-            raise SystemExit(error.exit_code)  # from this hook, it is what sets the exit status
+        self._status = _exit_code(error)
 
     def on_uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
         """End the replica when a thread dies of our error, or a thread of ours of any error."""
@@ -135,6 +135,13 @@ class _Lifecycle:
         self._leave_sentence(error)
         _flush_within(FLUSH_SECONDS)
         os._exit(_exit_code(error))
+
+    def at_exit(self) -> None:
+        """Leave the last words; after an error, its exit status, which Python itself would make 1."""
+        self.leave_progress()
+        if self._status not in (None, EXIT_FAILURE):
+            _flush_within(FLUSH_SECONDS)
+            os._exit(self._status or EXIT_FAILURE)
 
     def leave_progress(self) -> None:
         """Write the last words of a replica that ends well; one process of a pod speaks for all."""
@@ -161,7 +168,7 @@ class _Lifecycle:
                 sys.excepthook = self._previous_hook
             if threading.excepthook == self.on_uncaught_in_thread:
                 threading.excepthook = self._previous_thread_hook
-            atexit.unregister(self.leave_progress)
+            atexit.unregister(self.at_exit)
 
 
 _lifecycle = _Lifecycle()

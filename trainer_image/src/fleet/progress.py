@@ -169,6 +169,8 @@ def _count_of(name: str, value: Any) -> int | None:
 
 
 def _number_of(name: str, value: Any) -> float:
+    if hasattr(value, "detach"):  # torch warns about a number taken out of a graph
+        value = value.detach()
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: a tensor of several elements

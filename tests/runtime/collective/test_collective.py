@@ -1,0 +1,249 @@
+"""Collective training by real processes: the mathematics, and what happens when trainers fail."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+
+from fleet.collective import Fleet
+from fleet.errors import ConfigurationError
+from fleet.role_maker import Role, UserDefinedRoleMaker
+from tests.support.processes import alive, free_ports, wait_for
+
+PS_ROLE = UserDefinedRoleMaker(
+    current_id=0, role=Role.WORKER, worker_num=1, server_endpoints=["127.0.0.1:6174"]
+)
+
+PRELUDE = """
+import json, os, pathlib, sys, time
+import torch
+from fleet import role_maker
+from fleet.collective import fleet
+
+torch.set_num_threads(1)
+
+def build(seed):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+def batch(step, rank):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(4, 6, generator=generator), torch.randint(0, 3, (4,), generator=generator)
+
+def loss_of(model, step, rank):
+    x, y = batch(step, rank)
+    return torch.nn.functional.cross_entropy(model(x), y)
+
+"""
+
+
+@pytest.fixture
+def trainers(tmp_path):
+    """Start one process per rank on a script; all are killed at the end of the test."""
+    started = []
+
+    def start(body: str, *, ranks: tuple[int, ...] = (0, 1), size: int = 2, **environ: str):
+        (tmp_path / "script.py").write_text(PRELUDE + textwrap.dedent(body))
+        ports = free_ports(size)
+        shared = {
+            "TRAINING_ROLE": "TRAINER",
+            "PADDLE_TRAINERS_NUM": str(size),
+            "PADDLE_TRAINER_ENDPOINTS": ",".join(f"127.0.0.1:{port}" for port in ports),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(ports[0]),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+        }
+        for rank in ranks:
+            own = {
+                "PADDLE_TRAINER_ID": str(rank),
+                "RANK": str(rank),
+                "PADDLE_CURRENT_ENDPOINT": f"127.0.0.1:{ports[rank]}",
+                "FLEET_TERMINATION_LOG": str(tmp_path / f"words-{rank}"),
+            }
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "script.py"],
+                    cwd=tmp_path,
+                    env=os.environ | shared | own | environ,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        return started
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_training_is_that_of_one_process_with_all_shards(trainers, tmp_path):
+    body = """
+    fleet.init(role_maker.PaddleCloudRoleMaker(is_collective=True))
+    rank, size = fleet.worker_index(), fleet.worker_num()
+    model = build(seed=rank)  # the seeds differ: trainer 0's values win
+    model.register_parameter("unused", torch.nn.Parameter(torch.ones(2)))
+    model.register_parameter("sometimes", torch.nn.Parameter(torch.ones(3)))
+    optimizer = fleet.distributed_optimizer(
+        torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=0.1), model=model
+    )
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    fleet.init_worker()
+    for step in range(6):
+        optimizer.zero_grad()
+        if step == 3:  # two backward passes, one exchange
+            with optimizer.no_sync():
+                (loss_of(model, step, rank) / 2).backward()
+            (loss_of(model, step + 100, rank) / 2).backward()
+        else:
+            loss = loss_of(model, step, rank)
+            if rank == 1:
+                loss = loss + (model.sometimes ** 2).sum()
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        scheduler.step()
+    assert model.unused.grad is None
+    sums = fleet.all_reduce_worker([float(rank), 1.0])
+    assert sums.tolist() == [1.0, 2.0]
+    assert fleet.split_files(["a", "b", "c"]) == (["a", "b"] if rank == 0 else ["c"])
+    torch.save(model.state_dict(), f"model-{rank}.pt")
+    fleet.stop_worker()
+
+    model = build(seed=0)
+    model.register_parameter("sometimes", torch.nn.Parameter(torch.ones(3)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    for step in range(6):
+        optimizer.zero_grad()
+        shards = []
+        for other in range(size):
+            if step == 3:
+                loss = (loss_of(model, step, other) + loss_of(model, step + 100, other)) / 2
+            else:
+                loss = loss_of(model, step, other)
+                if other == 1:
+                    loss = loss + (model.sometimes ** 2).sum()
+            shards.append(loss / size)
+        sum(shards).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        scheduler.step()
+    for name, value in torch.load(f"model-{rank}.pt").items():
+        if name != "unused":
+            torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-5, atol=1e-6)
+    """
+    for process in trainers(body):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    first, second = (torch.load(tmp_path / f"model-{rank}.pt") for rank in (0, 1))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert json.loads((tmp_path / "words-1").read_text())["counters"]["bytes_reduced"] > 0
+
+
+def test_a_killed_trainer_is_named_within_five_seconds_though_it_has_forked(trainers, tmp_path):
+    body = """
+    fleet.init()
+    rank = fleet.worker_index()
+    model = build(seed=0)
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    child = os.fork() if rank == 1 else -1
+    if child == 0:
+        pathlib.Path("child").write_text(str(os.getpid()))
+        time.sleep(60)
+        os._exit(0)
+    for step in range(100_000):
+        optimizer.zero_grad()
+        loss_of(model, step, rank).backward()
+        optimizer.step()
+        if step == 3 and rank == 1:
+            pathlib.Path("training").touch()
+        time.sleep(0.01)
+    """
+    first, second = trainers(body, FLEET_HEARTBEAT_SECONDS="1")
+    wait_for((tmp_path / "training").exists, "the third step", seconds=60)
+    child = int(wait_for((tmp_path / "child").exists, "the child") and (tmp_path / "child").read_text())
+    second.send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    try:
+        _, err = first.communicate(timeout=20)
+        assert time.monotonic() - killed < 5
+        assert alive(child)  # it outlived its parent, and hid nothing
+    finally:
+        os.kill(child, signal.SIGKILL)
+    assert first.returncode == 91
+    assert "trainer 0: trainer 1 (127.0.0.1:" in err
+    assert "vanished while the average of step" in (tmp_path / "words-0").read_text()
+
+
+def test_a_trainer_that_never_comes_is_named(trainers, tmp_path):
+    (only,) = trainers("fleet.init()", ranks=(0,), FLAGS_rpc_deadline="8000")
+    _, err = only.communicate(timeout=60)
+    assert only.returncode == 91
+    assert "waiting for trainer 1 (127.0.0.1:" in err
+    assert "did not come within" in (tmp_path / "words-0").read_text()
+
+
+def test_a_trainer_without_trainer_0_says_where_it_looked(trainers, tmp_path):
+    (only,) = trainers("fleet.init()", ranks=(1,), FLAGS_rpc_deadline="4000")
+    only.communicate(timeout=60)
+    assert only.returncode == 91
+    assert "trainer 0 (127.0.0.1:" in (tmp_path / "words-1").read_text()
+
+
+def test_models_that_differ_are_the_users_mistake(trainers):
+    body = """
+    fleet.init()
+    model = torch.nn.Linear(4, 2 + fleet.worker_index())
+    fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    """
+    for process in trainers(body):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2, err
+        assert "weight (2, 4) torch.float32" in err
+        assert "weight (3, 4) torch.float32" in err
+        assert "Traceback" not in err
+
+
+def test_what_waits_says_so_and_for_whom(trainers):
+    body = """
+    import logging
+    from fleet.collective import watch
+    logging.basicConfig()
+    watch.SAID_AFTER_SECONDS = 1.0
+    fleet.init()
+    if fleet.worker_index() == 1:
+        time.sleep(4)
+    fleet.barrier_worker()
+    fleet.stop_worker()
+    """
+    first, second = trainers(body, FLEET_HEARTBEAT_SECONDS="0.5")
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 0, err
+    assert "a barrier waits since" in err
+    assert "every trainer is alive, not there yet: trainer 1 (127.0.0.1:" in err
+    second.communicate(timeout=60)
+    assert second.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("misuse", "message"),
+    [
+        (lambda fleet: fleet.barrier_worker(), "fleet.init was not called; expected it before anything else"),
+        (lambda fleet: fleet.worker_num(), "fleet.init was not called"),
+        (lambda fleet: fleet.run_server(), "run_server: a collective job has no servers"),
+        (lambda fleet: fleet.init(role_maker=PS_ROLE), "the role of a job with parameter servers; expected"),
+    ],
+)
+def test_misuse_is_explained(misuse, message):
+    with pytest.raises(ConfigurationError) as error:
+        misuse(Fleet())
+    assert message in str(error.value)

@@ -1,0 +1,202 @@
+"""GradAllReduce: average the gradients of all trainers while the backward pass still runs.
+
+A hook on each parameter puts its gradient, divided by the number of trainers, into a flat bucket; a bucket
+that is full leaves at once, in an order that is the same everywhere. When the backward pass ends, what is
+left leaves too, the sums are awaited, and the gradients become views of the buckets.
+
+After its gradients a bucket carries one number per parameter: how many trainers had a gradient. A parameter
+that some trainers did not use counts there as zeros; one that nobody used keeps no gradient, as in one
+process.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from fleet import progress
+from fleet.collective.buckets import BUCKET_BYTES, Extent, plan_buckets
+from fleet.collective.group import Group
+from fleet.errors import ConfigurationError, FleetError
+
+__all__ = ["GradientAverager"]
+
+
+@dataclass
+class _Bucket:
+    """Gradients that travel together; `flat` ends with one presence count per member."""
+
+    members: list[int]
+    flat: torch.Tensor
+    present: torch.Tensor
+    missing: set[int] = field(default_factory=set)
+    work: dist.Work | None = None
+
+    def reset(self) -> None:
+        self.missing = set(self.members)
+        self.work = None
+        self.present.zero_()
+
+
+@dataclass
+class _Slot:
+    """Where a parameter's gradient travels: its bucket, its part of it, and its place among the members."""
+
+    name: str
+    parameter: torch.Tensor
+    bucket: _Bucket
+    view: torch.Tensor
+    place: int
+
+
+class GradientAverager:
+    """Averages the gradients of `parameters` over the trainers of `group`, in every backward pass.
+
+    Parameters
+    ----------
+    named_parameters
+        In the same order on every trainer; those that need no gradient are passed over.
+    group
+        The started group.
+    bucket_bytes
+        How much travels at once.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Sequence[tuple[str, torch.Tensor]],
+        group: Group,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self._group = group
+        self._scale = 1.0 / group.place.size
+        self._named = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+        self._buckets: list[_Bucket] = []
+        self._slots: dict[int, _Slot] = {}
+        self._num_sent = 0
+        self._in_backward = False
+        self._paused = False
+        self._handles: list[Callable[[], None]] = []
+        self.step = 0
+        self._allocate(bucket_bytes)
+
+    def start(self) -> None:
+        """Take every parameter's value from trainer 0, and hook the gradients."""
+        for name, parameter in self._named:
+            self._group.broadcast_(parameter.detach(), f"the first value of {name}")
+        for position, (_, parameter) in enumerate(self._named):
+            handle = parameter.register_post_accumulate_grad_hook(self._hook(position))  # type: ignore[no-untyped-call]
+            self._handles.append(handle.remove)
+
+    def close(self) -> None:
+        """Remove the hooks; the parameters are as any others again."""
+        for remove in self._handles:
+            remove()
+        self._handles.clear()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let gradients of the block accumulate here, to be averaged with those of the next backward."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def _allocate(self, bucket_bytes: int) -> None:
+        extents = [
+            Extent((parameter.dtype, parameter.device), parameter.numel() * parameter.element_size())
+            for _, parameter in self._named
+        ]
+        for members in plan_buckets(extents, bucket_bytes=bucket_bytes):
+            parameters = [self._named[position][1] for position in members]
+            size = sum(parameter.numel() for parameter in parameters)
+            flat = torch.zeros(size + len(members), dtype=parameters[0].dtype, device=parameters[0].device)
+            bucket = _Bucket(members, flat, flat[size:])
+            bucket.reset()
+            self._buckets.append(bucket)
+            offset = 0
+            for place, (position, parameter) in enumerate(zip(members, parameters, strict=True)):
+                view = flat[offset : offset + parameter.numel()].view(parameter.shape)
+                self._slots[position] = _Slot(self._named[position][0], parameter, bucket, view, place)
+                offset += parameter.numel()
+
+    def _hook(self, position: int) -> Callable[[torch.Tensor], None]:
+        def arrived(_: torch.Tensor) -> None:
+            if self._paused:
+                return
+            if not self._in_backward:
+                self._in_backward = True
+                torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # noqa: SLF001
+            self._put(position)
+            self._send_full()
+
+        return arrived
+
+    def _put(self, position: int) -> None:
+        """Copy a gradient, scaled, into its bucket."""
+        slot = self._slots[position]
+        gradient = slot.parameter.grad
+        if gradient is None:
+            return
+        if gradient.layout is not torch.strided:
+            raise ConfigurationError(
+                f"the gradient of {slot.name} is {gradient.layout}; expected a dense one: "
+                "build its torch.nn.Embedding with sparse=False"
+            )
+        if position not in slot.bucket.missing:
+            raise FleetError(
+                f"the gradient of {slot.name} arrived twice in one backward pass (reentrant checkpointing "
+                "does that); expected once: pass use_reentrant=False to torch.utils.checkpoint"
+            )
+        torch.mul(gradient.detach(), self._scale, out=slot.view)
+        slot.bucket.present[slot.place] = 1
+        slot.bucket.missing.discard(position)
+
+    def _send_full(self) -> None:
+        while self._num_sent < len(self._buckets) and not self._buckets[self._num_sent].missing:
+            self._send(self._buckets[self._num_sent])
+
+    def _send(self, bucket: _Bucket) -> None:
+        bucket.work = dist.all_reduce(bucket.flat, async_op=True)
+        self._num_sent += 1
+        progress.count("bytes_reduced", bucket.flat.numel() * bucket.flat.element_size())
+
+    def _finish(self) -> None:
+        """End a backward pass: send what did not fill up, await the sums, and hand the gradients back."""
+        self._in_backward = False
+        absent: list[_Slot] = []
+        try:
+            for bucket in self._buckets[self._num_sent :]:
+                absent += self._complete(bucket)
+                self._send(bucket)
+            began = time.monotonic()
+            for bucket in self._buckets:
+                self._group.wait(bucket.work, f"the average of step {self.step}'s gradients")
+            progress.count("wait_seconds", time.monotonic() - began)
+            self._hand_back(absent)
+        finally:
+            self._num_sent = 0
+            for bucket in self._buckets:
+                bucket.reset()
+        self.step += 1
+
+    def _complete(self, bucket: _Bucket) -> list[_Slot]:
+        """Fill the gaps: what earlier passes accumulated without an exchange counts, nothing is zeros."""
+        absent = []
+        for position in sorted(bucket.missing):
+            slot = self._slots[position]
+            if slot.parameter.grad is not None:
+                self._put(position)
+            else:
+                slot.view.zero_()
+                absent.append(slot)
+        return absent
+
+    def _hand_back(self, absent: Sequence[_Slot]) -> None:
+        unused = {id(slot) for slot in absent if slot.bucket.present[slot.place].item() == 0}
+        for slot in self._slots.values():
+            slot.parameter.grad = None if id(slot) in unused else slot.view

@@ -1,0 +1,183 @@
+"""The process group of a collective job: its start, its end, and errors that name the trainer to blame."""
+
+import contextlib
+import os
+import stat
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from fleet.collective.deadlines import Deadlines
+from fleet.collective.rendezvous import Place, meet
+from fleet.collective.watch import Watch
+from fleet.errors import ConfigurationError, DeadlineExceededError, PeerLostError
+
+__all__ = ["Group"]
+
+
+class Group:
+    """All trainers of a job, connected.
+
+    CPU tensors travel by gloo and CUDA tensors by NCCL; callers need not know which.
+    """
+
+    def __init__(self, place: Place, deadlines: Deadlines, store: Store, watch: Watch) -> None:
+        self.place = place
+        self._deadlines = deadlines
+        self._store = store
+        self._watch = watch
+
+    @classmethod
+    def connect(cls, place: Place, deadlines: Deadlines, environ: Mapping[str, str]) -> "Group":
+        """Meet the other trainers and connect to them.
+
+        Raises
+        ------
+        ConfigurationError
+            The address or device cannot be used, or the script has made a process group of its own.
+        DeadlineExceededError
+            A trainer did not come; the message names who.
+        """
+        if dist.is_initialized():
+            raise ConfigurationError(
+                "torch.distributed is initialized already; expected fleet.init to be the one that does: "
+                "remove init_process_group, or do without fleet.init"
+            )
+        backend = _backend(environ)
+        store = meet(place, deadlines)
+        watch = Watch(store.clone(), place, deadlines, _end_this_thread)
+        watch.start()
+        group = cls(place, deadlines, store, watch)
+        before = _sockets()
+        with group._naming("connecting to the other trainers"):
+            dist.init_process_group(
+                backend,
+                store=PrefixStore("group", store),
+                rank=place.rank,
+                world_size=place.size,
+                timeout=deadlines.stalled,
+            )
+        group.barrier("the start of the job")
+        _keep_from_children(_sockets() - before)
+        return group
+
+    def close(self) -> None:
+        """Leave, when all trainers have come here: trainer 0's store must outlive the others' calls."""
+        self.barrier("the end of the job")
+        self._watch.close()
+        dist.destroy_process_group()
+        self._leave()
+
+    def barrier(self, what: str) -> None:
+        """Wait until every trainer has come to this barrier."""
+        self.sum_(torch.zeros(1), what)
+
+    def sum_(self, values: torch.Tensor, what: str) -> None:
+        """Replace `values` by their sum over all trainers; every trainer gives the same shape and dtype."""
+        self.wait(dist.all_reduce(values, async_op=True), what)
+
+    def broadcast_(self, values: torch.Tensor, what: str) -> None:
+        """Replace `values` by trainer 0's."""
+        self.wait(dist.broadcast(values, src=0, async_op=True), what)
+
+    def wait(self, work: dist.Work | None, what: str) -> None:
+        """Wait for a started operation; an error names what it was for and who is to blame."""
+        with self._naming(what):
+            if work is not None:
+                work.wait()
+
+    def agree(self, key: str, value: str) -> dict[int, str]:
+        """Publish a value and return every trainer's."""
+        with self._naming(f"the exchange of {key}"):
+            self._store.set(f"{key}/{self.place.rank}", value)
+            texts = self._store.multi_get([f"{key}/{rank}" for rank in range(self.place.size)])
+        return {rank: text.decode() for rank, text in enumerate(texts)}
+
+    @contextlib.contextmanager
+    def _naming(self, what: str) -> Iterator[None]:
+        """Turn the errors of torch.distributed inside the block into one that names the trainer to blame."""
+        try:
+            with self._watch.waiting(what):
+                yield
+        except (dist.DistError, RuntimeError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            if silent := self._watch.silent_now():
+                message = f"{self.place.names(silent)} vanished while {what} waited: {reason}"
+                raise PeerLostError(message) from error
+            raise DeadlineExceededError(
+                f"{what} failed though every trainer is alive: {reason}; "
+                f"a trainer may have taken longer than {self._deadlines.stalled.total_seconds():.0f} s, "
+                "or have lost its connections"
+            ) from error
+
+    def _leave(self) -> None:
+        """Say that this trainer needs the store no more; trainer 0, which runs it, waits for the others."""
+        self._store.set(f"left/{self.place.rank}", "")
+        if self.place.rank != 0 or self.place.launcher_has_store:
+            return
+        with contextlib.suppress(dist.DistError):  # one that ended here has left as well
+            keys = [f"left/{rank}" for rank in range(self.place.size)]
+            self._store.wait(keys, timedelta(seconds=self._deadlines.silent_seconds))
+
+
+def _backend(environ: Mapping[str, str]) -> str:
+    """Choose the backends, and this process's GPU where there are any."""
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        return "gloo"
+    text = environ.get("FLAGS_selected_gpus") or environ.get("LOCAL_RANK") or "0"
+    count = torch.cuda.device_count()
+    if not text.isascii() or not text.isdigit() or int(text) >= count:
+        raise ConfigurationError(
+            f"the GPU of this process (FLAGS_selected_gpus, else LOCAL_RANK) is {text!r}; "
+            f"expected a number from 0 to {count - 1}, for {count} visible GPUs"
+        )
+    torch.cuda.set_device(int(text))
+    return "cpu:gloo,cuda:nccl"
+
+
+def _end_this_thread(error: PeerLostError) -> None:
+    """Raise in the watch's thread: the replica ends with this error though its main thread waits."""
+    raise error
+
+
+def _sockets() -> set[tuple[int, int]]:
+    """Return descriptor and inode of every socket of this process; nothing where /proc is missing."""
+    found: set[tuple[int, int]] = set()
+    if sys.platform != "linux":
+        return found
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            status = os.fstat(int(entry.name))
+            if stat.S_ISSOCK(status.st_mode):
+                found.add((int(entry.name), status.st_ino))
+    return found
+
+
+_private_sockets: set[tuple[int, int]] = set()
+_registered = threading.Event()
+
+
+def _keep_from_children(sockets: set[tuple[int, int]]) -> None:
+    """Keep forked children from holding our connections: a copy would hide from the peers that we died."""
+    _private_sockets.update(sockets)
+    if not _registered.is_set():
+        _registered.set()
+        os.register_at_fork(after_in_child=_let_go)
+
+
+def _let_go() -> None:
+    """Put /dev/null in the sockets' place: a number that is closed twice could be somebody else's by then."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor, inode in _private_sockets:
+        with contextlib.suppress(OSError):
+            status = os.fstat(descriptor)
+            if stat.S_ISSOCK(status.st_mode) and status.st_ino == inode:
+                os.dup2(null, descriptor, inheritable=False)
+    os.close(null)
+    _private_sockets.clear()

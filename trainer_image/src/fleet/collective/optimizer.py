@@ -1,0 +1,61 @@
+"""What ``fleet.distributed_optimizer`` returns: the script's own optimizer, with ``no_sync()``."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fleet.collective.gradients import GradientAverager
+from fleet.errors import ConfigurationError
+
+__all__ = ["distribute", "named_parameters"]
+
+
+class _Distributed:
+    """Mixed into the class of the script's optimizer."""
+
+    fleet_averager: GradientAverager
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients here only; the next backward outside the block averages their sum."""
+        with self.fleet_averager.paused():
+            yield
+
+
+def distribute(optimizer: torch.optim.Optimizer, averager: GradientAverager) -> torch.optim.Optimizer:
+    """Return an optimizer of the same class that shares everything with `optimizer` and has ``no_sync``.
+
+    The gradients are averaged when ``backward()`` returns, so there is nothing else to change: state,
+    parameter groups and hooks are the same objects, seen from both.
+    """
+    kind = type(optimizer)
+    both: Any = object.__new__(type(kind.__name__, (_Distributed, kind), {}))
+    both.__dict__ = optimizer.__dict__
+    both.fleet_averager = averager
+    return both  # type: ignore[no-any-return]
+
+
+def named_parameters(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None
+) -> list[tuple[str, torch.Tensor]]:
+    """Return the parameters that the optimizer steps, by name.
+
+    Names come from `model`, else from an optimizer built on ``model.named_parameters()``, else they are
+    ``param_{group}_{position}``.
+    """
+    names: dict[int, str] = {}
+    if model is not None:
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: list[tuple[str, torch.Tensor]] = []
+    for number, group in enumerate(optimizer.param_groups):
+        given: Any = group.get("param_names")
+        for position, parameter in enumerate(group["params"]):
+            fallback = given[position] if given else f"param_{number}_{position}"
+            found.append((names.get(id(parameter), fallback), parameter))
+    if not any(parameter.requires_grad for _, parameter in found):
+        raise ConfigurationError(
+            "distributed_optimizer: no parameter of the optimizer needs a gradient; expected at least one"
+        )
+    return found

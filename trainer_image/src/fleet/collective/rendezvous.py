@@ -1,0 +1,148 @@
+"""How the trainers of a job find each other: through a key-value store in trainer 0's process.
+
+Nothing here waits in silence: after a few seconds the log names who is missing, and past the deadline an
+error does.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError
+
+from fleet.collective.deadlines import Deadlines
+from fleet.errors import ConfigurationError, DeadlineExceededError
+
+if TYPE_CHECKING:
+    from fleet.role_maker import Role
+
+__all__ = ["Place", "meet", "place_of"]
+
+TRY_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One trainer's rank among `size`, and where trainer 0's store listens.
+
+    `launcher_has_store` is true under torchrun, whose agent runs the store in trainer 0's place.
+    """
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    endpoints: tuple[str, ...] = ()
+    launcher_has_store: bool = False
+
+    def name(self, rank: int) -> str:
+        """Return how messages call a trainer."""
+        if rank < len(self.endpoints):
+            return f"trainer {rank} ({self.endpoints[rank]})"
+        return f"trainer {rank} ({self.host}:{self.port})" if rank == 0 else f"trainer {rank}"
+
+    def names(self, ranks: list[int]) -> str:
+        """Return how messages call several trainers."""
+        shown = ", ".join(self.name(rank) for rank in ranks[:8])
+        return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+
+
+def place_of(role: "Role", environ: Mapping[str, str]) -> Place:
+    """Find the store: ``MASTER_ADDR`` and ``MASTER_PORT``, else the endpoint of trainer 0."""
+    endpoints = tuple(role.worker_endpoints)
+    address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
+    if not address or not port:
+        if not endpoints:
+            raise ConfigurationError(
+                "MASTER_ADDR and MASTER_PORT are not set and the role names no trainer endpoints; "
+                "expected either, to know where trainer 0 is"
+            )
+        address, _, port = endpoints[0].rpartition(":")
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigurationError(f"MASTER_PORT is {port!r}; expected a port number, 1 to 65535")
+    return Place(
+        rank=role.index,
+        size=role.worker_num,
+        host=address,
+        port=int(port),
+        endpoints=endpoints,
+        launcher_has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+
+
+def meet(place: Place, deadlines: Deadlines) -> Store:
+    """Open the store and wait until every trainer is there.
+
+    Raises
+    ------
+    ConfigurationError
+        Trainer 0 cannot listen at its address.
+    DeadlineExceededError
+        A trainer did not come before the deadline; the message names who.
+    """
+    started = time.monotonic()
+    store = _open(place, deadlines, started)
+    store.set(f"joined/{place.rank}", place.name(place.rank))
+    missing = list(range(place.size))
+    while missing := _absent(store, missing):
+        waited = time.monotonic() - started
+        if waited > deadlines.lost_seconds:
+            raise DeadlineExceededError(
+                f"{place.names(missing)} did not come within {waited:.0f} s; expected {place.size} trainers "
+                f"to meet at {place.host}:{place.port}: see the logs of who is missing, "
+                "or raise FLAGS_rpc_deadline"
+            )
+        if waited > TRY_SECONDS / 2:
+            _log.warning("waiting for %s since %.0f s", place.names(missing), waited)
+    return store
+
+
+def _absent(store: Store, ranks: list[int]) -> list[int]:
+    """Wait a little for the given trainers and return those that are still missing."""
+    try:
+        store.wait([f"joined/{rank}" for rank in ranks], timedelta(seconds=TRY_SECONDS))
+    except DistError:
+        return [rank for rank in ranks if not store.check([f"joined/{rank}"])]
+    return []
+
+
+def _open(place: Place, deadlines: Deadlines, started: float) -> Store:
+    if place.rank == 0 and not place.launcher_has_store:
+        try:
+            return TCPStore(
+                place.host,
+                place.port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=deadlines.lost_seconds),
+            )
+        except (DistError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"trainer 0 cannot listen at {place.host}:{place.port}: {_first_line(error)}; "
+                "expected an address of this machine and a free port"
+            ) from error
+    while True:
+        try:
+            seconds = timedelta(seconds=TRY_SECONDS)
+            store = TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=seconds)
+        except (DistError, RuntimeError) as error:
+            waited = time.monotonic() - started
+            if waited > deadlines.lost_seconds:
+                raise DeadlineExceededError(
+                    f"{place.name(0)} did not listen at {place.host}:{place.port} within {waited:.0f} s: "
+                    f"{_first_line(error)}. See its log, or raise FLAGS_rpc_deadline"
+                ) from error
+            _log.warning("waiting for %s since %.0f s", place.name(0), waited)
+        else:
+            store.set_timeout(timedelta(seconds=deadlines.lost_seconds))
+            return store
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

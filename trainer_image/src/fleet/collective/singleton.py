@@ -1,0 +1,244 @@
+"""The `fleet` of a collective job: one object per process, with the original's methods."""
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import fleet as package
+from fleet import lifecycle
+from fleet.collective.deadlines import Deadlines
+from fleet.collective.gradients import GradientAverager
+from fleet.collective.group import Group
+from fleet.collective.optimizer import distribute, named_parameters
+from fleet.collective.rendezvous import place_of
+from fleet.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fleet.role_maker import Role
+
+__all__ = ["Fleet"]
+
+_log = logging.getLogger(__name__)
+
+MAX_DIFFERENCE = 300
+
+
+class Fleet:
+    """The place of this process in a collective job. Every trainer is a worker; there are no servers."""
+
+    def __init__(self) -> None:
+        self._role: Role | None = None
+        self._group: Group | None = None
+        self._averagers: list[GradientAverager] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """Resolve what is no method here as a public name of the package, as in ``fleet.report``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(package, name)
+
+    def init(self, role_maker: Any = None) -> None:
+        """Find this process's role, meet the other trainers and connect to them.
+
+        Parameters
+        ----------
+        role_maker : optional
+            ``PaddleCloudRoleMaker(is_collective=True)``, which is the default, or
+            ``UserDefinedCollectiveRoleMaker(current_id, worker_endpoints)``.
+
+        Raises
+        ------
+        RoleError
+            The environment does not describe a collective job; the message names the variable.
+        DeadlineExceededError
+            A trainer did not come before ``FLAGS_rpc_deadline``; the message names who.
+        """
+        if self._group is not None:
+            raise ConfigurationError("fleet.init was called a second time; expected once per process")
+        if role_maker is None:
+            from fleet.role_maker import PaddleCloudRoleMaker
+
+            role_maker = PaddleCloudRoleMaker(is_collective=True)
+        role = role_maker.generate_role()
+        if role.kind.name != "WORKER" or role.server_endpoints:
+            raise ConfigurationError(
+                "fleet.collective was given the role of a job with parameter servers; expected "
+                "PaddleCloudRoleMaker(is_collective=True), or the fleet of fleet.parameter_server"
+            )
+        lifecycle.start(role)
+        place, deadlines = place_of(role, os.environ), Deadlines.from_environ(os.environ)
+        self._role, self._group = role, Group.connect(place, deadlines, os.environ)
+
+    def is_worker(self) -> bool:
+        """Return True: in a collective job every process trains."""
+        return True
+
+    def is_server(self) -> bool:
+        """Return False: a collective job has no servers."""
+        return False
+
+    def is_first_worker(self) -> bool:
+        """Whether this is trainer 0."""
+        return self.worker_index() == 0
+
+    def worker_index(self) -> int:
+        """Return this trainer's rank."""
+        return self._started_role().index
+
+    def worker_num(self) -> int:
+        """Return the number of trainers."""
+        return self._started_role().worker_num
+
+    def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
+        """Return every trainer's host:port, as a list or comma separated."""
+        endpoints = list(self._started_role().worker_endpoints)
+        return ",".join(endpoints) if to_string else endpoints
+
+    def server_num(self) -> int:
+        """Return 0."""
+        return 0
+
+    def server_endpoints(self, to_string: bool = False) -> list[str] | str:
+        """Return nothing: there are no servers."""
+        return "" if to_string else []
+
+    def server_index(self) -> int:
+        """Raise: no process of a collective job is a server."""
+        raise ConfigurationError(
+            "server_index: a collective job has no servers; expected fleet.is_server() first"
+        )
+
+    def init_server(self, model_dir: str | None = None) -> None:  # noqa: ARG002 (as on the other fleet)
+        """Raise: no process of a collective job is a server."""
+        raise ConfigurationError(
+            "init_server: a collective job has no servers; expected fleet.is_server() first"
+        )
+
+    def run_server(self) -> None:
+        """Raise: no process of a collective job is a server."""
+        raise ConfigurationError(
+            "run_server: a collective job has no servers; expected fleet.is_server() first"
+        )
+
+    def init_worker(self) -> None:
+        """Wait until every trainer is here."""
+        self.barrier_worker()
+
+    def stop_worker(self) -> None:
+        """Wait until every trainer is here, leave the group, and leave the progress as the last words."""
+        group = self._started_group()
+        for averager in self._averagers:
+            averager.close()
+        group.close()
+        self._averagers.clear()
+        lifecycle.finish()
+
+    def barrier_worker(self) -> None:
+        """Wait until every trainer has called this."""
+        self._started_group().barrier("a barrier")
+
+    def all_reduce_worker(self, values: npt.ArrayLike, output: npt.NDArray[Any] | None = None) -> Any:
+        """Sum numbers over all trainers.
+
+        Parameters
+        ----------
+        values
+            An array or a number, of the same shape on every trainer.
+        output : optional
+            An array that receives the sums as well.
+
+        Returns
+        -------
+        numpy.ndarray
+            The sums.
+        """
+        array = np.array(values)
+        tensor = torch.from_numpy(array)
+        self._started_group().sum_(tensor, "all_reduce_worker")
+        if output is not None:
+            output[...] = array
+        return array
+
+    def split_files(self, files: Sequence[str]) -> list[str]:
+        """Return this trainer's share: contiguous blocks, what remains goes to the lowest ranks."""
+        if isinstance(files, str) or not all(isinstance(file, str) for file in files):
+            raise ConfigurationError(f"split_files: files is {files!r}; expected a list of file names")
+        rank, size = self.worker_index(), self.worker_num()
+        share, extra = divmod(len(files), size)
+        first = rank * share + min(rank, extra)
+        return list(files[first : first + share + (rank < extra)])
+
+    def distributed_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        strategy: Any = None,  # noqa: ARG002 (as on the other fleet)
+        *,
+        model: torch.nn.Module | None = None,
+    ) -> torch.optim.Optimizer:
+        """Make every backward pass average the gradients over all trainers.
+
+        The parameters first take trainer 0's values. What is returned shares everything with `optimizer`
+        and has ``no_sync()``, for several backward passes before one exchange.
+
+        Parameters
+        ----------
+        optimizer
+            Any torch optimizer; its parameters are the ones whose gradients are averaged.
+        strategy : optional
+            Accepted for symmetry with the parameter servers' fleet; averaging needs none.
+        model : optional
+            The model, to name parameters in messages.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer's parameters or optimizer differ; the message says how.
+        """
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigurationError(
+                f"distributed_optimizer: found {type(optimizer).__name__}; expected a torch.optim.Optimizer"
+            )
+        group = self._started_group()
+        named = named_parameters(optimizer, model)
+        self._compare(group, optimizer, named)
+        averager = GradientAverager(named, group)
+        averager.start()
+        self._averagers.append(averager)
+        return distribute(optimizer, averager)
+
+    def _compare(
+        self, group: Group, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]]
+    ) -> None:
+        """Raise if another trainer would exchange other tensors: sums of different shapes never end."""
+        lines = [f"the optimizer {type(optimizer).__name__}"]
+        lines += [
+            f"{name} {tuple(parameter.shape)} {parameter.dtype}"
+            + ("" if parameter.requires_grad else " frozen")
+            for name, parameter in named
+        ]
+        everybodys = group.agree(f"parameters of optimizer {len(self._averagers)}", "\n".join(lines))
+        for rank, text in everybodys.items():
+            theirs = text.split("\n")
+            if theirs != lines:
+                pairs = zip([*theirs, "nothing more"], [*lines, "nothing more"], strict=False)
+                found, ours = next((a, b) for a, b in pairs if a != b)
+                raise ConfigurationError(
+                    f"{group.place.name(rank)} has {found[:MAX_DIFFERENCE]} where this trainer, "
+                    f"{group.place.rank}, has {ours[:MAX_DIFFERENCE]}; expected the same model and optimizer "
+                    "in every trainer"
+                )
+
+    def _started_role(self) -> "Role":
+        if self._role is None:
+            raise ConfigurationError("fleet.init was not called; expected it before anything else of fleet")
+        return self._role
+
+    def _started_group(self) -> Group:
+        if self._group is None:
+            raise ConfigurationError("fleet.init was not called; expected it before anything else of fleet")
+        return self._group
