@@ -4,19 +4,16 @@ The mathematics is PyTorch's because it is PyTorch that computes it. What is add
 before it, whose order is fixed, so that a run can be reproduced to the bit.
 """
 
-import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fleet.errors import ConfigurationError
+from fleet.program.optimizers import build_optimizer
 
-__all__ = ["KERNEL_FLAGS", "DenseUpdate", "average_in_order", "build_optimizer"]
-
-KERNEL_FLAGS: Final = frozenset({"capturable", "differentiable", "foreach", "fused"})
-"""Options that choose how a step is computed, not what: they belong to a process and its device."""
+__all__ = ["DenseUpdate", "average_in_order"]
 
 
 def average_in_order(gradients: Sequence[Tensor], num_trainers: int) -> Tensor:
@@ -43,40 +40,6 @@ def average_in_order(gradients: Sequence[Tensor], num_trainers: int) -> Tensor:
     return total
 
 
-def build_optimizer(
-    optimizer_class: type[Optimizer], parameter: Tensor, options: Mapping[str, Any]
-) -> Optimizer:
-    """Build the user's optimizer over one tensor, by the constructor's signature.
-
-    Parameters
-    ----------
-    optimizer_class : type
-        A subclass of torch.optim.Optimizer.
-    parameter : Tensor
-        What it steps, in place.
-    options : mapping
-        The options of a param group. Those that the constructor does not name are set on the group
-        afterwards, so that a class which takes them by ``**kwargs``, or computes them, gets them too.
-
-    Raises
-    ------
-    ConfigurationError
-        The constructor refuses, or wants an argument that is no option of the param group.
-    """
-    chosen = {name: value for name, value in options.items() if name != "capturable"}
-    named = inspect.signature(optimizer_class).parameters
-    arguments = {name: value for name, value in chosen.items() if name in named}
-    try:
-        optimizer = optimizer_class([parameter], **arguments)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigurationError(
-            f"{optimizer_class.__name__} cannot be built on a parameter server with the options {arguments}: "
-            f"{error}; expected a constructor that takes (params, **options) with the param groups' options"
-        ) from error
-    optimizer.param_groups[0].update(chosen)
-    return optimizer
-
-
 class DenseUpdate:
     """One block and the optimizer that steps it. Used by one thread at a time.
 
@@ -88,11 +51,24 @@ class DenseUpdate:
         The block's value, a view of the server's arena; stepped in place.
     options : mapping
         The options of the block's param group at capture, kernel flags included.
+
+    Raises
+    ------
+    ConfigurationError
+        The class refuses the options.
     """
 
     def __init__(self, optimizer_class: type[Optimizer], value: Tensor, options: Mapping[str, Any]) -> None:
         self._value = value.detach()
-        self._optimizer = build_optimizer(optimizer_class, self._value, options)
+        # Capturing belongs to a trainer's GPU, and a server's arena is memory of the host.
+        chosen = {name: option for name, option in options.items() if name != "capturable"}
+        try:
+            self._optimizer = build_optimizer(optimizer_class, [self._value], chosen)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"{optimizer_class.__name__} cannot be built on a parameter server with the options {chosen}: "
+                f"{error}; expected a constructor that takes (params, **options) with its param groups' options"
+            ) from error
 
     def apply(self, gradient: Tensor, hyper_parameters: Mapping[str, Any]) -> None:
         """Step the block.

@@ -1,0 +1,349 @@
+"""A trainer's session with all parameter servers: join, send gradients, receive values, complete.
+
+The training thread calls; per server one thread receives and one sends. What arrives lands in the
+`ParameterStore`; what fails is kept until the training thread asks next.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from fleet.errors import DeadlineExceededError, FleetError, PeerLostError, RemoteProtocolError
+from fleet.parameter_server.connection import BrokenConnectionError, Connection, read_frame
+from fleet.parameter_server.control_client import ControlClient
+from fleet.parameter_server.heartbeat import Heartbeat
+from fleet.parameter_server.parameters import ParameterStore
+from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.sockets import dial, send_all
+from fleet.parameter_server.waiting import WaitLog, split_endpoint, wait_for_ports
+from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
+from fleet.wire import (
+    HEADER_BYTES,
+    Conversation,
+    Header,
+    Hello,
+    Identity,
+    Kind,
+    Side,
+    job_hash,
+    pack_header,
+)
+from fleet.wire.messages import pack_blocks, pack_hello, pack_hyper, read_error, read_hello
+
+if TYPE_CHECKING:
+    from fleet.parameter_server.proto import control_pb2
+    from fleet.role_maker import JobIdentity
+
+__all__ = ["Client"]
+
+_GREETING_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 1.0
+_FLUSH_SECONDS: Final = 10.0
+_log = logging.getLogger(__name__)
+
+
+class Client:
+    """One trainer's session.
+
+    Parameters
+    ----------
+    plan : TrainerPlan
+    job : JobIdentity
+        Name and uid of the job, and the start count of this process.
+    store : ParameterStore
+        Where values land.
+    settings : Settings
+    """
+
+    def __init__(
+        self, plan: TrainerPlan, job: "JobIdentity", store: ParameterStore, settings: Settings
+    ) -> None:
+        self.plan = plan
+        self.step = 0
+        """The number of steps made, from the job's beginning."""
+        self._job = job
+        self._identity = Identity(job_hash(job.name, job.uid), plan.trainer_id, job.attempt)
+        self._store = store
+        self._settings = settings
+        self._controls: list[ControlClient] = []
+        self._peers: list[_Peer] = []
+        self._heartbeat: Heartbeat | None = None
+        self._awaited: set[int] = set()
+        self._unchanged: set[int] = set()
+        self._open = 0
+        self._failure: FleetError | None = None
+        self._changed = threading.Condition()
+        self._barriers_passed = 0
+
+    def start(self) -> None:
+        """Join every server, and take the values that they hold.
+
+        Raises
+        ------
+        ConfigurationError
+            A server refuses, with its reason.
+        PeerLostError
+            A server does not answer in time.
+        """
+        plan, settings = self.plan, self._settings
+        deadline = time.monotonic() + settings.deadline_seconds
+        if plan.wait_port:
+            wait_for_ports(plan.endpoints, settings.deadline_seconds)
+        trainer = self._identity.trainer
+        self._controls = [ControlClient(endpoint, trainer, self._job.attempt) for endpoint in plan.endpoints]
+        replies = self._join(deadline)
+        for server, reply in enumerate(replies):
+            self._peers.append(_Peer(self, server, reply))
+        for peer in self._peers:
+            peer.connect(settings)
+        incarnations = [reply.incarnation for reply in replies]
+        self._heartbeat = Heartbeat(self._controls, incarnations, settings, self._fail)
+        for peer in self._peers:
+            peer.start()
+        self._heartbeat.start()
+        self._open = len(self._peers)
+        steps = [reply.step for server, reply in enumerate(replies) if plan.blocks_on(server)]
+        self.step = min(steps, default=0)
+        self._pull()
+
+    def begin_step(self, hyper_parameters: Sequence[dict[str, Any]]) -> None:
+        """Announce a step with its hyper-parameters, before its first gradient."""
+        self.check()
+        with self._changed:
+            self._awaited = {block.id for block in self.plan.blocks}
+            self._unchanged = set()
+        payload = pack_hyper(hyper_parameters)
+        for peer in self._holders():
+            peer.send(Kind.HYPER, payload, step=self.step)
+
+    def send_gradient(self, block: PlannedBlock, payload: memoryview) -> None:
+        """Enqueue a gradient; its memory must not change until the step is over."""
+        self._peers[block.server].send(Kind.GRAD, payload, step=self.step, block=block.id)
+
+    def end_step(self, absent: Iterable[PlannedBlock]) -> None:
+        """Announce that nothing more comes, and for which blocks nothing came."""
+        by_server: dict[int, list[int]] = {}
+        for block in absent:
+            by_server.setdefault(block.server, []).append(block.id)
+        for peer in self._holders():
+            peer.send(Kind.STEP_END, pack_blocks(by_server.get(peer.server, ())), step=self.step)
+
+    def adopt_values(self) -> None:
+        """Wait for the values after this step; they become the parameters, and the step counts as made.
+
+        Raises
+        ------
+        FleetError
+            A server reported an error, came back without its state, or vanished.
+        """
+        self._wait(lambda: not self._awaited, self._describe_awaited)
+        self._store.adopt(self._unchanged)
+        self.step += 1
+
+    def barrier(self) -> None:
+        """Wait until every trainer that has not completed calls this."""
+        self.check()
+        control, log = self._controls[0], WaitLog()
+        while True:
+            reply = control.barrier(self._barriers_passed, self._settings.deadline_seconds)
+            if reply.passed:
+                break
+            missing = ", ".join(f"trainer {trainer}" for trainer in reply.missing_trainers)
+            waited = log.note("barrier", lambda: f"a barrier waits for {missing}")  # noqa: B023
+            if waited >= self._settings.stalled_seconds:
+                raise DeadlineExceededError(f"a barrier waited {waited:.0f} s for {missing}")
+            self.check()
+        self._barriers_passed += 1
+
+    def optimizer_state(self) -> "Iterable[control_pb2.StatePiece]":
+        """Iterate over the optimizer state of all servers."""
+        for control in self._controls:
+            yield from control.state(self._settings.deadline_seconds)
+
+    def complete(self) -> None:
+        """Tell every server that this trainer has finished, and wait until each knows."""
+        self.check()
+        for peer in self._peers:
+            peer.send(Kind.COMPLETE)
+        self._wait(lambda: self._open == 0, lambda: "the parameter servers to take note of the end")
+        self.close()
+
+    def close(self) -> None:
+        """End the session now."""
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+            self._heartbeat = None
+        for peer in self._peers:
+            peer.close()
+        for control in self._controls:
+            control.close()
+        self._peers, self._controls = [], []
+
+    def check(self) -> None:
+        """Raise the failure that a thread of this session has found, if there is one."""
+        if self._failure is not None:
+            raise self._failure
+
+    # What the connections report.
+
+    def landed(self, block: int, step: int, *, changed: bool) -> None:
+        """Take note of a block's answer."""
+        with self._changed:
+            if block not in self._awaited or step < self.step:
+                raise RemoteProtocolError(
+                    f"a server sent {self.plan.blocks[block].name} of step {step}, which nobody awaits at "
+                    f"step {self.step}"
+                )
+            self._awaited.remove(block)
+            if not changed:
+                self._unchanged.add(block)
+            if not self._awaited:
+                self._changed.notify_all()
+
+    def ended(self, server: int, error: FleetError | None) -> None:
+        """Take note that a server's connection ended: well, or for a reason."""
+        if error is None:
+            with self._changed:
+                self._open -= 1
+                self._changed.notify_all()
+        elif isinstance(error, BrokenConnectionError) and self._heartbeat is not None:
+            self._heartbeat.connection_ended(server, error)
+        else:
+            self._fail(error)
+
+    def _join(self, deadline: float) -> "list[control_pb2.JoinReply]":
+        checksums = self._store.checksums()
+        replies = []
+        for server, control in enumerate(self._controls):
+            owned = {block.id: checksums[block.id] for block in self.plan.blocks_on(server)}
+            remaining = max(1.0, deadline - time.monotonic())
+            replies.append(control.join(self._job.name, self._job.uid, self.plan.agreement, owned, remaining))
+        self._warn_of_other_values(replies)
+        return replies
+
+    def _warn_of_other_values(self, replies: "Sequence[control_pb2.JoinReply]") -> None:
+        differing = [block for reply in replies if reply.step == 0 for block in reply.differing_blocks]
+        if not differing:
+            return
+        names = ", ".join(sorted({self.plan.blocks[block].param for block in differing})[:3])
+        servers = ", ".join(sorted({self.plan.blocks[block].endpoint for block in differing}))
+        _log.warning(
+            "trainer %d began with other values than the parameter servers %s: %d of %d blocks differ (%s …); "
+            "the servers' values are used. Seed every role alike (torch.manual_seed) before the model is built, "
+            "or load the same weights in every role.",
+            self._identity.trainer,
+            servers,
+            len(differing),
+            len(self.plan.blocks),
+            names,
+        )
+
+    def _pull(self) -> None:
+        with self._changed:
+            self._awaited = {block.id for block in self.plan.blocks}
+        for peer in self._holders():
+            peer.send(Kind.PULL)
+        self._wait(lambda: not self._awaited, self._describe_awaited)
+        self._store.adopt()
+
+    def _holders(self) -> "list[_Peer]":
+        return [peer for peer in self._peers if peer.blocks]
+
+    def _fail(self, error: FleetError) -> None:
+        with self._changed:
+            if self._failure is None:
+                self._failure = error
+            self._changed.notify_all()
+
+    def _wait(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
+        log = WaitLog()
+        with self._changed:
+            while not done():
+                self.check()
+                self._changed.wait(_LOOK_SECONDS)
+                waited = log.note("step", lambda: f"waiting for {describe()}")
+                if waited >= self._settings.stalled_seconds + self._settings.silent_seconds:
+                    raise DeadlineExceededError(f"waited {waited:.0f} s for {describe()}")
+
+    def _describe_awaited(self) -> str:
+        """Name the servers and a variable that the step waits for, and whom they wait for in turn."""
+        blocks = [self.plan.blocks[block] for block in sorted(self._awaited)]
+        servers = ", ".join(sorted({block.endpoint for block in blocks}))
+        because = self._heartbeat.waiting_for() if self._heartbeat is not None else ""
+        first = blocks[0].name if blocks else "nothing"
+        return f"{first} of step {self.step} from {servers}" + (f" ({because})" if because else "")
+
+
+class _Peer:
+    """One server, as a trainer is connected with it."""
+
+    def __init__(self, client: Client, server: int, reply: "control_pb2.JoinReply") -> None:
+        self.server = server
+        self.blocks: Mapping[int, PlannedBlock] = {block.id: block for block in client.plan.blocks_on(server)}
+        self._client = client
+        self._endpoint = client.plan.endpoints[server]
+        self._reply = reply
+        self._connection: Connection | None = None
+
+    def connect(self, settings: Settings) -> None:
+        """Open the data connection and greet."""
+        client = self._client
+        host, _ = split_endpoint(self._endpoint)
+        sizes = {block: len(client._store.landing(block)) for block in self.blocks}
+        identity = client._identity
+        sending = Conversation(Side.TRAINER, identity, sizes, remote=False)
+        receiving = Conversation(Side.SERVER, identity, sizes, remote=True)
+        try:
+            connected = dial(
+                host,
+                self._reply.data_port,
+                timeout_seconds=_GREETING_SECONDS,
+                buffer_bytes=settings.socket_buffer_bytes,
+            )
+            hello = pack_hello(Hello(self._reply.incarnation, len(self.blocks)))
+            header = self._header(Kind.HELLO, hello)
+            sending.advance(header)
+            send_all(connected, [pack_header(header), hello])
+            answer, payload = read_frame(connected, memoryview(bytearray(HEADER_BYTES)), receiving)
+        except OSError as error:
+            raise PeerLostError(
+                f"no data connection to parameter server {self._endpoint} (port {self._reply.data_port}): {error}"
+            ) from error
+        if answer.kind is Kind.ERROR:
+            raise read_error(bytes(payload))
+        read_hello(bytes(payload))
+        connected.settimeout(None)
+        peer = f"parameter server {self._endpoint}"
+        self._connection = Connection(connected, peer, sending, receiving, self)
+
+    def start(self) -> None:
+        if self._connection is not None:
+            self._connection.start()
+
+    def send(self, kind: Kind, payload: bytes | memoryview = b"", **fields: int) -> None:
+        if self._connection is not None:
+            self._connection.send(self._header(kind, payload, **fields), payload)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def destination(self, header: Header) -> memoryview | None:
+        return self._client._store.landing(header.block) if header.kind is Kind.PARAM else None
+
+    def received(self, header: Header, payload: memoryview) -> None:
+        if header.kind is Kind.ERROR:
+            raise read_error(bytes(payload))
+        if header.kind in (Kind.PARAM, Kind.UNCHANGED):
+            self._client.landed(header.block, header.step, changed=header.kind is Kind.PARAM)
+
+    def ended(self, error: FleetError | None) -> None:
+        self._client.ended(self.server, error)
+
+    def _header(self, kind: Kind, payload: bytes | memoryview, **fields: int) -> Header:
+        identity = self._client._identity
+        return Header(
+            kind, identity.job, identity.attempt, identity.trainer, payload_bytes=len(payload), **fields
+        )

@@ -1,0 +1,178 @@
+"""A data connection in use: one thread receives, one sends, and neither waits for the other.
+
+Both ends are alike. `send` only enqueues. The sending thread takes what is there, checks it against the
+protocol and hands it to the kernel in one call. The receiving thread reads a header, asks its handler where
+the payload belongs, lets the kernel write it there, and tells the handler.
+"""
+
+import logging
+import queue
+import socket
+import threading
+from typing import Final, Protocol
+
+from fleet import progress
+from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
+from fleet.parameter_server.sockets import hang_up, receive_exactly, send_all
+from fleet.wire import HEADER_BYTES, Conversation, Header, State, pack_header, read_header
+
+__all__ = ["BrokenConnectionError", "Connection", "FrameHandler", "read_frame"]
+
+_BATCH: Final = 64
+_FINAL: Final = frozenset({State.COMPLETED, State.CLOSED})
+_log = logging.getLogger(__name__)
+
+
+class BrokenConnectionError(PeerLostError):
+    """The connection ended before the protocol did. What became of the peer is not known yet."""
+
+
+Item = tuple[Header, bytes | memoryview]
+
+
+class FrameHandler(Protocol):
+    """Whose frames a connection receives. Called by the receiving thread only."""
+
+    def destination(self, header: Header) -> memoryview | None:
+        """Return where a payload of ``header.payload_bytes`` belongs; None for a buffer of its own."""
+
+    def received(self, header: Header, payload: memoryview) -> None:
+        """Take a whole frame."""
+
+    def ended(self, error: FleetError | None) -> None:
+        """Learn, once, that nothing more comes: by the protocol (None), or because of an error."""
+
+
+class Connection:
+    """The threads and the queue of one data connection whose greeting is done.
+
+    Parameters
+    ----------
+    connected : socket.socket
+        Blocking; closed by this object.
+    peer : str
+        How messages call the other end.
+    sending, receiving : Conversation
+        The two directions, both greeted.
+    handler : FrameHandler
+    """
+
+    def __init__(
+        self,
+        connected: socket.socket,
+        peer: str,
+        sending: Conversation,
+        receiving: Conversation,
+        handler: FrameHandler,
+    ) -> None:
+        self._socket = connected
+        self._peer = peer
+        self._sending = sending
+        self._receiving = receiving
+        self._handler = handler
+        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._threads = (
+            threading.Thread(target=self._receive, name=f"fleet-receive {peer}", daemon=True),
+            threading.Thread(target=self._send, name=f"fleet-send {peer}", daemon=True),
+        )
+
+    def start(self) -> None:
+        """Start both threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
+        """Enqueue a frame; never waits. The payload must not change until the peer has it."""
+        self._queue.put((header, payload))
+
+    def finish(self, timeout_seconds: float) -> None:
+        """Send what is enqueued, then close; what is not gone in time is dropped."""
+        self._queue.put(None)
+        self._threads[1].join(timeout_seconds)
+        self.close()
+
+    def close(self) -> None:
+        """Close now. The handler hears of it, unless it has heard of an end before."""
+        self._queue.put(None)
+        hang_up(self._socket)
+        for thread in self._threads:
+            if thread is not threading.current_thread() and thread.ident is not None:
+                thread.join()
+        self._socket.close()
+
+    def _receive(self) -> None:
+        error: FleetError | None = None
+        try:
+            buffer = memoryview(bytearray(HEADER_BYTES))
+            while self._receiving.state not in _FINAL:
+                header, payload = read_frame(self._socket, buffer, self._receiving, self._handler)
+                progress.count("bytes_received", HEADER_BYTES + len(payload))
+                self._handler.received(header, payload)
+        except FleetError as raised:
+            error = raised
+        except OSError as raised:
+            error = BrokenConnectionError(f"the data connection with {self._peer} broke: {raised}")
+        self._handler.ended(error)
+
+    def _send(self) -> None:
+        try:
+            while batch := self._next_batch():
+                buffers: list[bytes | memoryview] = []
+                for header, payload in batch:
+                    self._sending.advance(header)
+                    buffers += (pack_header(header), payload)
+                send_all(self._socket, buffers)
+                progress.count("bytes_sent", sum(map(len, buffers)))
+        except OSError as error:  # the receiving thread sees the same end, and reports it
+            _log.debug("sending to %s ended: %s", self._peer, error)
+            hang_up(self._socket)
+
+    def _next_batch(self) -> list[Item]:
+        """Wait for a frame and take those that have queued up behind it; empty at the end."""
+        batch: list[Item] = []
+        item = self._queue.get()
+        while item is not None:
+            batch.append(item)
+            if len(batch) == _BATCH or self._queue.empty():
+                return batch
+            item = self._queue.get()
+        if batch:
+            self._queue.put(None)
+        return batch
+
+
+def read_frame(
+    connected: socket.socket,
+    buffer: memoryview,
+    receiving: Conversation,
+    handler: FrameHandler | None = None,
+) -> tuple[Header, memoryview]:
+    """Receive one frame.
+
+    Parameters
+    ----------
+    connected : socket.socket
+    buffer : memoryview
+        Of the size of a header, to be reused.
+    receiving : Conversation
+        Advanced by the header before the payload is received.
+    handler : FrameHandler, optional
+        Says where the payload belongs.
+
+    Raises
+    ------
+    RemoteProtocolError
+        The peer broke the protocol.
+    OSError
+        The connection ended.
+    """
+    receive_exactly(connected, buffer)
+    header = read_header(buffer)
+    if header is None:
+        raise RemoteProtocolError(f"a header of {len(buffer)} bytes is incomplete, expected {HEADER_BYTES}")
+    receiving.advance(header)
+    payload = handler.destination(header) if handler is not None else None
+    if payload is None:
+        payload = memoryview(bytearray(header.payload_bytes))
+    receive_exactly(connected, payload)
+    return header, payload

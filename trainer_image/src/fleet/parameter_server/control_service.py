@@ -1,0 +1,163 @@
+"""The control service of a parameter server: gRPC on the endpoint's port, with the standard health service."""
+
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Final, NoReturn, Protocol
+
+import grpc
+import torch
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from fleet.errors import ConfigurationError
+from fleet.parameter_server.arena import bytes_of
+from fleet.parameter_server.membership import AlreadyJoinedError
+from fleet.parameter_server.proto import control_pb2, control_pb2_grpc
+
+__all__ = ["ControlBackend", "ControlService"]
+
+_PIECE_BYTES: Final = 1 << 20
+_STOP_SECONDS: Final = 1.0
+
+
+class ControlBackend(Protocol):
+    """What the service passes calls on to. Each may come from any thread."""
+
+    def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
+        """Admit a trainer; ConfigurationError refuses it."""
+
+    def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
+        """Note a sign of life."""
+
+    def barrier(self, trainer: int, attempt: int, passed: int) -> control_pb2.BarrierReply:
+        """Note an arrival; wait a short while."""
+
+    def stats(self) -> control_pb2.StatsReply:
+        """Say what has been done."""
+
+    def optimizer_state(self) -> Iterator[tuple[int, str, object]]:
+        """Iterate over block, name and value of the optimizers' state."""
+
+
+class ControlService:
+    """The gRPC server of one parameter server.
+
+    Parameters
+    ----------
+    address : str
+        ``host:port`` to listen on.
+    backend : ControlBackend
+    num_trainers : int
+        Bounds the calls that are served at once.
+    """
+
+    def __init__(self, address: str, backend: ControlBackend, num_trainers: int) -> None:
+        self._address = address
+        self._health = health.HealthServicer()
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(2 * num_trainers + 4, thread_name_prefix="fleet-control"),
+            options=[
+                ("grpc.so_reuseport", 0),  # with it a second server on the port would take half of the calls
+                ("grpc.max_receive_message_length", -1),
+                ("grpc.max_send_message_length", -1),
+            ],
+        )
+        control_pb2_grpc.add_ParameterServerServicer_to_server(_Servicer(backend), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def start(self) -> None:
+        """Begin to accept joins, and say so to probes.
+
+        Raises
+        ------
+        ConfigurationError
+            The address cannot be bound.
+        """
+        try:
+            bound = self._server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            bound = 0
+            reason = str(error)
+        else:
+            reason = "no such address here"
+        if not bound:
+            raise ConfigurationError(
+                f"the parameter server cannot listen on {self._address}: {reason}; is the port taken by "
+                "another process, or is the address not one of this host?"
+            )
+        self._server.start()
+        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self._health.set(
+            control_pb2.DESCRIPTOR.services_by_name["ParameterServer"].full_name,
+            health_pb2.HealthCheckResponse.SERVING,
+        )
+
+    def stop(self) -> None:
+        """End; calls in progress get a moment to be answered."""
+        self._health.enter_graceful_shutdown()
+        self._server.stop(_STOP_SECONDS).wait()
+
+
+class _Servicer(control_pb2_grpc.ParameterServerServicer):
+    """Translates calls; holds no state."""
+
+    def __init__(self, backend: ControlBackend) -> None:
+        self._backend = backend
+
+    def Join(  # noqa: N802 - the service's name
+        self, request: control_pb2.JoinRequest, context: grpc.ServicerContext
+    ) -> control_pb2.JoinReply:
+        try:
+            return self._backend.join(request)
+        except ConfigurationError as error:
+            _refuse(context, error)
+
+    def Heartbeat(  # noqa: N802 - the service's name
+        self,
+        request: control_pb2.HeartbeatRequest,
+        context: grpc.ServicerContext,  # noqa: ARG002 - gRPC's signature
+    ) -> control_pb2.HeartbeatReply:
+        return self._backend.heartbeat(request.trainer.id, request.trainer.attempt)
+
+    def Barrier(  # noqa: N802 - the service's name
+        self, request: control_pb2.BarrierRequest, context: grpc.ServicerContext
+    ) -> control_pb2.BarrierReply:
+        try:
+            return self._backend.barrier(request.trainer.id, request.trainer.attempt, request.passed)
+        except ConfigurationError as error:
+            _refuse(context, error)
+
+    def Stats(  # noqa: N802 - the service's name
+        self,
+        request: control_pb2.StatsRequest,  # noqa: ARG002 - gRPC's signature
+        context: grpc.ServicerContext,  # noqa: ARG002 - gRPC's signature
+    ) -> control_pb2.StatsReply:
+        return self._backend.stats()
+
+    def State(  # noqa: N802 - the service's name
+        self,
+        request: control_pb2.StateRequest,  # noqa: ARG002 - gRPC's signature
+        context: grpc.ServicerContext,  # noqa: ARG002 - gRPC's signature
+    ) -> Iterator[control_pb2.StatePiece]:
+        for block, name, value in self._backend.optimizer_state():
+            yield from _pieces(block, name, value)
+
+
+def _pieces(block: int, name: str, value: object) -> Iterator[control_pb2.StatePiece]:
+    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
+    data = bytes_of(tensor.contiguous())
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    for begin in range(0, max(len(data), 1), _PIECE_BYTES):
+        yield control_pb2.StatePiece(
+            block=block,
+            name=name,
+            dtype=dtype,
+            shape=tensor.shape,
+            data=bytes(data[begin : begin + _PIECE_BYTES]),
+            last=begin + _PIECE_BYTES >= len(data),
+        )
+
+
+def _refuse(context: grpc.ServicerContext, error: ConfigurationError) -> NoReturn:
+    taken = isinstance(error, AlreadyJoinedError)
+    code = grpc.StatusCode.ALREADY_EXISTS if taken else grpc.StatusCode.FAILED_PRECONDITION
+    context.abort(code, str(error))

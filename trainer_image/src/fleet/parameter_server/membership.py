@@ -1,0 +1,134 @@
+"""Which trainers a server counts on, and which it has lost. Pure: the time is handed in, in seconds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleet.errors import ConfigurationError
+from fleet.parameter_server.settings import Settings
+
+__all__ = ["Absence", "AlreadyJoinedError", "Membership"]
+
+
+class AlreadyJoinedError(ConfigurationError):
+    """A trainer of this id and attempt lives already, or a later one does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """A trainer that the server does not hear."""
+
+    trainer: int
+    since: float
+    reason: str
+    deadline: float
+    """When it has vanished for good."""
+
+
+@dataclass(slots=True)
+class _Member:
+    attempt: int = -1
+    heard: float = 0.0
+    lost: float | None = None
+    """When the data connection ended; None while there is one, or none yet."""
+    completed: bool = False
+
+    @property
+    def joined(self) -> bool:
+        return self.attempt >= 0
+
+
+class Membership:
+    """The trainers of one job as one server knows them.
+
+    Parameters
+    ----------
+    num_trainers : int
+    settings : Settings
+    started : float
+        When the server began to accept joins.
+    """
+
+    def __init__(self, num_trainers: int, settings: Settings, started: float) -> None:
+        self._members = [_Member() for _ in range(num_trainers)]
+        self._settings = settings
+        self._started = started
+        self._first_join: float | None = None
+
+    @property
+    def completed(self) -> tuple[int, ...]:
+        """The trainers that have finished."""
+        return tuple(trainer for trainer, member in enumerate(self._members) if member.completed)
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The trainers that have not finished, whether they are heard or not."""
+        return tuple(trainer for trainer, member in enumerate(self._members) if not member.completed)
+
+    def attempt(self, trainer: int) -> int:
+        """Return the attempt under which a trainer joined last; -1 before its first join."""
+        return self._members[trainer].attempt
+
+    def admit(self, trainer: int, attempt: int, now: float) -> None:
+        """Let a trainer join.
+
+        Raises
+        ------
+        ConfigurationError
+            There is no such trainer in this job.
+        AlreadyJoinedError
+            Another process is this trainer.
+        """
+        if not 0 <= trainer < len(self._members):
+            raise ConfigurationError(
+                f"trainer id {trainer} is out of range; expected 0 to {len(self._members) - 1}, "
+                f"as the job has {len(self._members)} trainers (PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM)"
+            )
+        member = self._members[trainer]
+        if attempt < member.attempt:
+            raise AlreadyJoinedError(
+                f"trainer {trainer} joined with attempt {attempt}, but a process of attempt {member.attempt} has "
+                "taken its place; expected a higher one (FLEET_RESTARTS)"
+            )
+        silent = now - member.heard >= self._settings.silent_seconds
+        if attempt == member.attempt and member.lost is None and not silent and not member.completed:
+            raise AlreadyJoinedError(
+                f"trainer {trainer} joined already, as another process that lives, with the same attempt "
+                f"{attempt}; give each trainer an id of its own (PADDLE_TRAINER_ID)"
+            )
+        self._members[trainer] = _Member(attempt=attempt, heard=now)
+        if self._first_join is None:
+            self._first_join = now
+
+    def heard(self, trainer: int, now: float) -> None:
+        """Note a sign of life."""
+        self._members[trainer].heard = now
+
+    def lost(self, trainer: int, now: float) -> None:
+        """Note that a trainer's data connection ended before it had completed."""
+        self._members[trainer].lost = now
+
+    def complete(self, trainer: int) -> None:
+        """Note that a trainer has finished."""
+        self._members[trainer].completed = True
+
+    def absences(self, now: float) -> Sequence[Absence]:
+        """Return the trainers that have not completed and are not heard."""
+        return [
+            absence
+            for trainer, member in enumerate(self._members)
+            if not member.completed and (absence := self._absence(trainer, member, now)) is not None
+        ]
+
+    def _absence(self, trainer: int, member: _Member, now: float) -> Absence | None:
+        deadline = self._settings.deadline_seconds
+        if not member.joined:
+            if self._first_join is None:  # images are pulled, queues are waited for: not the peers' failure
+                until = self._started + self._settings.stalled_seconds
+                return Absence(trainer, self._started, "has not joined", until)
+            return Absence(trainer, self._first_join, "has not joined", self._first_join + deadline)
+        if member.lost is not None:
+            return Absence(trainer, member.lost, "lost its connection", member.lost + deadline)
+        silent_since = member.heard + self._settings.silent_seconds
+        if now >= silent_since:
+            return Absence(trainer, member.heard, "is silent", silent_since + deadline)
+        return None

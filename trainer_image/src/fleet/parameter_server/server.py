@@ -1,0 +1,381 @@
+"""A parameter server: owns its shard of the model, and serves it until every trainer has completed.
+
+Threads: gRPC's own for control; one that accepts data connections; per trainer one that receives and one
+that sends. The thread that called `serve` watches over all of them: it is the one that says who is missing,
+and that gives up.
+"""
+
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from fleet.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    FleetError,
+    PeerLostError,
+    RemoteProtocolError,
+)
+from fleet.parameter_server.connection import BrokenConnectionError
+from fleet.parameter_server.control_service import ControlService
+from fleet.parameter_server.link import Link, greet
+from fleet.parameter_server.membership import AlreadyJoinedError, Membership
+from fleet.parameter_server.modes import Answer, Missing, make_server_mode
+from fleet.parameter_server.proto import control_pb2
+from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.sockets import bind_address, hang_up, listen, tune
+from fleet.parameter_server.waiting import WaitLog, split_endpoint
+from fleet.program import Program, describe_difference
+from fleet.transpiler.lowering import ServerPlan, server_plan
+from fleet.wire import Identity, job_hash
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fleet.role_maker import JobIdentity
+
+__all__ = ["Server"]
+
+_LOOK_SECONDS: Final = 0.5
+_FLUSH_SECONDS: Final = 10.0
+_BARRIER_SECONDS: Final = 1.0
+_log = logging.getLogger(__name__)
+
+
+class Server:
+    """One parameter server of a job.
+
+    Parameters
+    ----------
+    plan : ServerPlan
+        What it owns.
+    parameters : mapping of name to Tensor
+        The module that this process built: the initial values.
+    job : JobIdentity
+        Whose trainers may join.
+    settings : Settings
+    """
+
+    def __init__(
+        self,
+        plan: ServerPlan,
+        parameters: "Mapping[str, Tensor]",
+        job: "JobIdentity",
+        settings: Settings,
+    ) -> None:
+        self._plan = plan
+        self._job = job
+        self._job_hash = job_hash(job.name, job.uid)
+        self._settings = settings
+        self._shard = Shard(plan, parameters)
+        self._mode = make_server_mode(plan.mode, self._shard, plan.trainers)
+        self._incarnation = secrets.token_hex(8)
+        self._membership = Membership(plan.trainers, settings, time.monotonic())
+        self._links: dict[int, Link] = {}
+        self._changed = threading.Condition()
+        self._admission = threading.Lock()
+        self._barrier = 0
+        self._barrier_base = dict.fromkeys(range(plan.trainers), 0)
+        self._barrier_arrived: set[int] = set()
+        self._listener: socket.socket | None = None
+        self._control: ControlService | None = None
+        self._closing = False
+
+    @classmethod
+    def of(cls, program: Program, job: "JobIdentity", settings: Settings) -> "Server":
+        """Build the server that a transpiled pserver program describes."""
+        if program.source is None:
+            raise ConfigurationError(
+                "the program has no PyTorch objects behind it; build it with Program.capture"
+            )
+        return cls(server_plan(program), program.source.parameters, job, settings)
+
+    def start(self) -> None:
+        """Begin to accept joins.
+
+        Raises
+        ------
+        ConfigurationError
+            The endpoint cannot be bound.
+        """
+        host, port = split_endpoint(self._plan.endpoint)
+        address = bind_address(host)
+        self._listener = listen(address)
+        threading.Thread(
+            target=self._accept, args=(self._listener,), name="fleet-accept", daemon=True
+        ).start()
+        bracketed = f"[{address or '::'}]" if ":" in (address or "::") else address
+        self._control = ControlService(f"{bracketed}:{port}", self, self._plan.trainers)
+        self._control.start()
+        _log.info("parameter server %s serves %d blocks", self._plan.endpoint, len(self._plan.blocks))
+
+    def serve(self) -> None:
+        """Serve until every trainer has completed.
+
+        Raises
+        ------
+        PeerLostError
+            A trainer vanished for good; the others have been told.
+        """
+        absent, stalled = WaitLog(), WaitLog()
+        try:
+            with self._changed:
+                while self._membership.live:
+                    self._look_for_absent(absent)
+                    self._look_for_stalled(stalled)
+                    self._changed.wait(_LOOK_SECONDS)
+        except PeerLostError as error:
+            self._dismiss(error)
+            raise
+        _log.info("parameter server %s: every trainer has completed", self._plan.endpoint)
+        self._dismiss(None)
+
+    def close(self) -> None:
+        """Stop serving now; safe to repeat."""
+        self._closing = True
+        if self._listener is not None:
+            hang_up(self._listener)
+            self._listener.close()
+        for link in list(self._links.values()):
+            link.finish(0.0)
+        if self._control is not None:
+            self._control.stop()
+            self._control = None
+
+    # What the control service asks.
+
+    def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
+        """Admit a trainer of this job that agrees with this server on everything that must be equal."""
+        self._check_job(request)
+        difference = describe_difference(self._plan.agreement, request.agreement)
+        if difference:
+            raise ConfigurationError(
+                f"this trainer does not run the same training as the parameter server: {difference} "
+                "(here: the server; there: the trainer); run the same script with the same settings in every role"
+            )
+        trainer, attempt = request.trainer.id, request.trainer.attempt
+        with self._admission:
+            with self._changed:
+                again = self._membership_attempt(trainer) >= 0
+                self._membership.admit(trainer, attempt, time.monotonic())
+                old = self._links.pop(trainer, None)
+                self._barrier_base[trainer] = self._barrier
+                self._barrier_arrived.discard(trainer)
+            if old is not None:
+                replaced = f"trainer {trainer} was replaced by its attempt {attempt}"
+                old.fail(FleetError(f"{replaced}; this process has attempt {old.identity.attempt}"), 1.0)
+            self._mode.admit(trainer)
+        step = self._mode.step
+        _log.log(
+            logging.WARNING if again else logging.INFO,
+            "trainer %d joined %s(attempt %d) at step %d",
+            trainer,
+            "again " if again else "",
+            attempt,
+            step,
+        )
+        port = self._listener.getsockname()[1] if self._listener is not None else 0
+        initial = self._shard.initial_checksums
+        differing = [block for block, found in request.checksums.items() if initial.get(block) != found]
+        return control_pb2.JoinReply(
+            incarnation=self._incarnation, data_port=port, step=step, differing_blocks=sorted(differing)
+        )
+
+    def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
+        """Note a sign of life of a trainer that has joined."""
+        missing = self._mode.missing()
+        with self._changed:
+            if 0 <= trainer < self._plan.trainers and self._membership.attempt(trainer) == attempt:
+                self._membership.heard(trainer, time.monotonic())
+        waiting_for = self._describe(missing) if missing else ""
+        return control_pb2.HeartbeatReply(
+            incarnation=self._incarnation, step=self._mode.step, waiting_for=waiting_for
+        )
+
+    def barrier(self, trainer: int, attempt: int, passed: int) -> control_pb2.BarrierReply:
+        """Note that a trainer arrived at its next barrier; wait a second for the others."""
+        with self._changed:
+            if not 0 <= trainer < self._plan.trainers or self._membership.attempt(trainer) != attempt:
+                raise AlreadyJoinedError(
+                    f"trainer {trainer} with attempt {attempt} has not joined, or was replaced"
+                )
+            target = self._barrier_base[trainer] + passed + 1
+            if self._barrier < target:
+                self._barrier_arrived.add(trainer)
+                self._release_barrier()
+                self._changed.wait_for(lambda: self._barrier >= target, _BARRIER_SECONDS)
+            missing = [other for other in self._membership.live if other not in self._barrier_arrived]
+            return control_pb2.BarrierReply(
+                passed=self._barrier >= target, missing_trainers=missing if self._barrier < target else ()
+            )
+
+    def stats(self) -> control_pb2.StatsReply:
+        """Say what has been done so far."""
+        with self._changed:
+            live, completed = len(self._membership.live), len(self._membership.completed)
+        return control_pb2.StatsReply(
+            incarnation=self._incarnation,
+            step=self._mode.step,
+            trainers_live=live,
+            trainers_completed=completed,
+        )
+
+    def optimizer_state(self) -> Iterator[tuple[int, str, object]]:
+        """Iterate over the optimizers' state."""
+        return self._shard.state()
+
+    # What the links report.
+
+    def answer(self, answers: Sequence[Answer]) -> None:
+        """Send values to the trainers that they are meant for; to those that are gone, nothing."""
+        for answer in answers:
+            for trainer in answer.trainers:
+                link = self._links.get(trainer)
+                if link is not None:
+                    link.send_value(answer)
+
+    def completed(self, link: Link) -> None:
+        """Take note that a trainer has finished."""
+        link.complete()
+        with self._changed:
+            self._membership.complete(link.identity.trainer)
+            self._release_barrier()
+            self._changed.notify_all()
+        _log.info("trainer %d completed at step %d", link.identity.trainer, self._mode.step)
+
+    def ended(self, link: Link, error: FleetError | None) -> None:
+        """Take note that a link receives nothing more."""
+        trainer = link.identity.trainer
+        with self._changed:
+            current = self._links.get(trainer) is link
+            if current and error is not None:
+                self._membership.lost(trainer, time.monotonic())
+                self._changed.notify_all()
+        if not current or error is None or self._closing:
+            return
+        _log.warning(
+            "trainer %d (attempt %d), at step %d: %s; waiting for it to come back",
+            trainer,
+            link.identity.attempt,
+            self._mode.step,
+            error,
+        )
+        if isinstance(error, BrokenConnectionError):
+            link.finish(0.0)
+        else:
+            link.fail(error, 1.0)
+
+    # Data connections.
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connected, address = listener.accept()
+            except OSError:
+                return
+            threading.Thread(
+                target=self._greet, args=(connected, address), name="fleet-greet", daemon=True
+            ).start()
+
+    def _greet(self, connected: socket.socket, address: tuple[object, ...]) -> None:
+        try:
+            tune(connected, self._settings.socket_buffer_bytes)
+            identity, sending, receiving = greet(
+                connected, self._incarnation, self._shard.block_bytes, self._check_identity
+            )
+        except (FleetError, OSError) as error:
+            _log.warning("refused a data connection from %s: %s", address[0], error)
+            connected.close()
+            return
+        link = Link(identity, self._mode, self._shard.value_bytes, self)
+        with self._changed:
+            taken = identity.trainer in self._links
+            if not taken:
+                self._links[identity.trainer] = link
+        if taken or self._closing:
+            connected.close()
+            return
+        link.open(connected, sending, receiving)
+
+    def _check_identity(self, identity: Identity) -> None:
+        if identity.job != self._job_hash:
+            raise RemoteProtocolError(
+                f"a frame of job {identity.job:016x} came to the server of job {self._job.name} "
+                f"({self._job_hash:016x}); are two jobs configured with the same addresses?"
+            )
+        with self._changed:
+            joined = self._membership_attempt(identity.trainer)
+        if joined != identity.attempt:
+            raise RemoteProtocolError(
+                f"trainer {identity.trainer} with attempt {identity.attempt} has not joined here; "
+                + (
+                    f"its place is taken by attempt {joined}"
+                    if joined >= 0
+                    else "expected a join before data"
+                )
+            )
+
+    def _check_job(self, request: control_pb2.JoinRequest) -> None:
+        found, expected = (request.job_name, request.job_uid), (self._job.name, self._job.uid)
+        if found != expected:
+            raise ConfigurationError(
+                f"a trainer of job {found[0]!r} (uid {found[1]!r}) came to a server of job {expected[0]!r} "
+                f"(uid {expected[1]!r}); are two jobs configured with the same addresses?"
+            )
+
+    def _membership_attempt(self, trainer: int) -> int:
+        return self._membership.attempt(trainer) if 0 <= trainer < self._plan.trainers else -1
+
+    # Watching, with the lock held.
+
+    def _look_for_absent(self, log: WaitLog) -> None:
+        now = time.monotonic()
+        absences = self._membership.absences(now)
+        for absence in absences:
+            if now >= absence.deadline:
+                raise PeerLostError(
+                    f"trainer {absence.trainer} {absence.reason} for {now - absence.since:.0f} s, at step "
+                    f"{self._mode.step}; it has vanished for good, as FLAGS_rpc_deadline is "
+                    f"{self._settings.deadline_seconds * 1000:.0f} ms"
+                )
+        subject = tuple((absence.trainer, absence.reason) for absence in absences) or None
+        words = ", ".join(f"trainer {absence.trainer} {absence.reason}" for absence in absences)
+        log.note(subject, lambda: f"parameter server {self._plan.endpoint} waits: {words}")
+
+    def _look_for_stalled(self, log: WaitLog) -> None:
+        missing = self._mode.missing()
+        if missing is None:
+            log.note(None, str)
+            return
+        waited = log.note(
+            missing, lambda: f"parameter server {self._plan.endpoint}: {self._describe(missing)}"
+        )
+        if waited >= self._settings.stalled_seconds:
+            raise DeadlineExceededError(f"{self._describe(missing)} for {waited:.0f} s, although it lives")
+
+    def _describe(self, missing: Missing) -> str:
+        trainers = ", ".join(f"trainer {trainer}" for trainer in missing.trainers)
+        return f"step {missing.step} waits for {missing.block} of {trainers}"
+
+    def _release_barrier(self) -> None:
+        if self._barrier_arrived and self._barrier_arrived.issuperset(self._membership.live):
+            self._barrier += 1
+            self._barrier_arrived.clear()
+            self._changed.notify_all()
+
+    def _dismiss(self, error: FleetError | None) -> None:
+        """Let the trainers go, each with the last word for it, and stop."""
+        self._closing = True
+        for link in list(self._links.values()):
+            with contextlib.suppress(OSError):
+                if error is not None and link.identity.trainer in self._membership.live:
+                    link.fail(error, 1.0)
+                else:
+                    link.finish(_FLUSH_SECONDS)
+        self.close()

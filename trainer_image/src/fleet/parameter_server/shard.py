@@ -1,0 +1,92 @@
+"""One server's part of the model: values, gradients and optimizers of the blocks it owns."""
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fleet.errors import ConfigurationError
+from fleet.parameter_server.arena import Arena, Extent, bytes_of, dtype_of
+from fleet.transpiler.lowering import PlannedBlock, ServerPlan
+from fleet.update import DenseUpdate, average_in_order
+from fleet.wire import HyperParameters
+
+__all__ = ["Shard"]
+
+
+class Shard:
+    """The blocks of one server in flat arenas.
+
+    Values lie in one arena and gradients in one per trainer, so that no trainer's bytes wait for
+    another's. Calls about different blocks may come at the same time.
+
+    Parameters
+    ----------
+    plan : ServerPlan
+        What the server owns.
+    parameters : mapping of name to Tensor
+        The module that this process built; the blocks' initial values are cut from it.
+    """
+
+    def __init__(self, plan: ServerPlan, parameters: Mapping[str, Tensor]) -> None:
+        self.blocks: Mapping[int, PlannedBlock] = {block.id: block for block in plan.blocks}
+        extents = {block.id: Extent(dtype_of(block.dtype), block.shape) for block in plan.blocks}
+        self._values = Arena(extents)
+        self._gradients = [Arena(extents) for _ in range(plan.trainers)]
+        self._updates = {}
+        for block in plan.blocks:
+            value = self._values[block.id]
+            value.copy_(
+                parameters[block.param].detach().reshape(-1)[block.begin : block.end].view(block.shape)
+            )
+            group = plan.groups[block.group]
+            self._updates[block.id] = DenseUpdate(group.optimizer_class, value, group.hyper_parameters)
+        self._value_bytes = {number: bytes_of(self._values[number]) for number in self.blocks}
+        self._gradient_bytes = [
+            {number: bytes_of(arena[number]) for number in self.blocks} for arena in self._gradients
+        ]
+        self.initial_checksums = {number: zlib.crc32(value) for number, value in self._value_bytes.items()}
+
+    @property
+    def block_bytes(self) -> Mapping[int, int]:
+        """Bytes of each block's tensor."""
+        return {number: len(value) for number, value in self._value_bytes.items()}
+
+    def value_bytes(self, block: int) -> memoryview:
+        """Return the bytes of a block's value."""
+        return self._value_bytes[block]
+
+    def gradient_bytes(self, trainer: int, block: int) -> memoryview:
+        """Return where a trainer's gradient of a block lands."""
+        return self._gradient_bytes[trainer][block]
+
+    def apply(
+        self, block: int, trainers: Sequence[int], divisor: int, hyper_parameters: HyperParameters
+    ) -> None:
+        """Step a block.
+
+        Parameters
+        ----------
+        block : int
+        trainers : sequence of int
+            Whose gradients have landed, in ascending order; at least one.
+        divisor : int
+            What the sum of the gradients is divided by.
+        hyper_parameters : tuple of mappings
+            Those of the step, by param group.
+        """
+        group = self.blocks[block].group
+        if group >= len(hyper_parameters):
+            raise ConfigurationError(
+                f"block {self.blocks[block].name} belongs to param group {group}, but the trainer's optimizer "
+                f"has {len(hyper_parameters)} groups; build the optimizer alike in every role"
+            )
+        gradients = [self._gradients[trainer][block] for trainer in trainers]
+        self._updates[block].apply(average_in_order(gradients, divisor), hyper_parameters[group])
+
+    def state(self) -> Iterator[tuple[int, str, Any]]:
+        """Iterate over the optimizers' state: block, name of the entry, tensor or number."""
+        for number in sorted(self.blocks):
+            for name, value in self._updates[number].state().items():
+                yield number, name, value

@@ -1,0 +1,263 @@
+"""The `fleet` of a parameter-server job: one object per process, with the original's methods."""
+
+import os
+from typing import Any, Literal, overload
+
+import torch
+
+import fleet as package
+from fleet import lifecycle
+from fleet.errors import ConfigurationError
+from fleet.parameter_server.optimizer import DistributedOptimizer
+from fleet.parameter_server.server import Server
+from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.trainer import Trainer
+from fleet.program import Program
+from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker
+from fleet.strategy import DistributedStrategy
+from fleet.transpiler import DistributeTranspiler
+
+__all__ = ["Fleet"]
+
+
+class Fleet:
+    """The place of this process in a job with parameter servers, and the way to train in it.
+
+    Examples
+    --------
+    ::
+
+        fleet.init(role_maker.PaddleCloudRoleMaker())
+        optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+        if fleet.is_server():
+            fleet.init_server()
+            fleet.run_server()
+        else:
+            fleet.init_worker()
+            ...  # the training loop
+            fleet.stop_worker()
+    """
+
+    def __init__(self) -> None:
+        self._role: Role | None = None
+        self._settings = Settings()
+        self._optimizer: DistributedOptimizer | None = None
+        self._overlap = True
+        self._transpiler: DistributeTranspiler | None = None
+        self._server: Server | None = None
+        self._trainer: Trainer | None = None
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any public name of the package
+        """Resolve what is no method here as a public name of the package, as in ``fleet.report``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(package, name)
+
+    def init(self, role_maker: RoleMaker | None = None) -> None:
+        """Find this process's role.
+
+        Parameters
+        ----------
+        role_maker : RoleMaker, optional
+            ``PaddleCloudRoleMaker()``, which is the default, or ``UserDefinedRoleMaker(...)``.
+
+        Raises
+        ------
+        RoleError
+            The environment does not describe a replica; the message names the variable.
+        """
+        if self._role is not None:
+            raise ConfigurationError("fleet.init was called a second time; expected once per process")
+        role = (role_maker if role_maker is not None else PaddleCloudRoleMaker()).generate_role()
+        if role.is_collective:
+            raise ConfigurationError(
+                "fleet.parameter_server was given the role of a collective job; expected "
+                "PaddleCloudRoleMaker() without is_collective, or the fleet of fleet.collective"
+            )
+        self._settings = Settings.from_environ(os.environ)
+        self._role = role
+        lifecycle.start(role)
+
+    def is_worker(self) -> bool:
+        """Whether this process trains."""
+        return self._started_role().is_worker
+
+    def is_server(self) -> bool:
+        """Whether this process holds parameters."""
+        return self._started_role().is_server
+
+    def is_first_worker(self) -> bool:
+        """Whether this process is trainer 0, which acts for all where one must."""
+        return self._started_role().is_first_worker
+
+    def worker_index(self) -> int:
+        """Return this trainer's index."""
+        return self._started_role().index
+
+    def worker_num(self) -> int:
+        """Return the number of trainers."""
+        return self._started_role().worker_num
+
+    def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
+        """Return the trainers' endpoints: none, as trainers do not listen in this mode."""
+        endpoints = list(self._started_role().worker_endpoints)
+        return ",".join(endpoints) if to_string else endpoints
+
+    def server_num(self) -> int:
+        """Return the number of parameter servers."""
+        return self._started_role().server_num
+
+    def server_index(self) -> int:
+        """Return this server's index."""
+        return self._started_role().index
+
+    @overload
+    def server_endpoints(self, to_string: Literal[False] = False) -> list[str]: ...
+    @overload
+    def server_endpoints(self, to_string: Literal[True]) -> str: ...
+    def server_endpoints(self, to_string: bool = False) -> list[str] | str:
+        """Return every parameter server's host:port, as a list or comma separated."""
+        endpoints = list(self._started_role().server_endpoints)
+        return ",".join(endpoints) if to_string else endpoints
+
+    @property
+    def step(self) -> int:
+        """The number of steps made, from the job's beginning: where a restarted trainer goes on."""
+        return self._trainer.current_step if self._trainer is not None else 0
+
+    def distributed_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer,
+        strategy: DistributedStrategy | None = None,
+        model: torch.nn.Module | None = None,
+    ) -> DistributedOptimizer:
+        """Distribute what an optimizer steps over the parameter servers.
+
+        Every role calls this alike.
+
+        Parameters
+        ----------
+        optimizer : torch.optim.Optimizer
+            The user's, of any class that steps parameters one by one.
+        strategy : DistributedStrategy, optional
+        model : torch.nn.Module, optional
+            Gives the parameters their names.
+
+        Returns
+        -------
+        DistributedOptimizer
+            Shares the param groups of `optimizer`.
+
+        Raises
+        ------
+        ConfigurationError
+            The optimizer or the strategy cannot be honoured; the message says which part.
+        """
+        role = self._started_role()
+        if self._optimizer is not None:
+            raise ConfigurationError(
+                "fleet.distributed_optimizer was called a second time; expected one optimizer per process, "
+                "with a param group for each part of the model"
+            )
+        chosen = (strategy if strategy is not None else DistributedStrategy()).resolved(role.sync_mode)
+        program = Program.from_optimizer(optimizer, model)
+        self._transpiler = DistributeTranspiler(chosen.transpiler)
+        self._transpiler.transpile(
+            role.index if role.is_worker else 0,
+            program=program,
+            pservers=",".join(role.server_endpoints),
+            trainers=role.worker_num,
+            sync_mode=bool(chosen.sync_mode),
+            startup_program=program.startup_program,
+        )
+        self._overlap = chosen.overlap
+        self._optimizer = DistributedOptimizer(optimizer)
+        return self._optimizer
+
+    def init_server(self, model_dir: str | None = None) -> None:
+        """Cut this server's slices from the model that this process built, and begin to accept trainers.
+
+        Parameters
+        ----------
+        model_dir : str, optional
+            Not supported yet.
+        """
+        role = self._started_role()
+        if model_dir is not None:
+            raise ConfigurationError(
+                f"fleet.init_server: model_dir is {model_dir!r}, and loading a model is not supported yet; "
+                "load it into the module before fleet.distributed_optimizer"
+            )
+        if not role.is_server:
+            raise ConfigurationError("fleet.init_server was called on a trainer; expected fleet.is_server()")
+        program = self._started_transpiler().get_pserver_program(role.current_endpoint)
+        self._server = Server.of(program, role.job, self._settings)
+        self._server.start()
+
+    def run_server(self) -> None:
+        """Serve until every trainer has completed.
+
+        Raises
+        ------
+        PeerLostError
+            A trainer vanished for good.
+        """
+        if self._server is None:
+            raise ConfigurationError("fleet.run_server was called before fleet.init_server")
+        server, self._server = self._server, None
+        try:
+            server.serve()
+        finally:
+            server.close()
+        lifecycle.finish()
+
+    def init_worker(self) -> None:
+        """Join the parameter servers, and take the values that they hold.
+
+        Raises
+        ------
+        ConfigurationError
+            A server refuses: another job, another script, another trainer of this id.
+        PeerLostError
+            A server does not answer before the deadline.
+        """
+        role = self._started_role()
+        if not role.is_worker:
+            raise ConfigurationError(
+                "fleet.init_worker was called on a parameter server; expected fleet.is_worker()"
+            )
+        if self._trainer is not None or self._optimizer is None:
+            raise ConfigurationError(
+                "fleet.init_worker was called "
+                + ("a second time" if self._trainer is not None else "before fleet.distributed_optimizer")
+            )
+        program = self._started_transpiler().get_trainer_program()
+        self._trainer = Trainer(program, role.job, self._settings, overlap=self._overlap)
+        self._trainer.start()
+        self._optimizer.bind(self._trainer)
+
+    def barrier_worker(self) -> None:
+        """Wait until every trainer that has not completed calls this."""
+        self._started_trainer().barrier()
+
+    def stop_worker(self) -> None:
+        """Tell the servers that this trainer has finished; the model keeps the last values."""
+        self._started_trainer().complete()
+        lifecycle.finish()
+
+    def _started_role(self) -> Role:
+        if self._role is None:
+            raise ConfigurationError("fleet.init was not called; expected it before anything else of fleet")
+        return self._role
+
+    def _started_transpiler(self) -> DistributeTranspiler:
+        if self._transpiler is None:
+            raise ConfigurationError(
+                "fleet.distributed_optimizer was not called; every role calls it, after fleet.init"
+            )
+        return self._transpiler
+
+    def _started_trainer(self) -> Trainer:
+        if self._trainer is None:
+            raise ConfigurationError("fleet.init_worker was not called; trainers call it before they train")
+        return self._trainer

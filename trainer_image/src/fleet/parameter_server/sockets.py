@@ -1,0 +1,151 @@
+"""Sockets of the data plane: opening them, moving whole buffers, and keeping them out of forked children.
+
+The sockets block. Nothing here has a time-out except the opening: a thread that waits in `receive_exactly`
+is woken by `hang_up`, called by whoever found that the peer is gone.
+"""
+
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+import weakref
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = [
+    "ConnectionEnded",
+    "bind_address",
+    "dial",
+    "hang_up",
+    "listen",
+    "receive_exactly",
+    "send_all",
+    "tune",
+]
+
+_IOV_MAX: Final = 512
+_ours: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+class ConnectionEnded(ConnectionError):
+    """The peer closed the connection, or its host did."""
+
+
+def bind_address(host: str) -> str:
+    """Return the address to bind so that others reach this process by `host`; empty for every interface.
+
+    An address of this machine is bound as it is. A name may mean an address outside of this container, and
+    so may an address that is not of this machine: for these, every interface.
+    """
+    address = _literal(host)
+    if address:
+        with socket.socket(_family(address), socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((address, 0))
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+                return ""
+    return address
+
+
+def listen(address: str) -> socket.socket:
+    """Open a listening socket on a port that the system chooses; see `bind_address`."""
+    if address:
+        return _own(socket.create_server((address, 0), family=_family(address)))
+    if socket.has_dualstack_ipv6():
+        return _own(socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True))
+    return _own(socket.create_server(("", 0)))
+
+
+def dial(host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | None) -> socket.socket:
+    """Connect to a peer's data port.
+
+    Raises
+    ------
+    OSError
+        There is no such host, nobody listens, or the time is over.
+    """
+    connection = _own(socket.create_connection((host, port), timeout=timeout_seconds))
+    tune(connection, buffer_bytes)
+    return connection
+
+
+def tune(connection: socket.socket, buffer_bytes: int | None) -> None:
+    """Prepare a connected socket: frames leave at once, buffers have the size wanted, forks close it."""
+    _own(connection)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if buffer_bytes is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+
+
+def receive_exactly(connection: socket.socket, destination: memoryview) -> None:
+    """Fill `destination` from the socket.
+
+    Raises
+    ------
+    ConnectionEnded
+        The peer closed before the buffer was full; the message says where.
+    OSError
+        The connection broke.
+    """
+    received, wanted = 0, len(destination)
+    while received < wanted:
+        count = connection.recv_into(destination[received:], wanted - received, socket.MSG_WAITALL)
+        if count == 0:
+            raise ConnectionEnded(f"closed after {received} of {wanted} bytes")
+        received += count
+
+
+def send_all(connection: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
+    """Send every byte of the buffers, in order, without joining them first.
+
+    Raises
+    ------
+    OSError
+        The connection broke.
+    """
+    pending = [memoryview(buffer) for buffer in buffers if len(buffer)]
+    first = 0
+    while first < len(pending):
+        sent = connection.sendmsg(pending[first : first + _IOV_MAX])
+        while first < len(pending) and sent >= len(pending[first]):
+            sent -= len(pending[first])
+            first += 1
+        if sent:
+            pending[first] = pending[first][sent:]
+
+
+def hang_up(connection: socket.socket) -> None:
+    """End both directions, so that threads which wait in the socket return; safe to repeat."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _literal(host: str) -> str:
+    if host == "localhost":
+        return "127.0.0.1"
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return ""
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _own(connection: socket.socket) -> socket.socket:
+    _ours.add(connection)
+    return connection
+
+
+def _close_in_child() -> None:
+    """Close the copies that a fork made: with them open, the peers would never see that the parent died."""
+    for connection in list(_ours):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

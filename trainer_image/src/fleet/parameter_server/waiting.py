@@ -1,0 +1,94 @@
+"""Waiting in the open: whoever waits says for whom and since when, first soon, then ever more rarely."""
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from fleet.errors import DeadlineExceededError
+
+__all__ = ["WaitLog", "split_endpoint", "wait_for_ports"]
+
+FIRST_WORD_SECONDS: Final = 5.0
+_POLL_SECONDS: Final = 0.2
+_log = logging.getLogger(__name__)
+
+
+class WaitLog:
+    """The log lines of one wait after another.
+
+    Parameters
+    ----------
+    clock : callable
+        Seconds of a monotonic clock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._subject: object = None
+        self._since = 0.0
+        self._next = FIRST_WORD_SECONDS
+
+    def note(self, subject: object, describe: Callable[[], str]) -> float:
+        """Say what is waited for, if it is time to.
+
+        Parameters
+        ----------
+        subject
+            What the wait is about; another one begins another wait. None: nothing is waited for.
+        describe : callable
+            Gives the sentence; called only when it is logged.
+
+        Returns
+        -------
+        float
+            For how many seconds this wait has lasted.
+        """
+        now = self._clock()
+        if subject is None or subject != self._subject:
+            self._subject, self._since, self._next = subject, now, FIRST_WORD_SECONDS
+            return 0.0
+        waited = now - self._since
+        if waited >= self._next:
+            self._next = 2 * waited
+            _log.warning("%s, for %.0f s now", describe(), waited)
+        return waited
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Split ``host:port``; an IPv6 address stands in brackets."""
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def wait_for_ports(endpoints: Sequence[str], deadline_seconds: float) -> None:
+    """Wait until every endpoint accepts TCP connections.
+
+    Raises
+    ------
+    DeadlineExceededError
+        Some did not in time; the message names them.
+    """
+    deadline = time.monotonic() + deadline_seconds
+    log = WaitLog()
+    missing = list(endpoints)
+    reason = ""
+    while True:
+        for endpoint in list(missing):
+            try:
+                socket.create_connection(split_endpoint(endpoint), timeout=1.0).close()
+            except OSError as error:
+                reason = str(error)
+            else:
+                missing.remove(endpoint)
+        if not missing:
+            return
+        named = ", ".join(missing)
+        log.note("ports", lambda: f"waiting for the parameter servers {named} ({reason})")  # noqa: B023
+        if time.monotonic() >= deadline:
+            raise DeadlineExceededError(
+                f"the parameter servers {named} accept no connections after {deadline_seconds:g} s ({reason}); "
+                "expected a server at each endpoint: are they running, and are the addresses right?"
+            )
+        time.sleep(_POLL_SECONDS)
