@@ -66,9 +66,9 @@ class LineDisplay:
         moment = time.monotonic()
         if self._view is None or moment < self._next_progress:
             return
-        self._next_progress = moment + PROGRESS_SECONDS
         line = describe_progress(self._view.replicas.values())
         if line and line != self._last:
+            self._next_progress = moment + PROGRESS_SECONDS
             self._last = line
             self.say(line)
 

@@ -52,7 +52,7 @@ def to_text(result: RunResult) -> str:
 def _lives(replica: ReplicaView) -> str:
     """Say how each life of a replica ended."""
     if not replica.exit_codes:
-        return "was not started"
+        return "ended with the run" if replica.lives else "was not started"
     noun = "exit code" if len(replica.exit_codes) == 1 else "exit codes"
     codes = ", ".join(map(str, replica.exit_codes))
     times = {0: "", 1: "; restarted once"}.get(replica.restarts, f"; restarted {replica.restarts} times")

@@ -56,18 +56,18 @@ def lock_folder(environ: Mapping[str, str]) -> Path:
     Raises
     ------
     AddressError
-        The folder belongs to somebody else.
+        There is something else at its place, or somebody else's folder.
     """
     parent = environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     if not Path(parent).is_dir():
         parent = tempfile.gettempdir()
     folder = Path(parent) / f"fleetjob-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise AddressError(
-            f"{folder} belongs to user {found.st_uid}, expected a folder of user {os.getuid()}; "
-            f"set XDG_RUNTIME_DIR to a folder of your own"
+            f"{folder} is not a folder of user {os.getuid()}; remove it or set XDG_RUNTIME_DIR to your own"
         )
     return folder
 

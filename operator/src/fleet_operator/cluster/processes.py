@@ -425,6 +425,7 @@ class ProcessCluster:
     def _guardian_lost(self, error: GuardianLostError) -> None:
         if self._lost is not None and not self._lost.done():
             self._lost.set_exception(error)
+        self._none_alive.set()  # no end will be reported any more: close() waits for the processes themselves
 
 
 async def _accepts(host: str, port: int) -> bool:
