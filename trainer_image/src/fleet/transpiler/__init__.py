@@ -12,6 +12,7 @@ from fleet.transpiler.lowering import (
     ServerPlan,
     TrainerPlan,
     server_plan,
+    startup_plan,
     trainer_plan,
 )
 from fleet.transpiler.transpiler import DistributeTranspiler
@@ -29,5 +30,6 @@ __all__ = [
     "ServerPlan",
     "TrainerPlan",
     "server_plan",
+    "startup_plan",
     "trainer_plan",
 ]

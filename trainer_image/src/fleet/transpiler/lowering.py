@@ -26,6 +26,7 @@ __all__ = [
     "ServerPlan",
     "TrainerPlan",
     "server_plan",
+    "startup_plan",
     "trainer_plan",
 ]
 
@@ -145,19 +146,60 @@ def trainer_plan(program: Program) -> TrainerPlan:
     block = program.global_block()
     endpoints = tuple(program.attr("endpoints"))
     sends = [op for op in block.ops if op.type == "send"]
+    if not sends:
+        raise TranspileError(
+            "the program sends nothing; expected a trainer's main program, as get_trainer_program() "
+            "returned it"
+        )
     received = {
         name: server
         for op in block.ops
         if op.type == "recv"
         for name, server in zip(op.output("Out"), op.attr("epmap"), strict=True)
     }
-    lowered = [planned for op in sends for planned in _lower_send(block, op, endpoints)]
+    lowered = [
+        planned for op in sends for planned in _lower_blocks(block, op, tuple(op.input("X")), endpoints)
+    ]
     for planned in lowered:
         if received.get(planned.name) != planned.endpoint:
             raise TranspileError(
                 f"the program sends {planned.grad} to {planned.endpoint} and receives {planned.name} from "
                 f"{received.get(planned.name)}; a parameter and its gradient must share a server"
             )
+    return _trainer_plan(program, mode, lowered)
+
+
+def startup_plan(program: Program) -> TrainerPlan:
+    """Lower a trainer's startup program, which only receives.
+
+    Parameters
+    ----------
+    program : Program
+        The startup program that `transpile` rewrote.
+
+    Returns
+    -------
+    TrainerPlan
+        The plan of the main program it belongs to, but for the order of sending.
+
+    Raises
+    ------
+    TranspileError
+        The program is not a trainer's, or its mode does not run yet.
+    """
+    mode = _runnable_mode(program, "trainer", "transpile(), in its startup program,")
+    block = program.global_block()
+    endpoints = tuple(program.attr("endpoints"))
+    lowered = [
+        planned
+        for op in reversed(block.ops)
+        if op.type == "recv"
+        for planned in _lower_blocks(block, op, tuple(op.output("Out")), endpoints)
+    ]
+    return _trainer_plan(program, mode, lowered)
+
+
+def _trainer_plan(program: Program, mode: DistributedMode, lowered: list[PlannedBlock]) -> TrainerPlan:
     blocks = tuple(sorted(lowered, key=lambda planned: planned.id))
     _check_ids(blocks)
     agreement: dict[str, str] = dict(program.attr("agreement"))
@@ -165,7 +207,7 @@ def trainer_plan(program: Program) -> TrainerPlan:
         mode=mode,
         trainer_id=program.attr("trainer_id"),
         trainers=program.attr("trainers"),
-        endpoints=endpoints,
+        endpoints=tuple(program.attr("endpoints")),
         wait_port=program.attr("wait_port"),
         blocks=blocks,
         send_order=tuple(planned.id for planned in lowered),
@@ -232,11 +274,12 @@ def _runnable_mode(program: Program, role: str, made_by: str) -> DistributedMode
     return mode
 
 
-def _lower_send(block: Block, op: Operator, endpoints: tuple[str, ...]) -> list[PlannedBlock]:
-    """Return the blocks that one send operator carries; their offsets follow from their sizes."""
+def _lower_blocks(
+    block: Block, op: Operator, names: tuple[str, ...], endpoints: tuple[str, ...]
+) -> list[PlannedBlock]:
+    """Return the blocks that a send or recv operator carries; their offsets follow from their sizes."""
     param_name, grad = op.attr("op_role_var")
     param = block.var(param_name)
-    names = op.input("X")
     sliced = len(names) > 1
     planned: list[PlannedBlock] = []
     begin = 0
@@ -265,7 +308,7 @@ def _lower_send(block: Block, op: Operator, endpoints: tuple[str, ...]) -> list[
         begin += variable.numel
     if begin != param.numel:
         raise TranspileError(
-            f"the program sends {begin} of the {param.numel} elements of {param.name}'s gradient"
+            f"the program carries {begin} of the {param.numel} elements of {param.name} in {op.type}"
         )
     return planned
 

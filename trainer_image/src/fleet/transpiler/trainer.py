@@ -154,6 +154,7 @@ def _append_receives(block: Block, layout: Layout, trainer_id: int, *, barrier: 
             "epmap": [layout.servers[piece.id] for piece in blocks],
             "trainer_id": trainer_id,
             "block_ids": [piece.id for piece in blocks],
+            "param_group": blocks[0].group,
             "op_role": _RPC,
             "op_role_var": [name, blocks[0].grad.name],
         }
