@@ -1,0 +1,92 @@
+"""The operator's process: killed in the middle of its work, stopped, and limited to namespaces."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tests.support.jobs import manifest
+from tests.support.kube import is_running
+from tests.support.operator_process import NAMESPACE, OperatorProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.controlplane import ControlPlane
+    from tests.support.kube import Manifest, Namespace
+
+
+async def test_an_operator_that_is_killed_goes_on_where_it_was(
+    namespace: Namespace, operator: OperatorProcess
+):
+    names = [f"job-{index}" for index in range(5)]
+    for name in names:
+        await namespace.create_job(manifest(name))
+    # Killed as soon as the first pods are there, amid the creation of the others.
+    await namespace.until("pods", "the first pods", bool)
+    operator.kill()
+    # What happens meanwhile is found afterwards: a job more and a job less.
+    await namespace.create_job(manifest("later"))
+    await namespace.delete("fleetjobs", "job-0")
+    await asyncio.to_thread(operator.start)
+    kept = [*names[1:], "later"]
+    wanted = {
+        f"{name}-{role}-{index}" for name in kept for role in ("pserver", "trainer") for index in (0, 1)
+    }
+
+    def all_run_once(pods: dict[str, Manifest]) -> bool:
+        return set(pods) == wanted and all(is_running(pod) for pod in pods.values())
+
+    pods = await namespace.until("pods", "the pods of all jobs", all_run_once)
+    assert {pod["metadata"]["labels"]["fleetjob.dev/attempt"] for pod in pods.values()} == {"0.0"}
+    for name in kept:
+        assert (await namespace.until_state(name, "Running"))["status"]["restarts"] == 0
+
+
+async def test_a_trainer_that_fails_while_no_operator_runs_is_started_again(
+    namespace: Namespace, operator: OperatorProcess
+):
+    await namespace.create_job(manifest())
+    await namespace.until_state("digits", "Running")
+    operator.kill()
+    await namespace.end("digits-trainer-1", exit_code=1)
+    await namespace.end("digits-trainer-0")
+    await asyncio.to_thread(operator.start)
+    await namespace.until_pods(
+        "digits",
+        "trainer 1 again",
+        lambda pods: (
+            "digits-trainer-1" in pods
+            and pods["digits-trainer-1"]["metadata"]["labels"]["fleetjob.dev/attempt"] == "0.1"
+            and is_running(pods["digits-trainer-1"])
+        ),
+    )
+    # The trainer that had completed is never run again, not even when its pod is gone.
+    await namespace.delete("pods", "digits-trainer-0")
+    await namespace.end("digits-trainer-1")
+    await namespace.until_state("digits", "Succeeded")
+    pods = await namespace.until_pods("digits", "the pods", bool)
+    assert "digits-trainer-0" not in pods
+
+
+async def test_a_stopped_operator_ends_quickly_and_well(namespace: Namespace, operator: OperatorProcess):
+    await namespace.create_job(manifest())
+    await namespace.until_state("digits", "Running")
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    assert await asyncio.to_thread(operator.stop) == 0
+    assert loop.time() - started < 4  # kopf waits for 5 s where it finds a task of ours that does not end
+    await asyncio.to_thread(operator.start)
+
+
+async def test_an_operator_can_be_limited_to_namespaces(
+    namespace: Namespace, control_plane: ControlPlane, tmp_path: Path
+):
+    await namespace.create_job(manifest())
+    await namespace.until_state("digits", "Running")
+    nowhere = OperatorProcess(tmp_path, control_plane.kubeconfig, FLEET_OPERATOR_NAMESPACES=NAMESPACE)
+    await asyncio.to_thread(nowhere.start)
+    try:
+        assert "fleetjob_jobs{" not in (nowhere.get("/metrics") or "")
+    finally:
+        assert await asyncio.to_thread(nowhere.stop) == 0
