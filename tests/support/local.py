@@ -120,6 +120,7 @@ class LocalRun:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "pyproject.toml").touch()  # makes it the project, and so the working directory
         self.path = self.folder / "job.yaml"
         self.path.write_text(yaml.safe_dump(dict(self.manifest)))
         self.logs = self.folder / "logs"

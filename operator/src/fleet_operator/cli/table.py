@@ -20,7 +20,7 @@ STYLES = {
     "Stopping": "yellow",
     "Failed": "bold red",
 }
-ABSENT = "–"  # noqa: RUF001  an en dash, as in print
+ABSENT = "-"
 
 
 def render(view: JobView, now: datetime) -> Table:

@@ -1,0 +1,227 @@
+"""``fleetjob run`` with tiny scripts: what a job does here is what it would do in a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.support.local import LocalRun, job_manifest, survivors, wait_until
+
+pytestmark = [
+    pytest.mark.timeout(90),
+    pytest.mark.skipif(sys.platform != "linux", reason="/proc shows what is left"),
+]
+
+SLEEP = "import time; print('up', flush=True); time.sleep(300)"
+DONE = "import pathlib; pathlib.Path('done').touch()"
+# Fails or sleeps in its first life, which is killed, and ends the job in its second.
+SECOND_LIFE_ENDS = """
+import os, pathlib, time
+if os.environ["FLEET_RESTARTS"] == "0":
+    time.sleep(300)
+pathlib.Path("done").touch()
+"""
+
+
+def test_a_job_succeeds(tmp_path):
+    report = (
+        "import json, os, pathlib; keys = ('PADDLE_TRAINER_ID', 'PADDLE_PSERVERS_IP_PORT_LIST', 'POD_IP');"
+    )
+    report += "print(json.dumps({key: os.environ[key] for key in keys}), os.getcwd());" + DONE
+    with LocalRun(tmp_path / "run", job_manifest(report, trainers=2, servers=2)) as run:
+        assert run.wait() == 0, run.stderr
+        assert run.result() == {
+            "state": "Succeeded",
+            "wall_seconds": pytest.approx(run.result()["wall_seconds"]),
+            "replicas": [
+                {"role": role, "index": index, "exit_codes": [0], "restarts": 0}
+                for role in ("pserver", "trainer")
+                for index in (0, 1)
+            ],
+            "metrics": {},
+        }
+        hosts = set()
+        for index in (0, 1):
+            header, line = run.log(f"trainer-{index}").splitlines()
+            assert header.startswith(f"=== trainer-{index} of tiny, attempt 0.0, ")
+            env = json.JSONDecoder().raw_decode(line)[0]
+            assert env["PADDLE_TRAINER_ID"] == str(index)
+            assert line.endswith(str(run.folder))
+            servers = env["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
+            hosts |= {env["POD_IP"], *(server.removesuffix(":6174") for server in servers)}
+        assert len(hosts) == 4
+        assert all(host.startswith("127.") for host in hosts)
+
+
+def test_trainers_wait_for_their_servers_in_order(tmp_path):
+    listen = "socket.create_server((os.environ['POD_IP'], 6174))"
+    slow = f"import socket, os, time; time.sleep(0.7); s = {listen}; time.sleep(1)"
+    with LocalRun(tmp_path / "run", job_manifest("pass", server=slow)) as run:
+        run.wait()
+        said = [line.split(" s  ")[1] for line in run.stderr.splitlines() if " s  " in line]
+        expected = ("pserver-0 has started", "pserver-0 is ready", "trainer-0 has started")
+        moments = [next(i for i, line in enumerate(said) if line.startswith(text)) for text in expected]
+        assert moments == sorted(moments), run.stderr
+
+
+def test_a_failure_restarts_the_replica_up_to_the_limit_and_is_named(tmp_path):
+    with LocalRun(
+        tmp_path / "run", job_manifest("raise SystemExit('no data at /mnt')", runPolicy={"backoffLimit": 1})
+    ) as run:
+        assert run.wait() == 1, run.stderr
+        assert "trainer-0 failed (exit code 1): no data at /mnt; restarting (1 of 1)" in run.stderr
+        assert "trainer-0 failed (exit code 1): no data at /mnt; the job fails" in run.stderr
+        result = run.result()
+        assert result["state"] == "Failed"
+        # The server had nothing more to serve: cleanPodPolicy Running stopped it.
+        assert [replica["exit_codes"] for replica in result["replicas"]] == [[143], [1, 1]]
+        assert [replica["restarts"] for replica in result["replicas"]] == [0, 1]
+        assert run.log("trainer-0").count("=== trainer-0 of tiny, attempt") == 2
+        assert "attempt 0.1" in run.log("trainer-0")
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        pytest.param("RestartReplica", "restarting (1 of 6)", id="restart-replica"),
+        pytest.param("RestartJob", "restarting the whole job (1 of 6)", id="restart-job"),
+    ],
+)
+def test_a_killed_trainer_is_named_at_once_and_restarted(tmp_path, policy, said):
+    job = job_manifest(SECOND_LIFE_ENDS, failurePolicy={"action": policy})
+    with LocalRun(tmp_path / "run", job) as run:
+        run.kill("trainer-0")
+        killed_at = time.monotonic()
+        line = run.says("trainer-0 was killed by SIGKILL (exit code 137)")
+        assert time.monotonic() - killed_at < 5
+        assert said in line
+        assert run.wait() == 0, run.stderr
+        result = run.result()
+        assert result["state"] == "Succeeded"
+        assert result["replicas"][1] == {"role": "trainer", "index": 0, "exit_codes": [137, 0], "restarts": 1}
+        server = result["replicas"][0]
+        assert server["restarts"] == (1 if policy == "RestartJob" else 0)
+
+
+def test_a_killed_server_is_named_at_once_and_fails_the_job_where_the_policy_says_so(tmp_path):
+    job = job_manifest(SLEEP, failurePolicy={"action": "FailJob"})
+    with LocalRun(tmp_path / "run", job) as run:
+        run.pid("trainer-0")
+        run.kill("pserver-0")
+        killed_at = time.monotonic()
+        assert "the job fails" in run.says("pserver-0 was killed by SIGKILL (exit code 137)")
+        assert time.monotonic() - killed_at < 5
+        assert run.wait() == 1
+        assert [each["exit_codes"] for each in run.result()["replicas"]] == [[137], [143]]
+
+
+def test_a_program_that_does_not_exist_fails_the_job_and_is_named(tmp_path):
+    job = job_manifest("pass", runPolicy={"backoffLimit": 0})
+    job["spec"]["trainer"]["template"]["spec"]["containers"][0]["command"] = ["no-such-program"]
+    with LocalRun(tmp_path / "run", job) as run:
+        assert run.wait() == 1, run.stderr
+        assert "trainer-0 did not start: cannot start 'no-such-program'" in run.stderr
+        assert run.result()["replicas"][1]["exit_codes"] == [128]
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=str
+)
+def test_a_signal_stops_every_replica(tmp_path, signum, status):
+    with LocalRun(tmp_path / "run", job_manifest(SLEEP, trainers=2)) as run:
+        run.pid("trainer-1")
+        run.process.send_signal(signum)
+        assert run.wait(20) == status, run.stderr
+        assert survivors(run.mark) == []
+        assert [each["exit_codes"] for each in run.result()["replicas"]] == [[143], [143], [143]]
+        assert run.result()["state"] != "Succeeded"
+
+
+def test_a_second_signal_kills_what_ignores_the_first(tmp_path):
+    stubborn = "import signal; signal.signal(15, signal.SIG_IGN);" + SLEEP
+    job = job_manifest(stubborn)
+    for role in ("pserver", "trainer"):
+        job["spec"][role]["template"]["spec"]["terminationGracePeriodSeconds"] = 60
+    with LocalRun(tmp_path / "run", job) as run:
+        run.pid("trainer-0")
+        wait_until(lambda: "up" in run.log("trainer-0"), 20, "it ignores SIGTERM")
+        run.process.send_signal(signal.SIGINT)
+        run.says("SIGINT: stopping all replicas")
+        time.sleep(0.2)
+        assert run.process.poll() is None
+        run.process.send_signal(signal.SIGINT)
+        assert run.wait(5) == 130
+        assert survivors(run.mark) == []
+        assert run.result()["replicas"][1]["exit_codes"] == [137]
+
+
+def test_a_run_that_takes_too_long_is_stopped(tmp_path):
+    with LocalRun(tmp_path / "run", job_manifest(SLEEP), options=("--json", "--timeout", "1")) as run:
+        assert run.wait(20) == 124
+        assert "not finished within 1 s" in run.stderr
+
+
+def test_the_death_of_the_guardian_ends_the_run(tmp_path):
+    with LocalRun(tmp_path / "run", job_manifest(SLEEP)) as run:
+        guardian = parent(parent(run.pid("trainer-0")))
+        assert parent(guardian) == run.process.pid
+        os.kill(guardian, signal.SIGKILL)
+        assert run.wait(20) == 1
+        assert "the guardian process of this run was killed" in run.stderr
+        assert survivors(run.mark) == []
+
+
+def test_two_runs_at_once_do_not_meet(tmp_path):
+    job = job_manifest(DONE + "; import time; time.sleep(1)")
+    with LocalRun(tmp_path / "one", job) as one, LocalRun(tmp_path / "two", job) as two:
+        assert (one.wait(), two.wait()) == (0, 0), one.stderr + two.stderr
+
+
+def test_two_collective_runs_at_once_use_two_ports(tmp_path):
+    listen = (
+        "import os, pathlib, socket, time; s = socket.create_server(('', int(os.environ['MASTER_PORT'])));"
+    )
+    meet = "pathlib.Path('up').touch()\nwhile not pathlib.Path('../one/go').exists(): time.sleep(0.02)"
+    job = job_manifest(f"{listen} {meet}", server=None)
+    with LocalRun(tmp_path / "one", job) as one, LocalRun(tmp_path / "two", job) as two:
+        for run in (one, two):
+            wait_until((run.folder / "up").exists, 20, "both listen at the same time")
+        (one.folder / "go").touch()
+        assert (one.wait(), two.wait()) == (0, 0), one.stderr + two.stderr
+        said = one.stderr + two.stderr
+        assert said.count("port 6175 is in use on this machine: the trainers use ") >= 1
+
+
+def test_progress_becomes_metrics_and_a_picture(tmp_path):
+    words = {"step": 2, "loss": 0.5, "metrics": {"test_accuracy": 0.97}, "history": [[1, 1.0], [2, 0.5]]}
+    trainer = f"import json, os; open(os.environ['FLEET_TERMINATION_LOG'], 'w').write(json.dumps({words!r}));"
+    with LocalRun(tmp_path / "run", job_manifest(trainer + DONE)) as run:
+        assert run.wait() == 0, run.stderr
+        assert run.result()["metrics"] == {"test_accuracy": 0.97}
+        assert (run.logs / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_progress_is_shown_while_a_replica_runs(tmp_path):
+    serve = """
+import http.server, json, os
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = json.dumps({"step": 7, "totalSteps": 9, "loss": 0.25, "history": []}).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+address = (os.environ["PADDLE_CURRENT_IP"], int(os.environ["FLEET_METRICS_PORT"]))
+http.server.ThreadingHTTPServer(address, Handler).serve_forever()
+"""
+    with LocalRun(tmp_path / "run", job_manifest(serve)) as run:
+        run.says("trainer-0 step 7/9, loss 0.25", 30)
+
+
+def parent(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
+        return int(stat.read().rpartition(")")[2].split()[1])

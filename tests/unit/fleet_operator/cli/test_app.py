@@ -1,0 +1,124 @@
+"""The commands that start nothing, and the exit status of those that are refused before they do."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+import yaml
+
+from fleet_operator import cli
+from tests.support.local import job_manifest
+
+
+@pytest.fixture
+def fleetjob(monkeypatch, capsys, tmp_path):
+    """Return a function that runs the command line and gives (exit status, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str, stdin: str = ""):
+        monkeypatch.setattr(sys, "argv", ["fleetjob", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        captured = capsys.readouterr()
+        return exit_.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def write(tmp_path):
+    def to_file(manifest) -> str:
+        path = tmp_path / "job.yaml"
+        path.write_text(manifest if isinstance(manifest, str) else yaml.safe_dump(manifest))
+        return str(path)
+
+    return to_file
+
+
+def test_a_valid_manifest(fleetjob, write):
+    status, out, err = fleetjob("validate", "-f", write(job_manifest("pass")))
+    assert (status, err) == (0, "")
+    assert out.endswith("job.yaml: FleetJob tiny is valid\n")
+
+
+def test_a_manifest_on_standard_input(fleetjob):
+    status, out, _ = fleetjob("validate", "-f", "-", stdin=yaml.safe_dump(job_manifest("pass")))
+    assert (status, out) == (0, "standard input: FleetJob tiny is valid\n")
+
+
+@pytest.mark.parametrize("command", ["validate", "render", "run"])
+def test_every_problem_of_a_manifest_is_told_with_its_field(fleetjob, write, command):
+    job = job_manifest("pass")
+    job["spec"]["trainer"]["replicas"] = 0
+    job["spec"]["backoff"] = 3
+    status, out, err = fleetjob(command, "-f", write(job))
+    assert (status, out) == (2, "")
+    assert "spec.trainer.replicas: found 0, expected at least 1" in err
+    assert "spec.backoff: found an unknown field" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        pytest.param("a: [", "is not YAML", id="broken-yaml"),
+        pytest.param("", "holds nothing; expected one FleetJob", id="an-empty-file"),
+        pytest.param("[1, 2]", "holds list; expected one FleetJob", id="a-list"),
+        pytest.param(
+            "kind: FleetJob\n---\nkind: Secret\n", "holds FleetJob, Secret; expected one", id="two-objects"
+        ),
+        pytest.param("kind: Job\napiVersion: batch/v1\n", "kind: found 'Job'", id="another-kind"),
+    ],
+)
+def test_a_file_that_holds_no_job(fleetjob, write, text, said):
+    status, out, err = fleetjob("validate", "-f", write(text))
+    assert (status, out) == (2, "")
+    assert said in err
+
+
+def test_a_file_that_is_not_there(fleetjob):
+    status, _, err = fleetjob("validate", "-f", "absent.yaml")
+    assert status == 2
+    assert (
+        err == "fleetjob: cannot read absent.yaml: No such file or directory; expected a FleetJob manifest\n"
+    )
+
+
+def test_what_only_a_cluster_has_is_refused_before_any_work(fleetjob, write, tmp_path):
+    job = job_manifest(
+        "pass", env=[{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
+    )
+    status, out, err = fleetjob("run", "--json", "-f", write(job))
+    assert (status, out) == (2, "")
+    assert "spec.trainer.template.spec.containers[0].env[0].valueFrom.secretKeyRef: found TOKEN from s" in err
+    assert not (tmp_path / "logs").exists()
+
+
+def test_render_prints_what_the_operator_would_make(fleetjob, write):
+    status, out, _ = fleetjob("render", "-f", write(job_manifest("pass", trainers=2)))
+    assert status == 0
+    assert [(each["kind"], each["metadata"]["name"]) for each in yaml.safe_load_all(out)] == [
+        ("Service", "tiny"),
+        ("Pod", "tiny-pserver-0"),
+        ("Pod", "tiny-trainer-0"),
+        ("Pod", "tiny-trainer-1"),
+    ]
+
+
+def test_a_mistake_of_our_own_is_a_sentence_too(fleetjob, write, monkeypatch):
+    def broken(document):
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr(sys.modules["fleet_operator.cli.app"], "parse_job", broken)
+    status, _, err = fleetjob("validate", "-f", write(job_manifest("pass")))
+    assert status == 1
+    assert err.startswith("fleetjob: a mistake in fleetjob itself: ZeroDivisionError: by zero (")
+
+
+def test_a_missing_option_is_named(fleetjob):
+    status, out, err = fleetjob("run")
+    assert (status, out) == (2, "")
+    assert "--filename" in err

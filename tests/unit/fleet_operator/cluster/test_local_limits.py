@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleet_operator.cluster.local_limits import not_applied, refusals
+from tests.support.local import job_manifest
+
+CONTAINER = "spec.trainer.template.spec.containers[0]"
+
+
+def with_container(**fields: Any) -> dict[str, Any]:
+    job = job_manifest("pass")
+    job["spec"]["trainer"]["template"]["spec"]["containers"][0].update(fields)
+    return job
+
+
+def with_pod_spec(**fields: Any) -> dict[str, Any]:
+    job = job_manifest("pass")
+    job["spec"]["trainer"]["template"]["spec"].update(fields)
+    return job
+
+
+def test_a_plain_job_is_not_refused():
+    assert refusals(job_manifest("pass")) == ()
+
+
+@pytest.mark.parametrize(
+    ("job", "path", "found"),
+    [
+        pytest.param(with_container(command=None), f"{CONTAINER}.command", "nothing", id="no-command"),
+        pytest.param(with_container(args=[1]), f"{CONTAINER}.args", "[1]", id="args-that-are-no-text"),
+        pytest.param(
+            with_container(env=[{"name": "N", "value": 3}]),
+            f"{CONTAINER}.env[0].value",
+            "3",
+            id="a-number-as-value",
+        ),
+        pytest.param(
+            with_container(
+                env=[{"name": "A"}, {"name": "K", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
+            ),
+            f"{CONTAINER}.env[1].valueFrom.secretKeyRef",
+            "K from s",
+            id="a-secret",
+        ),
+        pytest.param(
+            with_container(env=[{"name": "K", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}]),
+            f"{CONTAINER}.env[0].valueFrom.configMapKeyRef",
+            "K from c",
+            id="a-config-map",
+        ),
+        pytest.param(
+            with_container(
+                env=[{"name": "K", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}]
+            ),
+            f"{CONTAINER}.env[0].valueFrom.resourceFieldRef",
+            "K from limits.cpu",
+            id="a-resource",
+        ),
+        pytest.param(
+            with_container(env=[{"name": "K", "valueFrom": {"fieldRef": {"fieldPath": "status.phase"}}}]),
+            f"{CONTAINER}.env[0].valueFrom.fieldRef.fieldPath",
+            "status.phase",
+            id="a-field-that-no-pod-here-has",
+        ),
+        pytest.param(
+            with_container(envFrom=[{"prefix": "P_", "secretRef": {"name": "s"}}]),
+            f"{CONTAINER}.envFrom[0].secretRef",
+            "secretRef",
+            id="variables-from-a-secret",
+        ),
+        pytest.param(
+            with_pod_spec(initContainers=[{"name": "fetch", "image": "i"}]),
+            "spec.trainer.template.spec.initContainers[0]",
+            "fetch",
+            id="an-init-container",
+        ),
+        pytest.param(
+            with_pod_spec(
+                volumes=[{"name": "ok", "emptyDir": {}}, {"name": "data", "hostPath": {"path": "/"}}]
+            ),
+            "spec.trainer.template.spec.volumes[1].hostPath",
+            "data",
+            id="a-volume-that-is-no-emptyDir",
+        ),
+        pytest.param(
+            job_manifest("pass", runPolicy={"suspend": True}),
+            "spec.runPolicy.suspend",
+            "true",
+            id="a-suspended-job",
+        ),
+    ],
+)
+def test_refused_by_its_field(job, path, found):
+    (problem,) = refusals(job)
+    assert (problem.path, problem.found) == (path, found)
+    assert problem.expected
+
+
+def test_every_refusal_of_every_role_is_told_and_a_shared_template_once():
+    job = job_manifest("pass")
+    shared = {"spec": {"containers": [{"name": "main", "image": "i"}]}}
+    job["spec"] = {"template": shared, "pserver": {}, "trainer": {}}
+    assert [problem.path for problem in refusals(job)] == ["spec.template.spec.containers[0].command"]
+
+
+def test_what_is_left_out_is_listed_once():
+    job = with_container(resources={"limits": {"cpu": 1}}, livenessProbe={})
+    job["spec"]["trainer"]["template"]["spec"]["affinity"] = {}
+    job["spec"]["trainer"]["template"]["spec"]["containers"].append({"name": "proxy", "image": "p"})
+    job["spec"]["nodePool"] = {"gpusPerTrainer": 1}
+    assert not_applied(job) == (
+        "spec.nodePool",
+        "image",
+        "resources",
+        "livenessProbe",
+        "affinity",
+        "container proxy",
+    )
