@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -14,7 +15,7 @@ from fleet_operator.api.rules import RULES, name_problem
 from fleet_operator.errors import InvalidJob, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
@@ -49,6 +50,9 @@ def parse_job(document: Mapping[str, Any]) -> FleetJob:
         With every problem of the manifest, each as (field path, found, expected). Rules across fields are
         looked at once each field is right by itself.
     """
+    if not isinstance(document, Mapping):
+        found = "nothing" if document is None else f"{type(document).__name__} {document!r:.60}"
+        raise InvalidJob("without a name", [Problem("the manifest", found, "a map with apiVersion, kind and spec")])
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     shown = name if isinstance(name, str) else "without a name"

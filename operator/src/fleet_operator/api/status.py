@@ -151,7 +151,7 @@ class FleetJobStatus(StatusModel):
 
     def role(self, role: Role) -> RoleStatus:
         """Return the status of one role; an empty one where nothing is known yet."""
-        return next((each for each in self.roles if each.role is role), RoleStatus(role=role))
+        return next((each for each in self.roles if each.role == role), RoleStatus(role=role))
 
     @property
     def finished(self) -> bool:

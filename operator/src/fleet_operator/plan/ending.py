@@ -10,7 +10,7 @@ from fleet_operator.plan.cleanup import cleanup_at, to_clean
 from fleet_operator.plan.model import DeleteJob, DeleteService, Plan
 from fleet_operator.plan.pods import is_active
 from fleet_operator.plan.status import build_status
-from fleet_operator.plan.step import deletions
+from fleet_operator.plan.step import ALL_CREATED, deletions
 from fleet_operator.plan.telling import tell
 from fleet_operator.plan.times import stamp
 from fleet_operator.plan.ttl import expiry
@@ -53,6 +53,7 @@ def end_job(
     before = situation.job.status
     ending = ConditionType.SUCCEEDED if state is JobState.SUCCEEDED else ConditionType.FAILED
     told: dict[ConditionType, Told] = {
+        ConditionType.PODS_CREATED: (False, reason, sentence) if situation.missing else ALL_CREATED,
         ConditionType.RUNNING: (False, reason, sentence),
         ending: (True, reason, sentence),
     }

@@ -130,7 +130,8 @@ def _sentence(pod: ObservedPod) -> str:
     last_line = (pod.message or "").strip().rpartition("\n")[2].strip()[:_SENTENCE_CHARACTERS]
     because = f": {last_line}" if last_line else ""
     if pod.disruption or pod.deleted_at or _ended_by_node(pod):
-        return f"{pod.name} was disrupted ({pod.disruption or pod.reason or 'it was deleted'}){because}"
+        cause = pod.disruption or ("it was deleted" if pod.deleted_at else pod.reason)
+        return f"{pod.name} was disrupted ({cause}){because}"
     if code is None:
         return f"{pod.name} could not run ({pod.reason or 'no reason given'}){because}"
     if pod.reason == "OOMKilled":

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from fleet_operator.plan.situation import Situation
     from fleet_operator.plan.status import Told
 
-__all__ = ["deletions", "hold", "step"]
+__all__ = ["ALL_CREATED", "deletions", "hold", "step"]
+
+ALL_CREATED = (True, "PodsCreated", "the pods of all replicas are there")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def _progress(situation: Situation, creation: Creation, *, restarting: bool) -> 
     waiting = why_not_created(situation, backed_off=creation.backed_off, gated=creation.gated)
     told: dict[ConditionType, Told] = {}
     if waiting is None:
-        told[ConditionType.PODS_CREATED] = (True, "PodsCreated", "the pods of all replicas are there")
+        told[ConditionType.PODS_CREATED] = ALL_CREATED
     else:
         told[ConditionType.PODS_CREATED] = (False, waiting.reason, waiting.sentence)
     if situation.all_up:

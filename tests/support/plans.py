@@ -1,0 +1,129 @@
+"""Plans to read: pods as a cluster would show them, a plan as text, and a job's story told step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.api import Role
+from fleet_operator.build import ClusterHosts
+from fleet_operator.plan import plan
+from fleet_operator.plan.model import (
+    Attempt,
+    CreatePod,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    DeleteService,
+    Observed,
+    ObservedPod,
+    Plan,
+    PodPhase,
+)
+from tests.support import jobs
+
+if TYPE_CHECKING:
+    from fleet_operator.api import FleetJob
+    from fleet_operator.plan.model import Action
+
+__all__ = ["T0", "Story", "at", "describe", "ended", "pending", "pserver", "trainer"]
+
+T0 = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
+
+
+def at(seconds: float) -> datetime:
+    """Return a moment by its distance from the beginning of the story."""
+    return T0 + timedelta(seconds=seconds)
+
+
+def pod(role: Role, index: int, attempt: str = "0.0", **fields: Any) -> ObservedPod:
+    """Return a pod of the job ``digits`` that runs, and what else is said of it."""
+    name = f"digits-{role.value}-{index}"
+    fields = {"phase": PodPhase.RUNNING, "container": "fleet", "uid": f"{name}@{attempt}"} | fields
+    return ObservedPod(name=name, role=role, index=index, attempt=Attempt.parse(attempt), **fields)
+
+
+def pserver(index: int = 0, attempt: str = "0.0", **fields: Any) -> ObservedPod:
+    """Return a parameter server's pod, running and ready."""
+    return pod(Role.PSERVER, index, attempt, **({"ready": True} | fields))
+
+
+def trainer(index: int = 0, attempt: str = "0.0", **fields: Any) -> ObservedPod:
+    """Return a trainer's pod, running."""
+    return pod(Role.TRAINER, index, attempt, **fields)
+
+
+def ended(pod: ObservedPod, exit_code: int | None = 0, **fields: Any) -> ObservedPod:
+    """Return a pod whose main container has ended with this exit code."""
+    phase = PodPhase.SUCCEEDED if exit_code == 0 else PodPhase.FAILED
+    reason = {0: "Completed", None: None}.get(exit_code, "Error")
+    return replace(
+        pod, **({"phase": phase, "exit_code": exit_code, "reason": reason, "ready": False} | fields)
+    )
+
+
+def pending(pod: ObservedPod, reason: str | None = None, message: str | None = None) -> ObservedPod:
+    """Return a pod that does not run yet, and why."""
+    return replace(pod, phase=PodPhase.PENDING, ready=False, reason=reason, message=message)
+
+
+def describe(decided: Plan) -> list[str]:
+    """Write a plan down, a line for each thing in it."""
+    status = decided.status
+    counts = (
+        f"pservers {status.pservers} trainers {status.trainers}"
+        if status.pservers
+        else f"trainers {status.trainers}"
+    )
+    lines = [f"{status.state} {counts} restarts {status.restarts} failures {status.failures}"]
+    lines += [f"{each.type} {each.status} {each.reason}: {each.message}" for each in status.conditions]
+    lines += [_describe_action(action) for action in decided.actions]
+    lines += [f"tell {event.type} {event.reason}: {event.message}" for event in decided.events]
+    if decided.requeue_after is not None:
+        lines.append(f"look again after {decided.requeue_after.total_seconds():g} s")
+    return lines
+
+
+def _describe_action(action: Action) -> str:
+    match action:
+        case CreateService(manifest):
+            return f"create Service {manifest['metadata']['name']}"
+        case CreatePod(manifest):
+            metadata = manifest["metadata"]
+            return f"create {metadata['name']} {metadata['labels']['fleetjob.dev/attempt']}"
+        case DeletePod(name, uid, grace):
+            return f"delete {name} {uid.partition('@')[2]}" + ("" if grace is None else f" within {grace} s")
+        case DeleteService(name):
+            return f"delete Service {name}"
+        case DeleteJob():
+            return "delete the job"
+
+
+class Story:
+    """A job whose status is carried from one plan to the next, as the engine does it.
+
+    Each plan is made twice: with the status written and nothing else changed, the second must ask for the
+    same actions and have nothing new to say.
+    """
+
+    def __init__(self, document: dict[str, Any] | None = None, **spec: Any) -> None:
+        self.job: FleetJob = jobs.job(document or jobs.manifest(**spec))
+        self.plan: Plan | None = None
+
+    def sees(self, *pods: ObservedPod, after: float = 0, service: bool = True, **observed: Any) -> list[str]:
+        """Plan what follows from these pods, and return it as text."""
+        seen = Observed(pods, service, **observed)
+        hosts, now = ClusterHosts(self.job), at(after)
+        self.plan = plan(self.job, seen, now, hosts)
+        self.job = self.job.with_status(self.plan.status)
+        again = plan(self.job, seen, now, hosts)
+        assert (again.status, again.actions, again.events) == (self.plan.status, self.plan.actions, ())
+        return describe(self.plan)
+
+    def edit(self, **run_policy: Any) -> None:
+        """Change the job's run policy, as a person may while it is there."""
+        spec = self.job.spec
+        changed = spec.model_copy(update={"run_policy": spec.run_policy.model_copy(update=run_policy)})
+        metadata = self.job.metadata.model_copy(update={"generation": self.job.metadata.generation + 1})
+        self.job = self.job.model_copy(update={"spec": changed, "metadata": metadata})

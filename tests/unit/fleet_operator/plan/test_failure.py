@@ -1,0 +1,126 @@
+"""What went wrong with a replica, in a sentence, and what it says about trying again."""
+
+import pytest
+
+from fleet_operator.build import ClusterHosts
+from fleet_operator.plan.failure import Kind, find_failures
+from fleet_operator.plan.model import Observed, PodPhase
+from fleet_operator.plan.situation import Situation
+from tests.support import jobs
+from tests.support.plans import T0, at, ended, pserver, trainer
+
+
+def failure_of(*pods):
+    job = jobs.job()
+    [failure] = find_failures(Situation.of(job, Observed(pods, True), T0, ClusterHosts(job)))
+    return failure
+
+
+@pytest.mark.parametrize(
+    ("pod", "kind", "sentence"),
+    [
+        pytest.param(
+            ended(trainer(0), 1, message="Traceback:\n  File x\nKeyError: 'epoch'\n"),
+            Kind.ORDINARY,
+            "digits-trainer-0 failed with exit code 1: KeyError: 'epoch'",
+            id="the-last-line-of-the-message-is-the-error",
+        ),
+        pytest.param(
+            ended(trainer(0), 137, reason="OOMKilled"),
+            Kind.ORDINARY,
+            "digits-trainer-0 ran out of memory (OOMKilled); container fleet needs a higher limit",
+            id="out-of-memory",
+        ),
+        pytest.param(
+            ended(trainer(0), 137),
+            Kind.ORDINARY,
+            "digits-trainer-0 was ended by SIGKILL (exit code 137)",
+            id="killed",
+        ),
+        pytest.param(
+            ended(trainer(0), 143),
+            Kind.ORDINARY,
+            "digits-trainer-0 was ended by SIGTERM (exit code 143)",
+            id="a-trainer-that-was-stopped-has-not-done-its-part",
+        ),
+        pytest.param(
+            ended(pserver(0), 143),
+            Kind.DISRUPTION,
+            "digits-pserver-0 was ended by SIGTERM (exit code 143)",
+            id="a-server-that-was-stopped-has-not-failed",
+        ),
+        pytest.param(
+            ended(trainer(0), 2, message="PADDLE_TRAINER_ID is 7"),
+            Kind.BAD_CONFIGURATION,
+            "digits-trainer-0 refused its configuration (exit code 2): PADDLE_TRAINER_ID is 7",
+            id="wrong-configuration",
+        ),
+        pytest.param(
+            ended(trainer(0), 90),
+            Kind.STATE_LOST,
+            "digits-trainer-0 found that a parameter server had lost its state (exit code 90)",
+            id="state-lost",
+        ),
+        pytest.param(
+            ended(trainer(0), 91, message="pserver 1 is silent since step 12"),
+            Kind.ORDINARY,
+            "digits-trainer-0 lost a peer for good (exit code 91): pserver 1 is silent since step 12",
+            id="peer-lost",
+        ),
+        pytest.param(
+            ended(trainer(0), 1, disruption="EvictionByEvictionAPI"),
+            Kind.DISRUPTION,
+            "digits-trainer-0 was disrupted (EvictionByEvictionAPI)",
+            id="evicted",
+        ),
+        pytest.param(
+            ended(trainer(0), 143, deleted_at=at(30)),
+            Kind.DISRUPTION,
+            "digits-trainer-0 was disrupted (it was deleted)",
+            id="deleted-by-somebody",
+        ),
+        pytest.param(
+            ended(trainer(0), None, reason="Evicted", message="The node was low on resource: memory."),
+            Kind.DISRUPTION,
+            "digits-trainer-0 was disrupted (Evicted): The node was low on resource: memory.",
+            id="evicted-by-its-node",
+        ),
+        pytest.param(
+            ended(trainer(0), None, reason="OutOfcpu"),
+            Kind.DISRUPTION,
+            "digits-trainer-0 was disrupted (OutOfcpu)",
+            id="refused-by-its-node",
+        ),
+        pytest.param(
+            ended(trainer(0), None, reason="StartError", message="exec: python3: not found"),
+            Kind.ORDINARY,
+            "digits-trainer-0 could not run (StartError): exec: python3: not found",
+            id="never-ran",
+        ),
+        pytest.param(
+            ended(trainer(0), 1, phase=PodPhase.RUNNING),
+            Kind.ORDINARY,
+            "digits-trainer-0 failed with exit code 1",
+            id="a-sidecar-that-still-runs-does-not-hide-it",
+        ),
+    ],
+)
+def test_find_failures(pod, kind, sentence):
+    failure = failure_of(pod)
+    assert (failure.kind, failure.told.message) == (kind, sentence)
+
+
+def test_a_long_message_is_cut_from_its_beginning():
+    told = failure_of(ended(trainer(0), 1, message="x" * 5000 + "\nValueError: the end")).told
+    assert told.termination_message.endswith("ValueError: the end")
+    assert len(told.termination_message) == 1024
+
+
+def test_the_time_of_a_failure_is_the_containers_end():
+    assert failure_of(ended(trainer(0), 1, finished_at=at(-3.5))).told.time == at(-4)
+
+
+def test_main_container_decides_when_a_sidecar_fails():
+    job = jobs.job()
+    pods = (ended(trainer(0), 0, phase=PodPhase.FAILED),)
+    assert find_failures(Situation.of(job, Observed(pods, True), T0, ClusterHosts(job))) == ()

@@ -1,0 +1,242 @@
+"""Whatever happens to the pods: what no sequence of events may ever bring about.
+
+A machine of random events stands for the cluster: pods start, end, are deleted and disrupted, the operator
+crashes between its actions, time passes. After any of it, a cluster that behaves well must bring the job to
+its end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fleet_operator.api import ConditionType, FleetJobStatus, Role, SuccessPolicy
+from fleet_operator.build import ClusterHosts
+from fleet_operator.plan import plan
+from fleet_operator.plan.model import (
+    Attempt,
+    CreatePod,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    DeleteService,
+    Observed,
+    ObservedPod,
+    PodPhase,
+)
+from tests.support import jobs
+from tests.support.plans import T0, ended
+
+REPLICAS = 4
+GRACE = timedelta(seconds=30)
+picks = st.integers(0, REPLICAS - 1)
+
+
+class Cluster(RuleBasedStateMachine):
+    """One job, its pods, and a clock."""
+
+    @initialize(
+        policy=st.sampled_from(["RestartReplica", "RestartJob", "FailJob"]),
+        success=st.sampled_from(list(SuccessPolicy)),
+        clean=st.sampled_from(["Running", "All", "None"]),
+        startup=st.sampled_from(["InOrder", "AnyOrder"]),
+        limit=st.integers(0, 3),
+    )
+    def create_job(self, policy, success, clean, startup, limit):
+        self.job = jobs.job(
+            jobs.manifest(
+                failurePolicy={"action": policy},
+                successPolicy=success.value,
+                startupPolicy=startup,
+                runPolicy={"backoffLimit": limit, "cleanPodPolicy": clean},
+            )
+        )
+        self.now, self.pods, self.service, self.lives = T0, {}, False, 0
+        self.attempts: dict[str, Attempt] = {}  # the highest that has been seen of each name
+        self.finished: FleetJobStatus | None = None
+
+    # The operator.
+
+    @rule(applied=st.integers(0, 6))
+    def operate(self, applied):
+        self.reconcile(applied)
+
+    def reconcile(self, applied=99):
+        """Plan, write the status, and crash after some of the actions."""
+        hosts = ClusterHosts(self.job)
+        observed = Observed(tuple(self.pods.values()), self.service)
+        for pod in self.pods.values():
+            self.attempts[pod.name] = max(self.attempts.get(pod.name, Attempt()), pod.attempt)
+        decided = plan(self.job, observed, self.now, hosts)
+        assert decided.requeue_after is None or decided.requeue_after >= timedelta()
+        written = FleetJobStatus.model_validate(decided.status.to_manifest())
+        assert written == decided.status, "the status reads back as it was written"
+        self.job = self.job.with_status(written)
+        again = plan(self.job, observed, self.now, hosts)
+        assert (again.status, again.actions, again.events) == (decided.status, decided.actions, ())
+        for action in decided.actions[:applied]:
+            self.apply(action)
+        return decided
+
+    def apply(self, action):
+        match action:
+            case CreateService():
+                assert not self.service
+                self.service = True
+            case DeleteService():
+                self.service = False
+            case CreatePod(manifest):
+                self.create(manifest)
+            case DeletePod(name, uid, grace):
+                assert self.pods[name].uid == uid
+                self.delete(name, at_once=grace == 0)
+            case DeleteJob():
+                raise AssertionError("no time to live was asked for")
+
+    def create(self, manifest):
+        metadata = manifest["metadata"]
+        labels, name = metadata["labels"], metadata["name"]
+        assert name not in self.pods, "two pods of one name"
+        assert self.service, "a pod before the names in its environment"
+        assert not self.job.status.finished
+        role, index = Role(labels["fleetjob.dev/role"]), int(labels["fleetjob.dev/index"])
+        attempt = Attempt.parse(labels["fleetjob.dev/attempt"])
+        assert name not in self.attempts or attempt > self.attempts[name], (
+            "an older life has the same attempt"
+        )
+        completed = self.job.status.role(role).completed_indexes
+        assert str(index) not in completed.replace("-", ","), "a completed replica was created again"
+        self.lives += 1
+        pod = ObservedPod(
+            name, f"uid-{self.lives}", role, index, attempt, PodPhase.PENDING, container="fleet"
+        )
+        self.pods[name] = pod
+
+    # What happens to pods.
+
+    def delete(self, name, *, at_once=False):
+        pod = self.pods[name]
+        if at_once or pod.phase is not PodPhase.RUNNING:
+            del self.pods[name]
+        elif pod.deleted_at is None:
+            self.pods[name] = replace(pod, deleted_at=self.now + GRACE)
+
+    def pick(self, index, *phases):
+        pods = sorted((pod for pod in self.pods.values() if pod.phase in phases), key=lambda pod: pod.name)
+        return pods[index % len(pods)] if pods else None
+
+    @precondition(lambda self: self.pods)
+    @rule(index=picks, ready=st.booleans())
+    def start(self, index, ready):
+        if pod := self.pick(index, PodPhase.PENDING):
+            self.pods[pod.name] = replace(pod, phase=PodPhase.RUNNING, ready=ready)
+
+    @precondition(lambda self: self.pods)
+    @rule(index=picks)
+    def become_ready(self, index):
+        if pod := self.pick(index, PodPhase.RUNNING):
+            self.pods[pod.name] = replace(pod, ready=not pod.ready)
+
+    @precondition(lambda self: self.pods)
+    @rule(index=picks, exit_code=st.sampled_from([0, 0, 0, 1, 2, 90, 91, 137, 143]))
+    def end(self, index, exit_code):
+        if pod := self.pick(index, PodPhase.RUNNING):
+            self.pods[pod.name] = ended(pod, exit_code)
+
+    @precondition(lambda self: self.pods)
+    @rule(index=picks)
+    def disrupt(self, index):
+        if pod := self.pick(index, PodPhase.PENDING, PodPhase.RUNNING):
+            self.pods[pod.name] = ended(pod, 137, disruption="EvictionByEvictionAPI")
+
+    @precondition(lambda self: self.pods)
+    @rule(index=picks, at_once=st.booleans())
+    def somebody_deletes(self, index, at_once):
+        pod = self.pick(index, *PodPhase)
+        if self.attempts.get(pod.name) == pod.attempt:  # a pod that nobody has seen yet leaves no trace
+            self.delete(pod.name, at_once=at_once)
+
+    @precondition(lambda self: any(pod.deleted_at for pod in self.pods.values()))
+    @rule(index=picks, exit_code=st.sampled_from([0, 143, None]))
+    def terminate(self, index, exit_code):
+        going = sorted((pod for pod in self.pods.values() if pod.deleted_at), key=lambda pod: pod.name)
+        pod = going[index % len(going)]
+        if exit_code is None:
+            del self.pods[pod.name]
+        elif pod.phase is PodPhase.RUNNING:
+            self.pods[pod.name] = ended(pod, exit_code)
+
+    @rule()
+    def somebody_deletes_the_service(self):
+        self.service = False
+
+    @rule(seconds=st.sampled_from([0.3, 1, 20, 90]))
+    def time_passes(self, seconds):
+        self.now += timedelta(seconds=seconds)
+
+    @rule(suspend=st.booleans())
+    def suspend_or_resume(self, suspend):
+        policy = self.job.spec.run_policy.model_copy(update={"suspend": suspend})
+        spec = self.job.spec.model_copy(update={"run_policy": policy})
+        self.job = self.job.model_copy(update={"spec": spec})
+
+    # What must hold.
+
+    @invariant()
+    def the_end_is_final(self):
+        status = self.job.status
+        if self.finished is not None:
+            assert status.state == self.finished.state
+            assert status.conditions == self.finished.conditions
+            assert (status.restarts, status.failures) == (self.finished.restarts, self.finished.failures)
+        elif status.finished:
+            self.finished = status
+
+    @invariant()
+    def success_and_failure_exclude_each_other(self):
+        status = self.job.status
+        assert status.is_true(ConditionType.SUCCEEDED) == (status.state == "Succeeded")
+        assert status.is_true(ConditionType.FAILED) == (status.state == "Failed")
+
+    @invariant()
+    def failures_stay_within_the_limit(self):
+        status = self.job.status
+        assert status.failures <= self.job.spec.run_policy.backoff_limit or status.state == "Failed"
+        assert status.job_restarts >= 0
+        assert status.failures >= 0
+
+    def teardown(self):
+        """Let a cluster that behaves well bring the job to its end, and to rest."""
+        if not hasattr(self, "job"):
+            return
+        self.suspend_or_resume(suspend=False)
+        for _ in range(60):
+            decided = self.reconcile()
+            if self.job.status.finished and not decided.actions and decided.requeue_after is None:
+                break
+            self.now += decided.requeue_after or timedelta(seconds=1)
+            for pod in list(self.pods.values()):
+                if pod.deleted_at:
+                    del self.pods[pod.name]
+                elif pod.phase is PodPhase.PENDING:
+                    self.pods[pod.name] = replace(pod, phase=PodPhase.RUNNING, ready=True)
+                elif pod.phase is PodPhase.RUNNING and not pod.ready:
+                    self.pods[pod.name] = replace(pod, ready=True)
+                elif pod.phase is PodPhase.RUNNING and (pod.role is Role.TRAINER or self.job.status.finished):
+                    self.pods[pod.name] = ended(pod, 0)
+        assert self.job.status.finished, self.job.status
+        self.the_end_is_final()
+
+
+TestCluster = Cluster.TestCase
+TestCluster.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)

@@ -1,0 +1,188 @@
+"""Whole plans: what a job's status says and what is done, from its first step to its end."""
+
+import pytest
+
+from tests.support import jobs
+from tests.support.plans import Story, ended, pending, pserver, trainer
+
+WAITING_FOR_BOTH = (
+    "WaitingForParameterServers: trainers are created once all parameter servers are ready:"
+    " digits-pserver-0 (and 1 more) is not yet"
+)
+ALL_THERE = "PodsCreated True PodsCreated: the pods of all replicas are there"
+ALL_RUN = "Running True ReplicasRunning: all 4 replicas run or have completed"
+
+
+def test_first_creates_the_service_whose_names_the_environments_hold_then_the_servers():
+    assert Story().sees(service=False) == [
+        "Pending pservers 0/2 trainers 0/2 restarts 0 failures 0",
+        f"PodsCreated False {WAITING_FOR_BOTH}",
+        f"Running False {WAITING_FOR_BOTH}",
+        "create Service digits",
+        "create digits-pserver-0 0.0",
+        "create digits-pserver-1 0.0",
+    ]
+
+
+def test_creates_the_trainers_once_all_servers_are_ready():
+    assert Story().sees(pserver(0), pserver(1)) == [
+        "Pending pservers 2/2 trainers 0/2 restarts 0 failures 0",
+        "PodsCreated False Creating: pods are being created",
+        "Running False Creating: pods are being created",
+        "create digits-trainer-0 0.0",
+        "create digits-trainer-1 0.0",
+    ]
+
+
+def test_a_collective_job_creates_all_of_its_pods_at_once():
+    assert Story(jobs.collective_manifest()).sees(service=False) == [
+        "Pending trainers 0/2 restarts 0 failures 0",
+        "PodsCreated False Creating: pods are being created",
+        "Running False Creating: pods are being created",
+        "create Service digits",
+        "create digits-trainer-0 0.0",
+        "create digits-trainer-1 0.0",
+    ]
+
+
+def test_runs_when_every_replica_does():
+    assert Story().sees(pserver(0), pserver(1), trainer(0), trainer(1)) == [
+        "Running pservers 2/2 trainers 2/2 restarts 0 failures 0",
+        ALL_THERE,
+        ALL_RUN,
+        "tell Normal Started: all 4 replicas run or have completed",
+    ]
+
+
+def test_creates_a_service_that_was_deleted_again():
+    lines = Story().sees(pserver(0), pserver(1), trainer(0), trainer(1), service=False)
+    assert "create Service digits" in lines
+
+
+def test_an_operator_that_starts_anew_goes_on_where_the_status_is():
+    """A crash after the status and before the actions: the next plan asks for the same actions."""
+    story = Story()
+    before = story.sees(pserver(0), pserver(1), trainer(0), ended(trainer(1), 1))
+    after = story.sees(pserver(0), pserver(1), trainer(0), ended(trainer(1), 1))
+    assert [line for line in before if line.startswith("delete")] == ["delete digits-trainer-1 0.0"]
+    assert [line for line in after if line.startswith("delete")] == ["delete digits-trainer-1 0.0"]
+    assert story.job.status.restarts == 1
+
+
+def test_succeeds_when_all_trainers_have_completed_and_leaves_the_servers_time_to_exit():
+    story = Story()
+    story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
+    done = (ended(trainer(0)), ended(trainer(1)))
+    assert story.sees(pserver(0), pserver(1), *done, after=60) == [
+        "Succeeded pservers 2/2 trainers 2/2 restarts 0 failures 0",
+        ALL_THERE,
+        "Running False TrainersCompleted: all 2 trainers have completed",
+        "Succeeded True TrainersCompleted: all 2 trainers have completed",
+        "tell Normal Succeeded: all 2 trainers have completed",
+        "look again after 30 s",
+    ]
+    assert story.sees(ended(pserver(0)), ended(pserver(1)), *done, after=61) == [
+        "Succeeded pservers 2/2 trainers 2/2 restarts 0 failures 0",
+        ALL_THERE,
+        "Running False TrainersCompleted: all 2 trainers have completed",
+        "Succeeded True TrainersCompleted: all 2 trainers have completed",
+    ]
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        pytest.param((pserver(0), ended(pserver(1), 1), ended(trainer(0)), trainer(1)), id="a-server-fails"),
+        pytest.param((pserver(0), pserver(1), ended(trainer(0)), ended(trainer(1), 1)), id="a-trainer-fails"),
+        pytest.param((), id="everything-is-gone"),
+    ],
+)
+def test_nothing_leads_out_of_success(pods):
+    story = Story(successPolicy="RankZero")
+    story.sees(pserver(0), pserver(1), ended(trainer(0)), trainer(1))
+    told = story.job.status
+    story.sees(*pods, after=10)
+    assert story.job.status.state == "Succeeded"
+    assert story.job.status.conditions == told.conditions
+    assert story.job.status.completion_time == told.completion_time
+    assert not any("create" in line for line in story.sees(*pods, after=100))
+
+
+def test_a_trainer_that_has_completed_is_never_created_again():
+    story = Story()
+    story.sees(pserver(0), pserver(1), ended(trainer(0)), trainer(1))
+    assert story.sees(pserver(0), pserver(1), trainer(1), after=1) == [
+        "Running pservers 2/2 trainers 2/2 restarts 0 failures 0",
+        ALL_THERE,
+        ALL_RUN,
+    ]
+    assert story.job.status.role("trainer").completed_indexes == "0"
+
+
+def test_a_job_that_is_being_deleted_is_left_alone():
+    deleted = jobs.job(deletionTimestamp="2026-11-21T10:00:00Z")
+    story = Story()
+    story.job = deleted
+    assert story.sees(pserver(0), ended(trainer(0), 1), service=False) == [
+        "None trainers None restarts 0 failures 0"
+    ]
+
+
+def test_a_pod_that_the_api_server_refuses_fails_the_job_with_its_sentence():
+    sentence = 'Pod "digits-pserver-0" is invalid: spec.containers[0].resources: must be less than the limit'
+    assert Story().sees(rejected=sentence) == [
+        "Failed pservers 0/2 trainers 0/2 restarts 0 failures 0",
+        f"PodsCreated False PodRejected: the API server refuses a pod of this job: {sentence}",
+        f"Running False PodRejected: the API server refuses a pod of this job: {sentence}",
+        f"Failed True PodRejected: the API server refuses a pod of this job: {sentence}",
+        f"tell Warning Failed: the API server refuses a pod of this job: {sentence}",
+    ]
+
+
+@pytest.mark.parametrize(
+    "observed",
+    [
+        pytest.param({"pods": (trainer(0, owned=False),)}, id="a-pod-of-somebody-else"),
+        pytest.param({"foreign": ("Pod/digits-trainer-0",)}, id="a-pod-without-our-labels"),
+    ],
+)
+def test_an_object_of_somebody_else_is_never_adopted_and_named_once(observed):
+    taken = (
+        "NameTaken: Pod/digits-trainer-0 has a name of this job but belongs to somebody else;"
+        " delete it, or create the job under another name"
+    )
+    pods, foreign = observed.get("pods", ()), observed.get("foreign", ())
+    story = Story()
+    assert story.sees(*pods, service=False, foreign=foreign) == [
+        "Pending pservers 0/2 trainers 0/2 restarts 0 failures 0",
+        f"PodsCreated False {taken}",
+        f"Running False {taken}",
+        f"tell Warning {taken}",
+    ]
+    assert story.sees(*pods, service=False, foreign=foreign, after=5)[3:] == []
+
+
+def test_the_status_tells_which_generation_was_looked_at():
+    story = Story()
+    story.sees()
+    story.edit(backoff_limit=3)
+    story.sees()
+    assert story.job.status.observed_generation == 2
+
+
+def test_only_counts_can_wait():
+    story = Story()
+    story.sees(pserver(0), pserver(1), pending(trainer(0)), pending(trainer(1)))
+    assert story.plan.urgent
+    story.sees(pserver(0), pserver(1), trainer(0), pending(trainer(1)), after=1)
+    assert not story.plan.urgent
+    story.sees(pserver(0), pserver(1), trainer(0), trainer(1), after=2)
+    assert story.plan.urgent
+
+
+def test_the_time_of_a_condition_is_that_of_its_last_change():
+    story = Story()
+    story.sees(pserver(0), pserver(1), after=0)
+    story.sees(pserver(0), pserver(1), pending(trainer(0)), pending(trainer(1)), after=10)
+    times = {each.type.value: each.last_transition_time.second for each in story.job.status.conditions}
+    assert times == {"PodsCreated": 10, "Running": 0}

@@ -1,0 +1,256 @@
+"""Failure policy: what failed replicas lead to."""
+
+import pytest
+
+from fleet_operator.api import FailureAction, LastFailure, Role
+from fleet_operator.plan.failure import Failure, Kind
+from fleet_operator.plan.ledger import Replica
+from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, RestartReplicas, judge
+from tests.support import jobs
+from tests.support.plans import Story, ended, pending, pserver, trainer
+
+LEAVING = "PodTerminating: digits-trainer-1 is being deleted; its name is taken until it is gone"
+LOST = "digits-trainer-1 found that a parameter server had lost its state (exit code 90)"
+RESTART_REPLICA, RESTART_JOB, FAIL_JOB = FailureAction
+
+
+def failure(kind=Kind.ORDINARY, index=0):
+    return Failure(Replica(Role.TRAINER, index), kind, LastFailure(message=f"trainer {index} failed"))
+
+
+def verdict_of(action, *failures, before=0, limit=6, together=False):
+    return judge(action, failures, counted_before=before, limit=limit, together=together)
+
+
+@pytest.mark.parametrize(
+    ("action", "failures", "expected"),
+    [
+        pytest.param(
+            RESTART_REPLICA,
+            [failure(index=0), failure(index=1)],
+            RestartReplicas(2, failure(index=0), (Replica(Role.TRAINER, 0), Replica(Role.TRAINER, 1))),
+            id="each-failed-replica-restarts-and-counts",
+        ),
+        pytest.param(
+            RESTART_JOB,
+            [failure(index=0), failure(index=1)],
+            RestartJob(1, failure(index=0)),
+            id="a-restart-of-the-job-counts-once-however-many-failed",
+        ),
+        pytest.param(
+            RESTART_REPLICA,
+            [failure(index=0), failure(Kind.STATE_LOST, 1)],
+            RestartJob(1, failure(index=0)),
+            id="lost-state-turns-the-restart-of-a-replica-into-one-of-the-job",
+        ),
+        pytest.param(
+            RESTART_REPLICA,
+            [failure(Kind.DISRUPTION)],
+            RestartReplicas(0, failure(Kind.DISRUPTION), (Replica(Role.TRAINER, 0),)),
+            id="a-disruption-does-not-count",
+        ),
+        pytest.param(
+            FAIL_JOB,
+            [failure(Kind.DISRUPTION)],
+            RestartReplicas(0, failure(Kind.DISRUPTION), (Replica(Role.TRAINER, 0),)),
+            id="a-disruption-is-no-failure-for-FailJob-either",
+        ),
+        pytest.param(
+            RESTART_REPLICA,
+            [failure(Kind.DISRUPTION, 0), failure(index=1)],
+            RestartReplicas(1, failure(index=1), (Replica(Role.TRAINER, 0), Replica(Role.TRAINER, 1))),
+            id="the-failure-is-the-cause-not-the-disruption-beside-it",
+        ),
+        pytest.param(
+            FAIL_JOB,
+            [failure()],
+            FailJob(
+                1,
+                failure(),
+                FailReason.REPLICA_FAILED,
+                "trainer 0 failed; failurePolicy FailJob allows no restart",
+            ),
+            id="FailJob-fails-the-job",
+        ),
+        pytest.param(
+            RESTART_JOB,
+            [failure(Kind.BAD_CONFIGURATION)],
+            FailJob(
+                1,
+                failure(Kind.BAD_CONFIGURATION),
+                FailReason.BAD_CONFIGURATION,
+                "trainer 0 failed; trying again would not help, correct the job and create it again",
+            ),
+            id="a-wrong-configuration-is-not-tried-again",
+        ),
+    ],
+)
+def test_judge(action, failures, expected):
+    assert verdict_of(action, *failures) == expected
+
+
+@pytest.mark.parametrize(
+    ("failures", "before", "limit", "expected"),
+    [
+        pytest.param([failure()], 5, 6, RestartReplicas, id="the-last-allowed-failure-restarts"),
+        pytest.param([failure()], 6, 6, FailJob, id="one-more-fails-the-job"),
+        pytest.param([failure(), failure(index=1)], 5, 6, FailJob, id="two-at-once-count-as-two"),
+        pytest.param([failure()], 0, 0, FailJob, id="a-limit-of-zero-allows-none"),
+        pytest.param(
+            [failure(Kind.DISRUPTION)], 6, 6, RestartReplicas, id="a-disruption-passes-a-used-up-limit"
+        ),
+    ],
+)
+def test_backoff_limit(failures, before, limit, expected):
+    assert isinstance(verdict_of(RESTART_REPLICA, *failures, before=before, limit=limit), expected)
+
+
+def test_replicas_that_cannot_start_alone_start_together():
+    assert verdict_of(RESTART_REPLICA, failure(), together=True) == RestartJob(1, failure())
+
+
+def test_a_failed_trainer_is_told_deleted_and_created_again():
+    story = Story()
+    story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
+    failed = ended(
+        trainer(1), 1, message="Traceback (most recent call last):\nValueError: no such file: x.csv"
+    )
+    sentence = "digits-trainer-1 failed with exit code 1: ValueError: no such file: x.csv"
+    restarting = f"Restarting True ReplicaRestarting: {sentence}; it is started again"
+    assert story.sees(pserver(0), pserver(1), trainer(0), failed, after=5.7) == [
+        "Restarting pservers 2/2 trainers 1/2 restarts 1 failures 1",
+        f"PodsCreated False {LEAVING}",
+        f"Running False {LEAVING}",
+        restarting,
+        "delete digits-trainer-1 0.0",
+        f"tell Warning ReplicaFailed: {sentence}",
+    ]
+    assert story.job.status.to_manifest()["lastFailure"] == {
+        "pod": "digits-trainer-1",
+        "container": "fleet",
+        "exitCode": 1,
+        "reason": "Error",
+        "terminationMessage": "Traceback (most recent call last):\nValueError: no such file: x.csv",
+        "message": sentence,
+        "time": "2026-11-21T10:00:05Z",
+    }
+    paused = "BackOff: digits-trainer-1 is created again after a pause"
+    assert story.sees(pserver(0), pserver(1), trainer(0), after=5.8) == [
+        "Restarting pservers 2/2 trainers 1/2 restarts 1 failures 1",
+        f"PodsCreated False {paused}",
+        f"Running False {paused}",
+        restarting,
+        "look again after 0.2 s",
+    ]
+    assert "create digits-trainer-1 0.1" in story.sees(pserver(0), pserver(1), trainer(0), after=6)
+    assert story.sees(pserver(0), pserver(1), trainer(0), trainer(1, "0.1"), after=8) == [
+        "Running pservers 2/2 trainers 2/2 restarts 1 failures 1",
+        "PodsCreated True PodsCreated: the pods of all replicas are there",
+        "Running True ReplicasRunning: all 4 replicas run or have completed",
+        "Restarting False Restarted: all 4 replicas run or have completed",
+        "tell Normal Started: all 4 replicas run or have completed",
+    ]
+
+
+def test_a_trainer_that_lost_its_servers_state_restarts_the_whole_job_once():
+    story = Story()
+    story.sees(pserver(0), pserver(1), ended(trainer(0)), trainer(1))
+    lines = story.sees(pserver(0), pserver(1), ended(trainer(0)), ended(trainer(1), 90), after=5)
+    assert [line for line in lines if line.startswith(("delete", "Restarting "))] == [
+        "Restarting pservers 0/2 trainers 0/2 restarts 1 failures 1",
+        f"Restarting True JobRestarting: {LOST}; all replicas start anew",
+        "delete digits-pserver-0 0.0",
+        "delete digits-pserver-1 0.0",
+        "delete digits-trainer-0 0.0",
+        "delete digits-trainer-1 0.0",
+    ]
+    assert story.job.status.job_restarts == 1
+    late = story.sees(ended(pserver(0), 143), ended(trainer(0), 90), after=5.5)
+    assert late[0] == "Restarting pservers 0/2 trainers 0/2 restarts 1 failures 1", "older pods fail no more"
+    lines = story.sees(after=7)
+    assert [line for line in lines if "create " in line] == [
+        "create digits-pserver-0 1.0",
+        "create digits-pserver-1 1.0",
+    ]
+    lines = story.sees(pserver(0, "1.0"), pserver(1, "1.0"), after=9)
+    assert [line for line in lines if "create " in line] == [
+        "create digits-trainer-0 1.0",
+        "create digits-trainer-1 1.0",
+    ], "the parameters begin anew, so the trainer that had completed does too"
+
+
+def test_the_job_fails_when_the_limit_is_used_up():
+    story = Story(runPolicy={"backoffLimit": 1})
+    story.sees(pserver(0), pserver(1), trainer(0), ended(trainer(1), 1))
+    sentence = (
+        "digits-trainer-1 was ended by SIGKILL (exit code 137);"
+        " this is failure 2, and runPolicy.backoffLimit is 1"
+    )
+    pods = (pserver(0), pserver(1), trainer(0), ended(trainer(1, "0.1"), 137))
+    assert story.sees(*pods, after=9) == [
+        "Failed pservers 2/2 trainers 1/2 restarts 1 failures 2",
+        "PodsCreated True PodsCreated: the pods of all replicas are there",
+        f"Running False BackoffLimitExceeded: {sentence}",
+        f"Restarting False BackoffLimitExceeded: {sentence}",
+        f"Failed True BackoffLimitExceeded: {sentence}",
+        "delete digits-pserver-0 0.0",
+        "delete digits-pserver-1 0.0",
+        "delete digits-trainer-0 0.0",
+        "tell Warning ReplicaFailed: digits-trainer-1 was ended by SIGKILL (exit code 137)",
+        f"tell Warning Failed: {sentence}",
+    ]
+
+
+def test_a_collective_job_restarts_as_a_whole():
+    story = Story(jobs.collective_manifest())
+    lines = story.sees(trainer(0), ended(trainer(1), 1))
+    assert [line for line in lines if line.startswith("delete")] == [
+        "delete digits-trainer-0 0.0",
+        "delete digits-trainer-1 0.0",
+    ]
+    assert [line for line in story.sees(after=3) if line.startswith("create")] == [
+        "create digits-trainer-0 1.0",
+        "create digits-trainer-1 1.0",
+    ]
+
+
+def test_a_pod_that_somebody_deleted_is_replaced_under_a_higher_attempt_without_being_counted():
+    story = Story()
+    story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
+    lines = story.sees(pserver(0), pserver(1), trainer(0), after=5)
+    assert lines[0] == "Restarting pservers 2/2 trainers 1/2 restarts 1 failures 0"
+    assert lines[-2:] == [
+        "tell Warning ReplicaDisrupted: digits-trainer-1 was deleted",
+        "look again after 1 s",
+    ]
+    assert "create digits-trainer-1 0.1" in story.sees(pserver(0), pserver(1), trainer(0), after=6)
+
+
+def test_a_trainer_whose_servers_have_completed_can_only_start_with_them():
+    story = Story()
+    story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
+    pods = (ended(pserver(0)), ended(pserver(1)), ended(trainer(0)))
+    assert (
+        story.sees(*pods, trainer(1), after=1)[0] == "Running pservers 2/2 trainers 2/2 restarts 0 failures 0"
+    )
+    lines = story.sees(*pods, ended(trainer(1), 1), after=2)
+    told = "digits-trainer-1 failed with exit code 1; all replicas start anew"
+    assert f"Restarting True JobRestarting: {told}" in lines
+
+
+def test_a_server_that_ends_before_the_trainers_began_has_failed():
+    story = Story()
+    lines = story.sees(ended(pserver(0)), pserver(1), pending(trainer(0)), trainer(1))
+    assert lines[0] == "Restarting pservers 1/2 trainers 1/2 restarts 1 failures 1"
+    sentence = (
+        "digits-pserver-0 ended with exit code 0 before every trainer had started;"
+        " a parameter server must serve until all trainers have completed"
+    )
+    assert f"tell Warning ReplicaFailed: {sentence}" in lines
+
+
+def test_a_server_that_was_asked_to_stop_is_replaced_and_has_not_failed():
+    story = Story()
+    lines = story.sees(pserver(0), ended(pserver(1), 143), trainer(0), trainer(1))
+    assert lines[0] == "Restarting pservers 1/2 trainers 2/2 restarts 1 failures 0"
+    assert "tell Warning ReplicaDisrupted: digits-pserver-1 was ended by SIGTERM (exit code 143)" in lines

@@ -1,0 +1,57 @@
+"""Pods that are being deleted: their names are taken until they are gone, and some never go by themselves."""
+
+from dataclasses import replace
+
+from fleet_operator.plan.terminating import given_up_at
+from tests.support.plans import T0, Story, at, ended, pserver, trainer
+
+
+def test_a_node_gets_half_a_minute_beyond_the_grace_period():
+    assert given_up_at(T0) == at(30)
+
+
+def test_a_name_that_is_still_taken_is_told_and_waited_for():
+    story = Story()
+    story.sees(pserver(0), pserver(1), trainer(0), ended(trainer(1), 1))
+    going = ended(trainer(1, deleted_at=at(40)), 1)
+    taken = "PodTerminating: digits-trainer-1 is being deleted; its name is taken until it is gone"
+    assert story.sees(pserver(0), pserver(1), trainer(0), going, after=10) == [
+        "Restarting pservers 2/2 trainers 1/2 restarts 1 failures 1",
+        f"PodsCreated False {taken}",
+        f"Running False {taken}",
+        "Restarting True ReplicaRestarting: digits-trainer-1 failed with exit code 1; it is started again",
+        "look again after 60 s",
+    ]
+
+
+def test_a_pod_whose_node_is_gone_is_deleted_without_its_word():
+    story = Story()
+    pods = (pserver(0), pserver(1), trainer(0))
+    story.sees(*pods, trainer(1))
+    lost = trainer(1, deleted_at=at(40), disruption="DeletionByTaintManager")
+    assert story.sees(*pods, lost, after=50)[-1] == "look again after 20 s"
+    lines = story.sees(*pods, lost, after=70)
+    assert lines[0] == "Running pservers 2/2 trainers 2/2 restarts 0 failures 0", (
+        "until it is known to have ended"
+    )
+    assert "delete digits-trainer-1 0.0 within 0 s" in lines
+    assert story.sees(*pods, after=71)[0] == "Restarting pservers 2/2 trainers 1/2 restarts 1 failures 0"
+
+
+def test_a_pod_that_completes_while_it_is_being_deleted_has_completed():
+    story = Story()
+    story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
+    going = replace(ended(trainer(1)), deleted_at=at(40))
+    story.sees(pserver(0), pserver(1), trainer(0), going, after=11)
+    assert story.sees(pserver(0), pserver(1), trainer(0), after=12)[0] == (
+        "Running pservers 2/2 trainers 2/2 restarts 0 failures 0"
+    )
+
+
+def test_a_finished_job_does_not_leave_a_pod_of_a_lost_node_for_ever():
+    story = Story()
+    done = (ended(pserver(0)), ended(trainer(0)), ended(trainer(1)))
+    story.sees(*done, pserver(1, deleted_at=at(5)))
+    assert "delete digits-pserver-1 0.0 within 0 s" in story.sees(
+        *done, pserver(1, deleted_at=at(5)), after=40
+    )

@@ -1,0 +1,53 @@
+"""Why a job does not run yet: what a person must see in ``kubectl describe``."""
+
+import pytest
+
+from tests.support.plans import Story, pending, pserver, trainer
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        pytest.param(
+            pending(trainer(1), "Unschedulable", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
+            "Unschedulable: digits-trainer-1 waits, Unschedulable:"
+            " 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+            id="the-schedulers-own-sentence",
+        ),
+        pytest.param(
+            pending(trainer(1), "ImagePullBackOff", 'Back-off pulling image "traner:1"'),
+            'ImagePullBackOff: digits-trainer-1 waits, ImagePullBackOff: Back-off pulling image "traner:1"',
+            id="an-image-that-cannot-be-pulled",
+        ),
+        pytest.param(
+            pending(trainer(1), "CreateContainerConfigError"),
+            "CreateContainerConfigError: digits-trainer-1 waits, CreateContainerConfigError",
+            id="without-a-sentence",
+        ),
+        pytest.param(
+            pending(trainer(1), "ContainerCreating"),
+            "Starting: the pods are there, but not all of them run yet",
+            id="what-every-pod-passes-through-is-no-trouble",
+        ),
+        pytest.param(
+            pending(trainer(1)),
+            "Starting: the pods are there, but not all of them run yet",
+            id="nothing-known-yet",
+        ),
+    ],
+)
+def test_a_pod_that_waits(pod, expected):
+    assert Story().sees(pserver(0), pserver(1), trainer(0), pod)[:3] == [
+        "Pending pservers 2/2 trainers 1/2 restarts 0 failures 0",
+        "PodsCreated True PodsCreated: the pods of all replicas are there",
+        f"Running False {expected}",
+    ]
+
+
+def test_a_server_that_cannot_be_placed_is_told_though_the_trainers_wait_for_it():
+    lines = Story().sees(pserver(0), pending(pserver(1), "Unschedulable", "0/1 nodes are available"))
+    gate = "trainers are created once all parameter servers are ready: digits-pserver-1 is not yet"
+    assert lines[1:3] == [
+        f"PodsCreated False WaitingForParameterServers: {gate}",
+        "Running False Unschedulable: digits-pserver-1 waits, Unschedulable: 0/1 nodes are available",
+    ]
