@@ -16,7 +16,7 @@ class Parameters(torch.nn.Module):
     def __init__(self, shapes: Shapes) -> None:
         super().__init__()
         for name, shape in shapes.items():
-            self.register_parameter(name, torch.nn.Parameter(torch.zeros(*shape)))
+            self.register_parameter(name, torch.nn.Parameter(torch.zeros(tuple(shape))))
 
 
 def never(model: torch.nn.Module, x: Any, y: Any) -> Any:

@@ -1,0 +1,318 @@
+import numpy as np
+import pytest
+import torch
+
+import fleet
+from fleet.errors import TranspileError
+from fleet.program import Program, fingerprint_of
+from tests.support.programs import Parameters, captured, never
+
+
+class Poisoned(torch.nn.Linear):
+    def forward(self, *inputs):
+        raise AssertionError("capture ran the model")
+
+
+def sgd(module, **options):
+    return torch.optim.SGD(module.parameters(), **{"lr": 0.1, **options})
+
+
+def types(program):
+    return [op.type for op in program.global_block().ops]
+
+
+def test_the_model_is_neither_run_nor_changed_and_chance_stays_untouched():
+    module = Poisoned(3, 2)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    chance = torch.get_rng_state()
+    optimizer = sgd(module, momentum=0.9)
+    Program.capture(module, never, optimizer)
+    assert torch.equal(torch.get_rng_state(), chance)
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert not optimizer.state
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_forward_and_backward_read_what_loss_fn_names():
+    def loss_fn(model, pixels, label, *, weight=1.0):
+        raise AssertionError
+
+    module = Parameters({"w": (2, 3), "b": (3,)})
+    program = Program.capture(module, loss_fn, sgd(module))
+    forward, backward = program.global_block().ops[:2]
+    assert forward.input("X") == backward.input("X") == ["pixels", "label", "weight"]
+    assert forward.input("Param") == ["w", "b"]
+    assert forward.output("Loss") == backward.input("Loss") == ["loss"]
+    assert program.global_block().var("pixels").is_data
+
+
+def test_gradients_come_last_created_first_and_optimize_operators_by_name():
+    program = captured({"z": (2,), "a": (3,), "m": (4,)})
+    ops = program.global_block().ops
+    assert types(program) == ["forward", "backward", *["accumulate_grad"] * 3, *["sgd"] * 3]
+    assert [op.output("Grad")[0] for op in ops[2:5]] == ["m@GRAD", "a@GRAD", "z@GRAD"]
+    assert [op.input("Param")[0] for op in ops[5:]] == ["a", "m", "z"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "kind", "slots", "attrs"),
+    [
+        pytest.param("SGD", {}, "sgd", [], {"lr": 0.1}, id="sgd"),
+        pytest.param(
+            "SGD",
+            {"momentum": 0.9, "nesterov": True},
+            "momentum",
+            ["Velocity"],
+            {"mu": 0.9, "use_nesterov": True},
+            id="momentum",
+        ),
+        pytest.param(
+            "Adam",
+            {"betas": (0.8, 0.99), "eps": 1e-6},
+            "adam",
+            ["Moment1", "Moment2", "Beta1Pow", "Beta2Pow"],
+            {"beta1": 0.8, "beta2": 0.99, "epsilon": 1e-6},
+            id="adam",
+        ),
+        pytest.param("Adagrad", {"eps": 1e-6}, "adagrad", ["Moment"], {"epsilon": 1e-6}, id="adagrad"),
+        pytest.param(
+            "RMSprop",
+            {"alpha": 0.9},
+            "rmsprop",
+            ["MeanSquare", "MeanGrad", "Moment"],
+            {"decay": 0.9},
+            id="rmsprop",
+        ),
+        pytest.param("Adamax", {}, "adamax", ["Moment", "InfNorm", "Beta1Pow"], {"beta1": 0.9}, id="adamax"),
+        pytest.param(
+            "Adadelta", {}, "adadelta", ["AvgSquaredGrad", "AvgSquaredUpdate"], {"rho": 0.9}, id="adadelta"
+        ),
+        pytest.param("NAdam", {}, "nadam", [], {"betas": [0.9, 0.999]}, id="unknown-to-the-original"),
+    ],
+)
+def test_optimize_operators_have_the_original_s_types_and_slots(optimizer, options, kind, slots, attrs):
+    program = captured({"w": (2, 3)}, optimizer, **options)
+    block = program.global_block()
+    op = block.ops[-1]
+    assert op.type == kind
+    assert op.input_names == ["Param", "Grad", "LearningRate", *slots]
+    assert op.output_names == ["ParamOut", *(f"{slot}Out" for slot in slots)]
+    assert (op.input("Param"), op.input("Grad"), op.input("LearningRate")) == (
+        ["w"],
+        ["w@GRAD"],
+        ["learning_rate_0"],
+    )
+    assert {name: op.attr(name) for name in attrs} == attrs
+    for slot in slots:
+        assert block.var(op.input(slot)[0]).shape == ((1,) if slot.endswith("Pow") else (2, 3))
+
+
+def test_a_subclass_is_named_after_itself():
+    class MySGD(torch.optim.SGD):
+        pass
+
+    module = Parameters({"w": (2,)})
+    program = Program.capture(module, never, MySGD(module.parameters(), lr=0.1, momentum=0.9))
+    assert types(program)[-1] == "mysgd"
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "expected"),
+    [
+        pytest.param("SGD", {"weight_decay": 0.5}, ["scale", "sum", "sgd"], id="coupled"),
+        pytest.param("Adam", {"weight_decay": 0.5}, ["scale", "sum", "adam"], id="coupled-adam"),
+        pytest.param("SGD", {}, ["sgd"], id="none"),
+        pytest.param("AdamW", {"weight_decay": 0.5}, ["adamw"], id="decoupled"),
+        pytest.param(
+            "Adam", {"weight_decay": 0.5, "decoupled_weight_decay": True}, ["adam"], id="decoupled-adam"
+        ),
+    ],
+)
+def test_weight_decay(optimizer, options, expected):
+    program = captured({"w": (2,)}, optimizer, **options)
+    assert types(program)[3:] == expected
+    if "scale" in expected:
+        scale, total, _ = program.global_block().ops[3:]
+        assert (scale.input("X"), scale.attr("scale")) == (["w"], 0.5)
+        assert total.input("X") == ["w@GRAD", scale.output("Out")[0]]
+        assert total.output("Out") == ["w@GRAD"]
+
+
+def test_the_startup_program_creates_what_persists():
+    program = captured({"w": (2,)}, momentum=0.9)
+    startup = program.startup_program
+    created = [op.output("Out")[0] for op in startup.global_block().ops]
+    assert created == ["w", "learning_rate_0", "w_velocity_0"]
+    assert [variable.name for variable in program.list_vars() if variable.persistable] == created
+
+
+def test_what_is_frozen_or_tied_appears_once_or_not_at_all():
+    module = torch.nn.Module()
+    module.a = torch.nn.Linear(2, 2, bias=False)
+    module.b = torch.nn.Linear(2, 2, bias=False)
+    module.b.weight = module.a.weight
+    module.c = torch.nn.Linear(2, 2, bias=False)
+    module.c.weight.requires_grad_(False)
+    program = Program.capture(module, never, sgd(module))
+    assert list(program.source.parameters) == ["a.weight"]
+    assert program.source.parameters["a.weight"] is module.a.weight
+
+
+def test_the_source_keeps_the_objects():
+    module = Parameters({"w": (2,)})
+    optimizer = sgd(module)
+    program = Program.capture(module, never, optimizer)
+    source = program.source
+    assert (source.module, source.loss_fn, source.optimizer, source.named) == (module, never, optimizer, True)
+    assert program.clone().source is source
+    assert program.startup_program.source is source
+
+
+def test_capture_sets_the_default_programs_and_a_loop_s_program_does_not():
+    module = Parameters({"w": (2,)})
+    program = Program.capture(module, never, sgd(module))
+    Program.from_optimizer(sgd(module))
+    assert fleet.default_main_program() is program
+    assert fleet.default_startup_program() is program.startup_program
+
+
+def test_names_of_a_loop_s_program():
+    module = Parameters({"w": (2,), "b": (3,)})
+    by_model = Program.from_optimizer(sgd(module), module)
+    by_torch = Program.from_optimizer(torch.optim.SGD(module.named_parameters(), lr=0.1))
+    by_position = Program.from_optimizer(
+        torch.optim.SGD([{"params": [module.b]}, {"params": [module.w]}], lr=0.1)
+    )
+    assert list(by_model.source.parameters) == list(by_torch.source.parameters) == ["w", "b"]
+    assert by_model == by_torch
+    assert list(by_position.source.parameters) == ["param_0_0", "param_1_0"]
+    assert by_position.source.parameters["param_1_0"] is module.w
+    assert (by_model.source.named, by_torch.source.named, by_position.source.named) == (True, True, False)
+    assert by_position.global_block().ops[0].input("X") == []
+
+
+def test_options_of_any_numeric_kind_become_plain():
+    module = Parameters({"w": (2,)})
+    optimizer = torch.optim.SGD(module.parameters(), lr=torch.tensor(0.5), momentum=np.float64(0.25))
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)  # leaves initial_lr in the group
+    op = Program.from_optimizer(optimizer).global_block().ops[-1]
+    assert (op.attr("lr"), op.attr("mu"), op.has_attr("initial_lr")) == (0.5, 0.25, False)
+
+
+@pytest.mark.parametrize("name", ["Muon", "Adafactor"])
+def test_a_schedule_that_begins_at_zero_does_not_hide_an_optimizer_of_whole_parameters(name):
+    assert captured({"w": (2, 2)}, name, lr=0.0).global_block().ops[-1].attr("elementwise") is False
+
+
+def test_the_fingerprint_is_the_same_on_every_platform_and_in_any_order():
+    agreement = {"trainers": "2", "parameter wé": "float32[2]"}
+    pinned = "058dfd2c64f672f44ce90da59d3469bea7421d526239a389b893adfa0a9ebc50"
+    assert fingerprint_of(agreement) == pinned
+    assert fingerprint_of(dict(reversed(agreement.items()))) == pinned
+    assert captured().fingerprint() == captured().fingerprint() != captured(momentum=0.9).fingerprint()
+
+
+def any_feed(model, **feed): ...
+
+
+def any_number(model, *feed): ...
+
+
+def feeds_w(model, w): ...
+
+
+def feeds_loss(model, loss): ...
+
+
+class Demanding(torch.optim.Optimizer):
+    def __init__(self, params, something):
+        super().__init__(params, {"lr": 0.1, "hook": print})
+
+
+class Wanting(torch.optim.SGD):
+    def __init__(self, params, something):
+        super().__init__(params, lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        pytest.param(lambda m: Program.capture(never, never, sgd(m)), "Module as its model", id="no-model"),
+        pytest.param(
+            lambda m: Program.capture(m, never, torch.optim.SGD), "found the class SGD", id="a-class"
+        ),
+        pytest.param(
+            lambda m: Program.capture(m, never, None), "no optimizer: .* a NoneType", id="no-optimizer"
+        ),
+        pytest.param(lambda m: Program.capture(m, None, sgd(m)), "loss_fn must be a function", id="no-loss"),
+        pytest.param(
+            lambda m: Program.capture(m, torch.nn.MSELoss(), sgd(m)), "found a MSELoss", id="a-loss-module"
+        ),
+        pytest.param(lambda m: Program.capture(m, lambda: 0, sgd(m)), "must be the model", id="no-arguments"),
+        pytest.param(
+            lambda m: Program.capture(m, any_feed, sgd(m)),
+            r"\*\*feed has no name",
+            id="kwargs",
+        ),
+        pytest.param(lambda m: Program.capture(m, any_number, sgd(m)), r"\*feed has no name", id="args"),
+        pytest.param(
+            lambda m: Program.capture(m, feeds_w, sgd(m)),
+            "w has the name of one of the model",
+            id="feed",
+        ),
+        pytest.param(lambda m: Program.capture(m, feeds_loss, sgd(m)), "name of the result", id="feed-loss"),
+        pytest.param(
+            lambda m: Program.capture(m, never, torch.optim.LBFGS(m.parameters())),
+            "^LBFGS evaluates",
+            id="lbfgs",
+        ),
+        pytest.param(
+            lambda m: Program.capture(m, never, torch.optim.SparseAdam(m.parameters())),
+            "SparseAdam does not support dense gradients",
+            id="sparse-adam",
+        ),
+        pytest.param(
+            lambda m: Program.capture(Parameters({"w": (2,)}), never, sgd(m)),
+            r"parameter 0 of .* group 0, of shape \[2\], is not one of the model's",
+            id="another-model",
+        ),
+        pytest.param(
+            lambda m: Program.capture(m, never, Demanding(m.parameters(), 1)),
+            "Demanding's option hook is a builtin",
+            id="an-option-that-cannot-travel",
+        ),
+        pytest.param(
+            lambda m: Program.capture(m, never, Wanting(m.parameters(), 1)),
+            "Wanting cannot step .* missing 1 required positional argument: 'something'",
+            id="a-constructor-that-wants-more",
+        ),
+        pytest.param(
+            lambda m: Program.capture(m.requires_grad_(False), never, sgd(m)),
+            "nothing to train",
+            id="all-frozen",
+        ),
+        pytest.param(
+            lambda m: Program.from_optimizer(sgd(m), 3), "Module or None, found a int", id="loop-model"
+        ),
+        pytest.param(
+            lambda m: Program.from_optimizer(torch.optim.SGD([("v", m.w), ("v", m.b)], lr=0.1)),
+            "two parameters are named 'v'",
+            id="one-name-twice",
+        ),
+    ],
+)
+def test_what_cannot_be_captured_is_an_error(call, message):
+    with pytest.raises(TranspileError, match=message):
+        call(Parameters({"w": (2,), "b": (3,)}))
+
+
+def test_a_sparse_embedding_is_refused_by_name():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Embedding(5, 2, sparse=True))
+    with pytest.raises(TranspileError, match="module 1 has sparse=True"):
+        Program.capture(model, never, sgd(model))
+
+
+def test_a_lazy_module_is_refused_by_position():
+    model = torch.nn.LazyLinear(3)
+    with pytest.raises(TranspileError, match=r"parameter 0 .* has no shape yet; run the lazy module once"):
+        Program.capture(model, never, sgd(model))

@@ -1,0 +1,58 @@
+"""The package's public names, all of them and nothing else."""
+
+import subprocess
+import sys
+
+import pytest
+
+import fleet
+
+PUBLIC = [
+    "Block",
+    "CPUPlace",
+    "CUDAPlace",
+    "ConfigurationError",
+    "DeadlineExceededError",
+    "DistributeTranspiler",
+    "DistributeTranspilerConfig",
+    "DistributedStrategy",
+    "FleetError",
+    "HashName",
+    "Operator",
+    "PSDispatcher",
+    "PeerLostError",
+    "Program",
+    "ProtocolError",
+    "RoleError",
+    "RoundRobin",
+    "StateLostError",
+    "TranspileError",
+    "Variable",
+    "default_main_program",
+    "default_startup_program",
+    "report",
+]
+
+
+def test_public_names_are_pinned():
+    assert fleet.__all__ == PUBLIC
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_each_public_name_is_there(name):
+    value = getattr(fleet, name)
+    assert value.__name__ == name
+    assert name in dir(fleet)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'fleet' has no attribute 'DistributedTranspiler'"):
+        _ = fleet.DistributedTranspiler
+
+
+def test_importing_the_package_and_its_pure_parts_does_not_import_torch():
+    program = (
+        "import sys, fleet, fleet.role_maker; fleet.Program(); fleet.DistributeTranspiler();"
+        "fleet.CPUPlace(); fleet.DistributedStrategy(); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

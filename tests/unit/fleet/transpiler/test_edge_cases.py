@@ -1,0 +1,290 @@
+"""Mistakes that the original accepted, or ended on without a reason: each works here, or is a clear error."""
+
+import pytest
+import torch
+
+import fleet
+from fleet.errors import ConfigurationError, TranspileError
+from fleet.program import OpRole, Program
+from fleet.strategy import DistributedStrategy
+from fleet.transpiler import (
+    DistributedMode,
+    DistributeTranspiler,
+    DistributeTranspilerConfig,
+    server_plan,
+    trainer_plan,
+)
+from tests.support.programs import Parameters, captured, never
+
+ONE, TWO = "10.0.0.1:6174", "10.0.0.2:6174"
+PSERVERS = f"{ONE},{TWO}"
+GOOD = {"trainer_id": 0, "pservers": PSERVERS, "trainers": 2}
+
+
+def config(**fields):
+    return DistributeTranspilerConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fields", "message"),
+    [
+        pytest.param({"trainer_id": 2}, {}, "trainer_id is 2; .* from 0 to 1", id="trainer-id-too-large"),
+        pytest.param({"trainer_id": -1}, {}, "trainer_id is -1", id="trainer-id-negative"),
+        pytest.param({"trainer_id": "0"}, {}, "trainer_id is '0'", id="trainer-id-text"),
+        pytest.param({"trainer_id": True}, {}, "trainer_id is True", id="trainer-id-flag"),
+        pytest.param({"trainers": 0}, {}, "trainers is 0; .* at least 1", id="no-trainers"),
+        pytest.param({"trainers": 2.0}, {}, "trainers is 2.0", id="trainers-not-whole"),
+        pytest.param(
+            {"trainers": "10.0.0.1:6174,10.0.0.2:6174"},
+            {},
+            "mode 'nccl2'.*fleet.collective",
+            id="trainers-listed",
+        ),
+        pytest.param({"pservers": ""}, {}, "pservers is '': it is empty", id="no-servers"),
+        pytest.param({"pservers": []}, {}, "it is empty", id="no-servers-listed"),
+        pytest.param({"pservers": "10.0.0.1"}, {}, "'10.0.0.1' is not host:port", id="endpoint-without-port"),
+        pytest.param({"pservers": f"{ONE},"}, {}, "'' is not host:port", id="trailing-comma"),
+        pytest.param({"pservers": f"{ONE};{TWO}"}, {}, "malformed host", id="wrong-separator"),
+        pytest.param({"pservers": "a:port"}, {}, "port 'port'", id="endpoint-with-a-word-for-port"),
+        pytest.param({"pservers": "a:0"}, {}, "port '0'", id="port-zero"),
+        pytest.param({"pservers": "a:65536"}, {}, "port '65536'", id="port-too-large"),
+        pytest.param(
+            {"pservers": f"{ONE},{ONE}"}, {}, f"'{ONE}' stands in it twice", id="duplicate-endpoint"
+        ),
+        pytest.param({"pservers": 6174}, {}, "'6174' is not host:port", id="servers-a-number"),
+        pytest.param({}, {"mode": "nccl2"}, "config.mode = 'nccl2' .*fleet.collective", id="nccl2"),
+        pytest.param({}, {"mode": "collective"}, "config.mode = 'collective'", id="collective"),
+        pytest.param({}, {"geo_sgd_mode": True}, "config.geo_sgd_mode = True", id="geo"),
+        pytest.param({}, {"geo_sgd_need_push_nums": 7}, "config.geo_sgd_need_push_nums = 7", id="geo-push"),
+        pytest.param({}, {"half_async": True}, "config.half_async = True", id="half-async"),
+        pytest.param({}, {"completely_not_async": True}, "completely_not_async", id="completely-not-async"),
+        pytest.param({}, {"enable_dc_asgd": True}, "config.enable_dc_asgd = True", id="dc-asgd"),
+        pytest.param({}, {"nccl_comm_num": 2}, "config.nccl_comm_num = 2", id="nccl-comm-num"),
+        pytest.param(
+            {},
+            {"use_hierarchical_allreduce": True},
+            "use_hierarchical_allreduce",
+            id="hierarchical-allreduce",
+        ),
+        pytest.param(
+            {}, {"hierarchical_allreduce_inter_nranks": 4}, "inter_nranks = 4", id="hierarchical-ranks"
+        ),
+        pytest.param(
+            {}, {"collective_mode": "local_sgd"}, "collective_mode = 'local_sgd'", id="collective-mode"
+        ),
+        pytest.param(
+            {}, {"runtime_split_send_recv": True}, "needs asynchronous training", id="split-in-sync"
+        ),
+        pytest.param({}, {"min_block_size": 8191}, "min_block_size is 8191; .* 8192", id="block-too-small"),
+        pytest.param({}, {"min_block_size": "8192"}, "min_block_size is '8192'", id="block-size-text"),
+        pytest.param({}, {"slice_var_up": "no"}, "config.slice_var_up is 'no'", id="flag-text"),
+        pytest.param(
+            {}, {"split_method": "RoundRobin"}, "config.split_method is 'RoundRobin'", id="dispatcher"
+        ),
+    ],
+)
+def test_is_an_error_before_anything_changes(arguments, fields, message):
+    program = captured()
+    untouched = program.clone()
+    with pytest.raises(TranspileError, match=message):
+        DistributeTranspiler(config(**fields)).transpile(**{**GOOD, **arguments}, program=program)
+    assert program == untouched
+    assert program.startup_program == untouched.startup_program
+
+
+def test_unknown_endpoint_is_an_error():
+    transpiler = DistributeTranspiler()
+    transpiler.transpile(**GOOD, program=captured())
+    for ask in (
+        transpiler.get_pserver_program,
+        transpiler.get_pserver_programs,
+        transpiler.get_startup_program,
+    ):
+        with pytest.raises(
+            TranspileError, match=r"'10\.0\.0\.3:6174' is not a parameter server; .*10\.0\.0\.1"
+        ):
+            ask("10.0.0.3:6174")
+
+
+def test_a_program_of_another_endpoint_is_an_error():
+    transpiler = DistributeTranspiler()
+    transpiler.transpile(**GOOD, program=captured())
+    with pytest.raises(TranspileError, match=f"belongs to '{ONE}', not to '{TWO}'"):
+        transpiler.get_startup_program(TWO, transpiler.get_pserver_program(ONE))
+
+
+def test_no_optimizer_is_an_error():
+    with pytest.raises(TranspileError, match="no optimizer"):
+        DistributeTranspiler().transpile(**GOOD, program=Program(), startup_program=Program())
+
+
+def test_programs_before_transpile_are_an_error():
+    transpiler = DistributeTranspiler()
+    for ask in (transpiler.get_trainer_program, lambda: transpiler.get_pserver_program(ONE)):
+        with pytest.raises(TranspileError, match=r"call transpile\(\) first"):
+            ask()
+
+
+@pytest.mark.parametrize("again", ["same transpiler", "another transpiler", "the trainer's program"])
+def test_second_transpile_is_an_error(again):
+    program, transpiler = captured(), DistributeTranspiler()
+    transpiler.transpile(**GOOD, program=program)
+    second = DistributeTranspiler() if again == "another transpiler" else transpiler
+    target = transpiler.get_trainer_program() if again == "the trainer's program" else program
+    with pytest.raises(TranspileError, match="transpiled already"):
+        second.transpile(**GOOD, program=target)
+
+
+def test_second_transpile_with_the_same_startup_program_is_an_error():
+    first, second = captured(), captured()
+    DistributeTranspiler().transpile(**GOOD, program=first)
+    with pytest.raises(TranspileError, match="startup_program has been transpiled already"):
+        DistributeTranspiler().transpile(**GOOD, program=second, startup_program=first.startup_program)
+
+
+def test_a_clone_taken_before_is_transpiled_on_its_own():
+    program = captured()
+    clone = program.clone()
+    first, second = DistributeTranspiler(), DistributeTranspiler()
+    first.transpile(**GOOD, program=program)
+    second.transpile(**{**GOOD, "trainer_id": 1}, program=clone)
+    assert first.get_pserver_program(ONE) == second.get_pserver_program(ONE)
+    assert first.get_trainer_program() != second.get_trainer_program()
+
+
+@pytest.mark.parametrize(
+    ("sync_mode", "fields", "mode"),
+    [
+        pytest.param(True, {}, DistributedMode.SYNC, id="sync-by-default"),
+        pytest.param(False, {}, DistributedMode.HALF_ASYNC, id="transpile-alone-asks-for-async"),
+        pytest.param(
+            True, {"sync_mode": False}, DistributedMode.HALF_ASYNC, id="config-alone-asks-for-async"
+        ),
+        pytest.param(
+            False,
+            {"runtime_split_send_recv": True},
+            DistributedMode.ASYNC,
+            id="the-sender-cuts-the-gradients",
+        ),
+    ],
+)
+def test_mode(sync_mode, fields, mode):
+    transpiler = DistributeTranspiler(config(**fields))
+    transpiler.transpile(**GOOD, program=captured(), sync_mode=sync_mode)
+    assert transpiler.get_trainer_program().attr("distributed_mode") == mode
+    listen = transpiler.get_pserver_program(ONE).global_block().ops[0]
+    assert listen.attr("distributed_mode") == mode
+
+
+@pytest.mark.parametrize("fields", [{}, {"runtime_split_send_recv": True}])
+def test_modes_that_do_not_run_yet_are_refused_before_any_work(fields):
+    transpiler = DistributeTranspiler(config(**fields))
+    transpiler.transpile(**GOOD, program=captured(), sync_mode=False)
+    name = "async" if fields else "half-async"
+    with pytest.raises(TranspileError, match=f"for {name} training, which does not run yet"):
+        trainer_plan(transpiler.get_trainer_program())
+    with pytest.raises(TranspileError, match=f"for {name} training, which does not run yet"):
+        server_plan(transpiler.get_pserver_program(ONE))
+
+
+def test_a_sender_that_cuts_the_gradients_sends_them_whole():
+    transpiler = DistributeTranspiler(config(runtime_split_send_recv=True))
+    transpiler.transpile(**GOOD, program=captured(), sync_mode=False)
+    ops = transpiler.get_trainer_program().global_block().ops
+    assert "split_byref" not in {op.type for op in ops}
+    (send,) = (op for op in ops if op.type == "send" and op.input("X") == ["w@GRAD"])
+    assert send.attr("sections") == [200, 200]
+    assert send.attr("send_varnames") == ["w@GRAD.block0", "w@GRAD.block1"]
+
+
+def test_programs_may_be_asked_for_in_any_order():
+    def made(order):
+        transpiler = DistributeTranspiler()
+        transpiler.transpile(**GOOD, program=captured())
+        asks = {
+            "trainer": lambda: transpiler.get_trainer_program().clone(),
+            "one": lambda: transpiler.get_pserver_programs(ONE),
+            "two": lambda: transpiler.get_pserver_program(TWO),
+            "startup": lambda: transpiler.get_startup_program(TWO),
+        }
+        answers = {name: asks[name]() for name in order}
+        return [answers[name] for name in sorted(answers)]
+
+    assert made(["trainer", "one", "two", "startup"]) == made(["startup", "two", "one", "trainer"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "configured", "expected"),
+    [(True, True, True), (False, True, False), (True, False, False)],
+)
+def test_wait_port_needs_both(asked, configured, expected):
+    transpiler = DistributeTranspiler(config(wait_port=configured))
+    transpiler.transpile(**GOOD, program=captured())
+    assert trainer_plan(transpiler.get_trainer_program(wait_port=asked)).wait_port is expected
+
+
+def test_global_norm_clipping_by_operators_names_itself():
+    program = captured()
+    block = program.global_block()
+    block.append_op(
+        "clip_by_global_norm",
+        {"X": ["w@GRAD"]},
+        {"Out": ["w@GRAD"]},
+        {"op_role": int(OpRole.OPTIMIZE), "op_role_var": ["w", "w@GRAD"]},
+    )
+    with pytest.raises(TranspileError, match=r"clip_by_global_norm .*GlobalNorm"):
+        DistributeTranspiler().transpile(**GOOD, program=program)
+
+
+def test_global_norm_clipping_by_strategy_names_itself():
+    with pytest.raises(ConfigurationError, match=r"strategy\.grad_clip = 1\.0"):
+        DistributedStrategy(grad_clip=1.0)
+
+
+def test_is_distributed_names_itself():
+    program = captured()
+    program.global_block().append_op("lookup_table", {"W": ["w"]}, attrs={"is_distributed": True})
+    with pytest.raises(TranspileError, match="lookup_table has is_distributed = True"):
+        DistributeTranspiler().transpile(**GOOD, program=program)
+
+
+def test_a_distributed_embedding_names_itself():
+    model = torch.nn.Sequential(torch.nn.Embedding(10, 2))
+    model[0].is_distributed = True
+    with pytest.raises(TranspileError, match="module 0 has is_distributed=True"):
+        Program.capture(model, never, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_block_name_that_is_taken_is_an_error():
+    module = Parameters({"w": (400, 100)})
+    other = torch.nn.Parameter(torch.zeros(3))
+    optimizer = torch.optim.SGD([("w", module.w), ("w.block0", other)], lr=0.1)
+    with pytest.raises(TranspileError, match=r"the name w\.block0 is taken"):
+        DistributeTranspiler().transpile(**GOOD, program=Program.from_optimizer(optimizer))
+
+
+@pytest.mark.parametrize("optimizer", ["Muon", "Adafactor"])
+def test_optimizers_of_whole_parameters_are_never_cut(optimizer):
+    shapes = {"w": (400, 100)}
+    with pytest.raises(TranspileError, match=f"{optimizer} .* w would be cut into 2 .*slice_var_up = False"):
+        DistributeTranspiler().transpile(**GOOD, program=captured(shapes, optimizer))
+    transpiler = DistributeTranspiler(config(slice_var_up=False))
+    transpiler.transpile(**GOOD, program=captured(shapes, optimizer))
+    (block,) = server_plan(transpiler.get_pserver_program(ONE)).blocks
+    assert block.shape == (400, 100)
+
+
+def test_defaults_are_the_latest_captured_programs():
+    captured({"a": (1,)})
+    latest = captured({"z": (1,)})
+    assert fleet.default_main_program() is latest
+    assert fleet.default_startup_program() is latest.startup_program
+    DistributeTranspiler().transpile(0)
+    assert latest.startup_program.attr("role") == "trainer"
+
+
+def test_print_log_tells_where_each_block_goes(caplog):
+    caplog.set_level("INFO", "fleet.transpiler")
+    DistributeTranspiler(config(print_log=True)).transpile(**GOOD, program=captured())
+    assert "w.block0 [200, 100] elements 0 to 20000 on 10.0.0.2:6174" in caplog.text
+    assert "10.0.0.1:6174 holds 2 blocks, 20100 elements" in caplog.text
