@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import re
+import select
 import signal
+import struct
+import subprocess
 import sys
+import termios
 import time
+import uuid
 
 import pytest
+import yaml
 
-from tests.support.local import LocalRun, job_manifest, survivors, wait_until
+from tests.support.local import (
+    GRANDCHILDREN,
+    MARK,
+    SERVER,
+    LocalRun,
+    job_manifest,
+    survivors,
+    wait_until,
+)
 
 pytestmark = [
     pytest.mark.timeout(90),
@@ -220,6 +237,92 @@ http.server.ThreadingHTTPServer(address, Handler).serve_forever()
 """
     with LocalRun(tmp_path / "run", job_manifest(serve)) as run:
         run.says("trainer-0 step 7/9, loss 0.25", 30)
+
+
+@pytest.mark.parametrize(
+    ("policy", "code"),
+    [pytest.param("None", 143, id="none-ends-with-the-run"), pytest.param("All", 143, id="all")],
+)
+def test_no_pod_outlives_the_run_whatever_is_left_in_a_cluster(tmp_path, policy, code):
+    limits = {"backoffLimit": 0, "cleanPodPolicy": policy}
+    with LocalRun(tmp_path / "run", job_manifest("raise SystemExit(1)", runPolicy=limits)) as run:
+        assert run.wait(15) == 1, run.stderr
+        assert [each["exit_codes"] for each in run.result()["replicas"]] == [[code], [1]]
+        assert survivors(run.mark) == []
+
+
+def test_a_finished_job_says_for_whom_it_waits(tmp_path):
+    slow_end = SERVER.replace("done", "end")
+    with LocalRun(tmp_path / "run", job_manifest(DONE, server=slow_end)) as run:
+        run.says("waiting for pserver-0 to end")
+        (run.folder / "end").touch()
+        assert run.wait() == 0
+        assert run.result()["replicas"][0]["exit_codes"] == [0]
+
+
+def test_a_killed_runner_leaves_no_grandchild(tmp_path):
+    with LocalRun(tmp_path / "run", job_manifest(GRANDCHILDREN, server=None)) as run:
+        wait_until((run.folder / "spawned").exists, 20, "the grandchildren")
+        assert len(survivors(run.mark)) > 5
+        run.process.kill()
+        run.process.wait(10)
+        wait_until(lambda: not survivors(run.mark), 10, "the end of every process of the run")
+
+
+def test_the_table_on_a_terminal_and_ctrl_c(tmp_path):
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(yaml.safe_dump(job_manifest(SLEEP)))
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    mark = uuid.uuid4().hex
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "fleet_operator",
+            "run",
+            "-f",
+            str(manifest),
+            "--log-dir",
+            str(tmp_path / "logs"),
+        ],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+        cwd=tmp_path,
+        env={**os.environ, MARK: mark, "TERM": "xterm"},
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # what makes Ctrl-C a SIGINT
+    )
+    os.close(terminal)
+    shown = Screen(screen)
+    try:
+        shown.until(rb"trainer-0[^\n]*Running[^\n]*\d s")
+        assert b"samples/s" in shown.text
+        os.write(screen, b"\x03")
+        shown.until(rb"tiny: Running, stopped before its end")
+        assert process.wait(10) == 130
+        assert survivors(mark) == []
+    finally:
+        process.kill()
+        process.wait(10)
+        os.close(screen)
+
+
+class Screen:
+    """Reads what a terminal is sent."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.text = b""
+
+    def until(self, pattern: bytes, seconds: float = 20) -> None:
+        deadline = time.monotonic() + seconds
+        while not re.search(pattern, self.text):
+            left = deadline - time.monotonic()
+            assert left > 0, f"never shown: {pattern!r}\n{self.text.decode()}"
+            if select.select([self._descriptor], [], [], left)[0]:
+                self.text += os.read(self._descriptor, 65536)
 
 
 def parent(pid: int) -> int:

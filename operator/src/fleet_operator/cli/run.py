@@ -52,6 +52,7 @@ SERVERS_END_SECONDS = 30.0  # how long servers may take to end by themselves whe
 CLEAN_UP_SECONDS = 60.0  # beyond the pods' own grace: by then the plan has removed what it removes
 STOP_GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL, at most, when the run is stopped
 LATE_SECONDS = 5.0  # what the guardian may need beyond the grace
+SILENT_SECONDS = 3.0  # how long the end of a finished job's processes is waited for in silence
 REFRESH_SECONDS = 0.25
 MAX_FAILED_PASSES = 6  # some six seconds with the engine's back-off
 TIMED_OUT = 124  # the exit status of timeout(1)
@@ -311,9 +312,17 @@ class Run:
         while (job := self._cluster.job(self._key)) is not None and not job.status.finished:
             self._changed.clear()
             await self._changed.wait()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._clean_up_seconds()):
-                await self._cluster.none_alive()
+        patience = self._clean_up_seconds()
+        for seconds in (min(SILENT_SECONDS, patience), patience):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._cluster.none_alive()
+                return
+            if seconds < patience:
+                self._display.say(f"waiting for {self._alive()} to end")
+
+    def _alive(self) -> str:
+        return ", ".join(pod.replica for pod in self._cluster.pods if not pod.ended)
 
     def _clean_up_seconds(self) -> float:
         if self._view.job.spec.run_policy.clean_pod_policy is CleanPodPolicy.NONE:
@@ -332,8 +341,8 @@ class Run:
             async with asyncio.timeout(grace + LATE_SECONDS):
                 await self._cluster.none_alive()
         except TimeoutError:
-            alive = ", ".join(pod.replica for pod in self._cluster.pods if not pod.ended)
-            self._display.say(f"{alive} did not end within {grace + LATE_SECONDS:g} s and will be killed")
+            waited = grace + LATE_SECONDS
+            self._display.say(f"{self._alive()} did not end within {waited:g} s and will be killed")
 
     def _interrupt(self, signum: int) -> None:
         if self._stopped_by is None:
