@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.controlplane import ControlPlane
 from tests.support.kube import Namespace, client_for
-from tests.support.operator_process import NAMESPACE, OperatorProcess, install
+from tests.support.operator_process import CRD, NAMESPACE, OperatorProcess, install
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane without an operator."""
-    plane = ControlPlane(tmp_path_factory.mktemp("control-plane") / "plane")
+    """A control plane that knows FleetJobs, without an operator."""
+    plane = ControlPlane(tmp_path_factory.mktemp("control-plane") / "plane", definitions=[CRD])
     plane.start()
     yield plane
     plane.stop()

@@ -48,10 +48,14 @@ class ControlPlane:
         Where its files and logs go; made if it is not there.
     nodes : int
         How many nodes kwok pretends to have.
+    definitions : sequence of Path
+        Manifests of CustomResourceDefinitions. They are created before the controllers start, because the
+        garbage collector looks for new kinds of owners only every half minute.
     """
 
-    def __init__(self, folder: Path, *, nodes: int = 4) -> None:
+    def __init__(self, folder: Path, *, nodes: int = 4, definitions: Sequence[Path] = ()) -> None:
         self.folder = folder
+        self._definitions = definitions
         self._nodes = nodes
         self._programs: dict[str, Path] = {}
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
@@ -67,6 +71,7 @@ class ControlPlane:
         try:
             self._start_etcd()
             self._start_api_server()
+            self._define()
             self._start_controllers()
             self._start_nodes()
         except BaseException:
@@ -187,6 +192,11 @@ class ControlPlane:
         self.write_kubeconfig(self.kubeconfig, self._tokens["admin"])
         self._until(lambda: self._answers("/readyz"), "the API server")
 
+    def _define(self) -> None:
+        for path in self._definitions:
+            self.kubectl("create", "-f", str(path))
+            self.kubectl("wait", "--for=condition=Established", "-f", str(path), "--timeout=30s")
+
     def _start_controllers(self) -> None:
         certs = self.folder / "certs"
         self._run(
@@ -293,7 +303,10 @@ class ControlPlane:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it is gone, however it went."""
+    """Have the kernel kill this process when the thread that started it is gone, however it went.
+
+    A thread, not a process: start what should outlive a thread pool from the main one.
+    """
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

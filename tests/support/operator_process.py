@@ -20,7 +20,9 @@ from tools import assets
 if TYPE_CHECKING:
     from tests.support.controlplane import ControlPlane
 
-CHART = Path(__file__).parents[2] / "charts" / "fleet-operator"
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "charts" / "fleet-operator"
+CRD = ROOT / "crds" / "fleetjobs.fleetjob.dev.yaml"
 NAMESPACE = "fleet-system"
 ACCOUNT = "fleet-operator"
 
@@ -29,7 +31,7 @@ STOP_SECONDS = 10.0
 
 
 def install(control_plane: ControlPlane) -> str:
-    """Create what the chart installs but for the operator itself; return its account's token."""
+    """Create what the chart installs but for the CRD and the operator; return the operator's token."""
     helm = assets.find(["helm"])["helm"]
     command = [
         str(helm),
@@ -50,12 +52,10 @@ def install(control_plane: ControlPlane) -> str:
     )
     if rendered.returncode != 0:
         raise AssertionError(f"helm could not render the chart: {rendered.stderr}")
-    documents = [each for each in yaml.safe_load_all(rendered.stdout) if each["kind"] != "Deployment"]
+    left_out = ("CustomResourceDefinition", "Deployment")
+    documents = [each for each in yaml.safe_load_all(rendered.stdout) if each["kind"] not in left_out]
     control_plane.kubectl("create", "namespace", NAMESPACE)
     control_plane.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=yaml.safe_dump_all(documents))
-    control_plane.kubectl(
-        "wait", "--for=condition=Established", "crd/fleetjobs.fleetjob.dev", "--timeout=30s"
-    )
     return control_plane.kubectl("create", "token", ACCOUNT, "-n", NAMESPACE, "--duration=2h").strip()
 
 
