@@ -54,7 +54,7 @@ class Release:
     def uninstall(self) -> None:
         """Uninstall it and wait until all of it is gone; a second call does nothing."""
         if self.installed:
-            self._helm("uninstall", self.name, "--wait", "--timeout", "120s")
+            self._helm("uninstall", self.name, "--cascade", "foreground", "--wait", "--timeout", "120s")
             self.installed = False
 
     def everything(self) -> str:
