@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         StateLostError,
         TranspileError,
     )
+    from fleet.executor import Executor
     from fleet.place import CPUPlace, CUDAPlace
     from fleet.program import (
         Block,
@@ -53,6 +54,7 @@ _MODULE_OF = {
         ),
         "fleet.errors",
     ),
+    "Executor": "fleet.executor",
     **dict.fromkeys(("CPUPlace", "CUDAPlace"), "fleet.place"),
     **dict.fromkeys(
         ("Block", "Operator", "Program", "Variable", "default_main_program", "default_startup_program"),
@@ -74,6 +76,7 @@ __all__ = [
     "DistributeTranspiler",
     "DistributeTranspilerConfig",
     "DistributedStrategy",
+    "Executor",
     "FleetError",
     "HashName",
     "Operator",

@@ -11,7 +11,7 @@ import os
 # DataLoader would hang. Children never call gRPC, so it is switched off, before gRPC reads the variable.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 
-from fleet.parameter_server.singleton import Fleet  # noqa: E402 - the variable above comes first
+from fleet.parameter_server.singleton import Fleet
 
 __all__ = ["Fleet", "fleet"]
 

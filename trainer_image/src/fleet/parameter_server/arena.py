@@ -59,7 +59,7 @@ class Arena(Generic[Key]):
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous CPU tensor. They are the tensor's own, not a copy."""
-    return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy())
+    return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
 
 
 def dtype_of(name: str) -> torch.dtype:

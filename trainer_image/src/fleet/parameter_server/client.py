@@ -95,9 +95,9 @@ class Client:
         self._controls = [ControlClient(endpoint, trainer, self._job.attempt) for endpoint in plan.endpoints]
         replies = self._join(deadline)
         for server, reply in enumerate(replies):
-            self._peers.append(_Peer(self, server, reply))
-        for peer in self._peers:
-            peer.connect(settings)
+            peer = _Peer(plan, server, self._identity, self._store.landing, self)
+            peer.connect(reply, settings)
+            self._peers.append(peer)
         incarnations = [reply.incarnation for reply in replies]
         self._heartbeat = Heartbeat(self._controls, incarnations, settings, self._fail)
         for peer in self._peers:
@@ -230,9 +230,9 @@ class Client:
         names = ", ".join(sorted({self.plan.blocks[block].param for block in differing})[:3])
         servers = ", ".join(sorted({self.plan.blocks[block].endpoint for block in differing}))
         _log.warning(
-            "trainer %d began with other values than the parameter servers %s: %d of %d blocks differ (%s …); "
-            "the servers' values are used. Seed every role alike (torch.manual_seed) before the model is built, "
-            "or load the same weights in every role.",
+            "trainer %d began with other values than the parameter servers %s: %d of %d blocks differ "
+            "(%s …); the servers' values are used. Seed every role alike (torch.manual_seed) before the "
+            "model is built, or load the same weights in every role.",
             self._identity.trainer,
             servers,
             len(differing),
@@ -279,37 +279,43 @@ class Client:
 class _Peer:
     """One server, as a trainer is connected with it."""
 
-    def __init__(self, client: Client, server: int, reply: "control_pb2.JoinReply") -> None:
+    def __init__(
+        self,
+        plan: TrainerPlan,
+        server: int,
+        identity: Identity,
+        landing: Callable[[int], memoryview],
+        owner: Client,
+    ) -> None:
         self.server = server
-        self.blocks: Mapping[int, PlannedBlock] = {block.id: block for block in client.plan.blocks_on(server)}
-        self._client = client
-        self._endpoint = client.plan.endpoints[server]
-        self._reply = reply
+        self.blocks: Mapping[int, PlannedBlock] = {block.id: block for block in plan.blocks_on(server)}
+        self._endpoint = plan.endpoints[server]
+        self._identity = identity
+        self._landing = landing
+        self._owner = owner
         self._connection: Connection | None = None
 
-    def connect(self, settings: Settings) -> None:
+    def connect(self, reply: "control_pb2.JoinReply", settings: Settings) -> None:
         """Open the data connection and greet."""
-        client = self._client
         host, _ = split_endpoint(self._endpoint)
-        sizes = {block: len(client._store.landing(block)) for block in self.blocks}
-        identity = client._identity
-        sending = Conversation(Side.TRAINER, identity, sizes, remote=False)
-        receiving = Conversation(Side.SERVER, identity, sizes, remote=True)
+        sizes = {block: len(self._landing(block)) for block in self.blocks}
+        sending = Conversation(Side.TRAINER, self._identity, sizes, remote=False)
+        receiving = Conversation(Side.SERVER, self._identity, sizes, remote=True)
+        hello = pack_hello(Hello(reply.incarnation, len(self.blocks)))
+        header = self._header(Kind.HELLO, hello)
+        sending.advance(header)
         try:
             connected = dial(
                 host,
-                self._reply.data_port,
+                reply.data_port,
                 timeout_seconds=_GREETING_SECONDS,
                 buffer_bytes=settings.socket_buffer_bytes,
             )
-            hello = pack_hello(Hello(self._reply.incarnation, len(self.blocks)))
-            header = self._header(Kind.HELLO, hello)
-            sending.advance(header)
             send_all(connected, [pack_header(header), hello])
             answer, payload = read_frame(connected, memoryview(bytearray(HEADER_BYTES)), receiving)
         except OSError as error:
             raise PeerLostError(
-                f"no data connection to parameter server {self._endpoint} (port {self._reply.data_port}): {error}"
+                f"no data connection to parameter server {self._endpoint}, port {reply.data_port}: {error}"
             ) from error
         if answer.kind is Kind.ERROR:
             raise read_error(bytes(payload))
@@ -319,31 +325,37 @@ class _Peer:
         self._connection = Connection(connected, peer, sending, receiving, self)
 
     def start(self) -> None:
+        """Start the connection's threads."""
         if self._connection is not None:
             self._connection.start()
 
     def send(self, kind: Kind, payload: bytes | memoryview = b"", **fields: int) -> None:
+        """Enqueue a frame."""
         if self._connection is not None:
             self._connection.send(self._header(kind, payload, **fields), payload)
 
     def close(self) -> None:
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
 
     def destination(self, header: Header) -> memoryview | None:
-        return self._client._store.landing(header.block) if header.kind is Kind.PARAM else None
+        """Say where a value belongs."""
+        return self._landing(header.block) if header.kind is Kind.PARAM else None
 
     def received(self, header: Header, payload: memoryview) -> None:
+        """Pass on that a value has landed."""
         if header.kind is Kind.ERROR:
             raise read_error(bytes(payload))
         if header.kind in (Kind.PARAM, Kind.UNCHANGED):
-            self._client.landed(header.block, header.step, changed=header.kind is Kind.PARAM)
+            self._owner.landed(header.block, header.step, changed=header.kind is Kind.PARAM)
 
     def ended(self, error: FleetError | None) -> None:
-        self._client.ended(self.server, error)
+        """Pass the end on."""
+        self._owner.ended(self.server, error)
 
     def _header(self, kind: Kind, payload: bytes | memoryview, **fields: int) -> Header:
-        identity = self._client._identity
+        identity = self._identity
         return Header(
             kind, identity.job, identity.attempt, identity.trainer, payload_bytes=len(payload), **fields
         )

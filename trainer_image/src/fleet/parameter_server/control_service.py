@@ -1,4 +1,4 @@
-"""The control service of a parameter server: gRPC on the endpoint's port, with the standard health service."""
+"""The control service of a parameter server: gRPC on the endpoint's port, with the health service."""
 
 from collections.abc import Iterator
 from concurrent import futures

@@ -8,24 +8,31 @@ error that names its remedy.
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.arena import Arena, Extent, bytes_of
 from fleet.parameter_server.modes import TrainerMode
 from fleet.program.optimizers import KERNEL_FLAGS, read_hyper_parameters
-from fleet.transpiler.lowering import TrainerPlan
+from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import HyperParameters
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
 
 __all__ = ["GradientFlow"]
 
 _NO_OVERLAP = "DistributedStrategy(overlap=False), with which everything is sent in optimizer.step()"
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return the counter that moves with each change of a tensor in place."""
+    return tensor._version  # noqa: SLF001 - torch documents it under this name, and has no other
 
 
 @dataclass(slots=True)
@@ -89,7 +96,8 @@ class GradientFlow:
             def ready(_: Tensor, name: str = name) -> None:
                 self._ready(name)
 
-            self._handles.append(parameter.register_post_accumulate_grad_hook(ready))
+            handle = parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
+            self._handles.append(handle)
 
     def detach(self) -> None:
         """Stop listening."""
@@ -120,7 +128,7 @@ class GradientFlow:
             self._check_unchanged(name, sent)
         if self._hyper is None:
             self._begin(hyper)
-        absent = []
+        absent: list[PlannedBlock] = []
         for name, parameter in self._parameters.items():
             if name in self._sent:
                 continue
@@ -142,9 +150,9 @@ class GradientFlow:
         """
         if self._sent:
             raise FleetError(
-                f"{what}, but the gradients of {len(self._sent)} parameters ({next(iter(self._sent))} …) have "
-                "been sent already and optimizer.step() did not follow; the other trainers count on them. "
-                f"To skip steps, use {_NO_OVERLAP}"
+                f"{what}, but the gradients of {len(self._sent)} parameters ({next(iter(self._sent))} …) "
+                "have been sent already and optimizer.step() did not follow; the other trainers count on "
+                f"them. To skip steps, use {_NO_OVERLAP}"
             )
 
     def _ready(self, name: str) -> None:
@@ -178,7 +186,7 @@ class GradientFlow:
         if gradient.device.type != "cpu" or not gradient.is_contiguous():
             carried = self._stage(name, gradient)
         payload = bytes_of(carried)
-        self._sent[name] = _Sent(gradient, gradient._version, carried)
+        self._sent[name] = _Sent(gradient, version_of(gradient), carried)
         size = carried.element_size()
         for block in self._blocks[name]:
             self._mode.send(block, payload[block.begin * size : block.end * size])
@@ -223,9 +231,10 @@ class GradientFlow:
 
     def _check_unchanged(self, name: str, sent: _Sent) -> None:
         present = self._parameters[name].grad
-        if present is sent.gradient and sent.gradient._version == sent.version:
+        if present is sent.gradient and version_of(sent.gradient) == sent.version:
             return
         raise FleetError(
-            f"the gradient of {name} was changed after it had been sent, by clipping or unscaling for instance, "
-            f"so the change would be lost. Use {_NO_OVERLAP}, or clip on the servers (strategy.grad_clip)"
+            f"the gradient of {name} was changed after it had been sent, by clipping or unscaling for "
+            f"instance, so the change would be lost. Use {_NO_OVERLAP}, or clip on the servers "
+            "(strategy.grad_clip)"
         )

@@ -135,7 +135,8 @@ class Heartbeat:
         if silent >= limit:
             self._on_failure(
                 PeerLostError(
-                    f"parameter server {peer.control.endpoint} has not answered for {silent:.0f} s; it has "
-                    f"vanished for good, as FLAGS_rpc_deadline is {self._settings.deadline_seconds * 1000:.0f} ms"
+                    f"parameter server {peer.control.endpoint} has not answered for {silent:.0f} s; it "
+                    "has vanished for good, as FLAGS_rpc_deadline is "
+                    f"{self._settings.deadline_seconds * 1000:.0f} ms"
                 )
             )

@@ -86,8 +86,8 @@ class Membership:
         member = self._members[trainer]
         if attempt < member.attempt:
             raise AlreadyJoinedError(
-                f"trainer {trainer} joined with attempt {attempt}, but a process of attempt {member.attempt} has "
-                "taken its place; expected a higher one (FLEET_RESTARTS)"
+                f"trainer {trainer} joined with attempt {attempt}, but a process of attempt "
+                f"{member.attempt} has taken its place; expected a higher one (FLEET_RESTARTS)"
             )
         silent = now - member.heard >= self._settings.silent_seconds
         if attempt == member.attempt and member.lost is None and not silent and not member.completed:

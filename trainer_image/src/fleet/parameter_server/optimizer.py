@@ -23,14 +23,17 @@ class DistributedOptimizer(Optimizer):
     ----------
     optimizer : Optimizer
         The user's.
+    minimize : callable
+        Captures and transpiles the program of a loss function.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, minimize: Callable[[Callable[..., Any]], None]) -> None:
         self._ready = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups
         self._ready = True
         self._wrapped = optimizer
+        self._minimize = minimize
         self._trainer: Trainer | None = None
 
     def bind(self, trainer: "Trainer") -> None:
@@ -57,8 +60,19 @@ class DistributedOptimizer(Optimizer):
                 "call backward() yourself, then step()"
             )
         self._bound().step()
-        # What torch's schedulers look at to warn of a step() that never came.
-        self._wrapped._opt_called = True  # type: ignore[attr-defined]
+        # A scheduler built on the wrapped optimizer warns of a step() that never came by this mark.
+        setattr(self._wrapped, "_opt_called", True)  # noqa: B010 - torch's own, not a declared attribute
+
+    def minimize(self, loss_fn: Callable[..., Any]) -> None:
+        """Describe the training step as a program, for an `Executor` to run.
+
+        Parameters
+        ----------
+        loss_fn : callable
+            As of `Program.capture`. ``fleet.main_program`` and ``fleet.startup_program`` are then what this
+            replica runs.
+        """
+        self._minimize(loss_fn)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients; not between backward() and step().
@@ -116,7 +130,7 @@ class DistributedOptimizer(Optimizer):
     def _bound(self) -> "Trainer":
         if self._trainer is None:
             raise ConfigurationError(
-                "there is no session with the parameter servers: call fleet.init_worker() on a trainer before "
-                "the first step(); a parameter server calls fleet.run_server() and never steps"
+                "there is no session with the parameter servers: call fleet.init_worker() on a trainer "
+                "before the first step(); a parameter server calls fleet.run_server() and never steps"
             )
         return self._trainer

@@ -110,6 +110,6 @@ def _may_move(parameter: Parameter) -> bool:
     return (
         parameter.device.type == "cpu"
         and parameter.is_contiguous()
-        and not parameter.is_shared()
+        and not parameter.is_shared()  # type: ignore[no-untyped-call]
         and storage.nbytes() == parameter.numel() * parameter.element_size()
     )

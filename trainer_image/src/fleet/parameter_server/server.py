@@ -31,8 +31,8 @@ from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.sockets import bind_address, hang_up, listen, tune
 from fleet.parameter_server.waiting import WaitLog, split_endpoint
-from fleet.program import Program, describe_difference
-from fleet.transpiler.lowering import ServerPlan, server_plan
+from fleet.program import describe_difference
+from fleet.transpiler.lowering import ServerPlan
 from fleet.wire import Identity, job_hash
 
 if TYPE_CHECKING:
@@ -86,15 +86,6 @@ class Server:
         self._listener: socket.socket | None = None
         self._control: ControlService | None = None
         self._closing = False
-
-    @classmethod
-    def of(cls, program: Program, job: "JobIdentity", settings: Settings) -> "Server":
-        """Build the server that a transpiled pserver program describes."""
-        if program.source is None:
-            raise ConfigurationError(
-                "the program has no PyTorch objects behind it; build it with Program.capture"
-            )
-        return cls(server_plan(program), program.source.parameters, job, settings)
 
     def start(self) -> None:
         """Begin to accept joins.
@@ -157,7 +148,7 @@ class Server:
         if difference:
             raise ConfigurationError(
                 f"this trainer does not run the same training as the parameter server: {difference} "
-                "(here: the server; there: the trainer); run the same script with the same settings in every role"
+                "(here: the server; there: the trainer); run one script with the same settings in every role"
             )
         trainer, attempt = request.trainer.id, request.trainer.attempt
         with self._admission:

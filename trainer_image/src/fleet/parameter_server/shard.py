@@ -79,8 +79,8 @@ class Shard:
         group = self.blocks[block].group
         if group >= len(hyper_parameters):
             raise ConfigurationError(
-                f"block {self.blocks[block].name} belongs to param group {group}, but the trainer's optimizer "
-                f"has {len(hyper_parameters)} groups; build the optimizer alike in every role"
+                f"block {self.blocks[block].name} belongs to param group {group}, but the trainer's "
+                f"optimizer has {len(hyper_parameters)} groups; build the optimizer alike in every role"
             )
         gradients = [self._gradients[trainer][block] for trainer in trainers]
         self._updates[block].apply(average_in_order(gradients, divisor), hyper_parameters[group])

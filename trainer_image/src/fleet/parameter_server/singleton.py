@@ -1,7 +1,8 @@
 """The `fleet` of a parameter-server job: one object per process, with the original's methods."""
 
 import os
-from typing import Any, Literal, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -9,13 +10,16 @@ import fleet as package
 from fleet import lifecycle
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.optimizer import DistributedOptimizer
-from fleet.parameter_server.server import Server
+from fleet.parameter_server.sessions import start_server, start_trainer
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import Trainer
 from fleet.program import Program
 from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker
 from fleet.strategy import DistributedStrategy
 from fleet.transpiler import DistributeTranspiler
+
+if TYPE_CHECKING:
+    from fleet.parameter_server.server import Server
 
 __all__ = ["Fleet"]
 
@@ -40,14 +44,13 @@ class Fleet:
 
     def __init__(self) -> None:
         self._role: Role | None = None
-        self._settings = Settings()
         self._optimizer: DistributedOptimizer | None = None
         self._overlap = True
         self._transpiler: DistributeTranspiler | None = None
         self._server: Server | None = None
         self._trainer: Trainer | None = None
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - any public name of the package
+    def __getattr__(self, name: str) -> Any:
         """Resolve what is no method here as a public name of the package, as in ``fleet.report``."""
         if name.startswith("_"):
             raise AttributeError(name)
@@ -74,7 +77,7 @@ class Fleet:
                 "fleet.parameter_server was given the role of a collective job; expected "
                 "PaddleCloudRoleMaker() without is_collective, or the fleet of fleet.collective"
             )
-        self._settings = Settings.from_environ(os.environ)
+        Settings.from_environ(os.environ)  # a malformed variable is found here, not after minutes
         self._role = role
         lifecycle.start(role)
 
@@ -121,6 +124,23 @@ class Fleet:
         return ",".join(endpoints) if to_string else endpoints
 
     @property
+    def main_program(self) -> Program:
+        """What this replica runs at each step, after ``minimize``; of a server, what it serves."""
+        transpiler, role = self._started_transpiler(), self._started_role()
+        if role.is_server:
+            return transpiler.get_pserver_program(role.current_endpoint)
+        return transpiler.get_trainer_program()
+
+    @property
+    def startup_program(self) -> Program:
+        """What prepares `main_program`."""
+        transpiler, role = self._started_transpiler(), self._started_role()
+        if role.is_server:
+            return transpiler.get_startup_program(role.current_endpoint)
+        startup = transpiler.get_trainer_program().startup_program
+        return startup if startup is not None else Program()
+
+    @property
     def step(self) -> int:
         """The number of steps made, from the job's beginning: where a restarted trainer goes on."""
         return self._trainer.current_step if self._trainer is not None else 0
@@ -160,18 +180,18 @@ class Fleet:
                 "with a param group for each part of the model"
             )
         chosen = (strategy if strategy is not None else DistributedStrategy()).resolved(role.sync_mode)
-        program = Program.from_optimizer(optimizer, model)
-        self._transpiler = DistributeTranspiler(chosen.transpiler)
-        self._transpiler.transpile(
-            role.index if role.is_worker else 0,
-            program=program,
-            pservers=",".join(role.server_endpoints),
-            trainers=role.worker_num,
-            sync_mode=bool(chosen.sync_mode),
-            startup_program=program.startup_program,
-        )
+        self._transpile(Program.from_optimizer(optimizer, model), chosen)
         self._overlap = chosen.overlap
-        self._optimizer = DistributedOptimizer(optimizer)
+
+        def minimize(loss_fn: Callable[..., Any]) -> None:
+            if model is None:
+                raise ConfigurationError(
+                    "minimize() runs the model: give it, as in "
+                    "fleet.distributed_optimizer(optimizer, model=model)"
+                )
+            self._transpile(Program.capture(model, loss_fn, optimizer), chosen)
+
+        self._optimizer = DistributedOptimizer(optimizer, minimize)
         return self._optimizer
 
     def init_server(self, model_dir: str | None = None) -> None:
@@ -190,9 +210,7 @@ class Fleet:
             )
         if not role.is_server:
             raise ConfigurationError("fleet.init_server was called on a trainer; expected fleet.is_server()")
-        program = self._started_transpiler().get_pserver_program(role.current_endpoint)
-        self._server = Server.of(program, role.job, self._settings)
-        self._server.start()
+        self._server = start_server(self.main_program, role.job)
 
     def run_server(self) -> None:
         """Serve until every trainer has completed.
@@ -231,9 +249,7 @@ class Fleet:
                 "fleet.init_worker was called "
                 + ("a second time" if self._trainer is not None else "before fleet.distributed_optimizer")
             )
-        program = self._started_transpiler().get_trainer_program()
-        self._trainer = Trainer(program, role.job, self._settings, overlap=self._overlap)
-        self._trainer.start()
+        self._trainer = start_trainer(self.main_program, role.job, overlap=self._overlap)
         self._optimizer.bind(self._trainer)
 
     def barrier_worker(self) -> None:
@@ -244,6 +260,18 @@ class Fleet:
         """Tell the servers that this trainer has finished; the model keeps the last values."""
         self._started_trainer().complete()
         lifecycle.finish()
+
+    def _transpile(self, program: Program, strategy: DistributedStrategy) -> None:
+        role = self._started_role()
+        self._transpiler = DistributeTranspiler(strategy.transpiler)
+        self._transpiler.transpile(
+            role.index if role.is_worker else 0,
+            program=program,
+            pservers=",".join(role.server_endpoints),
+            trainers=role.worker_num,
+            sync_mode=bool(strategy.sync_mode),
+            startup_program=program.startup_program,
+        )
 
     def _started_role(self) -> Role:
         if self._role is None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 __all__ = [
-    "ConnectionEnded",
+    "ConnectionEndedError",
     "bind_address",
     "dial",
     "hang_up",
@@ -28,7 +28,7 @@ _IOV_MAX: Final = 512
 _ours: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 
-class ConnectionEnded(ConnectionError):
+class ConnectionEndedError(ConnectionError):
     """The peer closed the connection, or its host did."""
 
 
@@ -86,7 +86,7 @@ def receive_exactly(connection: socket.socket, destination: memoryview) -> None:
 
     Raises
     ------
-    ConnectionEnded
+    ConnectionEndedError
         The peer closed before the buffer was full; the message says where.
     OSError
         The connection broke.
@@ -95,7 +95,7 @@ def receive_exactly(connection: socket.socket, destination: memoryview) -> None:
     while received < wanted:
         count = connection.recv_into(destination[received:], wanted - received, socket.MSG_WAITALL)
         if count == 0:
-            raise ConnectionEnded(f"closed after {received} of {wanted} bytes")
+            raise ConnectionEndedError(f"closed after {received} of {wanted} bytes")
         received += count
 
 

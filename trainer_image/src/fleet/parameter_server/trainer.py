@@ -7,15 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fleet.errors import ConfigurationError
 from fleet.parameter_server.arena import bytes_of, dtype_of
 from fleet.parameter_server.client import Client
 from fleet.parameter_server.gradients import GradientFlow
 from fleet.parameter_server.modes import make_trainer_mode
 from fleet.parameter_server.parameters import ParameterStore
 from fleet.parameter_server.settings import Settings
-from fleet.program import Program
-from fleet.transpiler.lowering import trainer_plan
+from fleet.program import Source
+from fleet.transpiler.lowering import TrainerPlan
 
 if TYPE_CHECKING:
     from fleet.role_maker import JobIdentity
@@ -24,29 +23,28 @@ __all__ = ["Trainer"]
 
 
 class Trainer:
-    """Follows a transpiled trainer program.
+    """Follows the plan of a transpiled trainer program.
 
     Parameters
     ----------
-    program : Program
-        What ``get_trainer_program()`` returned.
+    plan : TrainerPlan
+    source : Source
+        The module's parameters and the optimizer.
     job : JobIdentity
     settings : Settings
     overlap : bool
         Whether gradients leave during the backward pass.
     """
 
-    def __init__(self, program: Program, job: "JobIdentity", settings: Settings, *, overlap: bool) -> None:
-        if program.source is None:
-            raise ConfigurationError(
-                "the program has no PyTorch objects behind it; build it with Program.capture"
-            )
-        self.plan = trainer_plan(program)
-        self._parameters: Mapping[str, Parameter] = program.source.parameters
+    def __init__(
+        self, plan: TrainerPlan, source: Source, job: "JobIdentity", settings: Settings, *, overlap: bool
+    ) -> None:
+        self.plan = plan
+        self._parameters: Mapping[str, Parameter] = source.parameters
         self._store = ParameterStore(self.plan.blocks, self._parameters)
         self._client = Client(self.plan, job, self._store, settings)
         mode = make_trainer_mode(self.plan.mode, self._client)
-        self.flow = GradientFlow(self.plan, self._parameters, program.source.optimizer, mode, overlap=overlap)
+        self.flow = GradientFlow(self.plan, self._parameters, source.optimizer, mode, overlap=overlap)
 
     @property
     def current_step(self) -> int:
@@ -72,7 +70,7 @@ class Trainer:
         self._client.barrier()
 
     def complete(self) -> None:
-        """Finish: the servers go on without this trainer.
+        """Finish: the servers go on without this trainer. The module keeps the last values.
 
         Raises
         ------

@@ -88,7 +88,7 @@ def wait_for_ports(endpoints: Sequence[str], deadline_seconds: float) -> None:
         log.note("ports", lambda: f"waiting for the parameter servers {named} ({reason})")  # noqa: B023
         if time.monotonic() >= deadline:
             raise DeadlineExceededError(
-                f"the parameter servers {named} accept no connections after {deadline_seconds:g} s ({reason}); "
-                "expected a server at each endpoint: are they running, and are the addresses right?"
+                f"the parameter servers {named} accept no connections after {deadline_seconds:g} s "
+                f"({reason}); expected a server at each endpoint: are they running, are the addresses right?"
             )
         time.sleep(_POLL_SECONDS)

@@ -66,8 +66,9 @@ class DenseUpdate:
             self._optimizer = build_optimizer(optimizer_class, [self._value], chosen)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigurationError(
-                f"{optimizer_class.__name__} cannot be built on a parameter server with the options {chosen}: "
-                f"{error}; expected a constructor that takes (params, **options) with its param groups' options"
+                f"{optimizer_class.__name__} cannot be built on a parameter server with the options "
+                f"{chosen}: {error}; expected a constructor that takes (params, **options) with the options "
+                "of its param groups"
             ) from error
 
     def apply(self, gradient: Tensor, hyper_parameters: Mapping[str, Any]) -> None:

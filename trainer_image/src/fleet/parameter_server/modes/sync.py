@@ -137,8 +137,8 @@ class SyncServer:
             early = [block for block, round_ in self._rounds.items() if round_.step < step]
             if unknown or early:
                 raise RemoteProtocolError(
-                    f"trainer {trainer} ends step {step}: {len(unknown)} of the absent blocks are not of this "
-                    f"server, and {len(early)} blocks are not as far yet; expected none"
+                    f"trainer {trainer} ends step {step}: {len(unknown)} of the absent blocks are not of "
+                    f"this server, and {len(early)} blocks are not as far yet; expected none"
                 )
             late = [block for block in absent if self._rounds[block].step > step]
             for block in set(absent).difference(late):

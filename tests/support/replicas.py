@@ -1,0 +1,155 @@
+"""A parameter-server job as real processes on loopback: each runs one script, and none outlives the test."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.processes import free_ports, wait_for
+
+HOST = "127.0.0.1"
+
+
+@dataclass
+class Replica:
+    """One process of the job, and its output."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def output(self) -> str:
+        """What it has written so far, to stdout and stderr together."""
+        return self.log.read_text(errors="replace")
+
+    def wait(self, seconds: float = 60.0) -> int:
+        """Return the exit status."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} still runs after {seconds:g} s:\n{self.output}") from None
+
+    def expect(self, status: int, *words: str, seconds: float = 60.0) -> None:
+        """Wait for the end: with this status, and with these words in the output."""
+        found = self.wait(seconds)
+        assert found == status, f"{self.name} ended with {found}, expected {status}:\n{self.output}"
+        for word in words:
+            assert word in self.output, f"{self.name} does not say {word!r}:\n{self.output}"
+
+    def wait_for_output(self, pattern: str, seconds: float = 60.0) -> re.Match[str]:
+        """Return the first match of a pattern in the output; the process may still run."""
+
+        def look() -> re.Match[str] | None:
+            ended = self.process.poll() is not None
+            match = re.search(pattern, self.output)
+            assert match or not ended, f"{self.name} ended without {pattern!r}:\n{self.output}"
+            return match
+
+        match = wait_for(look, f"{pattern!r} from {self.name}", seconds=seconds)
+        assert match is not None
+        return match
+
+    def kill(self) -> None:
+        """End it as kill -9 does: the process only, not its children."""
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
+class Job:
+    """The processes of one job.
+
+    Parameters
+    ----------
+    directory : Path
+        For the logs.
+    servers, trainers : int
+        How many the job has, whether started or not.
+    environ : mapping
+        For all replicas, beside their roles.
+    rounds : int
+        For how many jobs in turn the servers need ports; those of the later ones follow the first one's.
+    """
+
+    directory: Path
+    servers: int
+    trainers: int
+    environ: Mapping[str, str] = field(default_factory=dict)
+    rounds: int = 1
+    replicas: list[Replica] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        ports = free_ports(self.servers * self.rounds)
+        self.endpoints = [f"{HOST}:{port}" for port in ports[: self.servers]]
+
+    def server(self, index: int, script: Path, *arguments: str, **environ: str) -> Replica:
+        """Start a parameter server."""
+        role = {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": self.endpoints[index].rpartition(":")[2]}
+        return self._start(f"pserver-{index}", script, arguments, role | environ)
+
+    def trainer(self, index: int, script: Path, *arguments: str, **environ: str) -> Replica:
+        """Start a trainer."""
+        role = {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(index)}
+        return self._start(f"trainer-{index}", script, arguments, role | environ)
+
+    def start(self, script: Path, *arguments: str) -> tuple[list[Replica], list[Replica]]:
+        """Start every replica; return servers and trainers."""
+        servers = [self.server(index, script, *arguments) for index in range(self.servers)]
+        trainers = [self.trainer(index, script, *arguments) for index in range(self.trainers)]
+        return servers, trainers
+
+    def close(self) -> None:
+        """Kill what still runs, children included."""
+        for replica in self.replicas:
+            for kill in (lambda: os.killpg(replica.process.pid, signal.SIGKILL), replica.process.kill):
+                try:
+                    kill()
+                except ProcessLookupError:
+                    continue
+            replica.process.wait()
+
+    def _start(
+        self, name: str, script: Path, arguments: Sequence[str], environ: Mapping[str, str]
+    ) -> Replica:
+        log = self.directory / f"{name}.{len(self.replicas)}.log"
+        everything: dict[str, Any] = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "FLEET_"))},
+            "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(self.endpoints),
+            "PADDLE_TRAINERS_NUM": str(self.trainers),
+            "POD_IP": HOST,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            "FLEET_JOB_NAME": "test",
+            "FLEET_JOB_UID": self.directory.name,
+            "FLEET_TERMINATION_LOG": os.devnull,
+            **self.environ,
+            **environ,
+        }
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, str(script), *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=everything,
+                start_new_session=True,
+            )
+        replica = Replica(name, process, log)
+        self.replicas.append(replica)
+        return replica
+
+
+@contextmanager
+def job(directory: Path, servers: int, trainers: int, rounds: int = 1, **environ: str) -> Iterator[Job]:
+    """Give a job whose processes end with the block."""
+    made = Job(directory, servers, trainers, environ, rounds)
+    try:
+        yield made
+    finally:
+        made.close()

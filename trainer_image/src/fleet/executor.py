@@ -1,0 +1,218 @@
+"""The executor: runs programs, local or transpiled, one call per step.
+
+The loop form and this one drive the same sessions; see `fleet.parameter_server.sessions`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fleet import lifecycle
+from fleet.environment import process_environment
+from fleet.errors import ConfigurationError, FleetError
+from fleet.parameter_server.sessions import find_trainer, sends, source_of, start_server, start_trainer
+from fleet.parameter_server.trainer import Trainer
+from fleet.place import CPUPlace, Place
+from fleet.program import Program, Source, Variable, default_main_program
+from fleet.role_maker import JobIdentity
+from fleet.role_maker.interface import identity_of
+from fleet.role_maker.variables import Variables
+
+__all__ = ["Executor"]
+
+_GRADIENT = "@GRAD"
+
+
+class Executor:
+    """Runs programs on a place.
+
+    Parameters
+    ----------
+    place : CPUPlace or CUDAPlace, optional
+        Where the model computes; the CPU otherwise.
+
+    Examples
+    --------
+    ::
+
+        executor = fleet.Executor(fleet.CPUPlace())
+        executor.run(fleet.default_startup_program())
+        for x, y in batches:
+            (loss,) = executor.run(program, feed={"x": x, "y": y}, fetch_list=["loss"])
+        executor.close()
+    """
+
+    def __init__(self, place: Place | None = None) -> None:
+        self._place = place if place is not None else CPUPlace()
+        self._trainer: Trainer | None = None
+        self._closed = False
+
+    def run(
+        self,
+        program: Program | None = None,
+        feed: Mapping[str, Any] | None = None,
+        fetch_list: Sequence[str | Variable] | None = None,
+    ) -> list[npt.NDArray[Any]]:
+        """Run a program once.
+
+        A startup program prepares: on a trainer the module then holds the servers' values, a server then
+        accepts trainers. A main program makes one training step; a server's serves until every trainer has
+        completed.
+
+        Parameters
+        ----------
+        program : Program, optional
+            ``fleet.default_main_program()`` otherwise.
+        feed : mapping of name to array or tensor, optional
+            The program's data: the arguments of its `loss_fn`.
+        fetch_list : sequence of str or Variable, optional
+            What to return: names of what `loss_fn` returned (a single tensor is ``loss``), parameters as
+            they are after the step, or a parameter's name with ``@GRAD``.
+
+        Returns
+        -------
+        list of numpy.ndarray
+            One per entry of `fetch_list`.
+
+        Raises
+        ------
+        ConfigurationError
+            The program cannot run so: a name is unknown, an input is missing.
+        FleetError
+            As of ``optimizer.step()``.
+        """
+        if self._closed:
+            raise ConfigurationError("run() after close(); make another Executor")
+        chosen = program if program is not None else default_main_program()
+        role = chosen.attrs.get("role")
+        if role == "pserver":
+            return self._run_server(chosen)
+        if not _computes(chosen):
+            return self._start_up(chosen, distributed=role == "trainer")
+        source = source_of(chosen)
+        trainer = self._session(chosen) if role == "trainer" else None
+        inputs = self._inputs(chosen, feed or {})
+        names = [entry if isinstance(entry, str) else entry.name for entry in fetch_list or ()]
+        return self._step(source, trainer, inputs, names)
+
+    def close(self) -> None:
+        """Tell the servers that this trainer has finished; safe to repeat, and on a server."""
+        self._closed = True
+        trainer, self._trainer = self._trainer, None
+        if trainer is not None:
+            trainer.complete()
+            lifecycle.finish()
+
+    def _start_up(self, program: Program, *, distributed: bool) -> list[npt.NDArray[Any]]:
+        module = source_of(program).module
+        if module is not None:
+            module.to(self._place.device)
+        if distributed:
+            self._trainer = find_trainer(program) or start_trainer(program, _job())
+        return []
+
+    def _run_server(self, program: Program) -> list[npt.NDArray[Any]]:
+        listens = any(op.type == "listen_and_serv" for op in program.global_block().ops)
+        if not listens:
+            source_of(program)
+            return []
+        server = start_server(program, _job())
+        try:
+            server.serve()
+        finally:
+            server.close()
+        lifecycle.finish()
+        return []
+
+    def _session(self, program: Program) -> Trainer:
+        if not sends(program):
+            raise ConfigurationError(
+                "the program computes but sends nothing; run what get_trainer_program() returned"
+            )
+        self._trainer = find_trainer(program)
+        if self._trainer is None:
+            raise ConfigurationError(
+                "there is no session with the parameter servers; run the startup program first, "
+                "fleet.default_startup_program()"
+            )
+        return self._trainer
+
+    def _inputs(self, program: Program, feed: Mapping[str, Any]) -> dict[str, Any]:
+        expected = {variable.name for variable in program.global_block().vars.values() if variable.is_data}
+        if set(feed) != expected:
+            raise ConfigurationError(
+                f"feed has {', '.join(sorted(feed)) or 'nothing'}; "
+                f"expected the data of the program: {', '.join(sorted(expected)) or 'nothing'}"
+            )
+        return {name: self._on_place(value) for name, value in feed.items()}
+
+    def _on_place(self, value: object) -> object:
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
+        return value.to(self._place.device) if isinstance(value, Tensor) else value
+
+    def _step(
+        self, source: Source, trainer: Trainer | None, inputs: Mapping[str, Any], names: Sequence[str]
+    ) -> list[npt.NDArray[Any]]:
+        if source.loss_fn is None:
+            raise ConfigurationError(
+                "the program has no loss_fn to run; it describes a loop that calls backward() itself"
+            )
+        source.optimizer.zero_grad()
+        returned = source.loss_fn(source.module, **inputs)
+        outputs = returned if isinstance(returned, Mapping) else {"loss": returned}
+        loss = outputs.get("loss")
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ConfigurationError(
+                f"loss_fn returned {_summary(returned)}; expected the loss, a tensor of one element, "
+                "or a dict of named tensors with 'loss' among them"
+            )
+        unknown = [name for name in names if not _known(name, outputs, source)]
+        if unknown:
+            raise ConfigurationError(
+                f"fetch_list names {', '.join(unknown)}; expected what loss_fn returns "
+                f"({', '.join(outputs)}), a parameter, or a parameter's name with {_GRADIENT}"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        if trainer is None:
+            source.optimizer.step()
+        else:
+            trainer.step()
+        return [_fetch(name, outputs, source) for name in names]
+
+
+def _computes(program: Program) -> bool:
+    return any(op.type == "forward" for op in program.global_block().ops)
+
+
+def _job() -> JobIdentity:
+    return identity_of(Variables(process_environment()))
+
+
+def _known(name: str, outputs: Mapping[str, Any], source: Source) -> bool:
+    return name in outputs or name.removesuffix(_GRADIENT) in source.parameters
+
+
+def _fetch(name: str, outputs: Mapping[str, Any], source: Source) -> npt.NDArray[Any]:
+    if name in outputs:
+        value = outputs[name]
+    elif name in source.parameters:
+        value = source.parameters[name]
+    else:
+        value = source.parameters[name.removesuffix(_GRADIENT)].grad
+        if value is None:
+            raise FleetError(f"{name} was fetched, but this step computed no gradient for the parameter")
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    return tensor.detach().to("cpu", copy=True).numpy()
+
+
+def _summary(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"a dict of {', '.join(map(str, value)) or 'nothing'}"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,106 @@
+"""The sessions of this process, by the PyTorch objects that they train.
+
+A program that is run by an `Executor` and a loop that calls ``optimizer.step()`` are two ways to drive one
+session: whichever comes second finds what the first has started.
+"""
+
+import os
+import weakref
+
+from fleet import lifecycle
+from fleet.errors import ConfigurationError
+from fleet.parameter_server.server import Server
+from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.trainer import Trainer
+from fleet.program import Program, Source
+from fleet.role_maker import JobIdentity, Role, RoleKind
+from fleet.transpiler.lowering import TrainerPlan, server_plan, startup_plan, trainer_plan
+
+__all__ = ["find_trainer", "sends", "source_of", "start_server", "start_trainer"]
+
+_trainers: "weakref.WeakKeyDictionary[Source, Trainer]" = weakref.WeakKeyDictionary()
+
+
+def find_trainer(program: Program) -> Trainer | None:
+    """Return the session that trains a program's parameters, if there is one."""
+    return _trainers.get(source_of(program))
+
+
+def start_trainer(program: Program, job: JobIdentity, *, overlap: bool = True) -> Trainer:
+    """Join the servers as a trainer program says, and take their values.
+
+    Parameters
+    ----------
+    program : Program
+        A trainer's main or startup program.
+    job : JobIdentity
+    overlap : bool
+        See `Trainer`.
+
+    Raises
+    ------
+    ConfigurationError
+        There is a session already, or a server refuses.
+    PeerLostError
+        A server does not answer before the deadline.
+    """
+    source = source_of(program)
+    if source in _trainers:
+        raise ConfigurationError(
+            "this model trains with the parameter servers already; expected the startup program, or "
+            "fleet.init_worker(), once"
+        )
+    plan = trainer_plan(program) if sends(program) else startup_plan(program)
+    lifecycle.start(_trainer_role(plan, job))
+    trainer = Trainer(plan, source, job, Settings.from_environ(os.environ), overlap=overlap)
+    trainer.start()
+    _trainers[source] = trainer
+    return trainer
+
+
+def start_server(program: Program, job: JobIdentity) -> Server:
+    """Begin to accept trainers as a pserver program says."""
+    source, plan = source_of(program), server_plan(program)
+    lifecycle.start(
+        Role(
+            kind=RoleKind.SERVER,
+            index=plan.server,
+            worker_num=plan.trainers,
+            server_endpoints=plan.endpoints,
+            current_endpoint=plan.endpoint,
+            job=job,
+        )
+    )
+    server = Server(plan, source.parameters, job, Settings.from_environ(os.environ))
+    server.start()
+    return server
+
+
+def sends(program: Program) -> bool:
+    """Whether this is a trainer's main program, and not its startup program."""
+    return any(op.type == "send" for op in program.global_block().ops)
+
+
+def source_of(program: Program) -> Source:
+    """Return the PyTorch objects behind a program.
+
+    Raises
+    ------
+    ConfigurationError
+        There are none.
+    """
+    if program.source is None:
+        raise ConfigurationError(
+            "the program has no PyTorch objects behind it, so it cannot run; build it with Program.capture"
+        )
+    return program.source
+
+
+def _trainer_role(plan: TrainerPlan, job: JobIdentity) -> Role:
+    return Role(
+        kind=RoleKind.WORKER,
+        index=plan.trainer_id,
+        worker_num=plan.trainers,
+        server_endpoints=plan.endpoints,
+        job=job,
+    )
