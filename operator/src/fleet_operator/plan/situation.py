@@ -46,7 +46,7 @@ class Situation:
         for role in self.job.roles:
             pods = {replica.index: pod for replica, pod in self.present.items() if replica.role is role}
             completed = {index for index, pod in pods.items() if has_succeeded(pod)}
-            if role is Role.PSERVER and not self.all_trainers_started and not self.job.status.finished:
+            if role is Role.PSERVER and not self.all_trainers_started:
                 completed = (
                     set()
                 )  # it cannot have served trainers that never ran: a failure, not a completion

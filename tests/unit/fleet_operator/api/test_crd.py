@@ -1,0 +1,139 @@
+"""The CustomResourceDefinition: as committed, structural, and with the models' own defaults."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fleet_operator.api import FleetJob, parse_job
+from fleet_operator.api.crd import build_crd, render_crd
+from fleet_operator.api.rules import IMMUTABLE, RULES
+from tests.support import jobs
+
+COMMITTED = Path(__file__).parents[4] / "crds" / "fleetjobs.fleetjob.dev.yaml"
+
+
+@pytest.fixture(scope="module")
+def schema():
+    return build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+def nodes(node, path=""):
+    """Walk all schemas below one, itself included, with their paths."""
+    yield path, node
+    for name, child in node.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    for key in ("items", "additionalProperties"):
+        if isinstance(node.get(key), dict):
+            yield from nodes(node[key], f"{path}[]")
+
+
+def with_defaults(node, value):
+    """Fill defaults in, as the API server does before it validates."""
+    if isinstance(value, dict):
+        properties = node.get("properties", {})
+        value = {
+            **{name: child["default"] for name, child in properties.items() if "default" in child},
+            **value,
+        }
+        return {name: with_defaults(properties.get(name, {}), item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [with_defaults(node.get("items", {}), item) for item in value]
+    return value
+
+
+def test_the_committed_definition_is_the_generated_one():
+    assert COMMITTED.read_text() == render_crd(), (
+        "crds/ has drifted: python -m fleet_operator.api.crd > crds/fleetjobs.fleetjob.dev.yaml"
+    )
+
+
+def test_what_is_rendered_is_what_was_built():
+    assert yaml.safe_load(render_crd()) == build_crd()
+
+
+def test_small_enough_for_client_side_apply():
+    assert len(COMMITTED.read_bytes()) < 262_144
+
+
+def test_is_structural(schema):
+    for path, node in nodes(schema):
+        assert "type" in node or node.get("x-kubernetes-int-or-string"), path
+        assert not {"$ref", "anyOf", "allOf", "const", "title", "$defs"} & node.keys(), path
+        assert not ("properties" in node and "additionalProperties" in node), path
+
+
+def test_unknown_fields_are_kept_in_pod_templates_only(schema):
+    open_paths = [path for path, node in nodes(schema) if node.get("x-kubernetes-preserve-unknown-fields")]
+    assert open_paths
+    assert all(".template.spec" in path or path == ".spec.nodePool.tolerations[]" for path in open_paths)
+
+
+@pytest.mark.parametrize("document", jobs.VALID.values(), ids=jobs.VALID.keys())
+def test_defaults_of_the_schema_are_those_of_the_models(schema, document):
+    filled = with_defaults(schema, parse_job(document).to_manifest())
+    assert parse_job(filled) == parse_job(document)
+    assert parse_job(filled).model_dump() == parse_job(document).model_dump()
+
+
+def test_everything_left_out_is_written_out_by_the_schema(schema):
+    filled = with_defaults(schema, jobs.manifest(pserver={}, trainer={}))["spec"]
+    del filled["template"]
+    assert filled == {
+        "mode": "ParameterServer",
+        "pserver": {"replicas": 1, "port": 6174},
+        "trainer": {"replicas": 1, "port": 6175},
+        "syncMode": "Sync",
+        "failurePolicy": {},
+        "successPolicy": "All",
+        "startupPolicy": "InOrder",
+        "runPolicy": {"suspend": False, "backoffLimit": 6, "cleanPodPolicy": "Running"},
+    }
+
+
+def test_every_rule_is_in_it_and_points_at_a_field(schema):
+    rules = schema["properties"]["spec"]["x-kubernetes-validations"]
+    assert [each["rule"] for each in rules] == [each.cel for each in (*RULES, *IMMUTABLE)]
+    paths = {path for path, _ in nodes(schema["properties"]["spec"])}
+    assert {each["fieldPath"] for each in rules} <= paths
+
+
+def test_all_but_the_run_policy_is_immutable(schema):
+    assert {each.field for each in IMMUTABLE} == set(schema["properties"]["spec"]["properties"]) - {
+        "runPolicy"
+    }
+    required = set(schema["properties"]["spec"]["required"])
+    defaulted = {
+        name for name, node in schema["properties"]["spec"]["properties"].items() if "default" in node
+    }
+    assert {each.field for each in IMMUTABLE if not each.optional} == (required | defaulted) - {"runPolicy"}
+
+
+def test_what_kubectl_shows():
+    spec = build_crd()["spec"]
+    version = spec["versions"][0]
+    assert spec["names"]["shortNames"] == ["fj"]
+    assert spec["names"]["categories"] == ["all"]
+    assert version["subresources"] == {"status": {}}
+    columns = [column["name"] for column in version["additionalPrinterColumns"]]
+    assert columns == ["Mode", "State", "Pservers", "Trainers", "Restarts", "Age"]
+
+
+def test_every_field_of_the_spec_is_explained(schema):
+    unexplained = [
+        path
+        for path, node in nodes(schema["properties"]["spec"], "spec")
+        if ".template" not in path and "[]" not in path and "description" not in node
+    ]
+    assert unexplained == []
+
+
+def test_conditions_are_a_map_by_type(schema):
+    conditions = schema["properties"]["status"]["properties"]["conditions"]
+    assert conditions["x-kubernetes-list-type"] == "map"
+    assert conditions["x-kubernetes-list-map-keys"] == ["type"]
+
+
+def test_api_version_is_the_models():
+    crd = build_crd()["spec"]
+    assert f"{crd['group']}/{crd['versions'][0]['name']}" == FleetJob.model_fields["api_version"].default

@@ -1,0 +1,84 @@
+"""The environment contract: what ``contract/env`` says is what the replicas get, no more and no less."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fleet_operator.api import Role, parse_job
+from fleet_operator.build import ClusterHosts, role_env
+from tests.support import jobs
+
+CONTRACT = sorted((Path(__file__).parents[4] / "contract" / "env").glob("*.yaml"))
+
+
+def replicas(path):
+    document = yaml.safe_load(path.read_text())
+    job = parse_job(document["job"])
+    return job, [(Role(each["role"]), each["index"], each["env"]) for each in document["replicas"]]
+
+
+def test_the_contract_has_jobs_of_both_modes_and_of_several_sizes():
+    assert [path.stem for path in CONTRACT] == [
+        f"{mode}-{size}" for mode in ("collective", "parameter-server") for size in ("1x1", "2x2", "3x5")
+    ]
+
+
+@pytest.mark.parametrize("path", CONTRACT, ids=lambda path: path.stem)
+def test_role_env_is_the_contract(path):
+    job, expected = replicas(path)
+    assert [(role, index) for role, index, _ in expected] == [
+        (role, index) for role in job.roles for index in range(job.replicas(role))
+    ]
+    for role, index, env in expected:
+        assert role_env(job, role, index, ClusterHosts(job)) == env
+
+
+@pytest.mark.parametrize("path", CONTRACT, ids=lambda path: path.stem)
+def test_each_replica_finds_itself_in_the_lists_to_the_letter(path):
+    _, expected = replicas(path)
+    for role, index, env in expected:
+        assert env["POD_IP"] == env["PADDLE_CURRENT_IP"]
+        if role is Role.PSERVER:
+            assert env["PADDLE_PSERVER_IPS"].split(",")[index] == env["POD_IP"]
+            endpoint = f"{env['POD_IP']}:{env['PADDLE_PORT']}"
+            assert env["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")[index] == endpoint
+        if "RANK" in env:
+            assert env["PADDLE_TRAINER_ENDPOINTS"].split(",")[index] == env["PADDLE_CURRENT_ENDPOINT"]
+            assert env["PADDLE_CURRENT_ENDPOINT"] == f"{env['POD_IP']}:{env['MASTER_PORT']}"
+
+
+@pytest.mark.parametrize("path", CONTRACT, ids=lambda path: path.stem)
+def test_no_mode_sees_the_other_modes_variables(path):
+    """Set at all, PADDLE_TRAINER_IPS makes the original choose its NCCL path."""
+    _, expected = replicas(path)
+    collective = path.stem.startswith("collective")
+    for _, _, env in expected:
+        assert "PADDLE_TRAINER_IPS" not in env
+        assert ("PADDLE_PSERVER_IPS" in env) is not collective
+        assert ("MASTER_ADDR" in env) is collective
+
+
+def test_hosts_may_be_addresses():
+    job = jobs.job()
+    env = role_env(job, Role.PSERVER, 1, lambda role, index: f"127.8.{len(role.value)}.{index + 1}")
+    assert env["PADDLE_PSERVERS_IP_PORT_LIST"] == "127.8.7.1:6174,127.8.7.2:6174"
+    assert env["POD_IP"] == "127.8.7.2"
+
+
+def test_ports_are_the_manifests():
+    job = jobs.job(jobs.manifest(pserver={"replicas": 1, "port": 7000}))
+    env = role_env(job, Role.TRAINER, 0, ClusterHosts(job))
+    assert (env["PADDLE_PORT"], env["PADDLE_PSERVER_PORT"]) == ("7000", "7000")
+
+
+def test_a_replica_knows_how_often_it_was_started_before():
+    job = jobs.job()
+    assert role_env(job, Role.TRAINER, 0, ClusterHosts(job), restarts=3)["FLEET_RESTARTS"] == "3"
+
+
+def test_a_pod_of_several_processes_gets_nothing_that_differs_between_them():
+    job = jobs.job(jobs.collective_manifest(nodePool={"gpusPerTrainer": 8}))
+    env = role_env(job, Role.TRAINER, 1, ClusterHosts(job))
+    assert not {"RANK", "LOCAL_RANK", "PADDLE_TRAINER_ID", "PADDLE_CURRENT_ENDPOINT"} & env.keys()
+    assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"], env["PET_NPROC_PER_NODE"]) == ("16", "8", "8")

@@ -1,0 +1,251 @@
+"""One replica's pod: the user's template with the replica's place filled in."""
+
+import pytest
+
+from fleet_operator.api import Role
+from fleet_operator.build import ClusterHosts, build_pod, role_env
+from fleet_operator.plan.model import Attempt
+from tests.support import jobs
+
+
+FIRST = Attempt()
+
+
+def template(*containers, metadata=None, **spec):
+    containers = containers or ({},)
+    filled = [{"name": "fleet", "image": "example.com/trainer:1"} | each for each in containers]
+    return {"spec": {"containers": filled, **spec}} | ({"metadata": metadata} if metadata else {})
+
+
+def pod_of(role=Role.TRAINER, index=0, attempt=FIRST, document=None, **spec):
+    job = jobs.job(document or jobs.manifest(**spec))
+    return build_pod(job, role, index, attempt, ClusterHosts(job))
+
+
+def main_of(pod):
+    return pod["spec"]["containers"][0]
+
+
+def env_of(container):
+    return {each["name"]: each.get("value") for each in container["env"]}
+
+
+def test_a_whole_pod():
+    job = jobs.job()
+    env = role_env(job, Role.PSERVER, 1, ClusterHosts(job), restarts=3)
+    assert build_pod(job, Role.PSERVER, 1, Attempt(1, 2), ClusterHosts(job)) == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": "digits-pserver-1",
+            "namespace": "default",
+            "labels": {
+                "app.kubernetes.io/managed-by": "fleet-operator",
+                "fleetjob.dev/job-name": "digits",
+                "fleetjob.dev/role": "pserver",
+                "fleetjob.dev/index": "1",
+                "fleetjob.dev/attempt": "1.2",
+            },
+            "annotations": {},
+            "ownerReferences": [
+                {
+                    "apiVersion": "fleetjob.dev/v1alpha1",
+                    "kind": "FleetJob",
+                    "name": "digits",
+                    "uid": "11111111-1111-4111-8111-111111111111",
+                    "controller": True,
+                    "blockOwnerDeletion": False,
+                }
+            ],
+        },
+        "spec": {
+            "hostname": "digits-pserver-1",
+            "subdomain": "digits",
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "containers": [
+                {
+                    "name": "fleet",
+                    "image": "example.com/trainer:1",
+                    "command": ["python", "train.py"],
+                    "env": [{"name": name, "value": value} for name, value in env.items()],
+                    "ports": [
+                        {"name": "pserver", "containerPort": 6174, "protocol": "TCP"},
+                        {"name": "metrics", "containerPort": 6180, "protocol": "TCP"},
+                    ],
+                    "readinessProbe": {"grpc": {"port": 6174}, "periodSeconds": 2, "timeoutSeconds": 2},
+                    "terminationMessagePolicy": "FallbackToLogsOnError",
+                }
+            ],
+        },
+    }
+
+
+def test_what_the_operator_sets_wins():
+    pod = pod_of(
+        template=template(
+            metadata={"labels": {"fleetjob.dev/index": "9", "team": "vision"}, "annotations": {"a": "b"}},
+            restartPolicy="Never",
+            hostname="other",
+            subdomain="other",
+        )
+    )
+    assert pod["metadata"]["labels"]["fleetjob.dev/index"] == "0"
+    assert pod["metadata"]["labels"]["team"] == "vision"
+    assert pod["metadata"]["annotations"] == {"a": "b"}
+    assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("digits-trainer-0", "digits")
+
+
+def test_what_the_template_says_beside_is_kept():
+    pod = pod_of(
+        Role.PSERVER,
+        template=template(
+            {
+                "readinessProbe": {"exec": {"command": ["true"]}},
+                "terminationMessagePolicy": "File",
+                "ports": [{"name": "mine", "containerPort": 6174}],
+                "securityContext": {"runAsNonRoot": True},
+            },
+            automountServiceAccountToken=True,
+            enableServiceLinks=True,
+            schedulerName="volcano",
+        ),
+    )
+    container = main_of(pod)
+    assert container["readinessProbe"] == {"exec": {"command": ["true"]}}
+    assert container["terminationMessagePolicy"] == "File"
+    assert container["ports"] == [
+        {"name": "mine", "containerPort": 6174},
+        {"name": "metrics", "containerPort": 6180, "protocol": "TCP"},
+    ]
+    assert container["securityContext"] == {"runAsNonRoot": True}
+    assert pod["spec"]["automountServiceAccountToken"] is True
+    assert pod["spec"]["enableServiceLinks"] is True
+    assert pod["spec"]["schedulerName"] == "volcano"
+
+
+def test_every_container_gets_the_role_environment_after_its_own():
+    pod = pod_of(
+        template=template(
+            {"env": [{"name": "MINE", "value": "1"}, {"name": "POD_IP", "value": "mine"}]},
+            {"name": "sidecar"},
+            initContainers=[{"name": "data", "image": "example.com/data:1"}],
+        )
+    )
+    main, sidecar = pod["spec"]["containers"]
+    assert [each["name"] for each in main["env"]][:2] == ["MINE", "PADDLE_TRAINING_ROLE"]
+    assert env_of(main)["POD_IP"] == "digits-trainer-0.digits.default.svc"
+    for container in (sidecar, pod["spec"]["initContainers"][0]):
+        assert env_of(container)["PADDLE_TRAINER_ID"] == "0"
+
+
+def test_a_variable_from_a_field_is_kept():
+    field = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    assert main_of(pod_of(template=template({"env": [field]})))["env"][0] == field
+
+
+@pytest.mark.parametrize(
+    ("containers", "expected"),
+    [
+        pytest.param(({"name": "a"}, {"name": "fleet"}), "fleet", id="the-one-named-fleet"),
+        pytest.param(({"name": "a"}, {"name": "b"}), "a", id="else-the-first"),
+    ],
+)
+def test_only_the_main_container_has_ports_and_a_probe(containers, expected):
+    pod = pod_of(Role.PSERVER, template=template(*containers))
+    assert [each["name"] for each in pod["spec"]["containers"] if "readinessProbe" in each] == [expected]
+    assert [each["name"] for each in pod["spec"]["containers"] if "ports" in each] == [expected]
+
+
+def test_a_trainer_of_a_parameter_server_job_listens_for_metrics_only():
+    container = main_of(pod_of())
+    assert [each["name"] for each in container["ports"]] == ["metrics"]
+    assert "readinessProbe" not in container
+
+
+def test_a_trainer_of_a_collective_job_listens_for_its_peers():
+    container = main_of(pod_of(document=jobs.collective_manifest()))
+    assert [each["containerPort"] for each in container["ports"]] == [6175, 6180]
+
+
+def test_a_roles_own_template_replaces_the_shared_one():
+    own = template({"image": "example.com/server:1"})
+    pod = pod_of(Role.PSERVER, pserver={"template": own})
+    assert main_of(pod)["image"] == "example.com/server:1"
+    assert main_of(pod_of(Role.TRAINER, pserver={"template": own}))["image"] == "example.com/trainer:1"
+
+
+@pytest.mark.parametrize(
+    ("cpu", "expected"),
+    [
+        pytest.param("4", "4", id="whole-cores"),
+        pytest.param(4, "4", id="as-a-number"),
+        pytest.param("2500m", "3", id="rounded-up"),
+        pytest.param("100m", "1", id="at-least-one"),
+        pytest.param("0.5", "1", id="half-a-core"),
+        pytest.param("4e0", "4", id="with-an-exponent"),
+        pytest.param("many", None, id="what-the-api-server-will-refuse"),
+        pytest.param(None, None, id="without-a-limit"),
+    ],
+)
+def test_threads_follow_the_cpu_limit(cpu, expected):
+    resources = {"resources": {"limits": {"cpu": cpu}}} if cpu is not None else {}
+    assert env_of(main_of(pod_of(template=template(resources)))).get("OMP_NUM_THREADS") == expected
+
+
+def test_threads_of_the_template_win():
+    own = {"env": [{"name": "OMP_NUM_THREADS", "value": "7"}], "resources": {"limits": {"cpu": "2"}}}
+    assert env_of(main_of(pod_of(template=template(own))))["OMP_NUM_THREADS"] == "7"
+
+
+def test_the_processes_of_a_pod_share_its_cores():
+    document = jobs.collective_manifest(
+        trainer={"slotsPerPod": 4}, template=template({"resources": {"limits": {"cpu": "10"}}})
+    )
+    assert env_of(main_of(pod_of(document=document)))["OMP_NUM_THREADS"] == "3"
+
+
+POOL = {
+    "nodeSelector": {"accelerator": "h100"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "gpusPerTrainer": 8,
+    "sharedMemory": "2Gi",
+}
+
+
+def test_a_trainer_gets_its_share_of_the_node_pool():
+    spec = pod_of(
+        nodePool=POOL,
+        template=template(
+            {"resources": {"limits": {"cpu": "4"}}},
+            nodeSelector={"zone": "a"},
+            tolerations=[{"key": "spot"}],
+            volumes=[{"name": "data", "emptyDir": {}}],
+        ),
+    )["spec"]
+    assert spec["nodeSelector"] == {"zone": "a", "accelerator": "h100"}
+    assert spec["tolerations"] == [{"key": "spot"}, {"key": "gpu", "operator": "Exists"}]
+    assert spec["containers"][0]["resources"] == {"limits": {"cpu": "4", "nvidia.com/gpu": 8}}
+    assert spec["volumes"][1:] == [
+        {"name": "fleet-shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}
+    ]
+    [mount] = spec["containers"][0]["volumeMounts"]
+    assert mount == {"name": "fleet-shared-memory", "mountPath": "/dev/shm"}  # noqa: S108  not a temporary file
+
+
+def test_a_server_stands_in_the_pool_but_takes_no_device():
+    spec = pod_of(Role.PSERVER, nodePool=POOL)["spec"]
+    assert spec["nodeSelector"] == {"accelerator": "h100"}
+    assert "resources" not in spec["containers"][0]
+    assert "volumes" not in spec
+
+
+def test_building_changes_nothing_in_the_job():
+    job = jobs.job(jobs.manifest(nodePool=POOL))
+    first = build_pod(job, Role.TRAINER, 0, Attempt(), ClusterHosts(job))
+    first["spec"]["tolerations"][0]["key"] = "changed"
+    first["spec"]["containers"][0]["command"].append("changed")
+    again = build_pod(job, Role.TRAINER, 0, Attempt(), ClusterHosts(job))
+    assert again["spec"]["tolerations"] == POOL["tolerations"]
+    assert again["spec"]["containers"][0]["command"] == ["python", "train.py"]
