@@ -1,9 +1,11 @@
+from typing import Any
+
 import pytest
 
 from fleet.program import Operator, Program, Variable
 
 
-def small():
+def small() -> Program:
     program = Program()
     block = program.global_block()
     block.create_var(Variable("w", (2, 3), persistable=True, is_parameter=True))
@@ -81,7 +83,7 @@ def test_equality_is_what_the_programs_say():
 def test_a_clone_is_independent():
     program = small()
     program.startup_program = small()
-    clone = program.clone()
+    clone: Any = program.clone()
     assert clone == program
     clone.global_block().rename_vars({"w": "v"})
     clone.startup_program.global_block().ops.clear()

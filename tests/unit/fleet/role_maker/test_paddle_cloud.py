@@ -1,6 +1,7 @@
 """Roles from the environment: every variable present, missing, empty, malformed, contradicted."""
 
 import re
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
@@ -30,7 +31,7 @@ WORKER = {
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2"}
 
 
-def role(environ, *, is_collective=False):
+def role(environ: Mapping[str, str], *, is_collective: bool = False) -> Role:
     return PaddleCloudRoleMaker(is_collective=is_collective).generate_role(environ)
 
 
@@ -110,7 +111,7 @@ def test_a_collective_worker(environ, endpoint):
     assert made.worker_endpoints == (("10.0.0.1:6175", "10.0.0.2:6175") if endpoint else ())
 
 
-def without(environ, *names):
+def without(environ: Mapping[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in names}
 
 

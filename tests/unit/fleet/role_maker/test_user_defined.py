@@ -1,4 +1,5 @@
 import re
+from typing import Any
 
 import pytest
 
@@ -40,51 +41,46 @@ def test_a_collective_worker():
     assert (made.current_endpoint, made.worker_endpoints) == (SERVERS[1], tuple(SERVERS))
 
 
+# Called with what the annotations forbid too.
+user_defined: Any = UserDefinedRoleMaker
+user_defined_collective: Any = UserDefinedCollectiveRoleMaker
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         pytest.param(
-            lambda: UserDefinedRoleMaker(2, Role.WORKER, 2, SERVERS),
+            lambda: user_defined(2, Role.WORKER, 2, SERVERS),
             "current_id is 2; expected .* 0 to 1",
             id="id",
         ),
+        pytest.param(lambda: user_defined(2, Role.SERVER, 9, SERVERS), "current_id is 2", id="server-id"),
+        pytest.param(lambda: user_defined("0", Role.WORKER, 2, SERVERS), "current_id is '0'", id="id-text"),
+        pytest.param(lambda: user_defined(0, Role.WORKER, 0, SERVERS), "worker_num is 0", id="no-workers"),
+        pytest.param(lambda: user_defined(0, Role.WORKER, True, SERVERS), "worker_num is True", id="flag"),
+        pytest.param(lambda: user_defined(0, 7, 1, SERVERS), "role is 7; expected Role.WORKER", id="role"),
         pytest.param(
-            lambda: UserDefinedRoleMaker(2, Role.SERVER, 9, SERVERS), "current_id is 2", id="server-id"
-        ),
-        pytest.param(
-            lambda: UserDefinedRoleMaker("0", Role.WORKER, 2, SERVERS), "current_id is '0'", id="id-text"
-        ),
-        pytest.param(
-            lambda: UserDefinedRoleMaker(0, Role.WORKER, 0, SERVERS), "worker_num is 0", id="no-workers"
-        ),
-        pytest.param(
-            lambda: UserDefinedRoleMaker(0, Role.WORKER, True, SERVERS), "worker_num is True", id="flag"
-        ),
-        pytest.param(
-            lambda: UserDefinedRoleMaker(0, 7, 1, SERVERS), "role is 7; expected Role.WORKER", id="role"
-        ),
-        pytest.param(
-            lambda: UserDefinedRoleMaker(0, Role.WORKER, 1, []),
+            lambda: user_defined(0, Role.WORKER, 1, []),
             "server_endpoints is []: it is empty",
             id="no-servers",
         ),
         pytest.param(
-            lambda: UserDefinedRoleMaker(0, Role.WORKER, 1, None),
+            lambda: user_defined(0, Role.WORKER, 1, None),
             "server_endpoints is None",
             id="servers-none",
         ),
         pytest.param(
-            lambda: UserDefinedRoleMaker(0, Role.WORKER, 1, [SERVERS[0]] * 2),
+            lambda: user_defined(0, Role.WORKER, 1, [SERVERS[0]] * 2),
             "stands in it twice",
             id="twice",
         ),
         pytest.param(
-            lambda: UserDefinedCollectiveRoleMaker(0, ["a"]),
+            lambda: user_defined_collective(0, ["a"]),
             "worker_endpoints is ['a']: 'a' is not",
             id="malformed",
         ),
         pytest.param(
-            lambda: UserDefinedCollectiveRoleMaker(2, SERVERS),
+            lambda: user_defined_collective(2, SERVERS),
             "current_id is 2",
             id="collective-id-too-large",
         ),

@@ -1,5 +1,7 @@
 """Mistakes that the original accepted, or ended on without a reason: each works here, or is a clear error."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,10 +20,10 @@ from tests.support.programs import Parameters, captured, never
 
 ONE, TWO = "10.0.0.1:6174", "10.0.0.2:6174"
 PSERVERS = f"{ONE},{TWO}"
-GOOD = {"trainer_id": 0, "pservers": PSERVERS, "trainers": 2}
+GOOD: dict[str, Any] = {"trainer_id": 0, "pservers": PSERVERS, "trainers": 2}
 
 
-def config(**fields):
+def config(**fields: Any) -> DistributeTranspilerConfig:
     return DistributeTranspilerConfig(**fields)
 
 
@@ -120,7 +122,8 @@ def test_no_optimizer_is_an_error():
 
 def test_programs_before_transpile_are_an_error():
     transpiler = DistributeTranspiler()
-    for ask in (transpiler.get_trainer_program, lambda: transpiler.get_pserver_program(ONE)):
+    asks: list[Any] = [transpiler.get_trainer_program, lambda: transpiler.get_pserver_program(ONE)]
+    for ask in asks:
         with pytest.raises(TranspileError, match=r"call transpile\(\) first"):
             ask()
 
@@ -198,10 +201,10 @@ def test_a_sender_that_cuts_the_gradients_sends_them_whole():
 
 
 def test_programs_may_be_asked_for_in_any_order():
-    def made(order):
+    def made(order: list[str]) -> list[Any]:
         transpiler = DistributeTranspiler()
         transpiler.transpile(**GOOD, program=captured())
-        asks = {
+        asks: dict[str, Any] = {
             "trainer": lambda: transpiler.get_trainer_program().clone(),
             "one": lambda: transpiler.get_pserver_programs(ONE),
             "two": lambda: transpiler.get_pserver_program(TWO),
@@ -249,14 +252,14 @@ def test_is_distributed_names_itself():
 
 
 def test_a_distributed_embedding_names_itself():
-    model = torch.nn.Sequential(torch.nn.Embedding(10, 2))
+    model: Any = torch.nn.Sequential(torch.nn.Embedding(10, 2))
     model[0].is_distributed = True
     with pytest.raises(TranspileError, match="module 0 has is_distributed=True"):
         Program.capture(model, never, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_a_block_name_that_is_taken_is_an_error():
-    module = Parameters({"w": (400, 100)})
+    module: Any = Parameters({"w": (400, 100)})
     other = torch.nn.Parameter(torch.zeros(3))
     optimizer = torch.optim.SGD([("w", module.w), ("w.block0", other)], lr=0.1)
     with pytest.raises(TranspileError, match=r"the name w\.block0 is taken"):

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fleet.transpiler import (
     DistributeTranspilerConfig,
     HashName,
     RoundRobin,
+    TrainerPlan,
     server_plan,
     trainer_plan,
 )
@@ -24,7 +26,9 @@ from tests.support.programs import Parameters, captured
 ONE, TWO = "10.0.0.1:6174", "10.0.0.2:6174"
 
 
-def transpiled(program, *, trainer_id=0, servers=2, trainers=2, **fields):
+def transpiled(
+    program: Program, *, trainer_id: int = 0, servers: int = 2, trainers: int = 2, **fields: Any
+) -> tuple[DistributeTranspiler, list[str]]:
     transpiler = DistributeTranspiler(DistributeTranspilerConfig(**fields))
     endpoints = [f"10.0.0.{i + 1}:6174" for i in range(servers)]
     transpiler.transpile(trainer_id, program=program, pservers=endpoints, trainers=trainers)
@@ -157,7 +161,7 @@ def test_what_is_lowered_is_the_program_s_operators():
     program = transpiler.get_trainer_program()
     block = program.global_block()
 
-    def redirect(kind):
+    def redirect(kind: str) -> None:
         for index, op in enumerate(block.ops):
             if op.type == kind:
                 block.ops[index] = dataclasses.replace(op, attrs={**op.attrs, "epmap": [TWO]})
@@ -196,7 +200,7 @@ def test_a_program_without_its_optimizer_s_class_is_an_error():
     ],
 )
 def test_fingerprints_differ_and_say_in_what(change, difference):
-    def plan(shapes=None, optimizer="SGD", options=None, **rest):
+    def plan(shapes: Any = None, optimizer: str = "SGD", options: Any = None, **rest: Any) -> TrainerPlan:
         program = captured(shapes or {"w": (400, 100)}, optimizer, **(options or {}))
         return trainer_plan(transpiled(program, **rest)[0].get_trainer_program())
 
@@ -215,7 +219,7 @@ def test_fingerprints_differ_and_say_in_what(change, difference):
     ],
 )
 def test_fingerprints_ignore_what_may_differ(change):
-    def plan(options=None, **rest):
+    def plan(options: Any = None, **rest: Any) -> TrainerPlan:
         return trainer_plan(transpiled(captured(**(options or {})), **rest)[0].get_trainer_program())
 
     assert plan().fingerprint == plan(**change).fingerprint
