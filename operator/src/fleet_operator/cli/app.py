@@ -103,8 +103,10 @@ def main() -> NoReturn:
         app()
     except (InvalidJob, ManifestError) as error:
         _fail(str(error), INVALID)
-    except (OperatorError, OSError) as error:
+    except OperatorError as error:
         _fail(str(error), 1)
+    except OSError as error:
+        _fail(f"{error.strerror}: {error.filename}" if error.filename else str(error), 1)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
     except Exception as error:

@@ -252,7 +252,8 @@ class Run:
         """Run until the job has finished, or until somebody or something stops the run."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        for signum in SIGNALS:
+        handled = [signum for signum in SIGNALS if not _is_ignored(signum)]
+        for signum in handled:
             loop.add_signal_handler(signum, self._interrupt, signum)
         try:
             with self._display.showing(self._view):
@@ -263,7 +264,7 @@ class Run:
                     await self._cluster.close()
                     self._view.tell_failures()
         finally:
-            for signum in SIGNALS:
+            for signum in handled:
                 loop.remove_signal_handler(signum)
         return RunResult(self._view, self._logs, loop.time() - started, self._stopped_by, self._problem)
 
@@ -377,3 +378,8 @@ class Run:
             self._view.tell_failures(older_than=now() - timedelta(seconds=TELL_FAILURE_SECONDS))
             self._display.refresh()
             await asyncio.sleep(REFRESH_SECONDS)
+
+
+def _is_ignored(signum: int) -> bool:
+    """Whether the run was started by nohup, and so is to outlive its terminal."""
+    return signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN

@@ -350,15 +350,17 @@ class Guardian:
     def _lost(self, pid: int) -> None:
         """Deal with the end of a child: a keeper that died silently, or an orphan that such a one left."""
         identity = self._pids.pop(pid, None)
+        if identity is None:
+            return
         if identity in self._keepers:
             self._forward(identity)  # what it said last may still be in the socket
+        codes = kill_all(self._wake, without=self._pids)
         if identity in self._keepers:
             self._forget(identity)
-            codes = kill_all(self._wake, without=self._pids)
             error = "the process that kept this pod was killed, and so the pod was"
             self._runner.send({"event": "exited", "id": identity, "code": KILLED_KEEPER, "error": error})
-            for other in codes:
-                self._lost(other)
+        for other in codes:
+            self._lost(other)
 
 
 def main() -> int:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import Mode, Role
 from fleet_operator.api.names import METRICS_PORT
+from fleet_operator.errors import OperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ PORT_STEP = 10
 LAST_PORT = 65535
 
 
-class AddressError(Exception):
+class AddressError(OperatorError):
     """The run gets no loopback addresses on this machine; the message says what to do."""
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.cluster import guardian
+from fleet_operator.errors import OperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 CLOSE_SECONDS = guardian.GRACE_SECONDS + guardian.KILL_SECONDS + 2.0
 
 
-class GuardianLostError(Exception):
+class GuardianLostError(OperatorError):
     """The guardian has ended by itself; its keepers stop every process of the run."""
 
 
@@ -70,6 +71,7 @@ class Guard:
         self._writer: asyncio.StreamWriter | None = None
         self._pids: dict[str, int] = {}  # of the main processes that have not been reported as gone
         self._closing = False
+        self._guardian_died = False
 
     async def start(self) -> None:
         """Start the guardian and listen to it."""
@@ -122,7 +124,8 @@ class Guard:
                 )
         if self._reader is not None:
             self._reader.cancel()
-        await self._outlast_keepers()
+        if self._guardian_died:
+            await self._outlast_keepers()
 
     async def _outlast_keepers(self) -> None:
         """Wait for processes whose guardian was killed: their keepers are ending them."""
@@ -136,7 +139,7 @@ class Guard:
     def _order(self, order: dict[str, Any]) -> None:
         if self._writer is None:
             raise RuntimeError("the guardian has not been started: call start() first")
-        if not self._closing:
+        if not (self._closing or self._guardian_died):
             self._writer.write(json.dumps(order).encode() + b"\n")
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -152,6 +155,7 @@ class Guard:
         except ConnectionError:
             pass
         if not self._closing:
+            self._guardian_died = True
             self._lost(GuardianLostError("the guardian process of this run was killed; so its replicas were"))
 
 
