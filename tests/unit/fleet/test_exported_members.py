@@ -16,6 +16,7 @@ PUBLIC = [
     "DistributeTranspiler",
     "DistributeTranspilerConfig",
     "DistributedStrategy",
+    "Executor",
     "FleetError",
     "HashName",
     "Operator",
