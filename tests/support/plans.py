@@ -109,7 +109,7 @@ class Story:
 
     def __init__(self, document: dict[str, Any] | None = None, **spec: Any) -> None:
         self.job: FleetJob = jobs.job(document or jobs.manifest(**spec))
-        self.plan: Plan | None = None
+        self.plan = Plan(self.job.status)
 
     def sees(self, *pods: ObservedPod, after: float = 0, service: bool = True, **observed: Any) -> list[str]:
         """Plan what follows from these pods, and return it as text."""

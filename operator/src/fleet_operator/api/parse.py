@@ -52,7 +52,9 @@ def parse_job(document: Mapping[str, Any]) -> FleetJob:
     """
     if not isinstance(document, Mapping):
         found = "nothing" if document is None else f"{type(document).__name__} {document!r:.60}"
-        raise InvalidJob("without a name", [Problem("the manifest", found, "a map with apiVersion, kind and spec")])
+        raise InvalidJob(
+            "without a name", [Problem("the manifest", found, "a map with apiVersion, kind and spec")]
+        )
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     shown = name if isinstance(name, str) else "without a name"

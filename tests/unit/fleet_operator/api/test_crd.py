@@ -1,6 +1,8 @@
 """The CustomResourceDefinition: as committed, structural, and with the models' own defaults."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,7 +20,7 @@ def schema():
     return build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
-def nodes(node, path=""):
+def nodes(node: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Walk all schemas below one, itself included, with their paths."""
     yield path, node
     for name, child in node.get("properties", {}).items():
@@ -28,7 +30,7 @@ def nodes(node, path=""):
             yield from nodes(node[key], f"{path}[]")
 
 
-def with_defaults(node, value):
+def with_defaults(node: dict[str, Any], value: Any) -> Any:
     """Fill defaults in, as the API server does before it validates."""
     if isinstance(value, dict):
         properties = node.get("properties", {})

@@ -1,6 +1,8 @@
 """A manifest in, a job or all that is wrong with it out."""
 
 import copy
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,7 @@ from fleet_operator.errors import InvalidJob, Problem
 from tests.support import jobs
 
 
-def problems_of(document):
+def problems_of(document: Any) -> tuple[Problem, ...]:
     with pytest.raises(InvalidJob) as caught:
         parse_job(document)
     return caught.value.problems
@@ -102,8 +104,8 @@ def test_reads_what_the_api_server_returns():
     document["status"] = {"state": "Running", "addedByALaterVersion": {}}
     job = parse_job(document)
     assert (job.metadata.uid, job.metadata.resource_version, job.metadata.generation) == ("abc", "7", 3)
-    assert job.metadata.creation_timestamp.hour == 10
-    assert job.metadata.deletion_timestamp.hour == 11
+    assert job.metadata.creation_timestamp == datetime(2026, 11, 21, 10, tzinfo=UTC)
+    assert job.metadata.deletion_timestamp == datetime(2026, 11, 21, 11, tzinfo=UTC)
     assert job.status.state == "Running"
 
 

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fleet_operator.api import Role, parse_job
+from fleet_operator.api import FleetJob, Role, parse_job
 from fleet_operator.build import ClusterHosts, role_env
 from tests.support import jobs
 
 CONTRACT = sorted((Path(__file__).parents[4] / "contract" / "env").glob("*.yaml"))
 
 
-def replicas(path):
+def replicas(path: Path) -> tuple[FleetJob, list[tuple[Role, int, dict[str, str]]]]:
     document = yaml.safe_load(path.read_text())
     job = parse_job(document["job"])
     return job, [(Role(each["role"]), each["index"], each["env"]) for each in document["replicas"]]

@@ -33,7 +33,7 @@ def test_cleanup_at(state, any_active, expected):
     assert cleanup_at(state, T0, any_active=any_active) == expected
 
 
-def finish(policy):
+def finish(policy: str) -> Story:
     story = Story(runPolicy={"cleanPodPolicy": policy})
     story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
     story.sees(pserver(0), pserver(1), ended(trainer(0)), ended(trainer(1)), after=60)

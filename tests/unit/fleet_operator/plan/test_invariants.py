@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from fleet_operator.api import ConditionType, FleetJobStatus, Role, SuccessPolic
 from fleet_operator.build import ClusterHosts
 from fleet_operator.plan import plan
 from fleet_operator.plan.model import (
+    Action,
     Attempt,
     CreatePod,
     CreateService,
@@ -26,10 +28,14 @@ from fleet_operator.plan.model import (
     DeleteService,
     Observed,
     ObservedPod,
+    Plan,
     PodPhase,
 )
 from tests.support import jobs
 from tests.support.plans import T0, ended
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 REPLICAS = 4
 GRACE = timedelta(seconds=30)
@@ -46,7 +52,7 @@ class Cluster(RuleBasedStateMachine):
         startup=st.sampled_from(["InOrder", "AnyOrder"]),
         limit=st.integers(0, 3),
     )
-    def create_job(self, policy, success, clean, startup, limit):
+    def create_job(self, policy: str, success: SuccessPolicy, clean: str, startup: str, limit: int) -> None:
         self.job = jobs.job(
             jobs.manifest(
                 failurePolicy={"action": policy},
@@ -55,17 +61,18 @@ class Cluster(RuleBasedStateMachine):
                 runPolicy={"backoffLimit": limit, "cleanPodPolicy": clean},
             )
         )
-        self.now, self.pods, self.service, self.lives = T0, {}, False, 0
+        self.now, self.service, self.lives = T0, False, 0
+        self.pods: dict[str, ObservedPod] = {}
         self.attempts: dict[str, Attempt] = {}  # the highest that has been seen of each name
         self.finished: FleetJobStatus | None = None
 
     # The operator.
 
     @rule(applied=st.integers(0, 6))
-    def operate(self, applied):
+    def operate(self, applied: int) -> None:
         self.reconcile(applied)
 
-    def reconcile(self, applied=99):
+    def reconcile(self, applied: int = 99) -> Plan:
         """Plan, write the status, and crash after some of the actions."""
         hosts = ClusterHosts(self.job)
         observed = Observed(tuple(self.pods.values()), self.service)
@@ -82,7 +89,7 @@ class Cluster(RuleBasedStateMachine):
             self.apply(action)
         return decided
 
-    def apply(self, action):
+    def apply(self, action: Action) -> None:
         match action:
             case CreateService():
                 assert not self.service
@@ -97,7 +104,7 @@ class Cluster(RuleBasedStateMachine):
             case DeleteJob():
                 raise AssertionError("no time to live was asked for")
 
-    def create(self, manifest):
+    def create(self, manifest: Mapping[str, Any]) -> None:
         metadata = manifest["metadata"]
         labels, name = metadata["labels"], metadata["name"]
         assert name not in self.pods, "two pods of one name"
@@ -118,51 +125,53 @@ class Cluster(RuleBasedStateMachine):
 
     # What happens to pods.
 
-    def delete(self, name, *, at_once=False):
+    def delete(self, name: str, *, at_once: bool = False) -> None:
         pod = self.pods[name]
         if at_once or pod.phase is not PodPhase.RUNNING:
             del self.pods[name]
         elif pod.deleted_at is None:
             self.pods[name] = replace(pod, deleted_at=self.now + GRACE)
 
-    def pick(self, index, *phases):
+    def pick(self, index: int, *phases: PodPhase) -> ObservedPod | None:
         pods = sorted((pod for pod in self.pods.values() if pod.phase in phases), key=lambda pod: pod.name)
         return pods[index % len(pods)] if pods else None
 
     @precondition(lambda self: self.pods)
     @rule(index=picks, ready=st.booleans())
-    def start(self, index, ready):
+    def start(self, index: int, ready: bool) -> None:
         if pod := self.pick(index, PodPhase.PENDING):
             self.pods[pod.name] = replace(pod, phase=PodPhase.RUNNING, ready=ready)
 
     @precondition(lambda self: self.pods)
     @rule(index=picks)
-    def become_ready(self, index):
+    def become_ready(self, index: int) -> None:
         if pod := self.pick(index, PodPhase.RUNNING):
             self.pods[pod.name] = replace(pod, ready=not pod.ready)
 
     @precondition(lambda self: self.pods)
     @rule(index=picks, exit_code=st.sampled_from([0, 0, 0, 1, 2, 90, 91, 137, 143]))
-    def end(self, index, exit_code):
+    def end(self, index: int, exit_code: int) -> None:
         if pod := self.pick(index, PodPhase.RUNNING):
             self.pods[pod.name] = ended(pod, exit_code)
 
     @precondition(lambda self: self.pods)
     @rule(index=picks)
-    def disrupt(self, index):
+    def disrupt(self, index: int) -> None:
         if pod := self.pick(index, PodPhase.PENDING, PodPhase.RUNNING):
             self.pods[pod.name] = ended(pod, 137, disruption="EvictionByEvictionAPI")
 
     @precondition(lambda self: self.pods)
     @rule(index=picks, at_once=st.booleans())
-    def somebody_deletes(self, index, at_once):
+    def somebody_deletes(self, index: int, at_once: bool) -> None:
         pod = self.pick(index, *PodPhase)
-        if self.attempts.get(pod.name) == pod.attempt:  # a pod that nobody has seen yet leaves no trace
+        if (
+            pod and self.attempts.get(pod.name) == pod.attempt
+        ):  # a pod that nobody has seen yet leaves no trace
             self.delete(pod.name, at_once=at_once)
 
     @precondition(lambda self: any(pod.deleted_at for pod in self.pods.values()))
     @rule(index=picks, exit_code=st.sampled_from([0, 143, None]))
-    def terminate(self, index, exit_code):
+    def terminate(self, index: int, exit_code: int | None) -> None:
         going = sorted((pod for pod in self.pods.values() if pod.deleted_at), key=lambda pod: pod.name)
         pod = going[index % len(going)]
         if exit_code is None:
@@ -171,15 +180,15 @@ class Cluster(RuleBasedStateMachine):
             self.pods[pod.name] = ended(pod, exit_code)
 
     @rule()
-    def somebody_deletes_the_service(self):
+    def somebody_deletes_the_service(self) -> None:
         self.service = False
 
     @rule(seconds=st.sampled_from([0.3, 1, 20, 90]))
-    def time_passes(self, seconds):
+    def time_passes(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
 
     @rule(suspend=st.booleans())
-    def suspend_or_resume(self, suspend):
+    def suspend_or_resume(self, suspend: bool) -> None:
         policy = self.job.spec.run_policy.model_copy(update={"suspend": suspend})
         spec = self.job.spec.model_copy(update={"run_policy": policy})
         self.job = self.job.model_copy(update={"spec": spec})
@@ -187,7 +196,7 @@ class Cluster(RuleBasedStateMachine):
     # What must hold.
 
     @invariant()
-    def the_end_is_final(self):
+    def the_end_is_final(self) -> None:
         status = self.job.status
         if self.finished is not None:
             assert status.state == self.finished.state
@@ -197,19 +206,19 @@ class Cluster(RuleBasedStateMachine):
             self.finished = status
 
     @invariant()
-    def success_and_failure_exclude_each_other(self):
+    def success_and_failure_exclude_each_other(self) -> None:
         status = self.job.status
         assert status.is_true(ConditionType.SUCCEEDED) == (status.state == "Succeeded")
         assert status.is_true(ConditionType.FAILED) == (status.state == "Failed")
 
     @invariant()
-    def failures_stay_within_the_limit(self):
+    def failures_stay_within_the_limit(self) -> None:
         status = self.job.status
         assert status.failures <= self.job.spec.run_policy.backoff_limit or status.state == "Failed"
         assert status.job_restarts >= 0
         assert status.failures >= 0
 
-    def teardown(self):
+    def teardown(self) -> None:
         """Let a cluster that behaves well bring the job to its end, and to rest."""
         if not hasattr(self, "job"):
             return

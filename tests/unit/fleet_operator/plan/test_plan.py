@@ -2,6 +2,7 @@
 
 import pytest
 
+from fleet_operator.api import Role
 from tests.support import jobs
 from tests.support.plans import Story, ended, pending, pserver, trainer
 
@@ -116,7 +117,7 @@ def test_a_trainer_that_has_completed_is_never_created_again():
         ALL_THERE,
         ALL_RUN,
     ]
-    assert story.job.status.role("trainer").completed_indexes == "0"
+    assert story.job.status.role(Role.TRAINER).completed_indexes == "0"
 
 
 def test_a_job_that_is_being_deleted_is_left_alone():

@@ -5,7 +5,7 @@ import pytest
 from fleet_operator.api import FailureAction, LastFailure, Role
 from fleet_operator.plan.failure import Failure, Kind
 from fleet_operator.plan.ledger import Replica
-from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, RestartReplicas, judge
+from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, RestartReplicas, Verdict, judge
 from tests.support import jobs
 from tests.support.plans import Story, ended, pending, pserver, trainer
 
@@ -14,11 +14,13 @@ LOST = "digits-trainer-1 found that a parameter server had lost its state (exit 
 RESTART_REPLICA, RESTART_JOB, FAIL_JOB = FailureAction
 
 
-def failure(kind=Kind.ORDINARY, index=0):
+def failure(kind: Kind = Kind.ORDINARY, index: int = 0) -> Failure:
     return Failure(Replica(Role.TRAINER, index), kind, LastFailure(message=f"trainer {index} failed"))
 
 
-def verdict_of(action, *failures, before=0, limit=6, together=False):
+def verdict_of(
+    action: FailureAction, *failures: Failure, before: int = 0, limit: int = 6, together: bool = False
+) -> Verdict:
     return judge(action, failures, counted_before=before, limit=limit, together=together)
 
 
