@@ -25,17 +25,18 @@ ACCURACY = 0.95
 
 @dataclass(frozen=True)
 class Example:
-    """One example and what it runs."""
+    """One example and the replicas that it runs."""
 
-    folder: str
+    name: str
+    manifest: Path
     roles: dict[str, int]
 
-    @property
-    def manifest(self) -> Path:
-        return Path("examples", self.folder, "fleetjob.yaml")
 
-
-EXAMPLES = [Example("digits", {"pserver": 2, "trainer": 2}), Example("collective", {"trainer": 2})]
+EXAMPLES = [
+    Example("digits", Path("examples/digits/fleetjob.yaml"), {"pserver": 2, "trainer": 2}),
+    Example("collective", Path("examples/collective/fleetjob.yaml"), {"trainer": 2}),
+    Example("plain-ddp", Path("examples/collective/fleetjob-ddp.yaml"), {"trainer": 2}),
+]
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Trained:
         return self.kubectl("logs", f"{self.job['metadata']['name']}-{role}-{index}")
 
 
-@pytest.fixture(scope="module", params=EXAMPLES, ids=lambda example: example.folder)
+@pytest.fixture(scope="module", params=EXAMPLES, ids=lambda example: example.name)
 def example(request: pytest.FixtureRequest) -> Example:
     assert isinstance(request.param, Example)
     return request.param
@@ -60,7 +61,7 @@ def example(request: pytest.FixtureRequest) -> Example:
 
 @pytest.fixture(scope="module")
 def examples_namespace(cluster: Kubectl, operator: Release, example: Example) -> Iterator[Kubectl]:
-    with fresh_namespace(cluster, f"e2e-{example.folder}-{secrets.token_hex(3)}") as kubectl:
+    with fresh_namespace(cluster, f"e2e-{example.name}-{secrets.token_hex(3)}") as kubectl:
         yield kubectl
 
 
@@ -107,7 +108,7 @@ def test_every_replica_has_its_pod_and_ends_by_itself(trained):
 
 
 def test_the_log_tells_the_accuracy(trained):
-    found = re.findall(r"test_accuracy\D*(\d\.\d+)", trained.logs("trainer"))
+    found = re.findall(r"test accuracy\D*(\d\.\d+)", trained.logs("trainer"))
     assert found, trained.logs("trainer")[-2000:]
     assert float(found[-1]) >= ACCURACY
 

@@ -8,15 +8,15 @@ if TYPE_CHECKING:
     from tests.support.e2e.kubectl import Kubectl
     from tests.support.e2e.release import Release
 
-CLUSTER_WIDE = ("customresourcedefinitions", "clusterroles", "clusterrolebindings")
+CLUSTER_WIDE = "customresourcedefinitions,clusterroles,clusterrolebindings"
+DEFINITION = "customresourcedefinition.apiextensions.k8s.io/fleetjobs.fleetjob.dev"
 
 
 def test_uninstalling_the_chart_leaves_nothing_behind(cluster: Kubectl, operator: Release):
     def ours() -> set[str]:
-        return {name for kind in CLUSTER_WIDE for name in cluster.names(kind) if "fleet" in name} | {
-            name for name in cluster.within(operator.namespace).inventory() if operator.name in name
-        }
+        everywhere = {name for name in cluster.names(CLUSTER_WIDE) if "fleet" in name}
+        return everywhere | cluster.within(operator.namespace).inventory()
 
-    assert {"customresourcedefinitions/fleetjobs.fleetjob.dev"} < ours()
+    assert {DEFINITION, f"deployment.apps/{operator.deployment}"} < ours()
     operator.uninstall()
     assert ours() == set()

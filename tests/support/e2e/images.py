@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -110,9 +111,12 @@ def _load_into(node: str, image: str) -> None:
 
 
 def _is_on(node: str, image: str) -> bool:
-    """Whether the node has this very image: containerd lists it by its name and by docker's ID of it."""
+    """Whether the node has this very image: its manifest there names docker's ID as its configuration."""
     identity = run("docker", "image", "inspect", "--format", "{{.Id}}", image, timeout=60).strip()
-    listed = run("docker", "exec", node, "ctr", "-n", "k8s.io", "images", "ls", timeout=60)
-    digests = {columns[0]: columns[2] for line in listed.splitlines() if len(columns := line.split()) > 2}
-    named = [digest for name, digest in digests.items() if name.removeprefix("docker.io/library/") == image]
-    return named != [] and named[0] == digests.get(identity)
+    ctr = ("docker", "exec", node, "ctr", "-n", "k8s.io")
+    for line in run(*ctr, "images", "ls", timeout=60).splitlines():
+        name, _, digest, *_ = [*line.split(), "", "", ""]
+        if name.removeprefix("docker.io/library/") == image:
+            manifest = json.loads(run(*ctr, "content", "get", digest, timeout=60))
+            return bool(manifest.get("config", {}).get("digest") == identity)
+    return False

@@ -51,17 +51,15 @@ class Kubectl:
         return answer if name else answer["items"]
 
     def names(self, resource: str) -> set[str]:
-        """Return the names of all objects of one kind, each as ``resource/name``."""
-        return {f"{resource}/{item['metadata']['name']}" for item in self.get(resource)}
+        """Return all objects of one or more kinds, each as ``kind/name``."""
+        return set(self("get", resource, "-o", "name").split())
 
     def inventory(self) -> set[str]:
         """Return every object in the namespace but Events, which tell of the past, and its own two."""
         kinds = self("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
-        found: set[str] = set()
-        for kind in kinds:
-            if kind.split(".")[0] != "events":
-                found |= self.names(kind)
-        return found - {"configmaps/kube-root-ca.crt", "serviceaccounts/default"}
+        asked = ",".join(kind for kind in kinds if kind.split(".")[0] != "events")
+        found = set(self("get", asked, "-o", "name").split())
+        return found - {"configmap/kube-root-ca.crt", "serviceaccount/default"}
 
     def wait_until(
         self, resource: str, name: str, holds: Callable[[dict[str, Any]], bool], *, timeout: float, what: str
