@@ -1,0 +1,200 @@
+"""An API server made of memory: collections, versions, watches, and the faults that a test asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from fleet_operator.cluster.client import ApiClient, ApiError
+from fleet_operator.cluster.connection import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+Manifest = dict[str, Any]
+
+
+class FakeApi(ApiClient):
+    """Answers as an API server does, from memory; `requests` are all that were made, in their order.
+
+    A name whose object is created in a namespace is at ``/…/namespaces/NAMESPACE/PLURAL/NAME``; lists and
+    watches work for one namespace and for all of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Connection("https://fake"))
+        self.objects: dict[str, Manifest] = {}
+        self.requests: list[tuple[str, str]] = []
+        self.refusals: dict[tuple[str, str], ApiError] = {}  # answers to the next such request
+        self.version = 100
+        self.forgotten = 0  # watches from before this version are refused with 410
+        self.terminating = False  # whether a deleted pod stays until `vanish`, as on a cluster
+        self.posted = asyncio.Event()  # something was created by a request
+        self._error: Manifest | None = None
+        self._history: list[tuple[int, str, str, Manifest]] = []
+        self._changed = asyncio.Event()
+        self._cut = asyncio.Event()
+
+    def put(self, path: str, manifest: Mapping[str, Any]) -> Manifest:
+        """Have an object, as if somebody had created or changed it."""
+        self.version += 1
+        kind = "MODIFIED" if path in self.objects else "ADDED"
+        stored = copy.deepcopy(dict(manifest))
+        *_, namespace, _, name = path.split("/")
+        stored["metadata"] = {
+            "uid": f"uid-{self.version}",
+            **self.objects.get(path, {}).get("metadata", {}),
+            **stored.get("metadata", {}),
+            "namespace": namespace,
+            "name": name,
+            "resourceVersion": str(self.version),
+        }
+        self.objects[path] = stored
+        self._tell(kind, path, stored)
+        return copy.deepcopy(stored)
+
+    def vanish(self, path: str) -> None:
+        """Let an object be gone."""
+        self.version += 1
+        gone = self.objects.pop(path)
+        gone["metadata"]["resourceVersion"] = str(self.version)
+        self._tell("DELETED", path, gone)
+
+    def bookmark(self) -> None:
+        """Tell all watches how far they are."""
+        self._tell("BOOKMARK", "", {"metadata": {"resourceVersion": str(self.version)}})
+
+    def forget(self) -> None:
+        """Forget all history, as a compaction of etcd does, and end all watches."""
+        self.version += 1
+        self.forgotten = self.version
+        self._history.clear()
+        self.cut()
+
+    def fail_watch(self, code: int, message: str) -> None:
+        """Tell one watch of an error in place of an event."""
+        self._error = {"code": code, "message": message}
+        self._wake()
+
+    def cut(self) -> None:
+        """Cut all connections."""
+        self._cut.set()
+        self._cut = asyncio.Event()
+
+    async def get(self, path: str, params: Mapping[str, str] | None = None) -> Manifest:
+        """Answer a GET of an object or a collection."""
+        self._note("GET", path)
+        if path in self.objects:
+            return copy.deepcopy(self.objects[path])
+        if path.rpartition("/")[2] not in ("pods", "services", "fleetjobs"):
+            raise ApiError(404, "NotFound", f"{path} not found")
+        params = params or {}
+        found = sorted(each for each in self.objects if _within(each, path))
+        start, limit = int(params.get("continue") or 0), int(params.get("limit") or 500)
+        more = str(start + limit) if start + limit < len(found) else ""
+        return {
+            "metadata": {"resourceVersion": str(self.version), "continue": more},
+            "items": [copy.deepcopy(self.objects[each]) for each in found[start : start + limit]],
+        }
+
+    async def create(self, path: str, manifest: Mapping[str, Any]) -> Manifest:
+        """Answer a POST."""
+        self._note("POST", path)
+        metadata = manifest["metadata"]
+        name = metadata.get("name") or f"{metadata['generateName']}{self.version}"
+        if f"{path}/{name}" in self.objects:
+            raise ApiError(409, "AlreadyExists", f'"{name}" already exists')
+        self.posted.set()
+        return self.put(f"{path}/{name}", manifest)
+
+    async def replace(self, path: str, manifest: Mapping[str, Any]) -> Manifest:
+        """Answer a PUT of a status."""
+        self._note("PUT", path)
+        target = path.removesuffix("/status")
+        if target not in self.objects:
+            raise ApiError(404, "NotFound", f"{target} not found")
+        known = self.objects[target]
+        if manifest["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "the object has been modified")
+        return self.put(target, {**known, "status": manifest["status"]})
+
+    async def merge_patch(self, path: str, patch: Mapping[str, Any]) -> Manifest:
+        """Answer a PATCH of top-level fields."""
+        self._note("PATCH", path)
+        if path not in self.objects:
+            raise ApiError(404, "NotFound", f"{path} not found")
+        return self.put(path, {**self.objects[path], **patch})
+
+    async def delete(self, path: str, options: Mapping[str, Any]) -> Manifest:
+        """Answer a DELETE."""
+        self._note("DELETE", path)
+        known = self.objects.get(path)
+        if known is None:
+            raise ApiError(404, "NotFound", f"{path} not found")
+        if options.get("preconditions", {}).get("uid", known["metadata"]["uid"]) != known["metadata"]["uid"]:
+            raise ApiError(409, "Conflict", "the UID in the precondition does not match")
+        before = copy.deepcopy(known)
+        if self.terminating:
+            known["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:30Z"
+            return self.put(path, known)
+        self.vanish(path)
+        return before
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, params: Mapping[str, str], *, silence_seconds: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Answer a watch."""
+        self._note("WATCH", path)
+        if int(params["resourceVersion"]) < self.forgotten:
+            raise ApiError(410, "Expired", "too old resource version")
+        yield self._events(path, int(params["resourceVersion"]))
+
+    async def _events(self, path: str, version: int) -> AsyncIterator[bytes]:
+        cut = self._cut
+        sent = 0
+        while not cut.is_set():
+            changed = self._changed
+            if self._error is not None:
+                error, self._error = self._error, None
+                yield json.dumps({"type": "ERROR", "object": error}).encode()
+            for at, kind, where, manifest in self._history[sent:]:
+                sent += 1
+                if at > version and (not where or _within(where, path)):
+                    yield json.dumps({"type": kind, "object": manifest}).encode()
+            waits = [asyncio.ensure_future(each.wait()) for each in (changed, cut)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+        raise aiohttp.ServerDisconnectedError
+
+    def _tell(self, kind: str, path: str, manifest: Manifest) -> None:
+        self._history.append((self.version, kind, path, copy.deepcopy(manifest)))
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _note(self, verb: str, path: str) -> None:
+        self.requests.append((verb, path))
+        if (refusal := self.refusals.pop((verb, path), None)) is not None:
+            raise refusal
+
+
+def _within(path: str, collection: str) -> bool:
+    """Whether an object is in a collection, of one namespace or of all of them."""
+    prefix, _, plural = collection.rpartition("/")
+    holder = path.rpartition("/")[0]
+    return holder == collection or (
+        "namespaces" not in prefix
+        and holder.startswith(f"{prefix}/namespaces/")
+        and holder.endswith(f"/{plural}")
+    )

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from fleet_operator.cluster import client as client_module
+from fleet_operator.cluster.client import ApiClient, ApiError
+from fleet_operator.cluster.connection import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+    Requests = list[tuple[object, ...]]
+
+pytestmark = pytest.mark.timeout(20)
+
+PODS = "/api/v1/namespaces/ns/pods"
+
+
+@asynccontextmanager
+async def served(
+    handler: Handler, **connection: object
+) -> AsyncIterator[tuple[ApiClient, list[tuple[object, ...]]]]:
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", handler)
+    server = TestServer(application, host="127.0.0.1")
+    await server.start_server()
+    requests: Requests = []
+    address = f"http://127.0.0.1:{server.port}"
+    made = Connection(address, **connection)  # type: ignore[arg-type]
+    try:
+        async with ApiClient(made, on_request=lambda *told: requests.append(told[:3])) as client:
+            yield client, requests
+    finally:
+        await server.close()
+
+
+async def test_a_body_goes_out_as_json_and_the_answer_comes_back():
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(
+            {"got": await request.json(), "type": request.content_type, "verb": request.method}
+        )
+
+    async with served(handler) as (client, requests):
+        assert await client.create(PODS, {"a": 1}) == {
+            "got": {"a": 1},
+            "type": "application/json",
+            "verb": "POST",
+        }
+        patched = await client.merge_patch(f"{PODS}/p", {"b": 2})
+        assert patched["type"] == "application/merge-patch+json"
+        deleted = await client.delete(f"{PODS}/p", {"gracePeriodSeconds": 0})
+        assert deleted["got"] == {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
+        await client.replace("/apis/fleetjob.dev/v1alpha1/namespaces/ns/fleetjobs/j/status", {})
+        assert requests == [
+            ("POST", "pods", 200),
+            ("PATCH", "pods", 200),
+            ("DELETE", "pods", 200),
+            ("PUT", "fleetjobs/status", 200),
+        ]
+
+
+async def test_an_error_carries_the_servers_own_sentence():
+    async def handler(_: web.Request) -> web.Response:
+        body = {"kind": "Status", "reason": "AlreadyExists", "message": 'pods "p" already exists'}
+        return web.json_response(body, status=409)
+
+    async with served(handler) as (client, _):
+        with pytest.raises(ApiError, match=r'^pods "p" already exists$') as raised:
+            await client.create(PODS, {})
+        assert (raised.value.status, raised.value.reason) == (409, "AlreadyExists")
+
+
+async def test_an_error_of_a_proxy_is_told_too():
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=502, text="bad gateway")
+
+    async with served(handler) as (client, _):
+        with pytest.raises(ApiError, match="bad gateway") as raised:
+            await client.get(PODS)
+        assert raised.value.status == 502
+
+
+async def test_no_answer_within_the_time_is_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(client_module, "REQUEST_SECONDS", 0.05)
+    forever = asyncio.Event()
+
+    async def handler(_: web.Request) -> web.Response:
+        await forever.wait()
+        return web.Response()
+
+    async with served(handler) as (client, requests):
+        with pytest.raises(ApiError, match=r"no answer from http://127\.0\.0\.1") as raised:
+            await client.get(PODS)
+        assert raised.value.status == 0
+        assert requests == [("GET", "pods", 0)]
+        forever.set()
+
+
+async def test_a_token_file_is_read_again_before_it_grows_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response({"told": request.headers.get("Authorization")})
+
+    token = tmp_path / "token"
+    token.write_text("first\n")
+    async with served(handler, token_file=token) as (client, _):
+        assert (await client.get(PODS))["told"] == "Bearer first"
+        token.write_text("second\n")
+        assert (await client.get(PODS))["told"] == "Bearer first"
+        monkeypatch.setattr(client_module, "TOKEN_SECONDS", 0.0)
+        assert (await client.get(PODS))["told"] == "Bearer second"
+
+
+@pytest.mark.parametrize("size", [1, 8, 9, 10, 4096, 1_000_000])
+async def test_a_stream_is_cut_into_lines_wherever_its_chunks_end(size: int):
+    lines = [b'{"a": 1}', b"x" * (200_000 if size > 10 else 20), b'{"b": 2}']
+    whole = b"\n".join(lines) + b"\n\n"
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for at in range(0, len(whole), size):
+            await response.write(whole[at : at + size])
+            await asyncio.sleep(0)
+        return response
+
+    async with served(handler) as (client, _), client.stream(PODS, {}, silence_seconds=5) as stream:
+        assert [line async for line in stream] == lines
+
+
+async def test_a_refused_stream_is_an_error():
+    async def handler(_: web.Request) -> web.Response:
+        return web.json_response({"reason": "Expired", "message": "too old"}, status=410)
+
+    async with served(handler) as (client, _):
+        with pytest.raises(ApiError, match="too old") as raised:
+            async with client.stream(PODS, {}, silence_seconds=5):
+                pass
+        assert raised.value.status == 410
+
+
+async def test_a_stream_that_falls_silent_ends_with_an_error():
+    forever = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await forever.wait()
+        return response
+
+    async with served(handler) as (client, _):
+        with pytest.raises(TimeoutError):
+            async with client.stream(PODS, {}, silence_seconds=0.05) as stream:
+                assert [line async for line in stream] == []
+        forever.set()
+
+
+async def test_a_client_that_was_not_started_says_so():
+    with pytest.raises(RuntimeError, match="not started"):
+        await ApiClient(Connection("http://127.0.0.1:1")).get(PODS)

@@ -1,0 +1,334 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fleet_operator.api import FleetJobStatus, JobState, Role
+from fleet_operator.build import ClusterHosts, build_pod, build_service
+from fleet_operator.cluster import kubernetes as kubernetes_module
+from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.interface import ConflictError, Key
+from fleet_operator.cluster.kubernetes import KubernetesCluster, NotSyncedError
+from fleet_operator.plan.model import (
+    Attempt,
+    CreatePod,
+    CreateService,
+    DeleteJob,
+    DeletePod,
+    DeleteService,
+    Event,
+)
+from tests.support.clusters import FakeClock
+from tests.support.fake_api import FakeApi
+from tests.support.jobs import manifest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from fleet_operator.api import FleetJob
+    from fleet_operator.plan.model import Observed
+
+pytestmark = pytest.mark.timeout(20)
+
+KEY = Key("default", "digits")
+JOBS = "/apis/fleetjob.dev/v1alpha1/namespaces/default/fleetjobs"
+JOB = f"{JOBS}/digits"
+PODS = "/api/v1/namespaces/default/pods"
+POD = f"{PODS}/digits-trainer-0"
+SERVICES = "/api/v1/namespaces/default/services"
+SERVICE = f"{SERVICES}/digits"
+RUNNING = FleetJobStatus(state=JobState.RUNNING)
+
+
+class World:
+    """A cluster that has seen all of an API of memory."""
+
+    def __init__(self, api: FakeApi) -> None:
+        self.api = api
+        self.clock = FakeClock()
+        self.told: list[Key] = []
+        self.deleted: list[Key] = []
+        self.changed = asyncio.Event()
+        self.cluster = KubernetesCluster(api, on_deleted=self.deleted.append, monotonic=self.clock.monotonic)
+        self.cluster.subscribe(self.notice)
+
+    def notice(self, key: Key) -> None:
+        self.told.append(key)
+        self.changed.set()
+
+    async def until(self, probe: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while not probe():
+                self.changed.clear()
+                await self.changed.wait()
+
+    @property
+    def job(self) -> FleetJob:
+        job = self.cluster.job(KEY)
+        assert job is not None
+        return job
+
+    def observe(self) -> Observed:
+        observed = self.cluster.observe(self.job)
+        assert observed is not None
+        return observed
+
+    def pod(self, **metadata: Any) -> CreatePod:
+        built = build_pod(self.job, Role.TRAINER, 0, Attempt(), ClusterHosts(self.job))
+        return CreatePod({**built, "metadata": {**built["metadata"], **metadata}})
+
+    def taken(self, kind: str = "ADDED") -> None:
+        """Hand the job over as kopf does."""
+        self.cluster.take_job(kind, self.api.objects[JOB])
+
+
+@asynccontextmanager
+async def started(api: FakeApi) -> AsyncIterator[World]:
+    world = World(api)
+    await world.cluster.start()
+    try:
+        yield world
+    finally:
+        await world.cluster.close()
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    fake = FakeApi()
+    fake.put(JOB, {**manifest(), "metadata": {"generation": 1}})
+    return fake
+
+
+async def test_all_that_is_there_is_seen_at_the_start(api: FakeApi):
+    first = World(api)
+    first.taken()
+    api.put(POD, first.pod().manifest)
+    api.put(SERVICE, build_service(first.job))
+    async with started(api) as world:
+        assert world.cluster.synced
+        observed = world.observe()
+        assert observed.service
+        (pod,) = observed.pods
+        assert (pod.name, pod.role, pod.index, pod.owned) == ("digits-trainer-0", Role.TRAINER, 0, True)
+        assert [job.name for job in world.cluster.jobs()] == ["digits"]
+        assert KEY in world.told
+
+
+async def test_a_start_that_does_not_come_to_its_end_says_what_is_missing(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(kubernetes_module, "SYNC_SECONDS", 0.05)
+    api.refusals["GET", "/apis/fleetjob.dev/v1alpha1/fleetjobs"] = ApiError(404, "NotFound", "page not found")
+    with pytest.raises(NotSyncedError, match=r"fleetjobs \(is the CRD installed\?\)"):
+        async with started(api):
+            pass
+
+
+async def test_own_creations_are_seen_at_once_and_tell_the_engine(api: FakeApi):
+    async with started(api) as world:
+        world.told.clear()
+        await world.cluster.apply(world.job, CreateService(build_service(world.job)))
+        await world.cluster.apply(world.job, world.pod())
+        observed = world.observe()
+        assert (observed.service, len(observed.pods), observed.foreign) == (True, 1, ())
+        assert KEY in world.told
+
+
+async def test_a_creation_that_was_done_already_is_no_error(api: FakeApi):
+    async with started(api) as world:
+        for _ in range(2):
+            await world.cluster.apply(world.job, CreateService(build_service(world.job)))
+            await world.cluster.apply(world.job, world.pod())
+        assert (world.observe().service, len(world.observe().pods), world.observe().foreign) == (True, 1, ())
+
+
+async def test_a_pod_of_another_owner_is_foreign_until_it_is_gone(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(kubernetes_module, "FOREIGN_SECONDS", 0.01)
+    api.put(POD, {"kind": "Pod", "spec": {"containers": [{"name": "c"}]}})  # no label: no watch shows it
+    async with started(api) as world:
+        assert world.observe().foreign == ()
+        await world.cluster.apply(world.job, world.pod())
+        assert (world.observe().foreign, world.observe().pods) == (("Pod/digits-trainer-0",), ())
+        api.vanish(POD)
+        await world.until(lambda: world.observe().foreign == ())
+
+
+async def test_an_object_with_our_labels_and_another_owner_is_not_ours(api: FakeApi):
+    async with started(api) as world:
+        other = {"uid": "other", "kind": "FleetJob", "name": "digits", "controller": True}
+        api.put(POD, world.pod(ownerReferences=[other]).manifest)
+        api.put(SERVICE, {**build_service(world.job), "metadata": {"labels": {}}})
+        await world.until(lambda: world.observe().pods)
+        await world.cluster.apply(world.job, CreateService(build_service(world.job)))
+        observed = world.observe()
+        assert [pod.owned for pod in observed.pods] == [False]
+        assert (observed.service, set(observed.foreign)) == (
+            False,
+            {"Pod/digits-trainer-0", "Service/digits"},
+        )
+
+
+async def test_a_pod_that_can_never_be_is_remembered_until_the_spec_changes(api: FakeApi):
+    async with started(api) as world:
+        api.refusals["POST", PODS] = ApiError(422, "Invalid", "spec.containers[0].image: Required value")
+        await world.cluster.apply(world.job, world.pod())
+        assert world.observe().rejected == "spec.containers[0].image: Required value"
+        job = api.objects[JOB]
+        api.put(JOB, {**job, "metadata": {**job["metadata"], "generation": 2}})
+        world.taken("MODIFIED")
+        assert world.observe().rejected is None
+
+
+@pytest.mark.parametrize("status", [0, 403, 409, 429, 500])
+async def test_a_creation_that_may_go_better_later_is_an_error(api: FakeApi, status: int):
+    async with started(api) as world:
+        api.refusals["POST", PODS] = ApiError(status, "", "try again")
+        with pytest.raises(ApiError, match="try again"):
+            await world.cluster.apply(world.job, world.pod())
+        assert world.observe().rejected is None
+
+
+async def test_a_pod_on_its_way_out_is_seen_at_once(api: FakeApi):
+    api.terminating = True
+    async with started(api) as world:
+        await world.cluster.apply(world.job, world.pod())
+        (pod,) = world.observe().pods
+        await world.cluster.apply(world.job, DeletePod(pod.name, pod.uid))
+        (leaving,) = world.observe().pods
+        assert leaving.deleted_at is not None
+
+
+async def test_until_a_deletion_is_seen_nothing_is_known_but_not_for_ever(api: FakeApi):
+    async with started(api) as world:
+        await world.cluster.apply(world.job, world.pod())
+        (pod,) = world.observe().pods
+        api.cut()
+        await world.cluster.apply(world.job, DeletePod(pod.name, pod.uid, grace_period_seconds=0))
+        assert world.cluster.observe(world.job) is None
+        world.clock.seconds += kubernetes_module.UNSEEN_SECONDS
+        assert world.cluster.observe(world.job) is not None
+        await world.until(lambda: world.observe().pods == ())
+
+
+async def test_deleting_what_is_gone_or_replaced_is_no_error(api: FakeApi):
+    async with started(api) as world:
+        await world.cluster.apply(world.job, DeletePod("digits-trainer-0", "gone"))
+        await world.cluster.apply(world.job, DeleteService("digits"))
+        await world.cluster.apply(world.job, world.pod())
+        await world.cluster.apply(world.job, DeletePod("digits-trainer-0", "another life"))
+        assert POD in api.objects
+        await world.cluster.apply(world.job, DeleteJob("another life"))
+        assert JOB in api.objects
+        await world.cluster.apply(world.job, DeleteJob(world.job.metadata.uid or ""))
+        assert JOB not in api.objects
+
+
+async def test_only_the_jobs_own_service_is_deleted(api: FakeApi):
+    api.put(SERVICE, {"metadata": {"labels": {}}})
+    async with started(api) as world:
+        await world.cluster.apply(world.job, DeleteService("digits"))
+        assert SERVICE in api.objects
+        api.vanish(SERVICE)
+        await world.cluster.apply(world.job, CreateService(build_service(world.job)))
+        await world.cluster.apply(world.job, DeleteService("digits"))
+        assert SERVICE not in api.objects
+
+
+async def test_a_status_is_written_under_the_version_it_was_decided_on(api: FakeApi):
+    async with started(api) as world:
+        before = world.job
+        written = await world.cluster.write_status(before, RUNNING)
+        assert written.status == world.job.status == RUNNING
+        assert api.objects[JOB]["status"]["state"] == "Running"
+        with pytest.raises(ConflictError):
+            await world.cluster.write_status(before, FleetJobStatus())
+
+
+async def test_a_conflict_brings_the_newest_version(api: FakeApi):
+    async with started(api) as world:
+        before = world.job
+        api.put(JOB, {**api.objects[JOB], "status": {"restarts": 3}})  # kopf has not told of it yet
+        with pytest.raises(ConflictError):
+            await world.cluster.write_status(before, RUNNING)
+        assert world.job.status.restarts == 3
+
+
+async def test_a_ghost_is_found_out_by_the_first_write(api: FakeApi):
+    async with started(api) as world:
+        ghost = world.job
+        api.vanish(JOB)  # kopf missed it
+        with pytest.raises(ConflictError):
+            await world.cluster.write_status(ghost, RUNNING)
+        assert (world.cluster.job(KEY), world.deleted) == (None, [KEY])
+
+
+async def test_a_refused_status_is_an_error(api: FakeApi):
+    async with started(api) as world:
+        api.refusals["PUT", f"{JOB}/status"] = ApiError(500, "", "etcd is away")
+        with pytest.raises(ApiError, match="etcd is away"):
+            await world.cluster.write_status(world.job, RUNNING)
+
+
+async def test_when_a_watch_lists_again_the_jobs_are_listed_again_and_ghosts_go(api: FakeApi):
+    async with started(api) as world:
+        api.vanish(JOB)
+        api.forget()
+        await world.until(lambda: world.deleted == [KEY])
+        assert world.cluster.job(KEY) is None
+
+
+async def test_kopfs_events_change_what_is_known(api: FakeApi):
+    async with started(api) as world:
+        world.told.clear()
+        world.taken("MODIFIED")  # an echo of what is known already
+        assert world.told == []
+        api.put(JOB, {**api.objects[JOB], "status": {"state": "Running"}})
+        world.taken("MODIFIED")
+        assert world.job.status.state is JobState.RUNNING
+        world.taken("DELETED")
+        assert (world.cluster.job(KEY), world.deleted, world.told) == (None, [KEY], [KEY, KEY])
+
+
+async def test_a_job_that_cannot_be_understood_is_told_once_and_left_alone(api: FakeApi):
+    broken = f"{JOBS}/broken"
+    api.put(broken, {**manifest("broken"), "spec": {"mode": "Gossip"}})
+    async with started(api) as world:
+        for _ in range(2):
+            world.cluster.take_job("MODIFIED", api.objects[broken])
+        async with asyncio.timeout(5):
+            await api.posted.wait()
+        assert world.cluster.job(Key("default", "broken")) is None
+        (event,) = _events(api)
+        assert event["reason"] == "InvalidSpec"
+        assert "spec.mode" in event["message"]
+
+
+async def test_events_are_posted_on_the_job(api: FakeApi):
+    async with started(api) as world:
+        await world.cluster.record(world.job, Event("Normal", "Started", "all replicas run"))
+        (event,) = _events(api)
+        assert event["involvedObject"]["uid"] == world.job.metadata.uid
+
+
+async def test_a_cluster_limited_to_namespaces_asks_for_nothing_else(api: FakeApi):
+    cluster = KubernetesCluster(api, namespaces=("default", "team"))
+    await cluster.start()
+    await cluster.close()
+    assert {path for _, path in api.requests} == {
+        *(
+            f"/api/v1/namespaces/{name}/{kind}"
+            for name in ("default", "team")
+            for kind in ("pods", "services")
+        ),
+        *(f"/apis/fleetjob.dev/v1alpha1/namespaces/{name}/fleetjobs" for name in ("default", "team")),
+    }
+    assert cluster.job(KEY) is not None
+
+
+def _events(api: FakeApi) -> list[dict[str, Any]]:
+    return [each for path, each in api.objects.items() if "/events/" in path]

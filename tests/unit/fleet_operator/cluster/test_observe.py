@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from fleet_operator.api import Role
+from fleet_operator.cluster.observe import observe_pod
+from fleet_operator.plan.model import Attempt, ObservedPod, PodPhase
+
+START, END = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
+START_TIME, END_TIME = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
+
+
+def pod(status: dict[str, Any] | None = None, *, containers: tuple[str, ...] = ("fleet",), **metadata: Any):
+    labels = {
+        "fleetjob.dev/role": "trainer",
+        "fleetjob.dev/index": "1",
+        "fleetjob.dev/attempt": "2.3",
+    }
+    return {
+        "metadata": {"name": "digits-trainer-1", "uid": "u", "labels": labels, **metadata},
+        "spec": {"nodeName": "node-1", "containers": [{"name": name} for name in containers]},
+        "status": status or {},
+    }
+
+
+def observed(status: dict[str, Any] | None = None, **more: Any) -> ObservedPod:
+    result = observe_pod(pod(status, **more))
+    assert result is not None
+    return result
+
+
+def state(name: str, **state: Any) -> dict[str, Any]:
+    return {"name": name, "state": state}
+
+
+def ready(status: str, reason: str | None = None) -> dict[str, Any]:
+    return {"type": "Ready", "status": status, "reason": reason}
+
+
+def test_a_pod_just_created():
+    assert observed(creationTimestamp=START) == ObservedPod(
+        name="digits-trainer-1",
+        uid="u",
+        role=Role.TRAINER,
+        index=1,
+        attempt=Attempt(2, 3),
+        phase=PodPhase.PENDING,
+        created_at=START_TIME,
+        container="fleet",
+        node="node-1",
+    )
+
+
+def test_a_pod_that_runs_and_is_ready():
+    running = state("fleet", running={"startedAt": START})
+    seen = observed({"phase": "Running", "conditions": [ready("True")], "containerStatuses": [running]})
+    assert (seen.phase, seen.ready, seen.started_at) == (PodPhase.RUNNING, True, START_TIME)
+    assert (seen.not_ready_reason, seen.exit_code) == (None, None)
+
+
+@pytest.mark.parametrize("status", ["False", "Unknown"])
+def test_a_pod_that_is_not_ready_says_why(status: str):
+    seen = observed({"phase": "Running", "conditions": [ready(status, "NodeStatusUnknown")]})
+    assert (seen.ready, seen.not_ready_reason) == (False, "NodeStatusUnknown")
+
+
+def test_a_pod_that_failed_tells_its_exit_code_and_message():
+    ended = {
+        "exitCode": 1,
+        "reason": "Error",
+        "message": "loss is nan\n",
+        "startedAt": START,
+        "finishedAt": END,
+    }
+    seen = observed({"phase": "Failed", "containerStatuses": [state("fleet", terminated=ended)]})
+    assert (seen.phase, seen.exit_code, seen.reason, seen.message) == (
+        PodPhase.FAILED,
+        1,
+        "Error",
+        "loss is nan",
+    )
+    assert (seen.started_at, seen.finished_at) == (START_TIME, END_TIME)
+
+
+def test_the_container_named_fleet_speaks_for_the_pod_wherever_it_stands():
+    statuses = [state("proxy", terminated={"exitCode": 9}), state("fleet", terminated={"exitCode": 0})]
+    seen = observed({"phase": "Failed", "containerStatuses": statuses}, containers=("proxy", "fleet"))
+    assert (seen.container, seen.exit_code) == ("fleet", 0)
+
+
+def test_else_the_first_container_speaks():
+    statuses = [state("b", terminated={"exitCode": 9}), state("a", terminated={"exitCode": 3})]
+    seen = observed({"phase": "Failed", "containerStatuses": statuses}, containers=("a", "b"))
+    assert (seen.container, seen.exit_code) == ("a", 3)
+
+
+def test_an_init_container_that_failed_speaks_for_a_main_one_that_never_ran():
+    seen = observed(
+        {
+            "phase": "Failed",
+            "initContainerStatuses": [
+                state("first", terminated={"exitCode": 0}),
+                state("data", terminated={"exitCode": 4, "message": "no space"}),
+            ],
+            "containerStatuses": [state("fleet", waiting={"reason": "PodInitializing"})],
+        }
+    )
+    assert (seen.container, seen.exit_code, seen.message) == ("data", 4, "no space")
+
+
+def test_a_waiting_container_says_what_it_waits_for():
+    waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
+    seen = observed({"phase": "Pending", "containerStatuses": [state("fleet", waiting=waiting)]})
+    assert (seen.reason, seen.message) == ("ImagePullBackOff", "Back-off pulling image")
+
+
+def test_a_pod_that_no_node_takes_has_the_schedulers_sentence():
+    unschedulable = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+    }
+    seen = observed({"phase": "Pending", "conditions": [unschedulable]})
+    assert (seen.reason, seen.message) == ("Unschedulable", unschedulable["message"])
+
+
+def test_the_pods_own_reason_outweighs_the_containers():
+    ended = {"exitCode": 137, "reason": "Error"}
+    seen = observed(
+        {
+            "phase": "Failed",
+            "reason": "Evicted",
+            "message": "The node was low on resource: memory.",
+            "containerStatuses": [state("fleet", terminated=ended)],
+        }
+    )
+    assert (seen.reason, seen.message, seen.exit_code) == (
+        "Evicted",
+        "The node was low on resource: memory.",
+        137,
+    )
+
+
+@pytest.mark.parametrize(("status", "expected"), [("True", "PreemptionByScheduler"), ("False", None)])
+def test_a_disruption_counts_only_while_it_holds(status: str, expected: str | None):
+    disrupted = {"type": "DisruptionTarget", "status": status, "reason": "PreemptionByScheduler"}
+    assert observed({"phase": "Running", "conditions": [disrupted]}).disruption == expected
+
+
+def test_a_pod_on_its_way_out():
+    assert observed(deletionTimestamp=END).deleted_at == END_TIME
+
+
+def test_a_phase_of_the_future_is_unknown():
+    assert observed({"phase": "Hibernating"}).phase is PodPhase.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pytest.param({}, id="none"),
+        pytest.param({"fleetjob.dev/role": "worker", "fleetjob.dev/index": "0"}, id="a-role-of-others"),
+        pytest.param({"fleetjob.dev/role": "trainer", "fleetjob.dev/index": "-1"}, id="no-index"),
+    ],
+)
+def test_a_pod_whose_labels_say_nothing_is_none_of_ours(labels: dict[str, str]):
+    assert observe_pod(pod(labels=labels)) is None

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fleet_operator.cluster import watch as watch_module
+from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.store import Entry, Store, key_of, version_of
+from fleet_operator.cluster.watch import ListWatch
+from tests.support.fake_api import FakeApi
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from fleet_operator.cluster.interface import Key
+
+pytestmark = pytest.mark.timeout(20)
+
+PODS = "/api/v1/pods"
+
+
+def path(name: str) -> str:
+    return f"/api/v1/namespaces/ns/pods/{name}"
+
+
+class Watched:
+    """A watch on an API of memory, and what it told."""
+
+    def __init__(self, api: FakeApi) -> None:
+        self.api = api
+        self.store: Store[None] = Store()
+        self.told: list[str] = []
+        self.relists = 0
+        self.changed = asyncio.Event()
+        self.watch = ListWatch(
+            api, PODS, store=self.store, reduce=reduce, on_change=self.change, on_relist=self.relist
+        )
+
+    def change(self, job: Key) -> None:
+        self.told.append(job.name)
+        self.changed.set()
+
+    def relist(self) -> None:
+        self.relists += 1
+        self.changed.set()
+
+    def names(self) -> list[str]:
+        return sorted(key.name for key in self.store.keys())  # noqa: SIM118 not a mapping
+
+    async def until(self, probe: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not probe():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def until_names(self, *names: str) -> None:
+        await self.until(lambda: self.names() == list(names))
+
+
+def reduce(manifest: Mapping[str, Any]) -> Entry[None] | None:
+    key = key_of(manifest)
+    if key.name.startswith("foreign"):
+        return None
+    return Entry(key, manifest["metadata"]["uid"], version_of(manifest), key, None, None)
+
+
+@asynccontextmanager
+async def watching(api: FakeApi) -> AsyncIterator[Watched]:
+    watched = Watched(api)
+    task = asyncio.create_task(watched.watch.run())
+    try:
+        await watched.watch.synced.wait()
+        yield watched
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch) -> FakeApi:
+    monkeypatch.setattr(watch_module, "BACKOFF_SECONDS", (0.0, 0.001))
+    return FakeApi()
+
+
+def count(api: FakeApi, verb: str) -> int:
+    return api.requests.count((verb, PODS))
+
+
+async def test_it_lists_page_by_page_and_then_follows_the_changes(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watch_module, "PAGE", 2)
+    for name in ("a", "b", "c", "foreign"):
+        api.put(path(name), {})
+    async with watching(api) as watched:
+        assert (watched.names(), count(api, "GET")) == (["a", "b", "c"], 2)
+        api.put(path("d"), {})
+        api.vanish(path("a"))
+        await watched.until_names("b", "c", "d")
+        assert sorted(watched.told) == ["a", "a", "b", "c", "d"]
+        assert (count(api, "GET"), watched.relists) == (2, 0)
+
+
+async def test_a_cut_connection_costs_a_new_one_and_loses_nothing(api: FakeApi):
+    async with watching(api) as watched:
+        api.put(path("a"), {})
+        await watched.until_names("a")
+        api.cut()
+        api.put(path("b"), {})
+        api.vanish(path("a"))
+        await watched.until_names("b")
+        assert (count(api, "GET"), watched.relists) == (1, 0)
+
+
+async def test_a_forgotten_history_is_listed_again_and_tells_what_is_gone(api: FakeApi):
+    api.put(path("a"), {})
+    api.put(path("b"), {})
+    async with watching(api) as watched:
+        del api.objects[path("a")]  # nobody told of it
+        api.forget()
+        await watched.until_names("b")
+        await watched.until(lambda: watched.relists == 1)
+        assert watched.told.count("a") == 2
+        api.put(path("c"), {})
+        await watched.until_names("b", "c")
+
+
+async def test_an_error_event_that_says_expired_is_a_forgotten_history(api: FakeApi):
+    async with watching(api) as watched:
+        api.fail_watch(410, "too old resource version")
+        await watched.until(lambda: watched.relists == 1)
+
+
+async def test_another_error_event_means_watching_again(api: FakeApi):
+    async with watching(api) as watched:
+        api.fail_watch(500, "etcd is busy")
+        api.put(path("a"), {})
+        await watched.until_names("a")
+        assert watched.relists == 0
+
+
+async def test_a_bookmark_moves_the_place_that_a_later_watch_goes_on_from(api: FakeApi):
+    async with watching(api) as watched:
+        api.version += 50  # other kinds of objects changed
+        api.bookmark()
+        api.put(path("a"), {})
+        await watched.until_names("a")
+        api.forgotten = api.version - 1
+        api.cut()
+        api.put(path("b"), {})
+        await watched.until_names("a", "b")
+        assert watched.relists == 0
+
+
+async def test_a_refused_list_is_tried_again(api: FakeApi):
+    api.refusals["GET", PODS] = ApiError(500, "InternalError", "etcd is away")
+    api.put(path("a"), {})
+    async with watching(api) as watched:
+        assert watched.names() == ["a"]
+
+
+async def test_pages_that_took_too_long_are_read_again_from_the_first(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    api.refusals["GET", PODS] = ApiError(410, "Expired", "the continue token is too old")
+    api.put(path("a"), {})
+    async with watching(api) as watched:
+        assert watched.names() == ["a"]
