@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+
+import pytest
+
+from fleet_operator.api import FleetJobStatus, JobState
+from fleet_operator.cluster.interface import Key
+from fleet_operator.engine import Result
+from fleet_operator.metrics import Metrics
+from fleet_operator.plan.model import CreatePod, CreateService, DeletePod
+from tests.support.jobs import job
+
+LABELS = {"namespace": "default", "mode": "ParameterServer"}
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+def step(metrics: Metrics, before: FleetJobStatus, after: FleetJobStatus) -> None:
+    one = job()
+    metrics.status_written(
+        one.model_copy(update={"status": before}), one.model_copy(update={"status": after})
+    )
+
+
+def value(metrics: Metrics, name: str, labels: dict[str, str] | None = None) -> float | None:
+    return metrics.registry.get_sample_value(name, labels or {})
+
+
+def test_a_jobs_life_is_counted(metrics: Metrics):
+    pending = FleetJobStatus(state=JobState.PENDING, start_time=START)
+    running = pending.model_copy(update={"state": JobState.RUNNING})
+    again = running.model_copy(update={"state": JobState.RESTARTING, "restarts": 2})
+    end = {"state": JobState.SUCCEEDED, "completion_time": START + timedelta(seconds=90)}
+    succeeded = again.model_copy(update=end)
+    history = [FleetJobStatus(), pending, running, again, succeeded, succeeded]
+    for before, after in pairwise(history):
+        step(metrics, before, after)
+    metrics.deleted(Key("default", "digits"))
+    assert value(metrics, "fleetjob_jobs_created_total", LABELS) == 1
+    assert value(metrics, "fleetjob_jobs_restarted_total", LABELS) == 2
+    assert value(metrics, "fleetjob_jobs_successful_total", LABELS) == 1
+    assert value(metrics, "fleetjob_jobs_failed_total", LABELS) is None
+    assert value(metrics, "fleetjob_jobs_deleted_total", {"namespace": "default"}) == 1
+    duration = "fleetjob_job_execution_duration_seconds"
+    assert value(metrics, f"{duration}_sum", {**LABELS, "result": "Succeeded"}) == 90
+
+
+def test_a_failed_job_is_counted(metrics: Metrics):
+    running, failed = FleetJobStatus(state=JobState.RUNNING), FleetJobStatus(state=JobState.FAILED)
+    step(metrics, running, failed)
+    assert value(metrics, "fleetjob_jobs_failed_total", LABELS) == 1
+
+
+def test_pods_are_counted_and_the_wait_for_the_first_ones(metrics: Metrics):
+    created = job(creationTimestamp="2026-01-01T00:00:00Z")
+    metrics.applied(created, CreatePod({}))
+    metrics.applied(created.model_copy(update={"status": FleetJobStatus(restarts=1)}), CreatePod({}))
+    metrics.applied(created, DeletePod("p", "u"))
+    metrics.applied(created, CreateService({}))
+    assert value(metrics, "fleetjob_pods_created_total") == 2
+    assert value(metrics, "fleetjob_pods_deleted_total") == 1
+    assert value(metrics, "fleetjob_job_to_pod_creation_latency_seconds_count") == 1
+
+
+def test_passes_requests_and_the_queue_are_measured(metrics: Metrics):
+    metrics.passed(Key("default", "digits"), Result.CONFLICT, 0.02)
+    metrics.requested("POST", "pods", 201, 0.01)
+    metrics.queued(7)
+    assert value(metrics, "fleetjob_reconcile_duration_seconds_count", {"result": "conflict"}) == 1
+    request = {"verb": "POST", "resource": "pods", "code": "201"}
+    assert value(metrics, "fleetjob_api_request_duration_seconds_sum", request) == 0.01
+    assert value(metrics, "fleetjob_queue_depth") == 7
+
+
+def test_jobs_are_counted_by_state_when_they_are_asked_for(metrics: Metrics):
+    running = job().model_copy(update={"status": FleetJobStatus(state=JobState.RUNNING)})
+    jobs = [job(), running, running]
+    metrics.watch_jobs(lambda: jobs)
+    assert value(metrics, "fleetjob_jobs", {"namespace": "default", "state": "Running"}) == 2
+    assert value(metrics, "fleetjob_jobs", {"namespace": "default", "state": "Pending"}) == 1
+    jobs.clear()
+    assert value(metrics, "fleetjob_jobs", {"namespace": "default", "state": "Running"}) is None

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from fleet_operator.settings import Settings, SettingsError
+
+
+def test_an_empty_environment_gives_the_defaults():
+    assert Settings.from_environment({}) == Settings()
+    assert (
+        Settings.from_environment({"FLEET_OPERATOR_WORKERS": "", "FLEET_OPERATOR_LOG_LEVEL": ""})
+        == Settings()
+    )
+
+
+def test_every_setting_is_read():
+    environ = {
+        "FLEET_OPERATOR_NAMESPACES": "team-a, team-b,,team-a",
+        "FLEET_OPERATOR_WORKERS": "4",
+        "FLEET_OPERATOR_RESYNC_SECONDS": "60",
+        "FLEET_OPERATOR_HTTP_HOST": "127.0.0.1",
+        "FLEET_OPERATOR_HTTP_PORT": "9090",
+        "FLEET_OPERATOR_LOG_LEVEL": "DEBUG",
+        "FLEET_OPERATOR_LOG_FORMAT": "json",
+    }
+    assert Settings.from_environment(environ) == Settings(
+        namespaces=("team-a", "team-b"),
+        workers=4,
+        resync=timedelta(seconds=60),
+        http_host="127.0.0.1",
+        http_port=9090,
+        log_level="debug",
+        log_format="json",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("FLEET_OPERATOR_WORKERS", "0", "found '0', expected a whole number from 1 to 256"),
+        ("FLEET_OPERATOR_WORKERS", "many", "found 'many'"),
+        ("FLEET_OPERATOR_WORKERS", "-4", "found '-4'"),
+        ("FLEET_OPERATOR_WORKERS", "²", "found '²'"),
+        ("FLEET_OPERATOR_HTTP_PORT", "70000", "from 0 to 65535"),
+        ("FLEET_OPERATOR_RESYNC_SECONDS", "1.5", "found '1.5'"),
+        ("FLEET_OPERATOR_LOG_LEVEL", "loud", "expected one of debug, info, warning, error"),
+        ("FLEET_OPERATOR_LOG_FORMAT", "xml", "expected one of text, json"),
+    ],
+)
+def test_a_value_of_no_use_is_refused_by_name(name: str, value: str, expected: str):
+    with pytest.raises(SettingsError) as refused:
+        Settings.from_environment({name: value})
+    assert str(refused.value).startswith(f"{name}: found")
+    assert expected in str(refused.value)
