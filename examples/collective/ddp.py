@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-EPOCHS = 40
+EPOCHS = 30
 BATCH = 32
 TEST_SAMPLES = 360
 

@@ -69,7 +69,22 @@ class _Lifecycle:
         self._previous_hook, sys.excepthook = sys.excepthook, self.on_uncaught
         self._previous_thread_hook, threading.excepthook = threading.excepthook, self.on_uncaught_in_thread
         atexit.register(self.at_exit)
+        if not self.started:
+            self._identify(os.environ)
         _serve_progress(os.environ)
+
+    def _identify(self, environ: Mapping[str, str]) -> None:
+        """Take a plain script's name from its environment, as far as that says one."""
+        role = environ.get("PADDLE_TRAINING_ROLE", "TRAINER")
+        index = environ.get("PADDLE_PSERVER_ID") if role == "PSERVER" else None
+        index = index or environ.get("PADDLE_TRAINER_ID") or environ.get("RANK") or ""
+        if role in ("PSERVER", "TRAINER") and index.isascii() and index.isdigit():
+            self.name(role, int(index))
+
+    def name(self, role: str, index: int) -> None:
+        """Sign the progress and the messages of this process."""
+        self.identity = f"{role.lower()} {index}"
+        progress.identify(role, index)
 
     def handle_sigterm(self) -> None:
         """End this process within two seconds of a SIGTERM, whatever its threads wait for."""
@@ -189,9 +204,7 @@ def start(role: "Role") -> None:
     if _lifecycle.started:
         return
     _lifecycle.started = True
-    name = "PSERVER" if role.kind.name == "SERVER" else "TRAINER"
-    _lifecycle.identity = f"{name.lower()} {role.index}"
-    progress.identify(name, role.index)
+    _lifecycle.name("PSERVER" if role.kind.name == "SERVER" else "TRAINER", role.index)
     _lifecycle.observe()
     _lifecycle.handle_sigterm()
 

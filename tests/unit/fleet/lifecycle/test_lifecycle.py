@@ -231,9 +231,11 @@ def test_a_plain_script_that_reports_is_served_and_leaves_its_progress(replica, 
     report(step=3)
     print(urllib.request.urlopen("http://127.0.0.5:{port}/progress", timeout=5).status)
     """
-    code, out, err = ended(replica(body, FLEET_METRICS_PORT=port, PADDLE_CURRENT_IP="127.0.0.5"))
+    environ = {"FLEET_METRICS_PORT": port, "PADDLE_CURRENT_IP": "127.0.0.5", "RANK": "2"}
+    code, out, err = ended(replica(body, **environ))
     assert (code, out, err) == (0, "200\n", "")
-    assert json.loads(words.read_text())["step"] == 3
+    state = json.loads(words.read_text())
+    assert (state["role"], state["index"], state["step"]) == ("TRAINER", 2, 3)
 
 
 def test_the_second_process_of_a_pod_is_silent(replica, words):

@@ -1,0 +1,72 @@
+"""Fit a line with parameter servers, in the program form: capture, transpile, run.
+
+Each process reads its place from the environment itself and does what its role asks.
+"""
+
+import os
+
+import torch
+from sklearn.datasets import load_diabetes
+from torch import nn
+
+import fleet
+
+BATCH = 16
+EPOCHS = 60
+TEST_SAMPLES = 42
+
+
+def load_data() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return 10 measurements of each of 442 patients, and the progression of their diabetes a year later."""
+    diabetes = load_diabetes()
+    order = torch.randperm(len(diabetes.target), generator=torch.Generator().manual_seed(0))
+    features = torch.tensor(diabetes.data, dtype=torch.float32)[order]
+    target = torch.tensor(diabetes.target, dtype=torch.float32)[order, None]
+    return features / features.std(0), (target - target.mean()) / target.std()
+
+
+def squared_error(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.mse_loss(model(x), y)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    x, y = load_data()
+    model = nn.Linear(x.shape[1], 1)
+    program = fleet.Program.capture(model, squared_error, torch.optim.SGD(model.parameters(), lr=0.01))
+
+    role = os.environ["PADDLE_TRAINING_ROLE"]  # PSERVER or TRAINER
+    port = os.environ["PADDLE_PSERVER_PORT"]  # the same for every parameter server
+    pservers = ",".join(f"{ip}:{port}" for ip in os.environ["PADDLE_PSERVER_IPS"].split(","))
+    trainers = int(os.environ["PADDLE_TRAINERS"])  # how many there are
+    trainer_id = int(os.environ.get("PADDLE_TRAINER_ID", "0"))  # only trainers have one
+
+    transpiler = fleet.DistributeTranspiler()
+    transpiler.transpile(trainer_id, program=program, pservers=pservers, trainers=trainers)
+    executor = fleet.Executor(fleet.CPUPlace())
+
+    if role == "PSERVER":
+        endpoint = os.environ["PADDLE_CURRENT_IP"] + ":" + os.environ["PADDLE_PORT"]  # this server's own
+        executor.run(transpiler.get_startup_program(endpoint))
+        executor.run(transpiler.get_pserver_program(endpoint))
+        return
+
+    executor.run(fleet.default_startup_program())
+    trainer_program = transpiler.get_trainer_program()
+    train = torch.arange(TEST_SAMPLES, len(x))[trainer_id::trainers]
+    steps = len(train) // BATCH
+    for epoch in range(1, EPOCHS + 1):
+        order = train[torch.randperm(len(train))]
+        for batch in order[: steps * BATCH].view(steps, BATCH):
+            (loss,) = executor.run(trainer_program, feed={"x": x[batch], "y": y[batch]}, fetch_list=["loss"])
+        samples = epoch * steps * BATCH
+        fleet.report(step=epoch * steps, total_steps=EPOCHS * steps, loss=loss.item(), samples=samples)
+    executor.close()
+    with torch.no_grad():
+        error = squared_error(model, x[:TEST_SAMPLES], y[:TEST_SAMPLES]).item()
+    fleet.report(test_error=error)
+    print(f"test error: {error:.4f}, where always guessing the mean gives about 1")
+
+
+if __name__ == "__main__":
+    main()

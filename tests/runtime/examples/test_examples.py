@@ -1,0 +1,121 @@
+"""Every folder in examples/ trains for real, by the launchers, and is described truly."""
+
+import difflib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fleet_operator.api import parse_job
+from tests.support.processes import free_ports
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "examples"
+FOLDERS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir() and path.name != "__pycache__")
+MANIFESTS = sorted(EXAMPLES.glob("*/*.yaml"))
+MAX_CHANGED_LINES = 10
+
+
+def launch(module: str, *arguments: str, seconds: float = 200) -> str:
+    """Run a launcher to its end from the root of the project; return its output, logs excluded."""
+    command = [sys.executable, "-m", module, *arguments]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
+    assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
+    return ended.stdout
+
+
+def values(text: str, words: str) -> list[float]:
+    return [float(value) for value in re.findall(rf"^{words}: ([0-9.]+)", text, re.MULTILINE)]
+
+
+def start_port() -> str:
+    return f"--start_port={free_ports(2)[0]}"
+
+
+@pytest.mark.timeout(240)
+def test_digits_learns_with_parameter_servers(tmp_path):
+    script = ("examples/digits/train.py", "--epochs", "15")
+    launch("fleet.launch_ps", f"--log_dir={tmp_path}", start_port(), *script)
+    first, second = (values((tmp_path / f"workerlog.{i}").read_text(), "test accuracy") for i in (0, 1))
+    assert first[0] >= 0.95
+    assert second == first  # sync mode: both hold the same values
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("run", [1, 2])
+def test_digits_with_a_forking_data_loader_ends(tmp_path, run):
+    script = ("examples/digits/train.py", "--epochs", "4", "--num-workers", "2")
+    launch("fleet.launch_ps", f"--log_dir={tmp_path}", start_port(), *script)
+    assert values((tmp_path / "workerlog.0").read_text(), "test accuracy")
+
+
+@pytest.mark.timeout(240)
+def test_collective_learns_by_averaged_gradients():
+    out = launch(
+        "fleet.launch", "--worker_num=2", start_port(), "examples/collective/train.py", "--epochs=15"
+    )
+    first, second = values(out, "test accuracy")
+    assert first >= 0.95
+    assert second == first
+
+
+@pytest.mark.timeout(240)
+def test_a_plain_ddp_script_runs_unchanged():
+    source = (EXAMPLES / "collective" / "ddp.py").read_text()
+    assert "import fleet" not in source
+    assert "from fleet" not in source
+    (accuracy,) = values(
+        launch("fleet.launch", "--worker_num=2", start_port(), "examples/collective/ddp.py"), "test accuracy"
+    )
+    assert accuracy >= 0.95
+
+
+@pytest.mark.timeout(240)
+def test_fit_a_line_learns_by_its_own_environment_variables(tmp_path):
+    (port,) = free_ports(1, "127.0.0.2")
+    endpoints = f"--endpoints=127.0.0.1:{port},127.0.0.2:{port}"
+    launch("fleet.launch_ps", f"--log_dir={tmp_path}", endpoints, "examples/fit_a_line/train.py")
+    (error,) = values((tmp_path / "workerlog.0").read_text(), "test error")
+    assert error < 0.6
+
+
+def changed_lines() -> list[str]:
+    """Return the lines of digits/train.py that single.py has not, blank ones aside."""
+    single, train = (
+        (EXAMPLES / "digits" / name).read_text().splitlines() for name in ("single.py", "train.py")
+    )
+    return [line[2:] for line in difflib.ndiff(single, train) if line.startswith("+ ") and line[2:].strip()]
+
+
+def test_at_most_ten_lines_change():
+    changed = changed_lines()
+    assert len(changed) <= MAX_CHANGED_LINES, changed
+
+
+def test_the_readme_shows_exactly_these_lines():
+    text = (EXAMPLES / "digits" / "README.md").read_text()
+    diff = text.partition("```diff\n")[2].partition("```")[0]
+    assert [
+        line[1:] for line in diff.splitlines() if line.startswith("+") and line[1:].strip()
+    ] == changed_lines()
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)
+def test_every_example_is_described_and_has_a_manifest(folder):
+    assert (folder / "fleetjob.yaml").is_file()
+    readme = (folder / "README.md").read_text()
+    for name in re.findall(r"examples/[\w/.-]+\.(?:py|yaml)", readme):
+        assert (ROOT / name).is_file(), name
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_manifest_is_valid_and_runs_a_script_of_its_folder(path):
+    job = parse_job(yaml.safe_load(path.read_text()) | {})
+    assert job.metadata.name
+    container = yaml.safe_load(path.read_text())["spec"]["template"]["spec"]["containers"][0]
+    interpreter, script = container["command"]
+    assert interpreter == "python"
+    assert (ROOT / script).parent == path.parent
