@@ -247,8 +247,13 @@ async def test_a_job_created_again_while_its_old_pods_end_waits_for_their_names(
     await namespace.annotate("digits-trainer-0", stuck="yes")
     await namespace.delete("fleetjobs", "digits")
     await namespace.until_pods("digits", "one stuck pod", lambda pods: set(pods) == {"digits-trainer-0"})
+    told_before = await namespace.events("digits")
     await namespace.create_job(manifest())
-    await namespace.until_job("digits", "a reason", lambda job: condition(job, "PodsCreated") == "False")
+    job = await namespace.until_job(
+        "digits", "a reason", lambda job: condition(job, "PodsCreated") == "False"
+    )
+    assert told_of(job, "PodsCreated")["reason"] == "PredecessorTerminating"
+    assert await namespace.events("digits") == told_before  # nothing to be alarmed about
     await namespace.annotate("digits-trainer-0", stuck=None)
     new = await namespace.until_running("digits", *SERVERS, *TRAINERS)
     assert new["digits-trainer-0"]["metadata"]["uid"] != old["digits-trainer-0"]["metadata"]["uid"]

@@ -26,7 +26,7 @@ CRD = ROOT / "crds" / "fleetjobs.fleetjob.dev.yaml"
 NAMESPACE = "fleet-system"
 ACCOUNT = "fleet-operator"
 
-READY_SECONDS = 30.0
+READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
 
 

@@ -19,8 +19,9 @@ import uvloop
 
 from fleet_operator.cluster.client import ApiClient
 from fleet_operator.cluster.connection import ConnectionSettingsError, connect
-from fleet_operator.cluster.interface import Key
-from fleet_operator.cluster.kubernetes import KubernetesCluster, NotSyncedError
+from fleet_operator.cluster.events import EventRecorder
+from fleet_operator.cluster.kubernetes import KubernetesCluster
+from fleet_operator.cluster.view import ClusterView, NotSyncedError, job_key
 from fleet_operator.engine import Engine
 from fleet_operator.handlers import kopf_settings, registry_for
 from fleet_operator.http_server import HttpServer
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.cluster.connection import Connection
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("fleet_operator.startup")  # also when it is run as a program
 
 
 def run_operator(environ: Mapping[str, str] | None = None) -> int:
@@ -71,10 +72,12 @@ class Operator:
         self._connection = connection
         self._metrics = Metrics()
         self._client = ApiClient(connection, on_request=self._metrics.requested)
-        self._cluster = KubernetesCluster(
-            self._client, namespaces=settings.namespaces, on_deleted=self._metrics.deleted
+        events = EventRecorder(self._client)
+        self._view = ClusterView(
+            self._client, events, namespaces=settings.namespaces, on_deleted=self._metrics.deleted
         )
-        self._metrics.watch_jobs(self._cluster.jobs)
+        self._cluster = KubernetesCluster(self._client, self._view, events)
+        self._metrics.watch_jobs(self._view.jobs)
         self._server = HttpServer(self._metrics.registry, problem=self._problem, waiting=self._waiting)
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
@@ -86,13 +89,13 @@ class Operator:
         logger.info("serving /metrics, /healthz and /readyz on port %d", port)
         await self._client.start()
         try:
-            if await _unless(stop, self._cluster.start()):
+            if await _unless(stop, self._view.start()):
                 await self._work(stop)
         except NotSyncedError as error:
             logger.error("the operator gives up: %s", error)  # noqa: TRY400 the sentence says it all
             return 1
         finally:
-            await self._cluster.close()
+            await self._view.close()
             await self._client.close()
             await self._server.close()
         logger.info("the operator has ended")
@@ -106,9 +109,9 @@ class Operator:
             observer=self._metrics,
             resync=self._settings.resync,
         )
-        self._cluster.subscribe(engine.enqueue)
-        for job in self._cluster.jobs():
-            engine.enqueue(Key(job.metadata.namespace, job.metadata.name))
+        self._view.subscribe(engine.enqueue)
+        for job in self._view.jobs():
+            engine.enqueue(job_key(job))
         ready, stop_kopf = asyncio.Event(), asyncio.Event()
         working = asyncio.create_task(engine.run(), name="engine")
         stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
@@ -130,7 +133,7 @@ class Operator:
 
     async def _run_kopf(self, ready: asyncio.Event, stop: asyncio.Event) -> None:
         await kopf.operator(
-            registry=registry_for(self._connection, self._cluster.take_job),
+            registry=registry_for(self._connection, self._view.take_job),
             settings=kopf_settings(),
             standalone=True,
             clusterwide=not self._settings.namespaces,
@@ -140,11 +143,11 @@ class Operator:
         )
 
     def _problem(self) -> str | None:
-        ended = [task.get_name() for task in self._tasks if task.done()]
+        ended = [task.get_name() for task in self._tasks if task.done()] + self._view.ended()
         return f"ended: {', '.join(ended)}" if ended else None
 
     def _waiting(self) -> str | None:
-        if not self._cluster.synced:
+        if not self._view.synced:
             return "the first lists from the API server have not arrived"
         return None if self._tasks else "the workers have not been started"
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from fleet_operator.cluster.interface import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 T = TypeVar("T")
 
@@ -66,9 +66,9 @@ class Store(Generic[T]):
         """Return the objects that name `job` in their labels, by name."""
         return tuple(entry for _, entry in sorted(self._jobs.get(job, {}).items()))
 
-    def keys(self) -> tuple[Key, ...]:
-        """Return the namespace and name of every object."""
-        return tuple(self._entries)
+    def __iter__(self) -> Iterator[Entry[T]]:
+        """Return every object."""
+        return iter(tuple(self._entries.values()))
 
     def put(self, entry: Entry[T]) -> bool:
         """Note an object as it is now; return whether that was news."""

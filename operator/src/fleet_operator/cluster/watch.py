@@ -134,16 +134,15 @@ class ListWatch(Generic[T]):
         try:
             async with self._client.stream(self.path, params, silence_seconds=SILENCE_SECONDS) as lines:
                 async for line in lines:
+                    if silent:
+                        silent, self._backoff = False, _backoff()
                     self._take(json.loads(line))
-                    silent = False
         except ApiError as error:
             if error.status == 410:
                 raise ExpiredError(str(error)) from error
             raise
         if silent:  # a server that ends watches at once must not be asked for the next one at once
             await asyncio.sleep(next(self._backoff))
-        else:
-            self._backoff = _backoff()
 
     def _take(self, event: Mapping[str, Any]) -> None:
         kind, item = event["type"], event["object"]

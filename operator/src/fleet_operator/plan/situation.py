@@ -80,7 +80,12 @@ class Situation:
     def foreign(self) -> tuple[str, ...]:
         """Objects that have names of this job's but belong to somebody else, as ``Kind/name``."""
         pods = (f"Pod/{pod.name}" for pod in self.observed.pods if not pod.owned)
-        return tuple(sorted({*self.observed.foreign, *pods}))
+        return tuple(sorted({*self.observed.foreign, *pods} - {*self.observed.left_over}))
+
+    @cached_property
+    def names_blocked(self) -> bool:
+        """Whether anything that is not this job's has a name that it needs."""
+        return bool(self.foreign or self.observed.left_over)
 
     @cached_property
     def vanished(self) -> tuple[Replica, ...]:

@@ -126,13 +126,14 @@ def _creation(situation: Situation) -> Creation:
             gated = True
         else:
             due.append(replica)
-    return Creation(() if situation.foreign else tuple(due), tuple(backed_off), gated)
+    return Creation(() if situation.names_blocked else tuple(due), tuple(backed_off), gated)
 
 
 def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ...]:
     """Return what creates the Service, whose names the pods' environments hold, and then the pods."""
     job, ledger = situation.job, situation.ledger
-    service = () if situation.observed.service or situation.foreign else (CreateService(build_service(job)),)
+    there = situation.observed.service or situation.names_blocked
+    service = () if there else (CreateService(build_service(job)),)
     pods = (
         CreatePod(build_pod(job, each.role, each.index, ledger.attempt(each), situation.hosts))
         for each in due

@@ -30,13 +30,19 @@ class Waiting(NamedTuple):
 def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gated: bool) -> Waiting | None:
     """Return why not all pods are there, or None if they are."""
     missing = situation.missing
-    if situation.foreign and (missing or not situation.observed.service):
+    incomplete = missing or not situation.observed.service
+    if situation.foreign and incomplete:
         names = ", ".join(situation.foreign)
         sentence = (
             f"{names} has a name of this job but belongs to somebody else;"
             " delete it, or create the job under another name"
         )
         return Waiting("NameTaken", sentence)
+    if (left_over := situation.observed.left_over) and incomplete:
+        return Waiting(
+            "PredecessorTerminating",
+            f"{_some(sorted(left_over))} of a deleted job of this name is still there; it is being removed",
+        )
     if not missing:
         return None
     wanted = {situation.name_of(each) for each in missing}

@@ -8,10 +8,12 @@ import pytest
 
 from fleet_operator.api import FleetJobStatus, JobState, Role
 from fleet_operator.build import ClusterHosts, build_pod, build_service
-from fleet_operator.cluster import kubernetes as kubernetes_module
+from fleet_operator.cluster import view as view_module
 from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.events import EventRecorder
 from fleet_operator.cluster.interface import ConflictError, Key
-from fleet_operator.cluster.kubernetes import KubernetesCluster, NotSyncedError
+from fleet_operator.cluster.kubernetes import UNSEEN_SECONDS, KubernetesCluster
+from fleet_operator.cluster.view import ClusterView, NotSyncedError
 from fleet_operator.plan.model import (
     Attempt,
     CreatePod,
@@ -52,8 +54,10 @@ class World:
         self.told: list[Key] = []
         self.deleted: list[Key] = []
         self.changed = asyncio.Event()
-        self.cluster = KubernetesCluster(api, on_deleted=self.deleted.append, monotonic=self.clock.monotonic)
-        self.cluster.subscribe(self.notice)
+        events = EventRecorder(api)
+        self.view = ClusterView(api, events, on_deleted=self.deleted.append)
+        self.cluster = KubernetesCluster(api, self.view, events, monotonic=self.clock.monotonic)
+        self.view.subscribe(self.notice)
 
     def notice(self, key: Key) -> None:
         self.told.append(key)
@@ -82,17 +86,17 @@ class World:
 
     def taken(self, kind: str = "ADDED") -> None:
         """Hand the job over as kopf does."""
-        self.cluster.take_job(kind, self.api.objects[JOB])
+        self.view.take_job(kind, self.api.objects[JOB])
 
 
 @asynccontextmanager
 async def started(api: FakeApi) -> AsyncIterator[World]:
     world = World(api)
-    await world.cluster.start()
+    await world.view.start()
     try:
         yield world
     finally:
-        await world.cluster.close()
+        await world.view.close()
 
 
 @pytest.fixture
@@ -108,19 +112,19 @@ async def test_all_that_is_there_is_seen_at_the_start(api: FakeApi):
     api.put(POD, first.pod().manifest)
     api.put(SERVICE, build_service(first.job))
     async with started(api) as world:
-        assert world.cluster.synced
+        assert world.view.synced
         observed = world.observe()
         assert observed.service
         (pod,) = observed.pods
         assert (pod.name, pod.role, pod.index, pod.owned) == ("digits-trainer-0", Role.TRAINER, 0, True)
-        assert [job.name for job in world.cluster.jobs()] == ["digits"]
+        assert [job.name for job in world.view.jobs()] == ["digits"]
         assert KEY in world.told
 
 
 async def test_a_start_that_does_not_come_to_its_end_says_what_is_missing(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(kubernetes_module, "SYNC_SECONDS", 0.05)
+    monkeypatch.setattr(view_module, "SYNC_SECONDS", 0.05)
     api.refusals["GET", "/apis/fleetjob.dev/v1alpha1/fleetjobs"] = ApiError(404, "NotFound", "page not found")
     with pytest.raises(NotSyncedError, match=r"fleetjobs \(is the CRD installed\?\)"):
         async with started(api):
@@ -148,7 +152,7 @@ async def test_a_creation_that_was_done_already_is_no_error(api: FakeApi):
 async def test_a_pod_of_another_owner_is_foreign_until_it_is_gone(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(kubernetes_module, "FOREIGN_SECONDS", 0.01)
+    monkeypatch.setattr(view_module, "FOREIGN_SECONDS", 0.01)
     api.put(POD, {"kind": "Pod", "spec": {"containers": [{"name": "c"}]}})  # no label: no watch shows it
     async with started(api) as world:
         assert world.observe().foreign == ()
@@ -158,9 +162,21 @@ async def test_a_pod_of_another_owner_is_foreign_until_it_is_gone(
         await world.until(lambda: world.observe().foreign == ())
 
 
+async def test_what_a_deleted_job_of_the_same_name_left_is_known_as_such(api: FakeApi):
+    async with started(api) as world:
+        old = {"uid": "old", "kind": "FleetJob", "name": "digits", "controller": True}
+        service = build_service(world.job)
+        api.put(POD, world.pod(ownerReferences=[old]).manifest)
+        api.put(SERVICE, {**service, "metadata": {**service["metadata"], "ownerReferences": [old]}})
+        await world.until(lambda: len(world.observe().left_over) == 2)
+        observed = world.observe()
+        assert [pod.owned for pod in observed.pods] == [False]
+        assert (observed.service, observed.foreign) == (False, ())
+
+
 async def test_an_object_with_our_labels_and_another_owner_is_not_ours(api: FakeApi):
     async with started(api) as world:
-        other = {"uid": "other", "kind": "FleetJob", "name": "digits", "controller": True}
+        other = {"uid": "other", "kind": "ReplicaSet", "name": "digits", "controller": True}
         api.put(POD, world.pod(ownerReferences=[other]).manifest)
         api.put(SERVICE, {**build_service(world.job), "metadata": {"labels": {}}})
         await world.until(lambda: world.observe().pods)
@@ -210,7 +226,7 @@ async def test_until_a_deletion_is_seen_nothing_is_known_but_not_for_ever(api: F
         api.cut()
         await world.cluster.apply(world.job, DeletePod(pod.name, pod.uid, grace_period_seconds=0))
         assert world.cluster.observe(world.job) is None
-        world.clock.seconds += kubernetes_module.UNSEEN_SECONDS
+        world.clock.seconds += UNSEEN_SECONDS
         assert world.cluster.observe(world.job) is not None
         await world.until(lambda: world.observe().pods == ())
 
@@ -299,7 +315,7 @@ async def test_a_job_that_cannot_be_understood_is_told_once_and_left_alone(api: 
     api.put(broken, {**manifest("broken"), "spec": {"mode": "Gossip"}})
     async with started(api) as world:
         for _ in range(2):
-            world.cluster.take_job("MODIFIED", api.objects[broken])
+            world.view.take_job("MODIFIED", api.objects[broken])
         async with asyncio.timeout(5):
             await api.posted.wait()
         assert world.cluster.job(Key("default", "broken")) is None
@@ -315,10 +331,10 @@ async def test_events_are_posted_on_the_job(api: FakeApi):
         assert event["involvedObject"]["uid"] == world.job.metadata.uid
 
 
-async def test_a_cluster_limited_to_namespaces_asks_for_nothing_else(api: FakeApi):
-    cluster = KubernetesCluster(api, namespaces=("default", "team"))
-    await cluster.start()
-    await cluster.close()
+async def test_a_view_limited_to_namespaces_asks_for_nothing_else(api: FakeApi):
+    view = ClusterView(api, EventRecorder(api), namespaces=("default", "team"))
+    await view.start()
+    await view.close()
     assert {path for _, path in api.requests} == {
         *(
             f"/api/v1/namespaces/{name}/{kind}"
@@ -327,7 +343,7 @@ async def test_a_cluster_limited_to_namespaces_asks_for_nothing_else(api: FakeAp
         ),
         *(f"/apis/fleetjob.dev/v1alpha1/namespaces/{name}/fleetjobs" for name in ("default", "team")),
     }
-    assert cluster.job(KEY) is not None
+    assert view.job(KEY) is not None
 
 
 def _events(api: FakeApi) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ class Watched:
         self.changed.set()
 
     def names(self) -> list[str]:
-        return sorted(key.name for key in self.store.keys())  # noqa: SIM118 not a mapping
+        return sorted(entry.key.name for entry in self.store)
 
     async def until(self, probe: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):

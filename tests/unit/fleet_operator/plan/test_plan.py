@@ -163,6 +163,22 @@ def test_an_object_of_somebody_else_is_never_adopted_and_named_once(observed):
     assert story.sees(*pods, service=False, foreign=foreign, after=5)[3:] == []
 
 
+def test_what_a_deleted_job_of_the_same_name_left_is_waited_for_without_alarm():
+    pod = trainer(0, owned=False)
+    waiting = (
+        "PredecessorTerminating: Pod/digits-trainer-0 (and 1 more) of a deleted job of this name is still"
+        " there; it is being removed"
+    )
+    story = Story()
+    left_over = ("Service/digits", "Pod/digits-trainer-0")
+    assert story.sees(pod, service=False, left_over=left_over) == [
+        "Pending pservers 0/2 trainers 0/2 restarts 0 failures 0",
+        f"PodsCreated False {waiting}",
+        f"Running False {waiting}",
+    ]
+    assert "create Service digits" in story.sees(service=False)
+
+
 def test_the_status_tells_which_generation_was_looked_at():
     story = Story()
     story.sees()

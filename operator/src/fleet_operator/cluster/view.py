@@ -1,0 +1,322 @@
+"""What is known of a Kubernetes cluster: every FleetJob, and all that has the label of one.
+
+FleetJobs are watched by kopf, which hands its events in (`take_job`); pods and Services are watched here.
+Because kopf does not report what was deleted while it was not watching, FleetJobs are listed again whenever a
+watch had to list again, and at times. Answers to own writes are put in too, so that the next pass over a job
+sees them before the watch brings them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.api import FleetJob, parse_job
+from fleet_operator.api.names import API_VERSION, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY, PLURAL
+from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.events import Subject
+from fleet_operator.cluster.interface import Key
+from fleet_operator.cluster.observe import observe_pod
+from fleet_operator.cluster.store import Entry, Store, key_of, owner_of, version_of
+from fleet_operator.cluster.watch import ExpiredError, ListWatch, list_pages
+from fleet_operator.errors import InvalidJob
+from fleet_operator.plan.model import Event, ObservedPod
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from fleet_operator.cluster.client import ApiClient
+    from fleet_operator.cluster.events import EventRecorder
+
+logger = logging.getLogger(__name__)
+
+SYNC_SECONDS = 120.0
+"""How long the first lists may take before the operator gives up, to be started again."""
+
+RELIST_SECONDS = 600.0
+"""How often FleetJobs are listed again in any case."""
+
+FOREIGN_SECONDS = 10.0
+"""How often an object of another owner that has one of our names is looked at again."""
+
+SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY},{LABEL_JOB_NAME}"
+
+PODS, SERVICES = "pods", "services"
+KINDS = {PODS: "Pod", SERVICES: "Service"}
+
+
+class NotSyncedError(Exception):
+    """The first lists did not arrive in time; the message says which."""
+
+
+class ClusterView:
+    """Keeps what is known, and tells listeners for which jobs it has changed.
+
+    Parameters
+    ----------
+    client : ApiClient
+        The API server.
+    events : EventRecorder
+        Where people are told of FleetJobs that cannot be understood.
+    namespaces : tuple of str
+        What is looked at; every namespace if it is empty.
+    on_deleted : callable, optional
+        Told of each FleetJob that is gone.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        events: EventRecorder,
+        *,
+        namespaces: tuple[str, ...] = (),
+        on_deleted: Callable[[Key], None] | None = None,
+    ) -> None:
+        self._client = client
+        self._events = events
+        self._scopes: tuple[str | None, ...] = namespaces or (None,)
+        self._on_deleted = on_deleted
+        self._listeners: list[Callable[[Key], None]] = []
+        self._jobs: Store[FleetJob] = Store()
+        self.pods: Store[ObservedPod] = Store()
+        self.services: Store[None] = Store()
+        self._foreign: dict[Key, dict[str, tuple[str, str]]] = {}  # job: {"Kind/name": (plural, name)}
+        self._invalid: dict[str, int] = {}  # uids of jobs that cannot be understood, and their generation
+        self._relist, self._jobs_listed = asyncio.Event(), asyncio.Event()
+        self._watches = [*self._watch_all(PODS), *self._watch_all(SERVICES)]
+        self._keepers: list[asyncio.Task[None]] = []
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def subscribe(self, listener: Callable[[Key], None]) -> None:
+        """Have `listener` told of each job for which something has changed."""
+        self._listeners.append(listener)
+
+    async def start(self) -> None:
+        """Begin to watch; return when everything that is there has been seen.
+
+        Raises
+        ------
+        NotSyncedError
+            It was not seen within `SYNC_SECONDS`.
+        """
+        self._keepers = [
+            asyncio.create_task(self._list_jobs_forever(), name="list FleetJobs"),
+            asyncio.create_task(self._check_foreign_forever(), name="look at foreign objects"),
+            *(asyncio.create_task(watch.run(), name=f"watch {watch.path}") for watch in self._watches),
+        ]
+        try:
+            async with asyncio.timeout(SYNC_SECONDS):
+                await self._jobs_listed.wait()
+                for watch in self._watches:
+                    await watch.synced.wait()
+        except TimeoutError:
+            missing = [watch.path for watch in self._watches if not watch.synced.is_set()]
+            missing += [] if self._jobs_listed.is_set() else [f"{PLURAL} (is the CRD installed?)"]
+            raise NotSyncedError(
+                f"not listed within {SYNC_SECONDS:g} s: {', '.join(missing)}; the log says why"
+            ) from None
+
+    async def close(self) -> None:
+        """Stop watching."""
+        tasks = [*self._keepers, *self._telling]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._keepers.clear()
+
+    @property
+    def synced(self) -> bool:
+        """Whether everything that is there has been seen."""
+        return self._jobs_listed.is_set() and all(watch.synced.is_set() for watch in self._watches)
+
+    def ended(self) -> list[str]:
+        """Return what has ended though it should go on for ever: without it, changes go unseen."""
+        ended = [task for task in self._keepers if task.done() and not task.cancelled()]
+        return [f"{task.get_name()} ({task.exception()})" for task in ended]
+
+    # FleetJobs.
+
+    def job(self, key: Key) -> FleetJob | None:
+        """Return the newest known version of a job, or None if it is gone."""
+        entry = self._jobs.get(key)
+        return None if entry is None else entry.value
+
+    def jobs(self) -> Iterator[FleetJob]:
+        """Return every known job."""
+        return (entry.value for entry in self._jobs)
+
+    def take_job(self, kind: str | None, manifest: Mapping[str, Any]) -> None:
+        """Take one event of a watch on FleetJobs: ``DELETED``, or anything else for what is there."""
+        if kind == "DELETED":
+            self._drop_job(key_of(manifest), manifest["metadata"]["uid"], version_of(manifest))
+        else:
+            self.put_job(manifest)
+
+    def put_job(self, manifest: Mapping[str, Any]) -> None:
+        """Take a job as it is now."""
+        entry = self._reduce_job(manifest)
+        if entry is not None and self._jobs.put(entry):
+            self.notify(entry.key)
+
+    async def refresh_job(self, job: FleetJob) -> None:
+        """Read a job anew that turned out to be older than we thought, or gone."""
+        metadata = job.metadata
+        try:
+            self.put_job(await self._client.get(f"{collection(PLURAL, metadata.namespace)}/{metadata.name}"))
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self._drop_job(job_key(job), metadata.uid or "", int(metadata.resource_version or 0))
+
+    # What jobs own.
+
+    def put(self, plural: str, manifest: Mapping[str, Any]) -> None:
+        """Take a pod or a Service as it is now."""
+        entry = self._reduce(plural, manifest)
+        if entry is not None and self._store(plural).put(entry):
+            self.notify(entry.job)
+
+    def foreign(self, key: Key) -> tuple[str, ...]:
+        """Return the objects without our labels that have names of a job's, as ``Kind/name``."""
+        return tuple(self._foreign.get(key, ()))
+
+    async def meet(self, key: Key, plural: str, name: str) -> None:
+        """Find out who has a name that a job wants: we ourselves, unseen as yet, or somebody else."""
+        shown = f"{KINDS[plural]}/{name}"
+        known = self._foreign.get(key, {})
+        try:
+            found = await self._client.get(f"{collection(plural, key.namespace)}/{name}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            known.pop(shown, None)
+        else:
+            entry = self._reduce(plural, found)
+            if entry is not None and entry.job == key:
+                self._store(plural).put(entry)  # it is watched, so it will be seen to go, whoever owns it
+                known.pop(shown, None)
+            elif shown in known:
+                return
+            else:
+                self._foreign.setdefault(key, {})[shown] = (plural, name)
+        self.notify(key)
+
+    def notify(self, key: Key) -> None:
+        """Tell everyone that something of a job has changed."""
+        for listener in self._listeners:
+            listener(key)
+
+    # How it is kept.
+
+    def _store(self, plural: str) -> Store[Any]:
+        return self.pods if plural == PODS else self.services
+
+    def _watch_all(self, plural: str) -> Iterator[ListWatch[Any]]:
+        for namespace in self._scopes:
+            yield ListWatch(
+                self._client,
+                collection(plural, namespace),
+                store=self._store(plural),
+                reduce=lambda manifest: self._reduce(plural, manifest),
+                on_change=self.notify,
+                on_relist=self._relist.set,
+                selector=SELECTOR,
+                namespace=namespace,
+            )
+
+    def _reduce(self, plural: str, manifest: Mapping[str, Any]) -> Entry[Any] | None:
+        """Return what is kept of a pod or a Service; None if its labels do not make it a job's."""
+        labels = manifest["metadata"].get("labels") or {}
+        job = labels.get(LABEL_JOB_NAME)
+        value = observe_pod(manifest) if plural == PODS else None
+        if not job or labels.get(LABEL_MANAGED_BY) != MANAGED_BY or (plural == PODS and value is None):
+            return None
+        key, uid = key_of(manifest), manifest["metadata"]["uid"]
+        return Entry(key, uid, version_of(manifest), Key(key.namespace, job), owner_of(manifest), value)
+
+    def _reduce_job(self, manifest: Mapping[str, Any]) -> Entry[FleetJob] | None:
+        key, uid = key_of(manifest), manifest["metadata"]["uid"]
+        try:
+            job = parse_job(manifest)
+        except InvalidJob as error:
+            self._tell_invalid(manifest, error)
+            return None
+        self._invalid.pop(uid, None)
+        return Entry(key, uid, version_of(manifest), key, owner_of(manifest), job)
+
+    def _tell_invalid(self, manifest: Mapping[str, Any], error: InvalidJob) -> None:
+        """Say once for each generation that a job cannot be understood. It is left as it is."""
+        metadata = manifest["metadata"]
+        uid, generation = metadata["uid"], metadata.get("generation", 0)
+        if self._invalid.get(uid) == generation:
+            return
+        self._invalid[uid] = generation
+        key = key_of(manifest)
+        logger.error("%s", error, extra={"job": str(key)})
+        event = Event("Warning", "InvalidSpec", f"{error}\nIs the CRD older or newer than the operator?")
+        telling = asyncio.create_task(self._events.record(Subject(*key, uid), event))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+
+    def _drop_job(self, key: Key, uid: str, version: int) -> None:
+        self._invalid.pop(uid, None)
+        if self._jobs.remove(key, uid, version) is not None:
+            self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        self._foreign.pop(key, None)
+        if self._on_deleted is not None:
+            self._on_deleted(key)
+        self.notify(key)
+
+    async def _list_jobs_forever(self) -> None:
+        while True:
+            self._relist.clear()
+            try:
+                for namespace in self._scopes:
+                    await self._list_jobs(namespace)
+                self._jobs_listed.set()
+                wait = RELIST_SECONDS
+            except (ApiError, ExpiredError) as error:
+                logger.warning("listing FleetJobs: %s", error)
+                wait = 1.0
+            try:
+                async with asyncio.timeout(wait):
+                    await self._relist.wait()
+            except TimeoutError:
+                continue
+
+    async def _list_jobs(self, namespace: str | None) -> None:
+        entries: list[Entry[FleetJob]] = []
+        version = 0
+        async for page in list_pages(self._client, collection(PLURAL, namespace)):
+            entries += [entry for item in page["items"] if (entry := self._reduce_job(item)) is not None]
+            version = version_of(page)
+        for key in self._jobs.replace(entries, version, namespace):
+            if key in self._jobs:
+                self.notify(key)
+            else:
+                self._forget(key)
+
+    async def _check_foreign_forever(self) -> None:
+        """Look at foreign objects again, which no watch tells of."""
+        while True:
+            await asyncio.sleep(FOREIGN_SECONDS)
+            for key in list(self._foreign):
+                try:
+                    for plural, name in list(self._foreign.get(key, {}).values()):
+                        await self.meet(key, plural, name)
+                except ApiError as error:
+                    logger.warning("looking at a foreign object: %s", error, extra={"job": str(key)})
+
+
+def collection(plural: str, namespace: str | None) -> str:
+    """Return the path of a collection, of one namespace or of all of them."""
+    base = f"/apis/{API_VERSION}" if plural == PLURAL else "/api/v1"
+    return f"{base}/{plural}" if namespace is None else f"{base}/namespaces/{namespace}/{plural}"
+
+
+def job_key(job: FleetJob) -> Key:
+    """Return a job's key."""
+    return Key(job.metadata.namespace, job.metadata.name)
