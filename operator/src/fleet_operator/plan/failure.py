@@ -88,7 +88,8 @@ def find_failures(situation: Situation) -> tuple[Failure, ...]:
             told = LastFailure(pod=name, reason="Deleted", message=f"{name} was deleted", time=stamp(now))
             failures.append(Failure(replica, Kind.DISRUPTION, told))
         elif pod is not None and has_failed(pod):
-            failures.append(Failure(replica, _kind(pod), _tell(pod, _sentence(pod), now)))
+            main = situation.job.template(replica.role).main_container.name
+            failures.append(Failure(replica, _kind(pod, main), _tell(pod, _sentence(pod, main), now)))
         elif pod is not None and has_succeeded(pod) and not situation.has_completed(replica):
             sentence = (
                 f"{pod.name} ended with exit code 0 before every trainer had started;"
@@ -98,10 +99,13 @@ def find_failures(situation: Situation) -> tuple[Failure, ...]:
     return tuple(failures)
 
 
-def _kind(pod: ObservedPod) -> Kind:
+def _kind(pod: ObservedPod, main: str) -> Kind:
+    """Return the kind of a failure; only the main container's exit codes have been agreed on."""
     stopped_server = pod.role is Role.PSERVER and pod.exit_code == _STOPPED
     if pod.disruption or pod.deleted_at or stopped_server or _ended_by_node(pod):
         return Kind.DISRUPTION
+    if pod.container not in (None, main):
+        return Kind.ORDINARY
     by_code = {EXIT_BAD_CONFIGURATION: Kind.BAD_CONFIGURATION, EXIT_STATE_LOST: Kind.STATE_LOST}
     return by_code.get(pod.exit_code or 0, Kind.ORDINARY)
 
@@ -124,7 +128,7 @@ def _tell(pod: ObservedPod, sentence: str, now: datetime) -> LastFailure:
     )
 
 
-def _sentence(pod: ObservedPod) -> str:
+def _sentence(pod: ObservedPod, main: str) -> str:
     """Say what happened to a pod that failed."""
     code = pod.exit_code
     last_line = (pod.message or "").strip().rpartition("\n")[2].strip()[:_SENTENCE_CHARACTERS]
@@ -136,6 +140,8 @@ def _sentence(pod: ObservedPod) -> str:
         return f"{pod.name} could not run ({pod.reason or 'no reason given'}){because}"
     if pod.reason == "OOMKilled":
         return f"{pod.name} ran out of memory (OOMKilled); container {pod.container} needs a higher limit"
+    if pod.container not in (None, main):
+        return f"{pod.name} failed with exit code {code} in container {pod.container}{because}"
     if code == EXIT_BAD_CONFIGURATION:
         return f"{pod.name} refused its configuration (exit code 2){because}"
     if code == EXIT_STATE_LOST:

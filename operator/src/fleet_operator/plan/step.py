@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import ConditionType, JobState, Role
@@ -134,10 +135,8 @@ def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ..
     job, ledger = situation.job, situation.ledger
     there = situation.observed.service or situation.names_blocked
     service = () if there else (CreateService(build_service(job)),)
-    pods = (
-        CreatePod(build_pod(job, each.role, each.index, ledger.attempt(each), situation.hosts))
-        for each in due
-    )
+    hosts = cache(situation.hosts)  # every pod's environment lists every host
+    pods = (CreatePod(build_pod(job, each.role, each.index, ledger.attempt(each), hosts)) for each in due)
     return (*service, *pods)
 
 

@@ -56,6 +56,12 @@ def failure_of(*pods: ObservedPod) -> Failure:
             id="wrong-configuration",
         ),
         pytest.param(
+            ended(trainer(0), 2, container="download"),
+            Kind.ORDINARY,
+            "digits-trainer-0 failed with exit code 2 in container download",
+            id="another-containers-exit-codes-mean-nothing",
+        ),
+        pytest.param(
             ended(trainer(0), 90),
             Kind.STATE_LOST,
             "digits-trainer-0 found that a parameter server had lost its state (exit code 90)",

@@ -243,7 +243,7 @@ class Cluster(RuleBasedStateMachine):
 
 TestCluster = Cluster.TestCase
 TestCluster.settings = settings(
-    max_examples=150,
+    max_examples=80,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
