@@ -91,3 +91,15 @@ async def test_an_operator_can_be_limited_to_namespaces(
         assert "fleetjob_jobs{" not in (nowhere.get("/metrics") or "")
     finally:
         assert nowhere.stop() == 0
+
+
+async def test_an_api_server_that_was_away_is_found_again(namespace: Namespace, control_plane: ControlPlane):
+    await namespace.create_job(manifest())
+    await namespace.until_state("digits", "Running")
+    control_plane.restart_api_server()
+    await namespace.create_job(manifest("later"))
+    await namespace.until_state("later", "Running", seconds=60)
+    await namespace.end("digits-trainer-0", "digits-trainer-1")
+    await namespace.until_state("digits", "Succeeded", seconds=60)
+    await namespace.delete("fleetjobs", "later")
+    await namespace.until_pods("later", "no pod", lambda pods: not pods, seconds=60)

@@ -91,6 +91,15 @@ class ControlPlane:
                 process.wait()
         self._processes.clear()
 
+    def restart_api_server(self) -> None:
+        """Kill the API server and start it again; whoever watched has to connect anew."""
+        (process,) = [process for name, process in self._processes if name == "kube-apiserver"]
+        process.kill()
+        process.wait()
+        self._processes = [each for each in self._processes if each[1] is not process]
+        self._run_api_server()
+        self._until(lambda: self._answers("/readyz"), "the API server again")
+
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         """Run kubectl as the administrator; return what it prints, errors included if `check` is off."""
         ended = subprocess.run(
@@ -171,6 +180,15 @@ class ControlPlane:
             f"{self._tokens['manager']},system:kube-controller-manager,manager\n"
             f"{self._tokens['scheduler']},system:kube-scheduler,scheduler\n"
         )
+        self._run_api_server()
+        self._until(self._has_certificate, "the API server's certificate")
+        for name in ("manager", "scheduler"):
+            self.write_kubeconfig(self.folder / f"{name}.kubeconfig", self._tokens[name])
+        self.write_kubeconfig(self.kubeconfig, self._tokens["admin"])
+        self._until(lambda: self._answers("/readyz"), "the API server")
+
+    def _run_api_server(self) -> None:
+        certs = self.folder / "certs"
         self._run(
             "kube-apiserver",
             f"--etcd-servers=http://127.0.0.1:{self._etcd}",
@@ -186,11 +204,6 @@ class ControlPlane:
             f"--service-account-key-file={certs / 'sa.key'}",
             f"--service-account-signing-key-file={certs / 'sa.key'}",
         )
-        self._until(self._has_certificate, "the API server's certificate")
-        for name in ("manager", "scheduler"):
-            self.write_kubeconfig(self.folder / f"{name}.kubeconfig", self._tokens[name])
-        self.write_kubeconfig(self.kubeconfig, self._tokens["admin"])
-        self._until(lambda: self._answers("/readyz"), "the API server")
 
     def _define(self) -> None:
         for path in self._definitions:
