@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        pytest.param({"FLEET_OPERATOR_WORKERS": "none"}, "FLEET_OPERATOR_WORKERS: found 'none'", id="setting"),
+        pytest.param(
+            {"FLEET_OPERATOR_WORKERS": "none"}, "FLEET_OPERATOR_WORKERS: found 'none'", id="setting"
+        ),
         pytest.param({}, "set KUBECONFIG to a kubeconfig file", id="no-cluster"),
         pytest.param({"KUBECONFIG": "/nowhere"}, "cannot read the kubeconfig /nowhere", id="no-kubeconfig"),
     ],
