@@ -173,6 +173,27 @@ def test_what_is_lowered_is_the_program_s_operators():
     assert trainer_plan(program).blocks[0].endpoint == TWO
 
 
+def test_a_server_s_program_that_does_not_average_over_the_trainers_is_refused():
+    transpiler, _ = transpiled(captured({"b": (3,)}))
+    program = transpiler.get_pserver_program(ONE)
+    ops = program.block(1).ops
+    ops[1] = dataclasses.replace(ops[1], attrs={**ops[1].attrs, "scale": 1.0})
+    with pytest.raises(TranspileError, match=r"sums 2 gradients for b and scales them by 1\.0; expected 2"):
+        server_plan(program)
+
+
+def test_the_order_of_optimize_operators_does_not_move_blocks():
+    """Blocks are numbered by name, whatever order a front end writes its operators in."""
+    program = captured({"w": (400, 100), "a": (3,), "m": (5,)})
+    turned = program.clone()
+    ops = turned.global_block().ops
+    ops[-3:] = reversed(ops[-3:])
+    assert turned != program
+    plans = [trainer_plan(transpiled(each)[0].get_trainer_program()) for each in (program, turned)]
+    assert plans[0] == plans[1]
+    assert [block.name for block in plans[0].blocks] == ["a", "m", "w.block0", "w.block1"]
+
+
 def test_a_program_without_its_optimizer_s_class_is_an_error():
     transpiler, _ = transpiled(captured())
     program = transpiler.get_pserver_program(ONE)

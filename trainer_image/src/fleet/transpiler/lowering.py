@@ -231,7 +231,7 @@ def server_plan(program: Program) -> ServerPlan:
     Raises
     ------
     TranspileError
-        The program is not a server's, or its mode does not run yet.
+        The program is not a server's, its mode does not run yet, or its operators contradict each other.
     """
     mode = _runnable_mode(program, "pserver", "get_pserver_program(endpoint)")
     (listen,) = program.global_block().ops
@@ -241,6 +241,7 @@ def server_plan(program: Program) -> ServerPlan:
     for idx in listen.attr("optimize_blocks"):
         ops = program.block(idx).ops
         planned = _lower_optimize(program.global_block(), ops[-1], server, endpoint)
+        _check_mean(ops, planned, listen.attr("Fanin"))
         blocks.append(planned)
         if planned.group not in groups:
             groups[planned.group] = _lower_group(program, ops, planned.name)
@@ -339,6 +340,16 @@ def _lower_optimize(root: Block, op: Operator, server: int, endpoint: str) -> Pl
         endpoint=endpoint,
         group=op.attr("param_group"),
     )
+
+
+def _check_mean(ops: list[Operator], planned: PlannedBlock, trainers: int) -> None:
+    """Check that a block's gradient is the mean over the trainers, which is what the servers compute."""
+    total, mean = ops[:2]
+    if len(total.input("X")) != trainers or mean.attr("scale") != 1.0 / trainers:
+        raise TranspileError(
+            f"the program sums {len(total.input('X'))} gradients for {planned.name} and scales them by "
+            f"{mean.attr('scale')}; expected {trainers}, the number of trainers, and {1.0 / trainers}"
+        )
 
 
 def _lower_group(program: Program, ops: list[Operator], param: str) -> GroupPlan:
