@@ -111,20 +111,25 @@ def job_manifest(
 
 @dataclass
 class LocalRun:
-    """``fleetjob run`` as a process of its own, in a folder of its own."""
+    """``fleetjob run`` as a process of its own, in a folder of its own: of a manifest or of a file."""
 
     folder: Path
-    manifest: Mapping[str, Any]
+    manifest: Mapping[str, Any] | Path
     options: tuple[str, ...] = ("--json",)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "pyproject.toml").touch()  # makes it the project, and so the working directory
-        self.path = self.folder / "job.yaml"
-        self.path.write_text(yaml.safe_dump(dict(self.manifest)))
+        if isinstance(self.manifest, Path):
+            self.path = self.manifest
+        else:
+            self.path = self.folder / "job.yaml"
+            self.path.write_text(yaml.safe_dump(dict(self.manifest)))
         self.logs = self.folder / "logs"
         self.arguments = ["-f", str(self.path), "--log-dir", str(self.logs), *self.options]
+        if "--timeout" not in self.options:  # were the tests killed, the run would still end
+            self.arguments += ["--timeout", "600"]
 
     def __enter__(self) -> Self:
         with (self.folder / "stdout").open("wb") as out, (self.folder / "stderr").open("wb") as err:

@@ -416,7 +416,11 @@ class ProcessCluster:
             waited += READY_POLL_SECONDS
             if waited >= tell_at:
                 logger.warning(
-                    "%s does not listen on %s:%d after %.0f s", pod.replica, pod.host, port, waited
+                    "%s does not listen on %s:%d yet, %.0f s after its start",
+                    pod.replica,
+                    pod.host,
+                    port,
+                    waited,
                 )
                 tell_at *= 2
         if (now := self._find(pod.uid)) is not None and not now.ended:

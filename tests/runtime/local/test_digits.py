@@ -1,0 +1,77 @@
+"""The example with real training, as ``make demo`` runs it, and with replicas killed meanwhile."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.local import LocalRun
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples" / "digits" / "fleetjob.yaml"
+
+SECONDS = 300  # torch takes seconds to start and minutes on a crowded machine
+
+pytestmark = [
+    pytest.mark.timeout(2 * SECONDS),
+    pytest.mark.skipif(sys.platform != "linux", reason="/proc shows what is left"),
+]
+
+
+def long_digits() -> dict[str, Any]:
+    """Return the example with enough epochs to be in the middle of them when a replica is killed."""
+    job: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    script = str(ROOT / "examples" / "digits" / "train.py")
+    job["spec"]["template"]["spec"]["containers"][0]["command"] = ["python", script, "--epochs", "300"]
+    return job
+
+
+def exit_codes(run: LocalRun) -> dict[str, list[int]]:
+    return {f"{each['role']}-{each['index']}": each["exit_codes"] for each in run.result()["replicas"]}
+
+
+def test_digits_trains_from_its_manifest(tmp_path):
+    with LocalRun(tmp_path / "run", EXAMPLE) as run:
+        assert run.wait(SECONDS) == 0, run.stderr
+        result = run.result()
+        assert result["state"] == "Succeeded"
+        assert result["metrics"]["test_accuracy"] >= 0.95
+        assert exit_codes(run) == {"pserver-0": [0], "pserver-1": [0], "trainer-0": [0], "trainer-1": [0]}
+        assert all(each["restarts"] == 0 for each in result["replicas"])
+        assert (run.logs / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_killed_trainer_joins_again_and_the_job_succeeds(tmp_path):
+    with LocalRun(tmp_path / "run", long_digits()) as run:
+        run.says("trainer-1 step", SECONDS)
+        run.kill("trainer-1")
+        killed_at = time.monotonic()
+        line = run.says("trainer-1 was killed by SIGKILL (exit code 137)")
+        assert time.monotonic() - killed_at < 5
+        assert "restarting (1 of 6)" in line
+        assert run.wait(SECONDS) == 0, run.stderr
+        assert run.result()["metrics"]["test_accuracy"] >= 0.95
+        ended_well = {"pserver-0": [0], "pserver-1": [0], "trainer-0": [0]}
+        assert exit_codes(run) == ended_well | {"trainer-1": [137, 0]}
+
+
+def test_a_server_that_lost_its_state_restarts_the_whole_job(tmp_path):
+    with LocalRun(tmp_path / "run", long_digits()) as run:
+        run.says("trainer-1 step", SECONDS)
+        run.kill("pserver-1")
+        killed_at = time.monotonic()
+        run.says("pserver-1 was killed by SIGKILL (exit code 137); restarting (1 of 6)")
+        assert time.monotonic() - killed_at < 5
+        line = run.says("came back without its state", SECONDS)
+        assert "failed (exit code 90)" in line
+        assert "restarting the whole job" in line
+        assert run.wait(SECONDS) == 0, run.stderr
+        assert run.result()["metrics"]["test_accuracy"] >= 0.95
+        codes = exit_codes(run)
+        assert codes["pserver-1"][0] == 137
+        assert all(each[-1] == 0 for each in codes.values())
