@@ -42,13 +42,14 @@ def signal_name(code: int) -> str | None:
 def consequence(before: FleetJob, after: FleetJob, role: Role, index: int) -> str | None:
     """Return what a new status does about the failure of a replica; None if it does nothing yet."""
     limit = after.spec.run_policy.backoff_limit
-    count = f"({after.status.failures} of {limit})"
+    counted = after.status.failures > before.status.failures  # a disruption is nobody's failure
+    count = f" ({after.status.failures} of {limit})" if counted else ""
     if after.status.state is JobState.FAILED:
         return "the job fails"
     if after.status.job_restarts > before.status.job_restarts:
-        return f"restarting the whole job {count}"
+        return f"restarting the whole job{count}"
     if _restarts(after, role, index) > _restarts(before, role, index):
-        return f"restarting {count}"
+        return f"restarting{count}"
     if after.status.state is JobState.SUCCEEDED:
         return "the job has succeeded without it"
     return None

@@ -113,6 +113,7 @@ def test_a_failure_is_told_with_what_the_plan_does_about_it():
             {"state": JobState.RESTARTING, "failures": 2, "job_restarts": 1},
             "; restarting the whole job (2 of 6)",
         ),
+        ({"state": JobState.RESTARTING, "job_restarts": 1}, "; restarting the whole job"),
         ({"state": JobState.FAILED}, "; the job fails"),
         ({"state": JobState.SUCCEEDED}, "; the job has succeeded without it"),
     ],
