@@ -70,7 +70,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class LocalProtocolError(ProtocolError):
-    """This process was about to break the protocol."""
+    """A message that this process was about to send would break the protocol."""
 
 
 class StateLostError(FleetError):
