@@ -1,8 +1,10 @@
 """A parameter-server job as real processes on loopback: each runs one script, and none outlives the test."""
 
+import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,6 +106,18 @@ class Job:
         servers = [self.server(index, script, *arguments) for index in range(self.servers)]
         trainers = [self.trainer(index, script, *arguments) for index in range(self.trainers)]
         return servers, trainers
+
+    def wait_until_serving(self, index: int, seconds: float = 120.0) -> None:
+        """Wait until a parameter server accepts connections."""
+        host, _, port = self.endpoints[index].rpartition(":")
+
+        def look() -> bool:
+            with contextlib.suppress(OSError):
+                socket.create_connection((host, int(port)), timeout=1.0).close()
+                return True
+            return False
+
+        wait_for(look, f"parameter server {index} at {self.endpoints[index]}", seconds=seconds)
 
     def close(self) -> None:
         """Kill what still runs, children included."""

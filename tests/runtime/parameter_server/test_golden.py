@@ -12,13 +12,16 @@ SCRIPT = Path(__file__).parent / "scripts" / "golden.py"
 OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
 
 
+pytestmark = pytest.mark.timeout(300)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarray]]:
     directory = tmp_path_factory.mktemp("golden")
     with job(directory, servers=2, trainers=2, rounds=len(OPTIMIZERS)) as running:
         servers, trainers = running.start(SCRIPT, str(directory))
         for replica in (*trainers, *servers):
-            replica.expect(0, seconds=100)
+            replica.expect(0, seconds=240)
     return [dict(np.load(directory / f"trainer-{index}.npz")) for index in range(2)]
 
 

@@ -171,7 +171,8 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End the session now."""
+        """End the session now; whoever still waits in it, or comes later, gets an error."""
+        self._fail(FleetError("the session with the parameter servers has ended"))
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None

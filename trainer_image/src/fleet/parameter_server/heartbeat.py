@@ -22,6 +22,8 @@ __all__ = ["Heartbeat"]
 
 _CHASE_SECONDS: Final = 0.25
 """How often a server whose connection ended is asked whether it is there."""
+_SETTLED_SECONDS: Final = 1.0
+"""How long after that an answer proves that it lives: a server that ends may answer until it has ended."""
 _log = logging.getLogger(__name__)
 
 
@@ -34,6 +36,7 @@ class _Peer:
     waiting_for: str = ""
     ended: FleetError | None = None
     """Why the data connection ended, where it did."""
+    ended_at: float = 0.0
 
 
 class Heartbeat:
@@ -80,6 +83,7 @@ class Heartbeat:
 
     def connection_ended(self, server: int, error: FleetError) -> None:
         """Find out what became of a server whose data connection ended."""
+        self._peers[server].ended_at = time.monotonic()
         self._peers[server].ended = error
         self._wake.set()
 
@@ -113,7 +117,7 @@ class Heartbeat:
                         f"{reply.incarnation} instead of {peer.incarnation}); the job must start anew"
                     )
                 )
-            elif peer.ended is not None:
+            elif peer.ended is not None and time.monotonic() - peer.ended_at >= _SETTLED_SECONDS:
                 self._on_failure(
                     FleetError(f"{peer.ended}; the server lives, so this trainer must join it again")
                 )

@@ -107,7 +107,7 @@ class Server:
         _log.info("parameter server %s serves %d blocks", self._plan.endpoint, len(self._plan.blocks))
 
     def serve(self) -> None:
-        """Serve until every trainer has completed.
+        """Serve until every trainer has completed, or somebody calls `close`.
 
         Raises
         ------
@@ -118,6 +118,8 @@ class Server:
         try:
             with self._changed:
                 while self._membership.live:
+                    if self._closing:
+                        return
                     self._look_for_absent(absent)
                     self._look_for_stalled(stalled)
                     self._changed.wait(_LOOK_SECONDS)
@@ -129,7 +131,9 @@ class Server:
 
     def close(self) -> None:
         """Stop serving now; safe to repeat."""
-        self._closing = True
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
         if self._listener is not None:
             hang_up(self._listener)
             self._listener.close()

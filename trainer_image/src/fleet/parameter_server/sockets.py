@@ -95,7 +95,8 @@ def receive_exactly(connection: socket.socket, destination: memoryview) -> None:
     while received < wanted:
         count = connection.recv_into(destination[received:], wanted - received, socket.MSG_WAITALL)
         if count == 0:
-            raise ConnectionEndedError(f"closed after {received} of {wanted} bytes")
+            where = f", after {received} of {wanted} bytes" if received else ""
+            raise ConnectionEndedError(f"it was closed at the other end{where}")
         received += count
 
 

@@ -1,0 +1,85 @@
+"""Real processes killed with -9: who notices, who waits, and who ends with which status."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from fleet.errors import EXIT_PEER_LOST, EXIT_STATE_LOST
+from tests.support.replicas import job
+
+SCRIPT = Path(__file__).parent / "scripts" / "faults.py"
+FOR_EVER = "1000000"
+IMPATIENT = {"FLAGS_rpc_deadline": "10000", "FLEET_HEARTBEAT_SECONDS": "0.2"}
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_a_trainer_that_is_killed_comes_back_under_a_higher_attempt(tmp_path):
+    with job(tmp_path, servers=2, trainers=2) as running:
+        servers = [running.server(index, SCRIPT, "25") for index in range(2)]
+        survivor = running.trainer(0, SCRIPT, "25")
+        victim = running.trainer(1, SCRIPT, "25", KILL_AT_STEP="7")
+        assert victim.wait(120) == -9
+        killed = time.monotonic()
+        for server in servers:  # the victim's forked workers live on, and must not hide its end
+            server.wait_for_output(r"trainer 1 \(attempt 0\).* broke", seconds=20)
+        assert time.monotonic() - killed < 5
+        back = running.trainer(1, SCRIPT, "25", FLEET_RESTARTS="1")
+        back.expect(0, "joined at step 7", "made step 25", seconds=120)
+        survivor.expect(0, "made step 25", seconds=120)
+        for server in servers:
+            server.expect(0, "trainer 1 joined again (attempt 1) at step 7", seconds=60)
+
+
+def test_a_server_that_comes_back_without_its_state_ends_the_trainers(tmp_path):
+    with job(tmp_path, servers=2, trainers=2) as running:
+        servers, trainers = running.start(SCRIPT, FOR_EVER)
+        for trainer in trainers:
+            trainer.wait_for_output("made step 3", seconds=120)
+        servers[1].kill()
+        trainers[0].wait_for_output("has not answered.* broke.*waiting for it", seconds=20)
+        again = running.server(1, SCRIPT, FOR_EVER)
+        for trainer in trainers:
+            trainer.expect(
+                EXIT_STATE_LOST,
+                f"parameter server {running.endpoints[1]} came back without its state",
+                seconds=120,
+            )
+        assert again.process.poll() is None
+
+
+def test_a_trainer_that_vanishes_ends_the_others_by_the_deadline(tmp_path):
+    with job(tmp_path, servers=1, trainers=2) as running:
+        server = running.server(0, SCRIPT, "25", **IMPATIENT)
+        survivor = running.trainer(0, SCRIPT, "25")
+        victim = running.trainer(1, SCRIPT, "25", KILL_AT_STEP="3")
+        assert victim.wait(120) == -9
+        server.expect(EXIT_PEER_LOST, "trainer 1 lost its connection", "vanished for good", seconds=60)
+        survivor.expect(EXIT_PEER_LOST, "trainer 1 lost its connection", "at step 3", seconds=60)
+
+
+def test_a_server_that_vanishes_ends_the_trainers_by_the_deadline(tmp_path):
+    with job(tmp_path, servers=1, trainers=1) as running:
+        server = running.server(0, SCRIPT, FOR_EVER)
+        running.wait_until_serving(0)
+        trainer = running.trainer(0, SCRIPT, FOR_EVER, **IMPATIENT)
+        trainer.wait_for_output("made step 3", seconds=120)
+        server.kill()
+        trainer.expect(
+            EXIT_PEER_LOST,
+            f"parameter server {running.endpoints[0]} has not answered",
+            "FLAGS_rpc_deadline is 10000 ms",
+            seconds=60,
+        )
+
+
+def test_a_trainer_alone_says_whom_it_waits_for_and_gives_up(tmp_path):
+    with job(tmp_path, servers=1, trainers=1, FLAGS_rpc_deadline="6000") as running:
+        trainer = running.trainer(0, SCRIPT, "1")
+        trainer.expect(
+            EXIT_PEER_LOST,
+            f"waiting for the parameter servers {running.endpoints[0]}",
+            f"the parameter servers {running.endpoints[0]} accept no connections after 6 s",
+            seconds=120,
+        )

@@ -1,0 +1,360 @@
+"""Sessions of trainers with servers, in one process over loopback: who may join, and what a step does."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fleet.errors import ConfigurationError, FleetError, PeerLostError, StateLostError
+from fleet.parameter_server.settings import Settings
+from fleet.transpiler import DistributeTranspilerConfig
+from tests.support.parameter_server import loopback, sgd, small_model
+from tests.support.processes import wait_for
+
+X = torch.linspace(-1, 1, 60).reshape(3, 20)
+
+
+def loss_of(model: torch.nn.Module, x: torch.Tensor = X) -> torch.Tensor:
+    return model(x).square().mean()
+
+
+def at_once(*calls: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Run each call in a thread of its own; the first error is raised here."""
+    errors: list[BaseException] = []
+
+    def run(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - raised below, in the test's own thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+        assert not thread.is_alive(), "a call still waits"
+    if errors:
+        raise errors[0]
+
+
+def values(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def test_one_trainer_steps_as_torch_does():
+    with loopback(servers=2) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        alone = small_model()
+        optimizer = sgd(alone.parameters())
+        for _ in range(3):
+            model.zero_grad()
+            loss_of(model).backward()
+            trainer.step()
+            optimizer.zero_grad()
+            loss_of(alone).backward()
+            optimizer.step()
+        assert trainer.current_step == 3
+        trainer.complete()
+        for name, value in values(alone).items():
+            assert torch.equal(values(model)[name], value), name
+        for running in job.servers:
+            running.join()
+            assert running.failure is None
+
+
+def test_the_servers_values_win_and_one_warning_says_so(caplog):
+    def other_model() -> torch.nn.Module:
+        model = small_model()
+        with torch.no_grad():
+            model[0].weight.add_(1.0)
+        return model
+
+    with loopback(servers=2) as job, caplog.at_level(logging.WARNING):
+        trainer, model, _ = job.make_trainer(model=other_model)
+        trainer.start()
+        assert torch.equal(model[0].weight, small_model()[0].weight)
+    warnings = [
+        record.getMessage() for record in caplog.records if "began with other values" in record.message
+    ]
+    assert len(warnings) == 1
+    assert "trainer 0" in warnings[0]
+    assert "0.weight" in warnings[0]
+    assert "torch.manual_seed" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"job": {"name": "other"}}, ("'other'", "'loopback'"), id="another-job"),
+        pytest.param({"job": {"uid": "uid-2"}}, ("'uid-2'", "'uid-1'"), id="an-older-life-of-the-job"),
+        pytest.param(
+            {"optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.1)},
+            ("optimizer of param group 0", "SGD", "Adam"),
+            id="another-optimizer",
+        ),
+        pytest.param(
+            {"model": lambda: torch.nn.Sequential(torch.nn.Linear(20, 1))},
+            ("parameter 0.weight", "float32[1000, 20]", "float32[1, 20]"),
+            id="another-model",
+        ),
+        pytest.param({"trainers": 3}, ("trainers", "1 here, 3 there"), id="another-number-of-trainers"),
+        pytest.param(
+            {"config": DistributeTranspilerConfig(slice_var_up=False)},
+            ("slice_var_up",),
+            id="another-config",
+        ),
+    ],
+)
+def test_a_trainer_that_does_not_belong_is_refused_and_the_server_stays_up(changes, words):
+    with loopback() as job:
+        stranger, _, _ = job.make_trainer(**changes)
+        with pytest.raises(ConfigurationError) as caught:
+            stranger.start()
+        assert job.endpoints[0] in str(caught.value)
+        for word in words:
+            assert word in str(caught.value)
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        loss_of(model).backward()
+        trainer.step()
+        trainer.complete()
+        job.servers[0].join()
+
+
+def test_a_second_trainer_of_the_same_id_and_attempt_is_refused():
+    with loopback() as job:
+        first, model, _ = job.make_trainer()
+        first.start()
+        second, _, _ = job.make_trainer()
+        with pytest.raises(ConfigurationError, match=r"trainer 0 joined already.*attempt 0"):
+            second.start()
+        loss_of(model).backward()
+        first.step()
+
+
+def test_a_higher_attempt_fences_the_lower_and_goes_on_at_its_step():
+    with loopback(trainers=2) as job:
+        zero, model_0, _ = job.make_trainer(0)
+        old, model_1, _ = job.make_trainer(1)
+        at_once(zero.start, old.start)
+        loss_of(model_0).backward()
+        loss_of(model_1).backward()
+        at_once(zero.step, old.step)
+        model_1.zero_grad()
+        loss_of(model_1, 2 * X).backward()  # leaves, and is dropped with the life that sent it
+
+        new, model_2, _ = job.make_trainer(1, attempt=1)
+        new.start()
+        assert new.current_step == 1
+        with pytest.raises(FleetError, match="trainer 1 was replaced by its attempt 1"):
+            old.step()
+        lower, _, _ = job.make_trainer(1, attempt=0)
+        with pytest.raises(ConfigurationError, match="attempt 0, but a process of attempt 1"):
+            lower.start()
+
+        model_0.zero_grad()
+        loss_of(model_0).backward()
+        loss_of(model_2).backward()
+        at_once(zero.step, new.step)
+        assert (zero.current_step, new.current_step) == (2, 2)
+        assert all(torch.equal(value, values(model_2)[name]) for name, value in values(model_0).items())
+        assert torch.equal(model_0[0].weight, after_steps(2)["0.weight"])
+
+
+def after_steps(steps: int) -> dict[str, torch.Tensor]:
+    """Return what one process has after so many steps on the same data."""
+    model = small_model()
+    optimizer = sgd(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+    return values(model)
+
+
+def test_a_trainer_that_completes_early_leaves_the_divisor_to_the_others():
+    with loopback(trainers=2) as job:
+        zero, model_0, _ = job.make_trainer(0)
+        one, model_1, _ = job.make_trainer(1)
+        at_once(zero.start, one.start)
+        loss_of(model_0).backward()
+        loss_of(model_1).backward()
+        at_once(zero.step, one.step)
+        one.complete()
+        model_0.zero_grad()
+        loss_of(model_0).backward()
+        zero.step()
+        zero.complete()
+        # Equal gradients, averaged over two and then over one: as one process makes them.
+        assert all(torch.equal(value, values(model_0)[name]) for name, value in after_steps(2).items())
+        job.servers[0].join()
+
+
+def test_a_block_that_waits_is_applied_when_the_missing_trainer_completes():
+    with loopback(trainers=2) as job:
+        zero, model_0, _ = job.make_trainer(0)
+        one, _, _ = job.make_trainer(1)
+        at_once(zero.start, one.start)
+        loss_of(model_0).backward()
+        at_once(zero.step, one.complete)
+        assert all(torch.equal(value, values(model_0)[name]) for name, value in after_steps(1).items())
+
+
+def test_other_hyper_parameters_than_the_other_trainers_are_an_error():
+    with loopback(trainers=2) as job:
+        zero, model_0, _ = job.make_trainer(0, overlap=False)
+        one, model_1, optimizer = job.make_trainer(1, overlap=False)
+        at_once(zero.start, one.start)
+        loss_of(model_0).backward()
+        loss_of(model_1).backward()
+        optimizer.param_groups[0]["lr"] = 0.2
+
+        def step_in_vain() -> None:
+            with pytest.raises(FleetError):
+                zero.step()
+
+        threading.Thread(target=step_in_vain, daemon=True).start()
+        server = job.servers[0].server
+        wait_for(lambda: server.heartbeat(0, 0).waiting_for, "the first trainer's step")
+        with pytest.raises(
+            ConfigurationError, match=r"trainer 1 .* lr=0\.2 instead of lr=0\.1 in param group 0"
+        ):
+            one.step()
+        assert job.servers[0].failure is None
+
+
+def test_a_step_whose_gradients_are_absent_everywhere_changes_nothing():
+    with loopback() as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        trainer.step()
+        assert trainer.current_step == 1
+        assert all(torch.equal(value, values(model)[name]) for name, value in after_steps(0).items())
+
+
+def test_a_barrier_waits_for_every_trainer():
+    with loopback(trainers=2) as job:
+        zero, _, _ = job.make_trainer(0)
+        one, _, _ = job.make_trainer(1)
+        at_once(zero.start, one.start)
+        passed = threading.Event()
+
+        def arrive_first() -> None:
+            zero.barrier()
+            passed.set()
+
+        first = threading.Thread(target=arrive_first, daemon=True)
+        first.start()
+        assert not passed.wait(0.3)
+        one.barrier()
+        assert passed.wait(10)
+        first.join(10)
+        at_once(zero.barrier, one.barrier)
+
+
+def test_a_server_of_another_life_is_recognised():
+    with loopback() as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        job.servers[0].server.close()
+        job.servers[0].join()
+        job.start_server(0)
+        loss_of(model).backward()
+        with pytest.raises(StateLostError, match=f"{job.endpoints[0]} came back without its state"):
+            trainer.step()
+
+
+def test_a_trainer_that_never_joins_is_named_after_the_deadline():
+    with loopback(trainers=2, settings=Settings(heartbeat_seconds=0.05, deadline_seconds=0.5)) as job:
+        zero, model, _ = job.make_trainer(0)
+        zero.start()
+        loss_of(model).backward()
+        with pytest.raises(PeerLostError, match="trainer 1 has not joined"):
+            zero.step()
+        job.servers[0].join()
+        assert isinstance(job.servers[0].failure, PeerLostError)
+
+
+def test_a_silent_trainer_is_lost_although_its_connection_stands():
+    with loopback(trainers=2, settings=Settings(heartbeat_seconds=0.05, deadline_seconds=0.5)) as job:
+        zero, model, _ = job.make_trainer(0)
+        one, _, _ = job.make_trainer(1)
+        at_once(zero.start, one.start)
+        one._client._heartbeat.stop()
+        loss_of(model).backward()
+        with pytest.raises(PeerLostError, match="trainer 1 is silent"):
+            zero.step()
+
+
+def test_the_state_is_fetched_in_the_form_of_torch():
+    adam = lambda parameters: torch.optim.Adam(parameters, lr=0.01, amsgrad=True)  # noqa: E731
+    with loopback(servers=2, optimizer=adam) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        loss_of(model).backward()
+        trainer.step()
+        state = trainer.fetch_state()
+        alone = small_model()
+        optimizer = adam(alone.parameters())
+        loss_of(alone).backward()
+        optimizer.step()
+        for name, parameter in alone.named_parameters():
+            expected = optimizer.state[parameter]
+            assert state[name].keys() == expected.keys()
+            assert all(torch.equal(state[name][entry], expected[entry]) for entry in expected), name
+
+
+@pytest.mark.parametrize("trainers", [2, 3])
+def test_opposite_orders_through_small_buffers_never_deadlock(trainers):
+    """Each trainer sends its blocks in another order, much more than the kernel's buffers hold."""
+
+    class Wide(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.parts = torch.nn.ModuleList(torch.nn.Linear(500, 500) for _ in range(6))
+
+    settings = Settings(heartbeat_seconds=0.05, deadline_seconds=20.0, socket_buffer_bytes=65536)
+    with loopback(servers=2, trainers=trainers, model=Wide, settings=settings) as job:
+        made = [job.make_trainer(index) for index in range(trainers)]
+        at_once(*(trainer.start for trainer, _, _ in made))
+
+        def train(index: int) -> None:
+            trainer, model, _ = made[index]
+            for step in range(4):
+                model.zero_grad()
+                order = list(model.parts)[index * 2 :] + list(model.parts)[: index * 2]
+                if (index + step) % 2:
+                    order.reverse()
+                for part in order:
+                    part(torch.ones(1, 500)).square().mean().backward()
+                trainer.step()
+
+        at_once(*(lambda index=index: train(index) for index in range(trainers)), seconds=60)
+        models = [values(model) for _, model, _ in made]
+        assert all(
+            torch.equal(value, other[name]) for other in models[1:] for name, value in models[0].items()
+        )
+
+
+def test_more_servers_than_blocks_leave_some_without():
+    def tiny() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return torch.nn.Linear(2, 1)
+
+    with loopback(servers=3, model=tiny) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        for _ in range(2):
+            model.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            trainer.step()
+        trainer.complete()
+        for running in job.servers:
+            running.join()
+            assert running.failure is None

@@ -1,0 +1,161 @@
+"""Parameter servers inside the test's own process: real sockets on loopback, one thread per server."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fleet.errors import FleetError
+from fleet.parameter_server.server import Server
+from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.trainer import Trainer
+from fleet.program import Program
+from fleet.role_maker import JobIdentity
+from fleet.transpiler import DistributeTranspiler, DistributeTranspilerConfig, server_plan, trainer_plan
+from tests.support.processes import free_ports
+
+HOST = "127.0.0.1"
+QUICK = Settings(heartbeat_seconds=0.05, deadline_seconds=5.0)
+
+MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
+
+
+def small_model() -> torch.nn.Sequential:
+    """Return a model of 12 blocks at two servers: some parameters are cut, some are not."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(20, 1000), torch.nn.Tanh(), torch.nn.Linear(1000, 10), torch.nn.Linear(10, 1)]
+    return torch.nn.Sequential(*layers)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    """Return the optimizer of most tests."""
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+@dataclass
+class RunningServer:
+    """A server and the thread that serves."""
+
+    server: Server
+    thread: threading.Thread
+    failure: FleetError | None = None
+
+    def join(self, seconds: float = 10.0) -> None:
+        """Wait until it has stopped serving."""
+        self.thread.join(seconds)
+        assert not self.thread.is_alive(), "the server still serves"
+
+
+class Loopback:
+    """A job in one process.
+
+    Parameters
+    ----------
+    servers, trainers : int
+    optimizer : callable
+        Makes the optimizer from parameters.
+    model : callable
+        Makes the model; called once per replica.
+    settings : Settings
+    """
+
+    def __init__(
+        self,
+        servers: int = 1,
+        trainers: int = 1,
+        optimizer: MakeOptimizer = sgd,
+        model: Callable[[], torch.nn.Module] = small_model,
+        settings: Settings = QUICK,
+    ) -> None:
+        self.num_trainers = trainers
+        self.settings = settings
+        self.job = JobIdentity("loopback", "uid-1")
+        self.endpoints = [f"{HOST}:{port}" for port in free_ports(servers)]
+        self._optimizer = optimizer
+        self._model = model
+        self.servers: list[RunningServer] = []
+        self.trainers: list[Trainer] = []
+
+    def transpile(self, trainer: int = 0, **changes: Any) -> tuple[DistributeTranspiler, Program]:
+        """Return the transpiler and the program of one replica; `changes` make it differ from the others."""
+        model = changes.get("model", self._model)()
+        optimizer = changes.get("optimizer", self._optimizer)(model.parameters())
+        program = Program.from_optimizer(optimizer, model)
+        transpiler = DistributeTranspiler(changes.get("config", DistributeTranspilerConfig()))
+        transpiler.transpile(
+            trainer,
+            program=program,
+            pservers=",".join(self.endpoints),
+            trainers=changes.get("trainers", self.num_trainers),
+            startup_program=program.startup_program,
+        )
+        return transpiler, program
+
+    def start_server(self, index: int) -> RunningServer:
+        """Start one server."""
+        transpiler, program = self.transpile()
+        plan = server_plan(transpiler.get_pserver_program(self.endpoints[index]))
+        assert program.source is not None
+        server = Server(plan, program.source.parameters, self.job, self.settings)
+        server.start()
+
+        def serve() -> None:
+            try:
+                server.serve()
+            except FleetError as error:
+                running.failure = error
+
+        running = RunningServer(server, threading.Thread(target=serve, name=f"serve-{index}", daemon=True))
+        running.thread.start()
+        self.servers.append(running)
+        return running
+
+    def make_trainer(
+        self,
+        index: int = 0,
+        *,
+        attempt: int = 0,
+        overlap: bool = True,
+        job: Mapping[str, str] | None = None,
+        **changes: Any,
+    ) -> tuple[Trainer, torch.nn.Module, torch.optim.Optimizer]:
+        """Build a trainer that has not joined yet, with its model and the user's optimizer."""
+        transpiler, program = self.transpile(index, **changes)
+        source = program.source
+        assert source is not None
+        assert source.module is not None
+        identity = {"name": self.job.name, "uid": self.job.uid, **(job or {})}
+        plan = trainer_plan(transpiler.get_trainer_program())
+        trainer = Trainer(
+            plan,
+            source,
+            JobIdentity(identity["name"], identity["uid"], attempt),
+            self.settings,
+            overlap=overlap,
+        )
+        self.trainers.append(trainer)
+        return trainer, source.module, source.optimizer
+
+    def close(self) -> None:
+        """End everything that still runs."""
+        for trainer in self.trainers:
+            trainer.close()
+        for running in self.servers:
+            running.server.close()
+        for running in self.servers:
+            running.join()
+
+
+@contextmanager
+def loopback(**arguments: Any) -> Iterator[Loopback]:
+    """Give a job whose servers run already; it ends with the block."""
+    made = Loopback(**arguments)
+    try:
+        for index in range(len(made.endpoints)):
+            made.start_server(index)
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,88 @@
+"""The update of dense blocks: PyTorch's own mathematics after a reduction in a fixed order."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fleet.errors import ConfigurationError
+from fleet.update import DenseUpdate, average_in_order
+
+CLASSES = [
+    pytest.param(
+        torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}, id="sgd"
+    ),
+    pytest.param(torch.optim.Adam, {"lr": 0.01, "amsgrad": True}, id="adam"),
+    pytest.param(torch.optim.AdamW, {"lr": 0.01}, id="adamw"),
+    pytest.param(torch.optim.Adagrad, {"lr": 0.1}, id="adagrad"),
+    pytest.param(torch.optim.RMSprop, {"lr": 0.01, "centered": True}, id="rmsprop"),
+    pytest.param(torch.optim.Adadelta, {}, id="adadelta"),
+]
+
+
+class Renamed(torch.optim.SGD):
+    """Takes its options by another way than its constructor says."""
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, **options)
+
+
+def options_of(optimizer_class: type[torch.optim.Optimizer], chosen: dict[str, Any]) -> dict[str, Any]:
+    optimizer = optimizer_class([torch.zeros(1)], **chosen)
+    return {name: value for name, value in optimizer.param_groups[0].items() if name != "params"}
+
+
+@pytest.mark.parametrize(("optimizer_class", "chosen"), CLASSES)
+def test_two_slices_are_stepped_as_the_whole_is(optimizer_class, chosen):
+    torch.manual_seed(0)
+    whole = torch.nn.Parameter(torch.randn(10, 7))
+    optimizer = optimizer_class([whole], **chosen)
+    arena = whole.detach().clone()
+    options = options_of(optimizer_class, chosen)
+    updates = [DenseUpdate(optimizer_class, part, options) for part in (arena[:6], arena[6:])]
+    for step in range(5):
+        gradient = torch.randn(10, 7)
+        whole.grad = gradient.clone()
+        optimizer.param_groups[0]["lr"] = options["lr"] / (step + 1)
+        optimizer.step()
+        for update, part in zip(updates, (gradient[:6], gradient[6:]), strict=True):
+            update.apply(part, {"lr": options["lr"] / (step + 1)})
+    assert torch.equal(arena, whole)
+
+
+def test_the_state_has_torchs_entries_and_none_before_the_first_step():
+    update = DenseUpdate(torch.optim.Adam, torch.zeros(3), options_of(torch.optim.Adam, {"lr": 0.1}))
+    assert update.state() == {}
+    update.apply(torch.ones(3), {})
+    assert set(update.state()) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_options_that_no_constructor_names_are_set_all_the_same():
+    value = torch.zeros(2)
+    DenseUpdate(Renamed, value, {"lr": 0.5, "momentum": 0}).apply(torch.ones(2), {})
+    assert torch.equal(value, torch.full((2,), -0.5))
+
+
+def test_a_class_that_refuses_its_options_is_named():
+    with pytest.raises(ConfigurationError, match=r"SGD cannot be built .*Invalid learning rate: -1"):
+        DenseUpdate(torch.optim.SGD, torch.zeros(2), {"lr": -1})
+
+
+def test_a_server_never_captures_a_graph():
+    options = {**options_of(torch.optim.Adam, {"lr": 0.1}), "capturable": True}
+    DenseUpdate(torch.optim.Adam, torch.zeros(2), options).apply(torch.ones(2), {})
+
+
+def test_the_sum_goes_in_the_order_given():
+    large, small = torch.tensor([1e8]), torch.tensor([1.0])
+    assert average_in_order([large.clone(), small, -large], 1).item() == 0.0  # 1 is lost in 1e8
+    assert average_in_order([large.clone(), -large, small], 1).item() == 1.0
+
+
+@pytest.mark.parametrize("num_trainers", [1, 2, 3, 7])
+def test_the_sum_is_scaled_by_one_over_the_trainers(num_trainers):
+    gradients = [torch.full((4,), float(index)) for index in range(2)]
+    expected = (gradients[0] + gradients[1]) * (1.0 / num_trainers)
+    first = gradients[0]
+    assert average_in_order(gradients, num_trainers) is first
+    assert torch.equal(first, expected)

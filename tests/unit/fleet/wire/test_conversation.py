@@ -1,0 +1,135 @@
+"""The states of a connection: what the table allows happens, and everything else is refused by name."""
+
+import dataclasses
+
+import pytest
+
+from fleet.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
+from fleet.wire import NO_BLOCK, TRANSITIONS, Conversation, Header, Identity, Kind, Side, State
+
+IDENTITY = Identity(job=11, trainer=1, attempt=2)
+BLOCKS = {3: 400, 5: 8}
+OF_A_BLOCK = {Kind.GRAD, Kind.PARAM, Kind.UNCHANGED}
+PATHS = {
+    Side.TRAINER: {
+        State.START: (),
+        State.OPEN: (Kind.HELLO,),
+        State.IN_STEP: (Kind.HELLO, Kind.HYPER),
+        State.COMPLETED: (Kind.HELLO, Kind.COMPLETE),
+        State.CLOSED: (Kind.ERROR,),
+    },
+    Side.SERVER: {
+        State.START: (),
+        State.OPEN: (Kind.HELLO,),
+        State.COMPLETED: (Kind.HELLO, Kind.COMPLETE),
+        State.CLOSED: (Kind.ERROR,),
+    },
+}
+
+
+def frame(kind: Kind, **changes: int) -> Header:
+    """Return a header of this kind that fits the connection."""
+    block = 3 if kind in OF_A_BLOCK else NO_BLOCK
+    payload = {
+        Kind.GRAD: 400,
+        Kind.PARAM: 400,
+        Kind.HELLO: 20,
+        Kind.HYPER: 30,
+        Kind.STEP_END: 4,
+        Kind.ERROR: 9,
+    }
+    header = Header(kind, 11, 2, 1, block=block, payload_bytes=payload.get(kind, 0))
+    return dataclasses.replace(header, **changes)
+
+
+def conversation(side: Side, state: State, *, remote: bool = True) -> Conversation:
+    """Return a direction that has come to this state."""
+    made = Conversation(side, IDENTITY, BLOCKS, remote=remote)
+    for kind in PATHS[side][state]:
+        made.advance(frame(kind))
+    assert made.state is state
+    return made
+
+
+CASES = [
+    pytest.param(side, state, kind, id=f"{side.name}-{state.name}-{kind.name}")
+    for side in Side
+    for state in TRANSITIONS[side]
+    for kind in Kind
+]
+
+
+@pytest.mark.parametrize(("side", "state", "kind"), CASES)
+def test_each_frame_in_each_state_does_what_the_table_says(side, state, kind):
+    following = TRANSITIONS[side][state].get(kind)
+    made = conversation(side, state)
+    if following is not None:
+        made.advance(frame(kind))
+        assert made.state is following
+        return
+    with pytest.raises(
+        RemoteProtocolError, match=rf"sent {kind.name} in the state '{state.value}', expected"
+    ):
+        made.advance(frame(kind))
+    assert made.state is state
+
+
+def test_the_table_ends_only_in_its_final_states():
+    for table in TRANSITIONS.values():
+        assert {state for state, kinds in table.items() if not kinds} == {State.COMPLETED, State.CLOSED}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"job": 12}, "job 000000000000000c.*of job 000000000000000b", id="another-job"),
+        pytest.param({"trainer": 0}, "trainer 0.*trainer 1", id="another-trainer"),
+        pytest.param({"attempt": 1}, "attempt 1.*attempt 2", id="an-older-attempt"),
+        pytest.param({"block": 4}, "block 4, expected one of the 2 blocks", id="another-servers-block"),
+        pytest.param({"block": NO_BLOCK}, f"block {NO_BLOCK}", id="no-block"),
+        pytest.param({"payload_bytes": 399}, "of block 3 carries 399 bytes, expected 400", id="too-short"),
+        pytest.param({"payload_bytes": 401}, "carries 401 bytes, expected 400", id="trailing-bytes"),
+        pytest.param(
+            {"block": 5}, "of block 5 carries 400 bytes, expected 8", id="the-size-of-another-block"
+        ),
+        pytest.param({"step": 1}, "of step 1, expected the step that began, 0", id="another-step"),
+    ],
+)
+@pytest.mark.parametrize("remote", [True, False])
+def test_a_gradient_that_is_not_what_it_claims_is_refused(changes, words, remote):
+    made = conversation(Side.TRAINER, State.IN_STEP, remote=remote)
+    with pytest.raises(ProtocolError, match=words) as caught:
+        made.advance(frame(Kind.GRAD, **changes))
+    assert caught.type is (RemoteProtocolError if remote else LocalProtocolError)
+    made.advance(frame(Kind.GRAD))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        pytest.param(Kind.HYPER, {"payload_bytes": 2**21}, "at most 1048576", id="a-huge-text"),
+        pytest.param(Kind.HYPER, {"block": 3}, "names block 3, expected none", id="a-text-about-a-block"),
+        pytest.param(
+            Kind.PULL, {"payload_bytes": 1}, "carries 1 bytes, expected 0", id="a-pull-with-a-payload"
+        ),
+    ],
+)
+def test_small_frames_have_bounds_too(kind, changes, words):
+    with pytest.raises(RemoteProtocolError, match=words):
+        conversation(Side.TRAINER, State.OPEN).advance(frame(kind, **changes))
+
+
+def test_a_list_of_absent_blocks_is_no_longer_than_the_blocks():
+    made = conversation(Side.TRAINER, State.IN_STEP)
+    with pytest.raises(RemoteProtocolError, match="carries 12 bytes, expected at most 8"):
+        made.advance(frame(Kind.STEP_END, payload_bytes=12))
+
+
+def test_steps_go_forward():
+    made = conversation(Side.TRAINER, State.OPEN)
+    made.advance(frame(Kind.HYPER, step=7))
+    made.advance(frame(Kind.GRAD, step=7))
+    made.advance(frame(Kind.STEP_END, step=7))
+    with pytest.raises(RemoteProtocolError, match="step 6 begins after step 7"):
+        made.advance(frame(Kind.HYPER, step=6))
+    made.advance(frame(Kind.HYPER, step=8))
