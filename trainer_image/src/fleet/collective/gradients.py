@@ -61,6 +61,8 @@ class GradientAverager:
         In the same order on every trainer; those that need no gradient are passed over.
     group
         The started group.
+    overlap
+        Whether a bucket leaves as soon as it is full, or when the backward pass ends.
     bucket_bytes
         How much travels at once.
     """
@@ -69,9 +71,12 @@ class GradientAverager:
         self,
         named_parameters: Sequence[tuple[str, torch.Tensor]],
         group: Group,
+        *,
+        overlap: bool = True,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self._group = group
+        self._overlap = overlap
         self._scale = 1.0 / group.place.size
         self._named = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
         self._buckets: list[_Bucket] = []
@@ -132,7 +137,8 @@ class GradientAverager:
                 self._in_backward = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # noqa: SLF001
             self._put(position)
-            self._send_full()
+            if self._overlap:
+                self._send_full()
 
         return arrived
 

@@ -1,9 +1,8 @@
 """The `fleet` of a collective job: one object per process, with the original's methods."""
 
-import logging
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +16,10 @@ from fleet.collective.group import Group
 from fleet.collective.optimizer import distribute, named_parameters
 from fleet.collective.rendezvous import place_of
 from fleet.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from fleet.role_maker import Role
+from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker
+from fleet.strategy import DistributedStrategy
 
 __all__ = ["Fleet"]
-
-_log = logging.getLogger(__name__)
 
 MAX_DIFFERENCE = 300
 
@@ -42,12 +38,12 @@ class Fleet:
             raise AttributeError(name)
         return getattr(package, name)
 
-    def init(self, role_maker: Any = None) -> None:
+    def init(self, role_maker: RoleMaker | None = None) -> None:
         """Find this process's role, meet the other trainers and connect to them.
 
         Parameters
         ----------
-        role_maker : optional
+        role_maker : RoleMaker, optional
             ``PaddleCloudRoleMaker(is_collective=True)``, which is the default, or
             ``UserDefinedCollectiveRoleMaker(current_id, worker_endpoints)``.
 
@@ -60,12 +56,9 @@ class Fleet:
         """
         if self._group is not None:
             raise ConfigurationError("fleet.init was called a second time; expected once per process")
-        if role_maker is None:
-            from fleet.role_maker import PaddleCloudRoleMaker
-
-            role_maker = PaddleCloudRoleMaker(is_collective=True)
-        role = role_maker.generate_role()
-        if role.kind.name != "WORKER" or role.server_endpoints:
+        maker = role_maker if role_maker is not None else PaddleCloudRoleMaker(is_collective=True)
+        role = maker.generate_role()
+        if not role.is_collective:
             raise ConfigurationError(
                 "fleet.collective was given the role of a job with parameter servers; expected "
                 "PaddleCloudRoleMaker(is_collective=True), or the fleet of fleet.parameter_server"
@@ -94,6 +87,15 @@ class Fleet:
         """Return the number of trainers."""
         return self._started_role().worker_num
 
+    @property
+    def step(self) -> int:
+        """The number of times that gradients were averaged for the first optimizer."""
+        return self._averagers[0].step if self._averagers else 0
+
+    @overload
+    def worker_endpoints(self, to_string: Literal[False] = False) -> list[str]: ...
+    @overload
+    def worker_endpoints(self, to_string: Literal[True]) -> str: ...
     def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
         """Return every trainer's host:port, as a list or comma separated."""
         endpoints = list(self._started_role().worker_endpoints)
@@ -135,7 +137,6 @@ class Fleet:
         for averager in self._averagers:
             averager.close()
         group.close()
-        self._averagers.clear()
         lifecycle.finish()
 
     def barrier_worker(self) -> None:
@@ -176,8 +177,7 @@ class Fleet:
     def distributed_optimizer(
         self,
         optimizer: torch.optim.Optimizer,
-        strategy: Any = None,  # noqa: ARG002 (as on the other fleet)
-        *,
+        strategy: DistributedStrategy | None = None,
         model: torch.nn.Module | None = None,
     ) -> torch.optim.Optimizer:
         """Make every backward pass average the gradients over all trainers.
@@ -189,8 +189,9 @@ class Fleet:
         ----------
         optimizer
             Any torch optimizer; its parameters are the ones whose gradients are averaged.
-        strategy : optional
-            Accepted for symmetry with the parameter servers' fleet; averaging needs none.
+        strategy : DistributedStrategy, optional
+            With ``overlap=False`` all gradients leave at the end of the backward pass. What it says about
+            parameter servers has no meaning here.
         model : optional
             The model, to name parameters in messages.
 
@@ -206,7 +207,8 @@ class Fleet:
         group = self._started_group()
         named = named_parameters(optimizer, model)
         self._compare(group, optimizer, named)
-        averager = GradientAverager(named, group)
+        overlap = strategy is None or strategy.overlap
+        averager = GradientAverager(named, group, overlap=overlap)
         averager.start()
         self._averagers.append(averager)
         return distribute(optimizer, averager)
@@ -233,7 +235,7 @@ class Fleet:
                     "in every trainer"
                 )
 
-    def _started_role(self) -> "Role":
+    def _started_role(self) -> Role:
         if self._role is None:
             raise ConfigurationError("fleet.init was not called; expected it before anything else of fleet")
         return self._role

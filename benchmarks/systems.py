@@ -1,0 +1,195 @@
+"""The measured systems, each by its public interface and as its documentation shows it.
+
+A system is a pair of functions: `trainer` gives the step to time and what ends it, `serve` runs a parameter
+server until every trainer has ended.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import rpc
+
+from benchmarks.workload import LEARNING_RATE, Config, batch, build_layers
+
+__all__ = ["SYSTEMS", "System"]
+
+HOST = "127.0.0.1"
+RPC_SECONDS = 600
+
+Step = Callable[[], None]
+End = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class System:
+    """How one process of a system takes part."""
+
+    trainer: Callable[[Config], tuple[Step, End]]
+    serve: Callable[[Config], None] | None = None
+
+
+def _loop(
+    model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, *, to_none: bool = True
+) -> Step:
+    """Return the usual training step."""
+    inputs, labels = batch(config.index)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=to_none)
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+def compute_trainer(config: Config) -> tuple[Step, End]:
+    """No communication at all: the limit."""
+    model = nn.Sequential(*build_layers())
+    return _loop(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), config), lambda: None
+
+
+def ddp_trainer(config: Config) -> tuple[Step, End]:
+    """DistributedDataParallel over gloo, with gradients as views of its buckets."""
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{HOST}:{config.ports[0]}",
+        rank=config.index,
+        world_size=config.num_trainers,
+    )
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*build_layers()), gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    return _loop(model, optimizer, config, to_none=False), dist.destroy_process_group
+
+
+def _fleet_init(config: Config) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
+    from fleet import role_maker
+    from fleet.parameter_server import fleet
+
+    kind = role_maker.Role.SERVER if config.role == "server" else role_maker.Role.WORKER
+    endpoints = [f"{HOST}:{port}" for port in config.ports]
+    fleet.init(role_maker.UserDefinedRoleMaker(config.index, kind, config.num_trainers, endpoints))
+    model = nn.Sequential(*build_layers())
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
+    return fleet, model, optimizer
+
+
+def fleet_trainer(config: Config) -> tuple[Step, End]:
+    """Train synchronously with fleet.parameter_server."""
+    fleet, model, optimizer = _fleet_init(config)
+    fleet.init_worker()
+    return _loop(model, optimizer, config), fleet.stop_worker
+
+
+def fleet_serve(config: Config) -> None:
+    """Serve with fleet.parameter_server until every trainer has ended."""
+    fleet, _, _ = _fleet_init(config)
+    fleet.init_server()
+    fleet.run_server()
+
+
+class RpcServer:
+    """The parameter server of PyTorch's tutorial on batch RPC processing with asynchronous executions."""
+
+    def __init__(self, config: Config) -> None:
+        self.model = _part(config.index, config.num_servers)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE)
+        self.num_trainers = config.num_trainers
+        self.num_arrived = 0
+        self.lock = threading.Lock()
+        self.updated: torch.futures.Future[nn.Module] = torch.futures.Future()
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+    def add(self, gradients: list[torch.Tensor]) -> torch.futures.Future[nn.Module]:
+        """Add one trainer's gradients; the last one of a step makes the step."""
+        with self.lock:
+            self.num_arrived += 1
+            for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+                assert parameter.grad is not None
+                parameter.grad += gradient
+            updated = self.updated
+            if self.num_arrived == self.num_trainers:
+                for parameter in self.model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad /= self.num_trainers
+                self.num_arrived = 0
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=False)
+                updated.set_result(self.model)
+                self.updated = torch.futures.Future()
+        return updated
+
+
+_rpc_server: list[RpcServer] = []
+
+
+def _part(index: int, num_servers: int) -> nn.Sequential:
+    """Return a server's consecutive layers; with two servers, halves of nearly the same size."""
+    layers = build_layers()
+    cut = len(layers) if num_servers == 1 else 7
+    return nn.Sequential(*(layers[:cut] if index == 0 else layers[cut:]))
+
+
+def rpc_model() -> nn.Module:
+    """Return this server's part of the model, to a caller elsewhere."""
+    return _rpc_server[0].model
+
+
+@rpc.functions.async_execution  # type: ignore[untyped-decorator]
+def rpc_update(gradients: list[torch.Tensor]) -> torch.futures.Future[nn.Module]:
+    """Take one trainer's gradients; answer with the updated part once every trainer's have come."""
+    return _rpc_server[0].add(gradients)
+
+
+def _rpc_init(config: Config) -> None:
+    rank = config.index + (config.num_servers if config.role == "trainer" else 0)
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method=f"tcp://{HOST}:{config.ports[0]}", num_worker_threads=8, rpc_timeout=RPC_SECONDS
+    )
+    rpc.init_rpc(
+        f"{config.role}{config.index}",
+        rank=rank,
+        world_size=config.num_servers + config.num_trainers,
+        rpc_backend_options=options,
+    )
+
+
+def rpc_trainer(config: Config) -> tuple[Step, End]:
+    """Send gradients to every server and take the updated parts, by torch.distributed.rpc."""
+    inputs, labels = batch(config.index)
+    _rpc_init(config)
+    servers = [f"server{index}" for index in range(config.num_servers)]
+    parts: list[nn.Module] = [rpc.rpc_sync(server, rpc_model) for server in servers]
+
+    def step() -> None:
+        outputs = inputs
+        for part in parts:
+            outputs = part(outputs)
+        nn.functional.cross_entropy(outputs, labels).backward()
+        futures = [
+            rpc.rpc_async(server, rpc_update, args=([parameter.grad for parameter in part.parameters()],))
+            for server, part in zip(servers, parts, strict=True)
+        ]
+        parts[:] = [future.wait() for future in futures]
+
+    return step, rpc.shutdown
+
+
+def rpc_serve(config: Config) -> None:
+    """Serve one part of the model until every process calls shutdown."""
+    _rpc_server.append(RpcServer(config))
+    _rpc_init(config)
+    rpc.shutdown()
+
+
+SYSTEMS = {
+    "compute": System(compute_trainer),
+    "ddp": System(ddp_trainer),
+    "rpc": System(rpc_trainer, rpc_serve),
+    "fleet": System(fleet_trainer, fleet_serve),
+}

@@ -1,0 +1,52 @@
+"""One process of a measured system, which the benchmark starts, paces and ends through its standard input.
+
+It reads one line per round, the number of steps to make, and answers with a line once they are made. The end
+of its input ends it, so that no process outlives the benchmark.
+"""
+
+import json
+import os
+import sys
+import threading
+
+import torch
+
+from benchmarks.systems import SYSTEMS
+from benchmarks.workload import Config
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Take part as the first argument says, a Config as JSON."""
+    fields = json.loads(sys.argv[1])
+    config = Config(**fields | {"ports": tuple(fields["ports"])})
+    torch.set_num_threads(1)
+    system = SYSTEMS[config.system]
+    if config.role == "server":
+        assert system.serve is not None
+        threading.Thread(target=_end_with_input, daemon=True).start()
+        system.serve(config)
+        return
+    step, end = system.trainer(config)
+    _answer("ready")
+    for line in sys.stdin:
+        for _ in range(int(line)):
+            step()
+        _answer("done")
+    end()
+
+
+def _answer(word: str) -> None:
+    print(word, flush=True)
+
+
+def _end_with_input() -> None:
+    """End a server whose benchmark is gone; one that is there ends it through the trainers."""
+    sys.stdin.read()
+    threading.Event().wait(20)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
