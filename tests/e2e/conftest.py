@@ -5,7 +5,10 @@ Nothing here skips: without a cluster these tests fail.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +25,12 @@ from tools import assets
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+NewNamespace = Callable[[str], AbstractContextManager[Kubectl]]
+IN_USE = pytest.StashKey[list[Kubectl]]()
+"""kubectl for each namespace of the operator and of the tests that run."""
+
 HERE = Path(__file__).parent
-TEST_SECONDS = 600
+TEST_SECONDS = 900
 FIRST_TEST_SECONDS = 4800
 """The first test's time holds the cluster's, the images' and the operator's start."""
 
@@ -39,9 +46,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
     """Add to a failure what the cluster says about it."""
     report = yield
     if report.failed:
-        for value in getattr(item, "funcargs", {}).values():
-            if isinstance(value, Release) or (isinstance(value, Kubectl) and value.namespace):
-                report.sections.append((f"namespace {value.namespace}", value.everything()))
+        for kubectl in item.config.stash.get(IN_USE, []):
+            report.sections.append((f"namespace {kubectl.namespace}", kubectl.everything()))
     return report
 
 
@@ -70,9 +76,12 @@ def loaded(cluster: Kubectl) -> Images:
 
 
 @pytest.fixture(scope="session")
-def operator(programs: bringup.Programs, cluster: Kubectl, loaded: Images) -> Iterator[Release]:
+def operator(
+    programs: bringup.Programs, cluster: Kubectl, loaded: Images, pytestconfig: pytest.Config
+) -> Iterator[Release]:
     """The operator, installed by its chart."""
     release = Release(programs.helm, cluster, namespace=f"fleet-system-{secrets.token_hex(3)}")
+    pytestconfig.stash[IN_USE] = [cluster.within(release.namespace)]
     try:
         release.install(loaded.operator)
         yield release
@@ -81,8 +90,15 @@ def operator(programs: bringup.Programs, cluster: Kubectl, loaded: Images) -> It
         cluster("delete", "namespace", release.namespace, "--ignore-not-found", timeout=180)
 
 
-@pytest.fixture
-def namespace(cluster: Kubectl, operator: Release) -> Iterator[Kubectl]:
-    """kubectl of a fresh namespace, which goes with the test."""
-    with fresh_namespace(cluster, f"e2e-{secrets.token_hex(3)}") as kubectl:
-        yield kubectl
+@pytest.fixture(scope="session")
+def new_namespace(cluster: Kubectl, operator: Release, pytestconfig: pytest.Config) -> NewNamespace:
+    """Make namespaces that the operator serves; a failure tells what is in those that are in use."""
+
+    @contextlib.contextmanager
+    def make(purpose: str) -> Iterator[Kubectl]:
+        with fresh_namespace(cluster, f"e2e-{purpose}-{secrets.token_hex(3)}") as kubectl:
+            pytestconfig.stash[IN_USE].append(kubectl)
+            yield kubectl
+            pytestconfig.stash[IN_USE].remove(kubectl)
+
+    return make

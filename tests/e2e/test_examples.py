@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import re
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.e2e.namespaces import fresh_namespace
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.e2e.conftest import NewNamespace
     from tests.support.e2e.kubectl import Kubectl
-    from tests.support.e2e.release import Release
 
-TRAINING_SECONDS = 420.0
+TRAINING_SECONDS = 600.0
 DELETION_SECONDS = 90.0
 ACCURACY = 0.95
 
@@ -60,20 +57,19 @@ def example(request: pytest.FixtureRequest) -> Example:
 
 
 @pytest.fixture(scope="module")
-def examples_namespace(cluster: Kubectl, operator: Release, example: Example) -> Iterator[Kubectl]:
-    with fresh_namespace(cluster, f"e2e-{example.name}-{secrets.token_hex(3)}") as kubectl:
+def namespace(new_namespace: NewNamespace, example: Example) -> Iterator[Kubectl]:
+    with new_namespace(example.name) as kubectl:
         yield kubectl
 
 
 @pytest.fixture(scope="module")
-def trained(examples_namespace: Kubectl, example: Example) -> Trained:
-    kubectl = examples_namespace
-    before = kubectl.inventory()
-    name = kubectl("apply", "-f", example.manifest, "-o", "name").strip().rpartition("/")[2]
-    job = kubectl.wait_until(
+def trained(namespace: Kubectl, example: Example) -> Trained:
+    before = namespace.inventory()
+    name = namespace("apply", "-f", example.manifest, "-o", "name").strip().rpartition("/")[2]
+    job = namespace.wait_until(
         "fleetjob", name, is_finished, timeout=TRAINING_SECONDS, what="to succeed or fail"
     )
-    return Trained(kubectl, example, job, kubectl.get("pods"), before)
+    return Trained(namespace, example, job, namespace.get("pods"), before)
 
 
 def is_finished(job: dict[str, Any]) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.e2e.command import CommandError, run
+from tests.support.e2e.command import run
 
 if TYPE_CHECKING:
     from tests.support.e2e.kubectl import Kubectl
@@ -31,35 +31,22 @@ class Release:
         return f"{self.name}-fleet-operator"
 
     def install(self, image: str) -> None:
-        """Install the chart with the operator's `image`, and return once the operator is ready.
-
-        Raises
-        ------
-        CommandError
-            It did not become ready; the message says what the cluster tells about it.
-        """
+        """Install the chart with the operator's `image`, and return once the operator is ready."""
         repository, _, tag = image.rpartition(":")
         self.installed = True
-        try:
-            self._helm(
-                *("install", self.name, CHART, "--create-namespace"),
-                *("--set", f"image.repository={repository},image.tag={tag}"),
-                # The cluster may not be ours: it keeps nothing of the tests, not even the definition.
-                *("--set", "crd.keep=false"),
-                *("--wait", "--timeout", f"{INSTALL_SECONDS:.0f}s"),
-            )
-        except CommandError as error:
-            raise CommandError(f"{error}\n{self.everything()}") from None
+        self._helm(
+            *("install", self.name, CHART, "--create-namespace"),
+            *("--set", f"image.repository={repository},image.tag={tag}"),
+            # The cluster may not be ours: it keeps nothing of the tests, not even the definition.
+            *("--set", "crd.keep=false"),
+            *("--wait", "--timeout", f"{INSTALL_SECONDS:.0f}s"),
+        )
 
     def uninstall(self) -> None:
         """Uninstall it and wait until all of it is gone; a second call does nothing."""
         if self.installed:
             self._helm("uninstall", self.name, "--cascade", "foreground", "--wait", "--timeout", "120s")
             self.installed = False
-
-    def everything(self) -> str:
-        """Return what tells why the operator does not do what it should."""
-        return self.kubectl.within(self.namespace).everything()
 
     def _helm(self, *arguments: str | Path) -> None:
         run(
