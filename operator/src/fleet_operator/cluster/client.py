@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 
+from fleet_operator.cluster.interface import ClusterError
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
@@ -28,13 +30,14 @@ TOKEN_SECONDS = 60.0
 MERGE_PATCH = "application/merge-patch+json"
 
 
-class ApiError(Exception):
+class ApiError(ClusterError):
     """The API server answered with an error, or (status 0) gave no answer."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message or reason or f"HTTP status {status}")
         self.status = status
         self.reason = reason
+        self.transient = status in (0, 409, 429) or status >= 500
 
 
 class ApiClient:
@@ -149,7 +152,10 @@ class ApiClient:
                 self._on_request(verb, _resource(path), status, time.monotonic() - started)
         if status >= 300:
             raise _error(status, answer)
-        parsed: dict[str, Any] = json.loads(answer)
+        try:
+            parsed: dict[str, Any] = json.loads(answer)
+        except ValueError as error:  # a proxy answered, or the answer was cut off
+            raise ApiError(0, "NoAnswer", f"{self._connection.server} answered no JSON: {error}") from error
         return parsed
 
     @property
@@ -161,7 +167,12 @@ class ApiClient:
     def _headers(self) -> dict[str, str]:
         now = time.monotonic()
         if now - self._bearer_read_at >= TOKEN_SECONDS:
-            self._bearer, self._bearer_read_at = self._connection.bearer(), now
+            try:
+                self._bearer, self._bearer_read_at = self._connection.bearer(), now
+            except OSError as error:
+                raise ApiError(
+                    0, "NoToken", f"the token of the API server cannot be read: {error}"
+                ) from error
         return {"Authorization": f"Bearer {self._bearer}"} if self._bearer else {}
 
 

@@ -21,7 +21,14 @@ class Key(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-class ConflictError(Exception):
+class ClusterError(Exception):
+    """The cluster did not do what it was asked to; the message says why. The next pass asks again."""
+
+    transient = False
+    """Whether it says nothing about what was asked: the next time may go well with nothing changed."""
+
+
+class ConflictError(ClusterError):
     """The object has changed since it was read: the plan is stale, look again."""
 
 

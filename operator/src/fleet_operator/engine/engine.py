@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from fleet_operator.cluster.interface import ClusterError
 from fleet_operator.engine.clock import SystemClock
 from fleet_operator.engine.observer import Observer
 from fleet_operator.engine.queue import WorkQueue
@@ -141,6 +142,9 @@ class Engine:
         started = self._clock.monotonic()
         try:
             outcome = await self._reconciler.reconcile(key)
+        except ClusterError as error:
+            logger.warning("a pass failed, another follows: %s", error, extra={"job": str(key)})
+            outcome = Outcome(Result.FAILED)
         except Exception:
             # One job's pass must never end the engine; what went wrong is in the log, with its job.
             logger.exception("a pass failed", extra={"job": str(key)})

@@ -13,7 +13,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from fleet_operator.cluster.interface import ConflictError
+from fleet_operator.cluster.interface import ClusterError, ConflictError
 from fleet_operator.engine.observer import Observer
 from fleet_operator.plan.model import Event
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fleet_operator.build import Hosts
     from fleet_operator.cluster.interface import Cluster, Key
     from fleet_operator.engine.clock import Clock
-    from fleet_operator.plan.model import Observed, Plan
+    from fleet_operator.plan.model import Action, Observed, Plan
 
     Decide = Callable[[FleetJob, Observed, datetime, Hosts], Plan]
 
@@ -79,7 +79,7 @@ class Reconciler:
         self._decide = decide
         self._observer = observer or Observer()
         self._changed_since: dict[Key, float] = {}  # since when a write of mere counts has been waiting
-        self._refusals: dict[Key, str] = {}  # the last refusal that people were told of
+        self._refusals: dict[Key, tuple[str, str]] = {}  # the last that people were told of, by the job's uid
 
     async def reconcile(self, key: Key) -> Outcome:
         """Bring one job one step closer to what its spec asks for."""
@@ -131,7 +131,7 @@ class Reconciler:
                 result = Result.CONFLICT
                 break
             except Exception as refusal:  # noqa: BLE001 whatever it is, the next pass tries again
-                await self._refused(key, job, f"{type(action).__name__}: {refusal}")
+                await self._refused(key, job, action, refusal)
                 result = Result.FAILED
                 break
             self._observer.applied(job, action)
@@ -141,11 +141,23 @@ class Reconciler:
             await self._cluster.record(job, event)
         return result
 
-    async def _refused(self, key: Key, job: FleetJob, message: str) -> None:
-        """Log a refused action, and tell people, once for each different refusal in a row."""
-        logger.warning("an action was refused: %s", message, extra={"job": str(key)})
-        if self._refusals.get(key) != message:
-            self._refusals[key] = message
+    async def _refused(self, key: Key, job: FleetJob, action: Action, refusal: Exception) -> None:
+        """Log a refused action, and tell people, once for each different refusal in a row.
+
+        That the cluster is busy or away is nothing that the job's owner could mend.
+        """
+        message = f"{type(action).__name__}: {refusal}"
+        unexpected = None if isinstance(refusal, ClusterError) else refusal
+        logger.warning(
+            "an action was refused: %s",
+            message,
+            exc_info=unexpected,
+            extra={"job": str(key)},
+        )
+        told = (job.metadata.uid, message)
+        transient = isinstance(refusal, ClusterError) and refusal.transient
+        if not transient and self._refusals.get(key) != told:
+            self._refusals[key] = told
             await self._cluster.record(job, Event("Warning", "ActionRefused", message))
 
     def _forget(self, key: Key) -> None:

@@ -88,6 +88,36 @@ async def test_an_error_of_a_proxy_is_told_too():
         assert raised.value.status == 502
 
 
+async def test_an_answer_that_is_no_json_is_no_answer():
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(text="<html>Welcome</html>")
+
+    async with served(handler) as (client, _):
+        with pytest.raises(ApiError, match="answered no JSON") as raised:
+            await client.get(PODS)
+        assert raised.value.transient
+
+
+async def test_a_token_that_cannot_be_read_is_an_error_of_the_request(tmp_path: Path):
+    async def handler(_: web.Request) -> web.Response:
+        return web.json_response({})
+
+    token = tmp_path / "token"
+    async with served(handler, token_file=token) as (client, _):
+        with pytest.raises(ApiError, match="token of the API server cannot be read"):
+            await client.get(PODS)
+        token.write_text("here again\n")
+        assert await client.get(PODS) == {}
+
+
+@pytest.mark.parametrize(
+    ("status", "transient"),
+    [(0, True), (409, True), (429, True), (500, True), (503, True), (400, False), (403, False), (422, False)],
+)
+def test_whether_the_same_request_may_go_better_the_next_time(status: int, transient: bool):
+    assert ApiError(status, "", "no").transient is transient
+
+
 async def test_no_answer_within_the_time_is_an_error(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(client_module, "REQUEST_SECONDS", 0.05)
     forever = asyncio.Event()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fleet_operator.api import FleetJobStatus
+from fleet_operator.cluster.client import ApiError
 from fleet_operator.engine import Engine, Observer, Result
 from fleet_operator.engine import engine as engine_module
 from fleet_operator.plan.model import DeleteService, Plan
@@ -139,6 +141,26 @@ async def test_a_pass_that_fails_is_tried_again_and_ends_nothing():
         await passes.until(lambda: ("job-0", Result.DONE) in passes.results)
     assert passes.results.count(("job-0", Result.FAILED)) >= 1
     assert ("job-1", Result.DONE) in passes.results
+
+
+async def test_a_status_that_the_cluster_does_not_take_is_tried_again_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+):
+    class Busy(FakeCluster):
+        async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
+            if not passes.results:
+                raise ApiError(500, "InternalError", "etcd is away")
+            return await super().write_status(job, status)
+
+    cluster, passes = Busy(), Passes()
+    (key,) = jobs(cluster, 1)
+    engine = Engine(cluster, decide=lambda *_: Plan(FleetJobStatus(restarts=1)), observer=passes)
+    async with running(engine):
+        engine.enqueue(key)
+        await passes.until(lambda: ("job-0", Result.DONE) in passes.results)
+    assert passes.results[0] == ("job-0", Result.FAILED)
+    (record,) = [each for each in caplog.records if "etcd is away" in each.getMessage()]
+    assert record.exc_info is None
 
 
 async def test_a_plan_says_when_to_look_again():

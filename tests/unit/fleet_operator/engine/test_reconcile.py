@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fleet_operator.api import FleetJobStatus, JobState
+from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.interface import ConflictError, Key
 from fleet_operator.engine import Observer, Reconciler, Result
 from fleet_operator.engine.reconcile import UNSEEN_WRITE, Outcome
@@ -142,6 +143,26 @@ async def test_a_refused_action_stops_those_behind_it_and_is_told_once(fixture: 
     fixture.cluster.refuse = RuntimeError("exceeded quota")
     await fixture.reconcile()
     assert fixture.cluster.done[3:] == [*DELETIONS, told]
+
+
+async def test_a_cluster_that_is_busy_or_away_is_asked_again_and_nobody_is_told(fixture: Fixture):
+    fixture.plan = Plan(status=RUNNING, actions=DELETIONS)
+    fixture.cluster.refuse = ApiError(429, "TooManyRequests", "try again")
+    assert (await fixture.reconcile()).result is Result.FAILED
+    assert fixture.cluster.done == [RUNNING]
+    fixture.cluster.refuse = None
+    await fixture.reconcile()
+    assert fixture.cluster.done == [RUNNING, *DELETIONS]
+
+
+async def test_a_refusal_is_told_again_to_a_new_job_of_the_same_name(fixture: Fixture):
+    fixture.plan = Plan(status=RUNNING, actions=DELETIONS)
+    fixture.cluster.refuse = ApiError(403, "Forbidden", "exceeded quota")
+    told = Event("Warning", "ActionRefused", "DeletePod: exceeded quota")
+    await fixture.reconcile()
+    fixture.cluster.add(job(uid="another"))
+    await fixture.reconcile()
+    assert [each for each in fixture.cluster.done if isinstance(each, Event)] == [told, told]
 
 
 async def test_a_conflict_in_an_action_means_look_again_and_is_not_told(fixture: Fixture):
