@@ -102,6 +102,7 @@ class ListWatch(Generic[T]):
             except ExpiredError as expired:
                 logger.info("%s: listing again: %s", self.path, expired)
                 self._version = ""
+                await asyncio.sleep(next(self._backoff))  # a place that is forgotten at once must not spin
             except (ApiError, aiohttp.ClientError, TimeoutError, ValueError) as error:
                 delay = next(self._backoff)
                 reason = str(error) or type(error).__name__

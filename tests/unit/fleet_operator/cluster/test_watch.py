@@ -128,6 +128,20 @@ async def test_a_forgotten_history_is_listed_again_and_tells_what_is_gone(api: F
         await watched.until_names("b", "c")
 
 
+async def test_a_history_that_is_forgotten_at_once_is_not_asked_for_without_a_pause(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watch_module, "BACKOFF_SECONDS", (0.0, 3600.0))
+    api.put(path("a"), {})
+    async with watching(api):
+        api.forgotten = 10**9
+        api.cut()
+        for _ in range(500):
+            await asyncio.sleep(0)
+        assert count(api, "WATCH") >= 1
+        assert count(api, "GET") <= 2
+
+
 async def test_an_error_event_that_says_expired_is_a_forgotten_history(api: FakeApi):
     async with watching(api) as watched:
         api.fail_watch(410, "too old resource version")
