@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fleet_operator.api import Role
 from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, MAIN_CONTAINER
 from fleet_operator.plan.model import Attempt, ObservedPod, PodPhase
+from fleet_operator.plan.waiting import PASSING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +19,8 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
 
     The main container is the one named ``fleet``, else the first. Its exit code, reason and message are the
     pod's. Where it never ran, the container that kept it from running speaks for it (an init container that
-    failed, say), and where no container ran at all, the pod itself does (Unschedulable, Evicted, …).
+    failed, say), and so does one whose image cannot be pulled, because the pod stays Pending for it; where no
+    container ran at all, the pod itself does (Unschedulable, Evicted, …).
     """
     metadata, status = manifest["metadata"], manifest.get("status") or {}
     labels = metadata.get("labels") or {}
@@ -58,10 +60,14 @@ def _speaker(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str | 
     names = [each["name"] for each in spec["containers"]]
     main = MAIN_CONTAINER if MAIN_CONTAINER in names else names[0]
     ran = {each["name"]: each.get("state") or {} for each in status.get("containerStatuses") or ()}
+    init = {each["name"]: each.get("state") or {} for each in status.get("initContainerStatuses") or ()}
     if status.get("phase") == PodPhase.FAILED and "terminated" not in ran.get(main, {}):
-        init = {each["name"]: each.get("state") or {} for each in status.get("initContainerStatuses") or ()}
         for name, state in {**init, **ran}.items():
             if (state.get("terminated") or {}).get("exitCode"):
+                return name, state
+    if status.get("phase") == PodPhase.PENDING and "terminated" not in ran.get(main, {}):
+        for name, state in {main: ran.get(main, {}), **init, **ran}.items():
+            if (state.get("waiting") or {}).get("reason") not in {None, *PASSING}:
                 return name, state
     return main, ran.get(main, {})
 

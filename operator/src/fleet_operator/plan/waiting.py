@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from fleet_operator.plan.model import ObservedPod
     from fleet_operator.plan.situation import Situation
 
-__all__ = ["Waiting", "why_not_created", "why_not_running"]
+__all__ = ["PASSING", "Waiting", "why_not_created", "why_not_running"]
 
 # What every pod passes through; anything else that a pod waits for is worth telling.
-_PASSING = frozenset({"ContainerCreating", "PodInitializing"})
+PASSING = frozenset({"ContainerCreating", "PodInitializing"})
 
 
 class Waiting(NamedTuple):
@@ -77,7 +77,7 @@ def why_not_running(situation: Situation, not_created: Waiting | None) -> Waitin
 def _trouble(situation: Situation) -> ObservedPod | None:
     """Return the first pod that waits for something that does not just pass."""
     waiting = (pod for pod in situation.present.values() if not is_up(pod) and pod.exit_code is None)
-    return next((pod for pod in waiting if pod.reason and pod.reason not in _PASSING), None)
+    return next((pod for pod in waiting if pod.reason and pod.reason not in PASSING), None)
 
 
 def _some(names: list[str]) -> str:

@@ -117,6 +117,35 @@ def test_a_waiting_container_says_what_it_waits_for():
     assert (seen.reason, seen.message) == ("ImagePullBackOff", "Back-off pulling image")
 
 
+@pytest.mark.parametrize(
+    ("init", "main", "sidecar"),
+    [
+        pytest.param("ImagePullBackOff", "PodInitializing", "PodInitializing", id="an-init-container"),
+        pytest.param(None, "ContainerCreating", "ImagePullBackOff", id="a-sidecar"),
+    ],
+)
+def test_another_container_that_keeps_the_pod_pending_says_what_it_waits_for(init, main, sidecar):
+    waiting = {"fleet": main, "data": init, "proxy": sidecar}
+    statuses = {name: state(name, waiting={"reason": reason}) for name, reason in waiting.items() if reason}
+    seen = observed(
+        {
+            "phase": "Pending",
+            "initContainerStatuses": [statuses["data"]] if init else [],
+            "containerStatuses": [statuses["fleet"], statuses["proxy"]],
+        }
+    )
+    assert (seen.reason, seen.exit_code) == ("ImagePullBackOff", None)
+
+
+def test_a_main_container_that_has_ended_is_not_hidden_by_a_sidecar_that_waits():
+    statuses = [
+        state("fleet", terminated={"exitCode": 3}),
+        state("proxy", waiting={"reason": "ImagePullBackOff"}),
+    ]
+    seen = observed({"phase": "Pending", "containerStatuses": statuses})
+    assert (seen.container, seen.exit_code) == ("fleet", 3)
+
+
 def test_a_pod_that_no_node_takes_has_the_schedulers_sentence():
     unschedulable = {
         "type": "PodScheduled",
