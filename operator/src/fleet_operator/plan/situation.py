@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from fleet_operator.api import Role
-from fleet_operator.api.names import pod_name
+from fleet_operator.api.names import pod_name, service_name
 from fleet_operator.plan.ledger import Ledger, Replica
 from fleet_operator.plan.pods import has_started, has_succeeded, is_up
 
@@ -80,7 +80,9 @@ class Situation:
     def foreign(self) -> tuple[str, ...]:
         """Objects that have names of this job's but belong to somebody else, as ``Kind/name``."""
         pods = (f"Pod/{pod.name}" for pod in self.observed.pods if not pod.owned)
-        return tuple(sorted({*self.observed.foreign, *pods} - {*self.observed.left_over}))
+        wanted = {f"Pod/{self.name_of(each)}" for each in self.replicas}
+        wanted.add(f"Service/{service_name(self.job.name)}")  # what only has our labels takes no name
+        return tuple(sorted(({*self.observed.foreign, *pods} & wanted) - {*self.observed.left_over}))
 
     @cached_property
     def names_blocked(self) -> bool:

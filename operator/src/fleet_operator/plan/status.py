@@ -108,6 +108,7 @@ def _conditions(
                 reason=reason,
                 message=message,
                 last_transition_time=old.last_transition_time if old and same else stamp(situation.now),
+                observed_generation=situation.job.metadata.generation,
             )
         )
     return tuple(result)

@@ -1,5 +1,7 @@
 """Whole plans: what a job's status says and what is done, from its first step to its end."""
 
+from dataclasses import replace
+
 import pytest
 
 from fleet_operator.api import Role
@@ -163,6 +165,14 @@ def test_an_object_of_somebody_else_is_never_adopted_and_named_once(observed):
     assert story.sees(*pods, service=False, foreign=foreign, after=5)[3:] == []
 
 
+def test_an_object_that_only_has_our_labels_is_in_nobodys_way():
+    copied = replace(trainer(0, owned=False), name="digits-trainer-0-debug")
+    story = Story()
+    assert "create digits-pserver-0 0.0" in story.sees(copied, service=False)
+    story.sees(copied, pserver(0), pserver(1), trainer(0), trainer(1))
+    assert story.job.status.state == "Running"
+
+
 def test_what_a_deleted_job_of_the_same_name_left_is_waited_for_without_alarm():
     pod = trainer(0, owned=False)
     waiting = (
@@ -185,6 +195,7 @@ def test_the_status_tells_which_generation_was_looked_at():
     story.edit(backoff_limit=3)
     story.sees()
     assert story.job.status.observed_generation == 2
+    assert {each.observed_generation for each in story.job.status.conditions} == {2}
 
 
 def test_only_counts_can_wait():
