@@ -80,10 +80,10 @@ def build_pod(job: FleetJob, role: Role, index: int, attempt: Attempt, hosts: Ho
 
 
 def _complete_container(container: dict[str, Any], env: dict[str, str]) -> None:
-    """Give a container its place; of two variables of one name the later counts, so ours stand last."""
+    """Give a container its place: first, because a variable can only refer to those before it."""
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     own = [entry for entry in container.get("env", []) if entry["name"] not in env]
-    container["env"] = own + [{"name": name, "value": value} for name, value in env.items()]
+    container["env"] = [{"name": name, "value": value} for name, value in env.items()] + own
 
 
 def _complete_main(container: dict[str, Any], job: FleetJob, role: Role) -> None:

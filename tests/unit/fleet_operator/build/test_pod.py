@@ -135,16 +135,18 @@ def test_what_the_template_says_beside_is_kept():
     assert pod["spec"]["schedulerName"] == "volcano"
 
 
-def test_every_container_gets_the_role_environment_after_its_own():
+def test_every_container_gets_the_role_environment_before_its_own_which_may_refer_to_it():
+    shard = {"name": "SHARD", "value": "part-$(PADDLE_TRAINER_ID)"}
     pod = pod_of(
         template=template(
-            {"env": [{"name": "MINE", "value": "1"}, {"name": "POD_IP", "value": "mine"}]},
+            {"env": [shard, {"name": "POD_IP", "value": "mine"}]},
             {"name": "sidecar"},
             initContainers=[{"name": "data", "image": "example.com/data:1"}],
         )
     )
     main, sidecar = pod["spec"]["containers"]
-    assert [each["name"] for each in main["env"]][:2] == ["MINE", "PADDLE_TRAINING_ROLE"]
+    assert main["env"][-1] == shard
+    assert [each["name"] for each in main["env"]].count("POD_IP") == 1
     assert env_of(main)["POD_IP"] == "digits-trainer-0.digits.default.svc"
     for container in (sidecar, pod["spec"]["initContainers"][0]):
         assert env_of(container)["PADDLE_TRAINER_ID"] == "0"
@@ -152,7 +154,7 @@ def test_every_container_gets_the_role_environment_after_its_own():
 
 def test_a_variable_from_a_field_is_kept():
     field = {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
-    assert main_of(pod_of(template=template({"env": [field]})))["env"][0] == field
+    assert main_of(pod_of(template=template({"env": [field]})))["env"][-1] == field
 
 
 @pytest.mark.parametrize(
