@@ -127,9 +127,14 @@ def from_kubeconfig(path: Path) -> Connection:
                 f"the kubeconfig {path} gets its credentials from an {unsupported} plugin, which is not "
                 "supported here; use a token, a tokenFile or a client certificate"
             )
+    server = str(cluster.get("server") or "").rstrip("/")
+    if not server:
+        raise ConnectionSettingsError(
+            f"the kubeconfig {path} has no server in its cluster {context.get('cluster')!r}"
+        )
     token_file = user.get("tokenFile")
     return Connection(
-        server=str(cluster.get("server", "")).rstrip("/"),
+        server=server,
         namespace=context.get("namespace") or "default",
         ca_data=_data(cluster, path, "certificate-authority"),
         token=user.get("token"),
@@ -149,8 +154,13 @@ def _named(config: Mapping[str, Any], path: Path, plural: str, singular: str, na
 
 def _data(section: Mapping[str, Any], path: Path, name: str) -> str | None:
     """Return a certificate or key, given in place as base64 or as a file beside the kubeconfig."""
-    if encoded := section.get(f"{name}-data"):
-        return base64.b64decode(encoded).decode()
-    if file := section.get(name):
-        return Path(path.parent, file).read_text(encoding="utf-8")
+    try:
+        if encoded := section.get(f"{name}-data"):
+            return base64.b64decode("".join(encoded.split()), validate=True).decode()
+        if file := section.get(name):
+            return Path(path.parent, file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # no such file; no base64, no text
+        raise ConnectionSettingsError(
+            f"the kubeconfig {path} has a {name} that cannot be read: {error}"
+        ) from error
     return None

@@ -18,9 +18,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def kubeconfig(folder: Path, *, user: dict[str, Any] | None = None, verify: bool = True) -> Path:
+def kubeconfig(
+    folder: Path,
+    *,
+    user: dict[str, Any] | None = None,
+    verify: bool = True,
+    server: str | None = "https://10.0.0.1:6443/",
+) -> Path:
     path = folder / "config"
-    cluster = {"server": "https://10.0.0.1:6443/"} | ({} if verify else {"insecure-skip-tls-verify": True})
+    cluster = {"server": server} | ({} if verify else {"insecure-skip-tls-verify": True})
     config = {
         "current-context": "here",
         "contexts": [
@@ -79,6 +85,27 @@ def test_a_kubeconfig_that_is_of_no_use_says_why(tmp_path: Path, content: str, e
     path.write_text(content)
     with pytest.raises(ConnectionSettingsError, match=expected):
         from_kubeconfig(path)
+
+
+@pytest.mark.parametrize(
+    ("user", "expected"),
+    [
+        pytest.param(
+            {"client-key": "gone.key"}, "has a client-key that cannot be read: .*gone.key", id="file"
+        ),
+        pytest.param({"client-key-data": "%"}, "has a client-key that cannot be read", id="no-base64"),
+    ],
+)
+def test_a_certificate_or_key_that_cannot_be_read_says_so(
+    tmp_path: Path, user: dict[str, str], expected: str
+):
+    with pytest.raises(ConnectionSettingsError, match=expected):
+        from_kubeconfig(kubeconfig(tmp_path, user=user))
+
+
+def test_a_cluster_without_a_server_says_so(tmp_path: Path):
+    with pytest.raises(ConnectionSettingsError, match="has no server in its cluster"):
+        from_kubeconfig(kubeconfig(tmp_path, server=None))
 
 
 def test_a_plugin_for_credentials_is_refused_by_name(tmp_path: Path):
