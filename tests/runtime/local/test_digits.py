@@ -27,7 +27,7 @@ def long_digits() -> dict[str, Any]:
     """Return the example with enough epochs to be in the middle of them when a replica is killed."""
     job: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     script = str(ROOT / "examples" / "digits" / "train.py")
-    job["spec"]["template"]["spec"]["containers"][0]["command"] = ["python", script, "--epochs", "300"]
+    job["spec"]["template"]["spec"]["containers"][0]["command"] = ["python", script, "--epochs", "150"]
     return job
 
 
