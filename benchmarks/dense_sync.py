@@ -44,7 +44,6 @@ RATIOS = [
     ("fleet-2", "compute"),
 ]
 WARM_UP_STEPS = 3
-START_SECONDS = 300.0
 END_SECONDS = 30.0
 
 
@@ -81,13 +80,14 @@ class Running:
         self._await("done")
         return steps / (time.perf_counter() - began)
 
-    def close(self) -> None:
-        """End every process; kill what has not ended by the deadline."""
-        everybody = self._trainers + self._servers
-        for process in everybody:
+    def release(self) -> None:
+        """Close every process's input: the trainers end, and the servers with them."""
+        for process in self._trainers + self._servers:
             stream(process.stdin).close()
-        deadline = time.monotonic() + END_SECONDS
-        for process in everybody:
+
+    def close(self, deadline: float) -> None:
+        """Wait for every process to end; kill what has not ended by the deadline."""
+        for process in self._trainers + self._servers:
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
@@ -131,10 +131,9 @@ def _free_ports(count: int) -> tuple[int, ...]:
 def run(systems: Sequence[str], rounds: int, steps: int) -> dict[str, list[float]]:
     """Measure every system once per round, in an order that changes; return steps per second by system."""
     measured: dict[str, list[float]] = {name: [] for name in systems}
-    with ExitStack() as stack:
-        running = [Running(name) for name in systems]
+    running = [Running(name) for name in systems]
+    try:
         for system in running:
-            stack.callback(system.close)
             system.start()
             system.await_ready()
             system.measure(WARM_UP_STEPS)
@@ -144,6 +143,12 @@ def run(systems: Sequence[str], rounds: int, steps: int) -> dict[str, list[float
                 measured[system.name].append(system.measure(steps))
             shown = "  ".join(f"{name} {values[-1]:.1f}" for name, values in measured.items())
             _say(f"round {number + 1} of {rounds}: {shown} steps/s")
+    finally:
+        for system in running:
+            system.release()
+        deadline = time.monotonic() + END_SECONDS
+        for system in running:
+            system.close(deadline)
     return measured
 
 
