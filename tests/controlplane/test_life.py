@@ -104,8 +104,9 @@ async def test_trainers_wait_for_the_servers_to_be_ready(namespace: Namespace):
     )
     assert told_of(job, "PodsCreated")["reason"] == "WaitingForParameterServers"
     await namespace.annotate("digits-pserver-0", hold=None)
-    await namespace.until_pods(
-        "digits", "one server running", lambda pods: is_running(pods["digits-pserver-0"])
+    # Once the status counts it, the operator has decided with one server ready.
+    await namespace.until_job(
+        "digits", "one server ready", lambda job: job["status"].get("pservers") == "1/2"
     )
     assert set(await namespace.until_pods("digits", "the pods", bool)) == set(SERVERS)
     await namespace.annotate("digits-pserver-1", hold=None)
@@ -315,6 +316,12 @@ async def test_a_quota_that_forbids_a_pod_is_told_and_waited_for(namespace: Name
             for each in found.values()
         ),
     )
+    job = await namespace.until_job(
+        "digits",
+        "the quota as the reason",
+        lambda job: "status" in job and told_of(job, "PodsCreated")["reason"] == "CreationRefused",
+    )
+    assert "exceeded quota" in told_of(job, "PodsCreated")["message"]
     await namespace.delete("resourcequotas", "few")
     await namespace.until_running("digits", *SERVERS, *TRAINERS)
 

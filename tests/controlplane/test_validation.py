@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fleet_operator.cluster.client import ApiError
-from tests.support.jobs import INVALID, VALID
+from tests.support.jobs import INVALID, VALID, manifest
 
 if TYPE_CHECKING:
     from tests.support.jobs import InvalidCase
@@ -22,6 +22,30 @@ async def test_invalid_job_is_refused(namespace: Namespace, case: InvalidCase):
     assert case.path in str(refused.value)
 
 
-@pytest.mark.parametrize("manifest", [pytest.param(value, id=name) for name, value in VALID.items()])
-async def test_valid_job_is_accepted(namespace: Namespace, manifest: Manifest):
-    await namespace.create_job(manifest)
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        pytest.param({"trainer": {"replicas": 3}}, "spec.trainer", id="changed"),
+        pytest.param({"nodePool": {"gpusPerTrainer": 1}}, "spec.nodePool", id="added"),
+        pytest.param({"template": None}, "spec.template", id="removed"),
+        pytest.param(
+            {"template": {"spec": {"containers": [{"name": "fleet", "image": "other"}]}}},
+            "spec.template",
+            id="another-image",
+        ),
+    ],
+)
+async def test_what_pods_are_made_of_cannot_change(namespace: Namespace, change: Manifest, field: str):
+    own = {"spec": {"containers": [{"name": "fleet", "image": "example.com/trainer:1"}]}}
+    role = {"replicas": 2, "template": own}
+    await namespace.create_job(manifest(pserver=role, trainer=role, runPolicy={"suspend": True}))
+    path = namespace.path("fleetjobs", "digits")
+    with pytest.raises(ApiError, match=f"no change of {field}: delete the job and create it again"):
+        await namespace.client.merge_patch(path, {"spec": change})
+    changed = await namespace.client.merge_patch(path, {"spec": {"runPolicy": {"backoffLimit": 1}}})
+    assert changed["spec"]["runPolicy"]["backoffLimit"] == 1
+
+
+@pytest.mark.parametrize("valid", [pytest.param(value, id=name) for name, value in VALID.items()])
+async def test_valid_job_is_accepted(namespace: Namespace, valid: Manifest):
+    await namespace.create_job(valid)

@@ -42,8 +42,8 @@ UNSEEN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Rejection:
-    """The API server's sentence about the pods of one generation of one job."""
+class _Refusal:
+    """The API server's sentence about what one generation of one job wanted to create."""
 
     uid: str | None
     generation: int | None
@@ -77,7 +77,8 @@ class KubernetesCluster:
         self._view = view
         self._events = events
         self._monotonic = monotonic
-        self._rejections: dict[Key, _Rejection] = {}
+        self._refusals: dict[Key, _Refusal] = {}  # for now
+        self._rejections: dict[Key, _Refusal] = {}  # for good
         self._leaving: dict[str, float] = {}  # uids of pods we deleted, and until when we wait to see it
         view.subscribe(self._tidy)
 
@@ -106,7 +107,8 @@ class KubernetesCluster:
             service=own_service,
             foreign=tuple(dict.fromkeys(foreign)),
             left_over=tuple(left_over),
-            rejected=self._rejected(job),
+            refused=_sentence(self._refusals.get(key), job),
+            rejected=_sentence(self._rejections.get(key), job),
         )
 
     def hosts(self, job: FleetJob) -> Hosts:
@@ -143,7 +145,7 @@ class KubernetesCluster:
             case CreateService(manifest):
                 await self._create(job, SERVICES, manifest)
             case CreatePod(manifest):
-                await self._create_pod(job, manifest)
+                await self._create(job, PODS, manifest)
             case DeletePod():
                 await self._delete_pod(job, action)
             case DeleteService(name):
@@ -156,25 +158,25 @@ class KubernetesCluster:
         await self._events.record(Subject(*job_key(job), job.metadata.uid or ""), event)
 
     async def _create(self, job: FleetJob, plural: str, manifest: Mapping[str, Any]) -> None:
+        key = job_key(job)
         try:
-            answer = await self._client.create(collection(plural, job.metadata.namespace), manifest)
+            answer = await self._client.create(collection(plural, key.namespace), manifest)
         except ApiError as error:
-            if error.reason != "AlreadyExists":
+            refusal = _Refusal(job.metadata.uid, job.metadata.generation, str(error))
+            if error.reason == "AlreadyExists":
+                self._refusals.pop(key, None)
+                await self._view.meet(key, plural, manifest["metadata"]["name"])
+            elif plural == PODS and error.status in (400, 422):
+                # The pod as written can never be: the job's mistake, and only another spec mends it.
+                self._rejections[key] = refusal
+                self._view.notify(key)
+            else:
+                if not error.transient:  # a quota, an admission rule, a right that is missing
+                    self._refusals[key] = refusal
                 raise
-            await self._view.meet(job_key(job), plural, manifest["metadata"]["name"])
         else:
+            self._refusals.pop(key, None)
             self._view.put(plural, answer)
-
-    async def _create_pod(self, job: FleetJob, manifest: Mapping[str, Any]) -> None:
-        try:
-            await self._create(job, PODS, manifest)
-        except ApiError as error:
-            if error.status not in (400, 422):
-                raise
-            # The pod as written can never be: the job's mistake, and only another spec mends it.
-            metadata = job.metadata
-            self._rejections[job_key(job)] = _Rejection(metadata.uid, metadata.generation, str(error))
-            self._view.notify(job_key(job))
 
     async def _delete_pod(self, job: FleetJob, action: DeletePod) -> None:
         options: dict[str, Any] = {"preconditions": {"uid": action.uid}}
@@ -211,16 +213,18 @@ class KubernetesCluster:
     def _is_leaving(self, uid: str) -> bool:
         return self._leaving.get(uid, 0.0) > self._monotonic()
 
-    def _rejected(self, job: FleetJob) -> str | None:
-        rejection = self._rejections.get(job_key(job))
-        if rejection is None:
-            return None
-        same = (rejection.uid, rejection.generation) == (job.metadata.uid, job.metadata.generation)
-        return rejection.sentence if same else None
-
     def _tidy(self, key: Key) -> None:
         if self._view.job(key) is None:
             self._rejections.pop(key, None)
+            self._refusals.pop(key, None)
+
+
+def _sentence(refusal: _Refusal | None, job: FleetJob) -> str | None:
+    """Return what was said, if it was about this very generation of this very job."""
+    if refusal is None:
+        return None
+    same = (refusal.uid, refusal.generation) == (job.metadata.uid, job.metadata.generation)
+    return refusal.sentence if same else None
 
 
 def _is_owned(entry: Entry[Any], job: FleetJob) -> bool:

@@ -81,6 +81,7 @@ class Observed:
     service: bool = False  # the job's headless Service is there, and is its own
     foreign: tuple[str, ...] = ()  # "Kind/name" of objects with our names that others own
     left_over: tuple[str, ...] = ()  # "Kind/name" of what a deleted job of our name left, for the moment
+    refused: str | None = None  # the API server's sentence when it last refused to create anything, for now
     rejected: str | None = None  # the API server's sentence when it refused to create a pod for good (422)
 
 

@@ -50,6 +50,8 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
         return Waiting(
             "PodTerminating", f"{_some(leaving)} is being deleted; its name is taken until it is gone"
         )
+    if refused := situation.observed.refused:
+        return Waiting("CreationRefused", f"the API server refuses what is missing, for now: {refused}")
     if pausing := [situation.name_of(each) for each in backed_off]:
         return Waiting("BackOff", f"{_some(pausing)} is created again after a pause")
     if gated:

@@ -207,6 +207,28 @@ async def test_a_creation_that_may_go_better_later_is_an_error(api: FakeApi, sta
         with pytest.raises(ApiError, match="try again"):
             await world.cluster.apply(world.job, world.pod())
         assert world.observe().rejected is None
+        assert (world.observe().refused is None) == (status != 403)  # else it is not about the pod
+
+
+async def test_a_refusal_is_known_until_something_is_created(api: FakeApi):
+    async with started(api) as world:
+        api.refusals["POST", SERVICES] = ApiError(403, "Forbidden", "exceeded quota")
+        with pytest.raises(ApiError):
+            await world.cluster.apply(world.job, CreateService(build_service(world.job)))
+        assert world.observe().refused == "exceeded quota"
+        await world.cluster.apply(world.job, CreateService(build_service(world.job)))
+        assert world.observe().refused is None
+
+
+async def test_a_refusal_is_not_that_of_a_new_job_of_the_same_name(api: FakeApi):
+    async with started(api) as world:
+        api.refusals["POST", PODS] = ApiError(403, "Forbidden", "exceeded quota")
+        with pytest.raises(ApiError):
+            await world.cluster.apply(world.job, world.pod())
+        api.vanish(JOB)
+        api.put(JOB, {**manifest(), "metadata": {"generation": 1}})
+        world.taken()
+        assert world.observe().refused is None
 
 
 async def test_a_pod_on_its_way_out_is_seen_at_once(api: FakeApi):

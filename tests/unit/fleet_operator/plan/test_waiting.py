@@ -44,6 +44,14 @@ def test_a_pod_that_waits(pod, expected):
     ]
 
 
+def test_what_the_api_server_refuses_for_now_is_told_before_what_waits_for_it():
+    quota = 'pods "digits-pserver-1" is forbidden: exceeded quota: few'
+    refused = f"CreationRefused: the API server refuses what is missing, for now: {quota}"
+    lines = Story().sees(pserver(0), refused=quota)
+    assert lines[1:3] == [f"PodsCreated False {refused}", f"Running False {refused}"]
+    assert "create digits-pserver-1 0.0" in lines, "it is tried again"
+
+
 def test_a_server_that_cannot_be_placed_is_told_though_the_trainers_wait_for_it():
     lines = Story().sees(pserver(0), pending(pserver(1), "Unschedulable", "0/1 nodes are available"))
     gate = "trainers are created once all parameter servers are ready: digits-pserver-1 is not yet"
