@@ -182,20 +182,20 @@ class KubernetesCluster:
         options: dict[str, Any] = {"preconditions": {"uid": action.uid}}
         if action.grace_period_seconds is not None:
             options["gracePeriodSeconds"] = action.grace_period_seconds
-        now = self._monotonic()
-        self._leaving = {uid: until for uid, until in self._leaving.items() if until > now}
-        self._leaving[action.uid] = now + UNSEEN_SECONDS
         try:
             answer = await self._client.delete(
                 f"{collection(PODS, job.metadata.namespace)}/{action.name}", options
             )
         except ApiError as error:
-            del self._leaving[action.uid]
             if error.status not in (404, 409):  # 409: the name has another pod by now
                 raise
+            return
+        if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
+            self._view.put(PODS, answer)
         else:
-            if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
-                self._view.put(PODS, answer)
+            now = self._monotonic()
+            self._leaving = {uid: until for uid, until in self._leaving.items() if until > now}
+            self._leaving[action.uid] = now + UNSEEN_SECONDS
 
     async def _delete_service(self, job: FleetJob, name: str) -> None:
         entry = self._view.services.get(Key(job.metadata.namespace, name))

@@ -76,14 +76,6 @@ def finished(situation: Situation) -> Plan | None:
     return clean_up(situation, status)
 
 
-def rejected(situation: Situation) -> Plan | None:
-    """Fail a job whose pods the API server refuses for good: the next try would be answered the same."""
-    if situation.observed.rejected is None:
-        return None
-    sentence = f"the API server refuses a pod of this job: {situation.observed.rejected}"
-    return end_job(situation, JobState.FAILED, FailReason.POD_REJECTED, sentence)
-
-
 def succeeded(situation: Situation) -> Plan | None:
     """Succeed once the trainers that successPolicy asks for have completed."""
     policy, replicas = situation.job.spec.success_policy, situation.job.replicas(Role.TRAINER)
@@ -92,6 +84,14 @@ def succeeded(situation: Situation) -> Plan | None:
         return None
     sentence = success_sentence(policy, replicas=replicas, succeeded=completed)
     return end_job(situation, JobState.SUCCEEDED, "TrainersCompleted", sentence)
+
+
+def rejected(situation: Situation) -> Plan | None:
+    """Fail a job whose pods the API server refuses for good: the next try would be answered the same."""
+    if situation.observed.rejected is None:
+        return None
+    sentence = f"the API server refuses a pod of this job: {situation.observed.rejected}"
+    return end_job(situation, JobState.FAILED, FailReason.POD_REJECTED, sentence)
 
 
 def overdue(situation: Situation) -> Plan | None:
@@ -148,4 +148,4 @@ def failed(situation: Situation) -> Plan | None:
     return step(situation, {ConditionType.RESTARTING: restarting}, last_failure=cause, events=events)
 
 
-DECISIONS = (being_deleted, finished, rejected, succeeded, overdue, suspended, failed)
+DECISIONS = (being_deleted, finished, succeeded, rejected, overdue, suspended, failed)

@@ -253,6 +253,34 @@ async def test_until_a_deletion_is_seen_nothing_is_known_but_not_for_ever(api: F
         await world.until(lambda: world.observe().pods == ())
 
 
+async def test_a_deletion_that_took_long_is_waited_for_from_its_end(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    async with started(api) as world:
+        await world.cluster.apply(world.job, world.pod())
+        (pod,) = world.observe().pods
+        at_once = api.delete
+
+        async def slowly(path: str, options: dict[str, Any]) -> dict[str, Any]:
+            world.clock.seconds += 2 * UNSEEN_SECONDS
+            return await at_once(path, options)
+
+        monkeypatch.setattr(api, "delete", slowly)
+        api.cut()
+        await world.cluster.apply(world.job, DeletePod(pod.name, pod.uid))
+        assert world.cluster.observe(world.job) is None
+
+
+async def test_a_deletion_that_is_refused_leaves_no_doubt(api: FakeApi):
+    async with started(api) as world:
+        await world.cluster.apply(world.job, world.pod())
+        (pod,) = world.observe().pods
+        api.refusals["DELETE", POD] = ApiError(500, "InternalError", "etcd is away")
+        with pytest.raises(ApiError, match="etcd is away"):
+            await world.cluster.apply(world.job, DeletePod(pod.name, pod.uid))
+        assert world.observe().pods == (pod,)
+
+
 async def test_deleting_what_is_gone_or_replaced_is_no_error(api: FakeApi):
     async with started(api) as world:
         await world.cluster.apply(world.job, DeletePod("digits-trainer-0", "gone"))

@@ -142,6 +142,12 @@ def test_a_pod_that_the_api_server_refuses_fails_the_job_with_its_sentence():
     ]
 
 
+def test_a_job_whose_trainers_have_completed_succeeds_though_a_server_can_no_longer_be_created():
+    story = Story()
+    story.sees(ended(trainer(0)), ended(trainer(1)), rejected="a server of this size is not allowed")
+    assert story.job.status.state == "Succeeded"
+
+
 @pytest.mark.parametrize(
     "observed",
     [
