@@ -23,7 +23,7 @@ QUICK = Settings(heartbeat_seconds=0.05, deadline_seconds=5.0)
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 
 
-def small_model() -> torch.nn.Sequential:
+def small_model() -> Any:
     """Return a model of 12 blocks at two servers: some parameters are cut, some are not."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(20, 1000), torch.nn.Tanh(), torch.nn.Linear(1000, 10), torch.nn.Linear(10, 1)]
@@ -121,8 +121,8 @@ class Loopback:
         overlap: bool = True,
         job: Mapping[str, str] | None = None,
         **changes: Any,
-    ) -> tuple[Trainer, torch.nn.Module, torch.optim.Optimizer]:
-        """Build a trainer that has not joined yet, with its model and the user's optimizer."""
+    ) -> tuple[Trainer, Any, torch.optim.Optimizer]:
+        """Build a trainer that has not joined yet, with its model (a module) and the user's optimizer."""
         transpiler, program = self.transpile(index, **changes)
         source = program.source
         assert source is not None

@@ -28,11 +28,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, np.ndarr
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_parameters_are_those_of_the_original(trained, optimizer):
     golden = np.load(GOLDEN)
-    tolerance = {"rtol": 1e-4, "atol": 1e-5} if optimizer == "adam" else {"rtol": 1e-5, "atol": 1e-7}
+    rtol, atol = (1e-4, 1e-5) if optimizer == "adam" else (1e-5, 1e-7)
     for name in ("w0", "b0", "w1", "b1"):
         key = f"{optimizer}/{name}"
         for trainer in trained:
-            np.testing.assert_allclose(trainer[key], golden[key], **tolerance, err_msg=key)
+            np.testing.assert_allclose(trainer[key], golden[key], rtol=rtol, atol=atol, err_msg=key)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -10,6 +10,7 @@ import torch
 
 from fleet.errors import ConfigurationError, FleetError, PeerLostError, StateLostError
 from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.trainer import Trainer
 from fleet.transpiler import DistributeTranspilerConfig
 from tests.support.parameter_server import loopback, sgd, small_model
 from tests.support.processes import wait_for
@@ -17,7 +18,7 @@ from tests.support.processes import wait_for
 X = torch.linspace(-1, 1, 60).reshape(3, 20)
 
 
-def loss_of(model: torch.nn.Module, x: torch.Tensor = X) -> torch.Tensor:
+def loss_of(model: Any, x: torch.Tensor = X) -> Any:
     return model(x).square().mean()
 
 
@@ -39,6 +40,13 @@ def at_once(*calls: Callable[[], Any], seconds: float = 30.0) -> None:
         assert not thread.is_alive(), "a call still waits"
     if errors:
         raise errors[0]
+
+
+def stop_beating(trainer: Trainer) -> None:
+    """Let a trainer fall silent, though its connections stand."""
+    heartbeat = trainer._client._heartbeat
+    assert heartbeat is not None
+    heartbeat.stop()
 
 
 def values(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -68,7 +76,7 @@ def test_one_trainer_steps_as_torch_does():
 
 
 def test_the_servers_values_win_and_one_warning_says_so(caplog):
-    def other_model() -> torch.nn.Module:
+    def other_model() -> Any:
         model = small_model()
         with torch.no_grad():
             model[0].weight.add_(1.0)
@@ -285,7 +293,7 @@ def test_a_silent_trainer_is_lost_although_its_connection_stands():
         zero, model, _ = job.make_trainer(0)
         one, _, _ = job.make_trainer(1)
         at_once(zero.start, one.start)
-        one._client._heartbeat.stop()
+        stop_beating(one)
         loss_of(model).backward()
         with pytest.raises(PeerLostError, match="trainer 1 is silent"):
             zero.step()
@@ -317,7 +325,7 @@ def test_opposite_orders_through_small_buffers_never_deadlock(trainers):
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
-            self.parts = torch.nn.ModuleList(torch.nn.Linear(500, 500) for _ in range(6))
+            self.parts: Any = torch.nn.ModuleList(torch.nn.Linear(500, 500) for _ in range(6))
 
     settings = Settings(heartbeat_seconds=0.05, deadline_seconds=20.0, socket_buffer_bytes=65536)
     with loopback(servers=2, trainers=trainers, model=Wide, settings=settings) as job:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,7 +57,7 @@ def main(results: Path) -> None:
     """Train with each optimizer; the trainers write what they end with."""
     role, trainer = os.environ["TRAINING_ROLE"], int(os.environ.get("PADDLE_TRAINER_ID", "0"))
     hosts = [endpoint.split(":") for endpoint in os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")]
-    results_of: dict[str, np.ndarray] = {}
+    results_of: dict[str, Any] = {}
     for position, (name, make) in enumerate(OPTIMIZERS.items()):
         endpoints = [f"{host}:{int(port) + len(hosts) * position}" for host, port in hosts]
         model = Model()

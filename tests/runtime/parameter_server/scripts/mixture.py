@@ -42,7 +42,8 @@ class Branches(torch.nn.Module):
             h = h + torch.tanh(self.sometimes(h))
         if step % 4 == 0:
             h = h + torch.tanh(self.rarely(h))
-        return self.head(h)
+        predicted: torch.Tensor = self.head(h)
+        return predicted
 
 
 def build() -> tuple[Branches, torch.optim.Optimizer, StepLR]:

@@ -1,6 +1,7 @@
 """The states of a connection: what the table allows happens, and everything else is refused by name."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ PATHS = {
 }
 
 
-def frame(kind: Kind, **changes: int) -> Header:
+def frame(kind: Kind, **changes: Any) -> Header:
     """Return a header of this kind that fits the connection."""
     block = 3 if kind in OF_A_BLOCK else NO_BLOCK
     payload = {

@@ -5,6 +5,7 @@ protocol and hands it to the kernel in one call. The receiving thread reads a he
 the payload belongs, lets the kernel write it there, and tells the handler.
 """
 
+import contextlib
 import logging
 import queue
 import socket
@@ -13,12 +14,13 @@ from typing import Final, Protocol
 
 from fleet import progress
 from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
-from fleet.parameter_server.sockets import hang_up, receive_exactly, send_all
+from fleet.parameter_server.sockets import drain, hang_up, receive_exactly, send_all
 from fleet.wire import HEADER_BYTES, Conversation, Header, State, pack_header, read_header
 
 __all__ = ["BrokenConnectionError", "Connection", "FrameHandler", "read_frame"]
 
 _BATCH: Final = 64
+_DRAIN_SECONDS: Final = 10.0
 _FINAL: Final = frozenset({State.COMPLETED, State.CLOSED})
 _log = logging.getLogger(__name__)
 
@@ -70,35 +72,53 @@ class Connection:
         self._sending = sending
         self._receiving = receiving
         self._handler = handler
+        self._lock = threading.Lock()
+        self._started = False
+        self._finishing = False
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
-        self._threads = (
-            threading.Thread(target=self._receive, name=f"fleet-receive {peer}", daemon=True),
-            threading.Thread(target=self._send, name=f"fleet-send {peer}", daemon=True),
-        )
+        self._receiver = threading.Thread(target=self._receive, name=f"fleet-receive {peer}", daemon=True)
+        self._sender = threading.Thread(target=self._send, name=f"fleet-send {peer}", daemon=True)
 
     def start(self) -> None:
-        """Start both threads."""
-        for thread in self._threads:
-            thread.start()
+        """Start both threads, unless somebody has finished this connection already."""
+        with self._lock:
+            if self._finishing:
+                return
+            self._started = True
+            self._sender.start()
+            self._receiver.start()
 
     def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
         """Enqueue a frame; never waits. The payload must not change until the peer has it."""
         self._queue.put((header, payload))
 
     def finish(self, timeout_seconds: float) -> None:
-        """Send what is enqueued, then close; what is not gone in time is dropped."""
-        self._queue.put(None)
-        self._threads[1].join(timeout_seconds)
+        """Send what is enqueued, let the peer read it, and close; frames that still come are dropped."""
+        if self._end():
+            self._sender.join(timeout_seconds)
+            if threading.current_thread() is self._receiver:
+                drain(self._socket, timeout_seconds)
+            else:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_WR)
+                self._receiver.join(timeout_seconds)
         self.close()
 
     def close(self) -> None:
         """Close now. The handler hears of it, unless it has heard of an end before."""
-        self._queue.put(None)
+        started = self._end()
         hang_up(self._socket)
-        for thread in self._threads:
-            if thread is not threading.current_thread() and thread.ident is not None:
+        for thread in (self._sender, self._receiver) if started else ():
+            if thread is not threading.current_thread():
                 thread.join()
         self._socket.close()
+
+    def _end(self) -> bool:
+        """Let the sending thread come to an end, and return whether the threads were ever started."""
+        with self._lock:
+            self._finishing = True
+            self._queue.put(None)
+            return self._started
 
     def _receive(self) -> None:
         error: FleetError | None = None
@@ -107,6 +127,9 @@ class Connection:
             while self._receiving.state not in _FINAL:
                 header, payload = read_frame(self._socket, buffer, self._receiving, self._handler)
                 progress.count("bytes_received", HEADER_BYTES + len(payload))
+                if self._finishing:
+                    drain(self._socket, _DRAIN_SECONDS)
+                    break
                 self._handler.received(header, payload)
         except FleetError as raised:
             error = raised

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.connection import Connection
 from fleet.parameter_server.modes import Answer, ServerMode
-from fleet.parameter_server.sockets import receive_exactly, send_all
+from fleet.parameter_server.sockets import drain, receive_exactly, send_all
 from fleet.wire import (
     HEADER_BYTES,
     Conversation,
@@ -25,6 +25,7 @@ from fleet.wire.messages import pack_error, pack_hello, read_blocks, read_error,
 __all__ = ["Link", "LinkOwner", "greet"]
 
 GREETING_SECONDS: Final = 10.0
+_DRAIN_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -52,21 +53,29 @@ class Link:
     value_bytes : callable
         Gives the bytes of a block's value.
     owner : LinkOwner
+    connected : socket.socket
+    sending, receiving : Conversation
+        As `greet` left them.
     """
 
     def __init__(
-        self, identity: Identity, mode: ServerMode, value_bytes: Callable[[int], memoryview], owner: LinkOwner
+        self,
+        identity: Identity,
+        mode: ServerMode,
+        value_bytes: Callable[[int], memoryview],
+        owner: LinkOwner,
+        connected: socket.socket,
+        sending: Conversation,
+        receiving: Conversation,
     ) -> None:
         self.identity = identity
         self._mode = mode
         self._value_bytes = value_bytes
         self._owner = owner
-        self._connection: Connection | None = None
+        self._connection = Connection(connected, f"trainer {identity.trainer}", sending, receiving, self)
 
-    def open(self, connected: socket.socket, sending: Conversation, receiving: Conversation) -> None:
-        """Take over a connection whose greeting is done."""
-        peer = f"trainer {self.identity.trainer}"
-        self._connection = Connection(connected, peer, sending, receiving, self)
+    def start(self) -> None:
+        """Begin to receive, unless somebody has finished this link already."""
         self._connection.start()
 
     def send_value(self, answer: Answer) -> None:
@@ -86,8 +95,7 @@ class Link:
 
     def finish(self, timeout_seconds: float) -> None:
         """Send what is enqueued, and close."""
-        if self._connection is not None:
-            self._connection.finish(timeout_seconds)
+        self._connection.finish(timeout_seconds)
 
     def destination(self, header: Header) -> memoryview | None:
         """Say where a gradient belongs."""
@@ -118,8 +126,6 @@ class Link:
         self._owner.ended(self, error)
 
     def _send(self, kind: Kind, payload: bytes | memoryview = b"", **fields: int) -> None:
-        if self._connection is None:
-            return
         identity = self.identity
         header = Header(
             kind, identity.job, identity.attempt, identity.trainer, payload_bytes=len(payload), **fields
@@ -179,6 +185,7 @@ def greet(
             raise RemoteProtocolError(f"the trainer greets {hello}, expected {expected}; it must join again")
     except FleetError as error:
         _send_now(connected, identity, Kind.ERROR, pack_error(error))
+        drain(connected, _DRAIN_SECONDS)
         raise
     sending = Conversation(Side.SERVER, identity, block_bytes, remote=False)
     sending.advance(_send_now(connected, identity, Kind.HELLO, pack_hello(expected)))

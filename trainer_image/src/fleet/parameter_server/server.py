@@ -288,15 +288,17 @@ class Server:
             _log.warning("refused a data connection from %s: %s", address[0], error)
             connected.close()
             return
-        link = Link(identity, self._mode, self._shard.value_bytes, self)
+        link = Link(identity, self._mode, self._shard.value_bytes, self, connected, sending, receiving)
         with self._changed:
-            taken = identity.trainer in self._links
-            if not taken:
+            # Between the greeting and now, a join may have put another attempt in this one's place.
+            current = self._membership.attempt(identity.trainer) == identity.attempt
+            welcome = current and identity.trainer not in self._links and not self._closing
+            if welcome:
                 self._links[identity.trainer] = link
-        if taken or self._closing:
-            connected.close()
-            return
-        link.open(connected, sending, receiving)
+        if welcome:
+            link.start()
+        else:
+            link.finish(0.0)
 
     def _check_identity(self, identity: Identity) -> None:
         if identity.job != self._job_hash:

@@ -9,6 +9,7 @@ import errno
 import ipaddress
 import os
 import socket
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Final
@@ -17,6 +18,7 @@ __all__ = [
     "ConnectionEndedError",
     "bind_address",
     "dial",
+    "drain",
     "hang_up",
     "listen",
     "receive_exactly",
@@ -117,6 +119,22 @@ def send_all(connection: socket.socket, buffers: Sequence[bytes | memoryview]) -
             first += 1
         if sent:
             pending[first] = pending[first][sent:]
+
+
+def drain(connection: socket.socket, timeout_seconds: float) -> None:
+    """Throw away what the peer still sends, until it closes or the time is over.
+
+    Closing a socket whose received bytes nobody has read resets the connection, and a reset makes the peer
+    lose what it has not read yet: the sentence that says what was wrong.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    scratch = bytearray(1 << 16)
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_WR)
+        while (remaining := deadline - time.monotonic()) > 0:
+            connection.settimeout(remaining)
+            if not connection.recv_into(scratch):
+                return
 
 
 def hang_up(connection: socket.socket) -> None:

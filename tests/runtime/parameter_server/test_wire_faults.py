@@ -1,0 +1,210 @@
+"""A server meets broken peers on its data port: each gets a clear error, and the server stays up."""
+
+import itertools
+import json
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from fleet.errors import FleetError
+from fleet.parameter_server.control_client import ControlClient
+from fleet.parameter_server.sockets import receive_exactly
+from fleet.wire import HEADER_BYTES, Header, Kind, job_hash, pack_header, read_header
+from fleet.wire.messages import Hello as Greeting
+from fleet.wire.messages import pack_hello, pack_hyper, read_error
+from tests.support.parameter_server import HOST, Loopback, loopback
+from tests.support.processes import wait_for
+
+JOB = job_hash("loopback", "uid-1")
+ATTEMPTS = itertools.count()
+
+
+class Peer:
+    """Somebody who speaks to the data port of the first server, well or badly."""
+
+    def __init__(self, job: Loopback) -> None:
+        self.attempt = next(ATTEMPTS)
+        self.control = ControlClient(job.endpoints[0], trainer=0, attempt=self.attempt)
+        plan = job.make_trainer()[0].plan
+        self.blocks = plan.blocks
+        self.reply = self.control.join("loopback", "uid-1", plan.agreement, {}, 10.0)
+        self.socket = socket.create_connection((HOST, self.reply.data_port), timeout=10)
+
+    def send(self, kind: Kind, payload: bytes = b"", **fields: int) -> None:
+        self.socket.sendall(self.frame(kind, payload, **fields))
+
+    def frame(self, kind: Kind, payload: bytes = b"", **fields: int) -> bytes:
+        values = {"job": JOB, "attempt": self.attempt, "trainer": 0, "payload_bytes": len(payload), **fields}
+        return pack_header(Header(kind, **values)) + payload
+
+    def greeting(self, **fields: int) -> bytes:
+        hello = pack_hello(Greeting(self.reply.incarnation, len(self.blocks)))
+        return self.frame(Kind.HELLO, hello, **fields)
+
+    def greet(self) -> None:
+        self.socket.sendall(self.greeting())
+        assert self.receive()[0].kind is Kind.HELLO
+
+    def receive(self) -> tuple[Header, bytes]:
+        buffer = memoryview(bytearray(HEADER_BYTES))
+        receive_exactly(self.socket, buffer)
+        header = read_header(buffer)
+        assert header is not None
+        payload = memoryview(bytearray(header.payload_bytes))
+        receive_exactly(self.socket, payload)
+        return header, bytes(payload)
+
+    def expect_error(self) -> FleetError:
+        header, payload = self.receive()
+        assert header.kind is Kind.ERROR
+        assert self.socket.recv(1) == b""
+        return read_error(payload)
+
+    def close(self) -> None:
+        self.socket.close()
+        self.control.close()
+
+
+@contextmanager
+def peer_of(job: Loopback) -> Iterator[Peer]:
+    peer = Peer(job)
+    try:
+        yield peer
+    finally:
+        peer.close()
+
+
+@pytest.fixture(scope="module")
+def job() -> Iterator[Loopback]:
+    """Give a server that outlives every test of this module."""
+    with loopback(trainers=1) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _the_server_stays_up(job: Loopback) -> Iterator[None]:
+    yield
+    trainer, model, _ = job.make_trainer(attempt=next(ATTEMPTS))
+    trainer.start()
+    model(torch.ones(1, 20)).sum().backward()
+    trainer.step()
+    trainer.close()
+    assert job.servers[0].failure is None
+
+
+def test_garbage_instead_of_a_greeting(job, caplog):
+    with peer_of(job) as peer, caplog.at_level(logging.WARNING):
+        peer.socket.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(100))
+        assert "not a fleet frame: it starts with b'GET '" in str(peer.expect_error())
+        wait_for(lambda: "refused a data connection from 127.0.0.1" in caplog.text, "the server's log")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        pytest.param({"job": 5}, "a frame of job 0000000000000005", id="another-job"),
+        pytest.param({"trainer": 1}, "trainer 1 with attempt .* has not joined", id="a-trainer-that-is-none"),
+        pytest.param({"trainer": 4_000_000_000}, "trainer 4000000000", id="a-trainer-far-out-of-range"),
+        pytest.param(
+            {"attempt": 999}, "trainer 0 with attempt 999 has not joined.*by attempt", id="another-attempt"
+        ),
+    ],
+)
+def test_a_greeting_of_somebody_else(job, fields, words):
+    with peer_of(job) as peer:
+        peer.socket.sendall(peer.greeting(**fields))
+        with pytest.raises(FleetError, match=words):
+            raise peer.expect_error()
+
+
+@pytest.mark.parametrize(
+    ("hello", "words"),
+    [
+        pytest.param(
+            {"incarnation": "another", "num_blocks": 6}, "incarnation='another'", id="an-older-life"
+        ),
+        pytest.param({"incarnation": 7}, "HELLO frame carries", id="not-the-object-expected"),
+        pytest.param(None, "expected an object", id="null"),
+    ],
+)
+def test_a_greeting_that_says_the_wrong_thing(job, hello, words):
+    with peer_of(job) as peer:
+        peer.send(Kind.HELLO, json.dumps(hello).encode())
+        assert words in str(peer.expect_error())
+
+
+def test_a_frame_before_the_greeting(job):
+    with peer_of(job) as peer:
+        peer.send(Kind.PULL)
+        assert "sent PULL in the state 'start', expected HELLO" in str(peer.expect_error())
+
+
+def test_a_greeting_cut_at_every_byte(job):
+    with peer_of(job) as first:
+        whole = first.greeting()
+        for cut in range(len(whole)):
+            with socket.create_connection((HOST, first.reply.data_port), timeout=10) as cut_off:
+                cut_off.sendall(whole[:cut])
+        first.greet()
+
+
+@pytest.mark.parametrize("cut", [0, 1, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + 1, HEADER_BYTES + 100])
+def test_a_gradient_cut_short(job, cut):
+    with peer_of(job) as peer:
+        peer.greet()
+        step = job.servers[0].server.stats().step
+        peer.send(Kind.HYPER, pack_hyper([{"lr": 0.1}]), step=step)
+        size = peer.blocks[0].numel * 4
+        peer.socket.sendall(peer.frame(Kind.GRAD, bytes(size), step=step, block=0)[:cut])
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "fields", "words"),
+    [
+        pytest.param(
+            Kind.GRAD,
+            b"",
+            {"block": 0},
+            "sent GRAD in the state 'open', expected PULL, HYPER",
+            id="too-early",
+        ),
+        pytest.param(
+            Kind.PARAM, b"", {"block": 0}, "sent PARAM in the state 'open'", id="the-servers-own-kind"
+        ),
+        pytest.param(Kind.PULL, b"", {"job": 5}, "claims to be of job 0000000000000005", id="another-job"),
+        pytest.param(Kind.PULL, b"", {"attempt": 999}, "attempt 999", id="another-attempt"),
+        pytest.param(Kind.PULL, b"x", {}, "carries 1 bytes, expected 0", id="trailing-bytes"),
+        pytest.param(
+            Kind.HYPER, b"{}", {"step": 99}, "expected a list with an object per param group", id="no-list"
+        ),
+        pytest.param(Kind.HYPER, b"\xff", {"step": 99}, "expected JSON", id="no-json"),
+    ],
+)
+def test_a_frame_out_of_place(job, kind, payload, fields, words):
+    with peer_of(job) as peer:
+        peer.greet()
+        peer.send(kind, payload, **fields)
+        assert words in str(peer.expect_error())
+
+
+def test_trailing_garbage_after_a_whole_step(job):
+    with peer_of(job) as peer:
+        peer.greet()
+        peer.send(Kind.PULL)
+        for _ in peer.blocks:
+            assert peer.receive()[0].kind is Kind.PARAM
+        peer.socket.sendall(b"\0" * HEADER_BYTES)
+        assert "it starts with b'\\x00\\x00\\x00\\x00'" in str(peer.expect_error())
+
+
+def test_a_gradient_for_a_step_that_is_not_there_yet(job):
+    with peer_of(job) as peer:
+        peer.greet()
+        step = job.servers[0].server.stats().step
+        peer.send(Kind.HYPER, pack_hyper([{"lr": 0.1}]), step=step + 5)
+        peer.send(Kind.GRAD, bytes(peer.blocks[0].numel * 4), step=step + 5, block=0)
+        assert f"for step {step + 5}, expected step {step}" in str(peer.expect_error())

@@ -1,0 +1,116 @@
+"""Which trainers a server counts on: joins, fencing, silence and loss, by a clock that the test turns."""
+
+import pytest
+
+from fleet.errors import ConfigurationError
+from fleet.parameter_server.membership import Absence, AlreadyJoinedError, Membership
+from fleet.parameter_server.settings import Settings
+
+SETTINGS = Settings(heartbeat_seconds=2.0, deadline_seconds=100.0)  # silent after 10 s
+
+
+@pytest.fixture
+def members() -> Membership:
+    return Membership(2, SETTINGS, started=0.0)
+
+
+def test_nobody_has_joined_at_first(members):
+    assert members.live == (0, 1)
+    assert members.completed == ()
+    assert members.attempt(0) == -1
+
+
+def test_before_the_first_join_the_server_is_patient(members):
+    assert members.absences(50.0) == [
+        Absence(0, 0.0, "has not joined", 1000.0),
+        Absence(1, 0.0, "has not joined", 1000.0),
+    ]
+
+
+def test_after_the_first_join_the_deadline_of_the_others_runs(members):
+    members.admit(0, 0, now=40.0)
+    assert members.absences(41.0) == [Absence(1, 40.0, "has not joined", 140.0)]
+
+
+def test_a_trainer_that_beats_is_present(members):
+    members.admit(0, 0, now=0.0)
+    members.admit(1, 0, now=0.0)
+    for now in range(0, 60, 2):
+        members.heard(0, now)
+        members.heard(1, now)
+    assert members.absences(60.0) == []
+
+
+def test_a_trainer_is_silent_after_five_beats_and_lost_the_deadline_later(members):
+    members.admit(0, 0, now=0.0)
+    members.admit(1, 0, now=0.0)
+    members.heard(0, 9.0)
+    assert members.absences(9.9) == []
+    assert members.absences(10.0) == [Absence(1, 0.0, "is silent", 110.0)]
+
+
+def test_a_lost_connection_counts_at_once_even_if_the_trainer_beats(members):
+    members.admit(0, 0, now=0.0)
+    members.admit(1, 0, now=0.0)
+    members.lost(1, 5.0)
+    members.heard(1, 6.0)
+    assert members.absences(6.0) == [Absence(1, 5.0, "lost its connection", 105.0)]
+
+
+def test_a_trainer_that_comes_back_is_present_again(members):
+    members.admit(0, 0, now=0.0)
+    members.admit(1, 0, now=0.0)
+    members.lost(1, 5.0)
+    members.admit(1, 1, now=6.0)
+    assert members.absences(7.0) == []
+    assert members.attempt(1) == 1
+
+
+def test_a_completed_trainer_is_never_absent(members):
+    members.admit(0, 0, now=0.0)
+    members.admit(1, 0, now=0.0)
+    members.complete(1)
+    members.lost(1, 5.0)
+    assert (members.live, members.completed) == ((0,), (1,))
+    assert members.absences(9.0) == []
+
+
+def test_a_completed_trainer_may_come_back(members):
+    members.admit(1, 0, now=0.0)
+    members.complete(1)
+    members.admit(1, 0, now=1.0)
+    assert members.live == (0, 1)
+
+
+@pytest.mark.parametrize("trainer", [2, 7])
+def test_an_id_out_of_range_names_the_variables(members, trainer):
+    with pytest.raises(
+        ConfigurationError, match=rf"trainer id {trainer} .* expected 0 to 1.*PADDLE_TRAINER_ID"
+    ):
+        members.admit(trainer, 0, now=0.0)
+
+
+def test_two_processes_cannot_be_the_same_trainer(members):
+    members.admit(0, 3, now=0.0)
+    with pytest.raises(AlreadyJoinedError, match=r"joined already.*attempt 3"):
+        members.admit(0, 3, now=9.0)
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        pytest.param(lambda members: members.lost(0, 1.0), id="lost"),
+        pytest.param(lambda _: None, id="silent"),
+    ],
+)
+def test_the_same_attempt_may_return_once_the_first_is_gone(members, gone):
+    members.admit(0, 3, now=0.0)
+    gone(members)
+    members.admit(0, 3, now=10.0)
+
+
+def test_a_lower_attempt_is_fenced(members):
+    members.admit(0, 3, now=0.0)
+    members.lost(0, 1.0)
+    with pytest.raises(AlreadyJoinedError, match="attempt 2, but a process of attempt 3"):
+        members.admit(0, 2, now=2.0)

@@ -1,0 +1,132 @@
+"""A trainer's parameters in two arenas: new values land beside, and become the parameters at once."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fleet.parameter_server.arena import Arena, Extent, bytes_of
+from fleet.parameter_server.parameters import ParameterStore
+from fleet.program import Program
+from fleet.transpiler import DistributeTranspiler, PlannedBlock, trainer_plan
+
+
+def blocks_of(model: Any) -> tuple[PlannedBlock, ...]:
+    program = Program.from_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    transpiler = DistributeTranspiler()
+    transpiler.transpile(
+        0, program=program, pservers="a:1,b:1", trainers=1, startup_program=program.startup_program
+    )
+    return trainer_plan(transpiler.get_trainer_program()).blocks
+
+
+def land(store: ParameterStore, block: PlannedBlock, value: float) -> None:
+    store.landing(block.id)[:] = bytes_of(torch.full(block.shape, value))
+
+
+@pytest.fixture
+def model() -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(100, 200)  # a weight of two blocks, and a bias of one
+
+
+def test_moving_into_the_arena_changes_no_value(model):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    ParameterStore(blocks_of(model), dict(model.named_parameters()))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_values_that_land_show_only_after_they_are_adopted(model):
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    for round_ in range(1, 4):
+        before = model.weight.detach().clone()
+        for block in blocks:
+            land(store, block, round_ + block.index / 2)
+        assert torch.equal(model.weight, before)
+        store.adopt()
+        assert torch.equal(model.bias, torch.full((200,), float(round_)))
+        assert torch.equal(model.weight[:100], torch.full((100, 100), float(round_)))
+        assert torch.equal(model.weight[100:], torch.full((100, 100), round_ + 0.5))
+
+
+def test_adopting_copies_nothing_and_keeps_the_parameter_objects(model):
+    weight = model.weight
+    store = ParameterStore(blocks_of(model), dict(model.named_parameters()))
+    places = set()
+    for _ in range(4):
+        store.adopt()
+        assert model.weight is weight
+        places.add(weight.data_ptr())
+    assert len(places) == 2
+
+
+def test_blocks_that_did_not_change_keep_their_values(model):
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    bias, first, second = blocks
+    before = model.weight.detach().clone()
+    land(store, second, 3.0)
+    store.adopt(unchanged={bias.id, first.id})
+    assert torch.equal(model.weight[:100], before[:100])
+    assert torch.equal(model.weight[100:], torch.full((100, 100), 3.0))
+
+
+def test_autograd_notices_that_the_values_changed(model):
+    store = ParameterStore(blocks_of(model), dict(model.named_parameters()))
+    x = torch.ones(1, 100, requires_grad=True)
+    loss = model(x).sum()
+    store.adopt()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: torch.nn.Parameter(torch.randn(100, 200).t()), id="not-contiguous"),
+        pytest.param(lambda: torch.nn.Parameter(torch.randn(300, 100)[50:250]), id="part-of-something"),
+        pytest.param(lambda: torch.nn.Parameter(torch.randn(200, 100).share_memory_()), id="shared"),
+    ],
+)
+def test_parameters_on_whose_place_others_rely_stay_there(make):
+    model: Any = torch.nn.Module()
+    model.weight = make()
+    place, strides = model.weight.data_ptr(), model.weight.stride()
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    for block in blocks:
+        land(store, block, 1.0 + block.index)
+    store.adopt()
+    assert (model.weight.data_ptr(), model.weight.stride()) == (place, strides)
+    assert torch.equal(model.weight[:100], torch.full((100, 100), 1.0))
+    assert torch.equal(model.weight[100:], torch.full((100, 100), 2.0))
+
+
+def test_equal_values_have_equal_checksums(model):
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    torch.manual_seed(0)
+    other = torch.nn.Linear(100, 200)
+    same = ParameterStore(blocks_of(other), dict(other.named_parameters()))
+    assert store.checksums() == same.checksums()
+    with torch.no_grad():
+        other.weight[150, 3] += 1
+    differing = [block for block, crc in same.checksums().items() if crc != store.checksums()[block]]
+    assert [blocks[block].name for block in differing] == ["weight.block1"]
+
+
+def test_an_arena_holds_each_dtype_flat_and_aligned():
+    arena = Arena(
+        {
+            "a": Extent(torch.float32, (3,)),
+            "b": Extent(torch.bfloat16, (5, 2)),
+            "c": Extent(torch.float32, ()),
+        }
+    )
+    assert set(arena.flat) == {torch.float32, torch.bfloat16}
+    assert arena["c"].shape == ()
+    assert (arena["c"].data_ptr() - arena["a"].data_ptr()) % 64 == 0
+    bytes_of(arena["b"])[:2] = b"\x80\x3f"
+    assert arena["b"][0, 0].item() == 1.0
+    assert len(bytes_of(arena["c"])) == 4
