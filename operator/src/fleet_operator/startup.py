@@ -23,6 +23,7 @@ from fleet_operator.cluster.events import EventRecorder
 from fleet_operator.cluster.kubernetes import KubernetesCluster
 from fleet_operator.cluster.view import ClusterView, NotSyncedError, job_key
 from fleet_operator.engine import Engine
+from fleet_operator.errors import OperatorError
 from fleet_operator.handlers import kopf_settings, registry_for
 from fleet_operator.http_server import HttpServer
 from fleet_operator.logs import configure_logging
@@ -56,6 +57,10 @@ def run_operator(environ: Mapping[str, str] | None = None) -> int:
     return uvloop.run(Operator(settings, connection).run())
 
 
+class NotOpenedError(OperatorError):
+    """What the operator was told cannot be served on or connected with; the message says why."""
+
+
 class Operator:
     """One operator: the cluster, the engine, kopf, and what they serve.
 
@@ -85,13 +90,11 @@ class Operator:
         """Run until told to stop; return the exit status."""
         stop = asyncio.Event()
         _catch_signals(stop)
-        port = await self._server.start(self._settings.http_host, self._settings.http_port)
-        logger.info("serving /metrics, /healthz and /readyz on port %d", port)
-        await self._client.start()
         try:
+            await self._open()
             if await _unless(stop, self._view.start()):
                 await self._work(stop)
-        except NotSyncedError as error:
+        except (NotSyncedError, NotOpenedError) as error:
             logger.error("the operator gives up: %s", error)  # noqa: TRY400 the sentence says it all
             return 1
         finally:
@@ -100,6 +103,23 @@ class Operator:
             await self._server.close()
         logger.info("the operator has ended")
         return 0
+
+    async def _open(self) -> None:
+        settings = self._settings
+        try:
+            port = await self._server.start(settings.http_host, settings.http_port)
+        except OSError as error:
+            raise NotOpenedError(
+                f"FLEET_OPERATOR_HTTP_HOST {settings.http_host} and FLEET_OPERATOR_HTTP_PORT"
+                f" {settings.http_port} cannot be served on: {error}"
+            ) from error
+        logger.info("serving /metrics, /healthz and /readyz on port %d", port)
+        try:
+            await self._client.start()
+        except OSError as error:  # one of the ssl module's
+            raise NotOpenedError(
+                f"the certificates for {self._connection.server} cannot be used: {error}"
+            ) from error
 
     async def _work(self, stop: asyncio.Event) -> None:
         """Reconcile until told to stop, or until a part of the operator ends by itself."""

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet_operator.startup import run_operator
+from fleet_operator.cluster.connection import Connection
+from fleet_operator.settings import Settings
+from fleet_operator.startup import Operator, run_operator
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,3 +28,17 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 ):
     assert run_operator({"HOME": str(tmp_path), **environ}) == 2
     assert expected in capsys.readouterr().err
+
+
+async def test_a_port_that_is_taken_is_told_in_a_sentence(caplog: pytest.LogCaptureFixture):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = Settings(http_host="127.0.0.1", http_port=port)
+        assert await Operator(settings, Connection("http://127.0.0.1:1")).run() == 1
+    assert f"FLEET_OPERATOR_HTTP_PORT {port} cannot be served on" in caplog.text
+
+
+async def test_a_certificate_that_is_none_is_told_in_a_sentence(caplog: pytest.LogCaptureFixture):
+    settings = Settings(http_host="127.0.0.1", http_port=0)
+    assert await Operator(settings, Connection("https://127.0.0.1:1", ca_data="none")).run() == 1
+    assert "the certificates for https://127.0.0.1:1 cannot be used" in caplog.text
