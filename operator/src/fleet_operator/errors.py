@@ -1,9 +1,19 @@
-"""What can go wrong with what a person wrote, and how it is told.
+"""What can go wrong, and how what is wrong with a manifest is told. Each class stands where it is raised.
 
 ::
 
     OperatorError
-    └── InvalidJob    a manifest is not a FleetJob that can run: the user's mistake
+    ├── InvalidJob                  a manifest is not a FleetJob that can run: the user's mistake
+    ├── ManifestError               cli: a file cannot be read as one FleetJob: the user's mistake
+    ├── SettingsError               an environment variable of the operator has a value that cannot be used
+    ├── ConnectionSettingsError     cluster: what says where the API server is cannot be used
+    ├── NotOpenedError              start-up: a port or a certificate cannot be used
+    ├── NotSyncedError              cluster: the API server did not list in time what there is
+    ├── AddressError                cluster: this machine has no addresses for a local run
+    ├── GuardianLostError           cluster: the process that owns a local run has ended
+    └── ClusterError                cluster: what was asked for was not done; another try follows
+        ├── ConflictError           the object has changed since it was read
+        └── ApiError                the API server refused, or did not answer
 """
 
 from __future__ import annotations

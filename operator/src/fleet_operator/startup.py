@@ -54,7 +54,11 @@ def run_operator(environ: Mapping[str, str] | None = None) -> int:
         print(f"fleetjob operator: {error}", file=sys.stderr)
         return 2
     configure_logging(settings.log_level, settings.log_format)
-    return uvloop.run(Operator(settings, connection).run())
+    try:
+        return uvloop.run(Operator(settings, connection).run())
+    except Exception:
+        logger.exception("the operator ends because of a mistake of its own")
+        return 1
 
 
 class NotOpenedError(OperatorError):

@@ -5,12 +5,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fleet_operator import startup
 from fleet_operator.cluster.connection import Connection
 from fleet_operator.settings import Settings
 from fleet_operator.startup import Operator, run_operator
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+KUBECONFIG = """
+current-context: here
+contexts: [{name: here, context: {cluster: c, user: u}}]
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
+users: [{name: u, user: {token: t}}]
+"""
 
 
 @pytest.mark.parametrize(
@@ -28,6 +36,20 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 ):
     assert run_operator({"HOME": str(tmp_path), **environ}) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_a_mistake_of_its_own_ends_it_with_a_traceback_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    async def fail(_: Operator) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Operator, "run", fail)
+    monkeypatch.setattr(startup, "configure_logging", lambda *_: None)
+    config = tmp_path / "config"
+    config.write_text(KUBECONFIG)
+    assert run_operator({"KUBECONFIG": str(config)}) == 1
+    assert "ZeroDivisionError" in caplog.text
 
 
 async def test_a_port_that_is_taken_is_told_in_a_sentence(caplog: pytest.LogCaptureFixture):

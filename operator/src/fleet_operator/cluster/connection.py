@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from fleet_operator.errors import OperatorError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
-class ConnectionSettingsError(Exception):
+class ConnectionSettingsError(OperatorError):
     """The API server cannot be reached with what was given; the message says what is wrong with it."""
 
 

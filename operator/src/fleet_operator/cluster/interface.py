@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from fleet_operator.errors import OperatorError
+
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJob, FleetJobStatus
     from fleet_operator.build import Hosts
@@ -21,7 +23,7 @@ class Key(NamedTuple):
         return f"{self.namespace}/{self.name}"
 
 
-class ClusterError(Exception):
+class ClusterError(OperatorError):
     """The cluster did not do what it was asked to; the message says why. The next pass asks again."""
 
     transient = False

@@ -20,7 +20,7 @@ from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.observe import observe_pod
 from fleet_operator.cluster.store import Entry, Store, key_of, owner_of, version_of
 from fleet_operator.cluster.watch import ExpiredError, ListWatch, list_pages
-from fleet_operator.errors import InvalidJob
+from fleet_operator.errors import InvalidJob, OperatorError
 from fleet_operator.plan.model import Event, ObservedPod
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ PODS, SERVICES = "pods", "services"
 KINDS = {PODS: "Pod", SERVICES: "Service"}
 
 
-class NotSyncedError(Exception):
+class NotSyncedError(OperatorError):
     """The first lists did not arrive in time; the message says which."""
 
 
