@@ -122,11 +122,9 @@ class Job:
     def close(self) -> None:
         """Kill what still runs, children included."""
         for replica in self.replicas:
-            for kill in (lambda: os.killpg(replica.process.pid, signal.SIGKILL), replica.process.kill):
-                try:
-                    kill()
-                except ProcessLookupError:
-                    continue
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(replica.process.pid, signal.SIGKILL)
+            replica.process.kill()
             replica.process.wait()
 
     def _start(
