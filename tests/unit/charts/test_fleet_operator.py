@@ -98,7 +98,13 @@ def test_the_operator_may_do_what_it_does_and_nothing_else(helm):
 def test_leases_are_granted_in_its_own_namespace_only(helm):
     role = one(render(helm), "Role")
     assert role["metadata"]["namespace"] == "fleet-system"
-    assert [rule["resources"] for rule in role["rules"]] == [["leases"]]
+    assert role["rules"] == [
+        {
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "verbs": ["get", "create", "update"],
+        }
+    ]
 
 
 def test_no_right_is_a_wildcard(helm):

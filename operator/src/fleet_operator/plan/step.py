@@ -95,12 +95,14 @@ def deletions(
 ) -> tuple[tuple[Action, ...], list[datetime | None]]:
     """Return what removes some pods, and when to look at those again that are on their way out.
 
-    A pod that stays beyond all patience, wanted or not, is deleted at once: its name is needed.
+    A pod that stays beyond all patience, wanted or not, is deleted at once: its name is needed. So is one of
+    a deleted job of this name, which has nobody else to care for it.
     """
     actions: list[Action] = [DeletePod(pod.name, pod.uid) for pod in pods if pod.deleted_at is None]
     looks: list[datetime | None] = []
     for pod in situation.observed.pods:
-        if not pod.owned or pod.deleted_at is None:
+        cared_for = pod.owned or f"Pod/{pod.name}" in situation.observed.left_over
+        if not cared_for or pod.deleted_at is None:
             continue
         if situation.now >= given_up_at(pod.deleted_at):
             actions.append(DeletePod(pod.name, pod.uid, grace_period_seconds=0))

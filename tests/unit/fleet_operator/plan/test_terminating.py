@@ -38,6 +38,21 @@ def test_a_pod_whose_node_is_gone_is_deleted_without_its_word():
     assert story.sees(*pods, after=71)[0] == "Restarting pservers 2/2 trainers 1/2 restarts 1 failures 0"
 
 
+def test_a_pod_that_a_deleted_job_of_this_name_left_on_a_lost_node_is_not_waited_for_for_ever():
+    story = Story()
+    left = trainer(0, owned=False, deleted_at=at(40))
+    left_over = ("Pod/digits-trainer-0",)
+    assert story.sees(left, service=False, left_over=left_over, after=50)[-1] == "look again after 20 s"
+    lines = story.sees(left, service=False, left_over=left_over, after=70)
+    assert "delete digits-trainer-0 0.0 within 0 s" in lines
+
+
+def test_a_pod_of_somebody_else_is_left_to_them_however_long_it_takes():
+    story = Story()
+    lines = story.sees(trainer(0, owned=False, deleted_at=at(0)), service=False, after=600)
+    assert not [line for line in lines if line.startswith("delete")]
+
+
 def test_a_pod_that_completes_while_it_is_being_deleted_has_completed():
     story = Story()
     story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
