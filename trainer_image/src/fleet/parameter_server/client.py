@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from fleet import progress
 from fleet.errors import DeadlineExceededError, FleetError, PeerLostError, RemoteProtocolError
 from fleet.parameter_server.connection import BrokenConnectionError, Connection, read_frame
 from fleet.parameter_server.control_client import ControlClient
@@ -87,26 +88,11 @@ class Client:
         PeerLostError
             A server does not answer in time.
         """
-        plan, settings = self.plan, self._settings
-        deadline = time.monotonic() + settings.deadline_seconds
-        if plan.wait_port:
-            wait_for_ports(plan.endpoints, settings.deadline_seconds)
-        trainer = self._identity.trainer
-        self._controls = [ControlClient(endpoint, trainer, self._job.attempt) for endpoint in plan.endpoints]
-        replies = self._join(deadline)
-        for server, reply in enumerate(replies):
-            peer = _Peer(plan, server, self._identity, self._store.landing, self)
-            peer.connect(reply, settings)
-            self._peers.append(peer)
-        incarnations = [reply.incarnation for reply in replies]
-        self._heartbeat = Heartbeat(self._controls, incarnations, settings, self._fail)
-        for peer in self._peers:
-            peer.start()
-        self._heartbeat.start()
-        self._open = len(self._peers)
-        steps = [reply.step for server, reply in enumerate(replies) if plan.blocks_on(server)]
-        self.step = min(steps, default=0)
-        self._pull()
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
 
     def begin_step(self, hyper_parameters: Sequence[dict[str, Any]]) -> None:
         """Announce a step with its hyper-parameters, before its first gradient."""
@@ -214,6 +200,28 @@ class Client:
         else:
             self._fail(error)
 
+    def _start(self) -> None:
+        plan, settings = self.plan, self._settings
+        deadline = time.monotonic() + settings.deadline_seconds
+        if plan.wait_port:
+            wait_for_ports(plan.endpoints, settings.deadline_seconds)
+        trainer = self._identity.trainer
+        self._controls = [ControlClient(endpoint, trainer, self._job.attempt) for endpoint in plan.endpoints]
+        replies = self._join(deadline)
+        for server, reply in enumerate(replies):
+            peer = _Peer(plan, server, self._identity, self._store.landing, self)
+            peer.connect(reply, settings)
+            self._peers.append(peer)
+        incarnations = [reply.incarnation for reply in replies]
+        self._heartbeat = Heartbeat(self._controls, incarnations, settings, self._fail)
+        for peer in self._peers:
+            peer.start()
+        self._heartbeat.start()
+        self._open = len(self._peers)
+        steps = [reply.step for server, reply in enumerate(replies) if plan.blocks_on(server)]
+        self.step = min(steps, default=0)
+        self._pull()
+
     def _join(self, deadline: float) -> "list[control_pb2.JoinReply]":
         checksums = self._store.checksums()
         replies = []
@@ -259,7 +267,7 @@ class Client:
             self._changed.notify_all()
 
     def _wait(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
-        log = WaitLog()
+        log, began = WaitLog(), time.monotonic()
         with self._changed:
             while not done():
                 self.check()
@@ -267,6 +275,7 @@ class Client:
                 waited = log.note("step", lambda: f"waiting for {describe()}")
                 if waited >= self._settings.stalled_seconds + self._settings.silent_seconds:
                     raise DeadlineExceededError(f"waited {waited:.0f} s for {describe()}")
+        progress.count("wait_seconds", time.monotonic() - began)
 
     def _describe_awaited(self) -> str:
         """Name the servers and a variable that the step waits for, and whom they wait for in turn."""

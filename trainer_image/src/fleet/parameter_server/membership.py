@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.settings import Settings
 
-__all__ = ["Absence", "AlreadyJoinedError", "Membership"]
+__all__ = ["SILENT", "Absence", "AlreadyJoinedError", "Membership"]
+
+
+SILENT: Final = "is silent"
 
 
 class AlreadyJoinedError(ConfigurationError):
@@ -130,5 +134,5 @@ class Membership:
             return Absence(trainer, member.lost, "lost its connection", member.lost + deadline)
         silent_since = member.heard + self._settings.silent_seconds
         if now >= silent_since:
-            return Absence(trainer, member.heard, "is silent", silent_since + deadline)
+            return Absence(trainer, member.heard, SILENT, silent_since + deadline)
         return None

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from fleet import progress
 from fleet.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -24,7 +25,7 @@ from fleet.errors import (
 from fleet.parameter_server.connection import BrokenConnectionError
 from fleet.parameter_server.control_service import ControlService
 from fleet.parameter_server.link import Link, greet
-from fleet.parameter_server.membership import AlreadyJoinedError, Membership
+from fleet.parameter_server.membership import SILENT, AlreadyJoinedError, Membership
 from fleet.parameter_server.modes import Answer, Missing, make_server_mode
 from fleet.parameter_server.proto import control_pb2
 from fleet.parameter_server.settings import Settings
@@ -85,6 +86,7 @@ class Server:
         self._barrier_arrived: set[int] = set()
         self._listener: socket.socket | None = None
         self._control: ControlService | None = None
+        self._silent: set[int] = set()
         self._closing = False
 
     def start(self) -> None:
@@ -212,6 +214,7 @@ class Server:
 
     def stats(self) -> control_pb2.StatsReply:
         """Say what has been done so far."""
+        counters = progress.snapshot()["counters"]
         with self._changed:
             live, completed = len(self._membership.live), len(self._membership.completed)
         return control_pb2.StatsReply(
@@ -219,6 +222,8 @@ class Server:
             step=self._mode.step,
             trainers_live=live,
             trainers_completed=completed,
+            bytes_received=int(counters.get("bytes_received", 0)),
+            bytes_sent=int(counters.get("bytes_sent", 0)),
         )
 
     def optimizer_state(self) -> Iterator[tuple[int, str, object]]:
@@ -341,9 +346,20 @@ class Server:
                     f"{self._mode.step}; it has vanished for good, as FLAGS_rpc_deadline is "
                     f"{self._settings.deadline_seconds * 1000:.0f} ms"
                 )
+        self._name_silent({absence.trainer for absence in absences if absence.reason == SILENT})
         subject = tuple((absence.trainer, absence.reason) for absence in absences) or None
         words = ", ".join(f"trainer {absence.trainer} {absence.reason}" for absence in absences)
         log.note(subject, lambda: f"parameter server {self._plan.endpoint} waits: {words}")
+
+    def _name_silent(self, silent: set[int]) -> None:
+        for trainer in sorted(silent - self._silent):
+            _log.warning(
+                "trainer %d has given no sign of life for %.0f s, at step %d",
+                trainer,
+                self._settings.silent_seconds,
+                self._mode.step,
+            )
+        self._silent = silent
 
     def _look_for_stalled(self, log: WaitLog) -> None:
         missing = self._mode.missing()

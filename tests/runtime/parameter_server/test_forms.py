@@ -1,0 +1,110 @@
+"""The loop form and the program form drive one session: what one starts, the other finds."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fleet as package
+from fleet import lifecycle, role_maker
+from fleet.errors import ConfigurationError
+from fleet.parameter_server import Fleet
+from tests.support.processes import free_ports
+
+
+def mean_square(model: Any, x: torch.Tensor) -> Any:
+    return model(x).square().mean()
+
+
+FEED = {"x": np.ones((4, 20), dtype=np.float32)}
+
+
+class Replica:
+    """One replica of a job with one server and one trainer, in this process."""
+
+    def __init__(self, kind: Any, endpoint: str) -> None:
+        torch.manual_seed(0)
+        self.fleet = Fleet()
+        self.fleet.init(role_maker.UserDefinedRoleMaker(0, kind, 1, [endpoint]))
+        self.model = torch.nn.Linear(20, 1)
+        wrapped = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.optimizer = self.fleet.distributed_optimizer(wrapped, model=self.model)
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> str:
+    for name in ("start", "finish"):  # the test's process is no replica
+        monkeypatch.setattr(lifecycle, name, lambda *_: None)
+    monkeypatch.setenv("FLAGS_rpc_deadline", "20000")
+    return f"127.0.0.1:{free_ports(1)[0]}"
+
+
+@pytest.fixture
+def server(endpoint: str) -> threading.Thread:
+    replica = Replica(role_maker.Role.SERVER, endpoint)
+    replica.fleet.init_server()
+    thread = threading.Thread(target=replica.fleet.run_server, daemon=True)
+    thread.start()
+    return thread
+
+
+def alone(steps: int) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(20, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        mean_square(model, torch.ones(4, 20)).backward()
+        optimizer.step()
+    return model.weight.detach()
+
+
+@pytest.mark.parametrize("joins", ["init_worker", "startup_program", "both"])
+def test_minimize_and_an_executor_train_in_the_fleets_session(endpoint, server, joins):
+    trainer = Replica(role_maker.Role.WORKER, endpoint)
+    trainer.optimizer.minimize(mean_square)
+    executor = package.Executor()
+    if joins != "startup_program":
+        trainer.fleet.init_worker()
+    if joins != "init_worker":
+        executor.run(trainer.fleet.startup_program)
+    for _ in range(3):
+        executor.run(trainer.fleet.main_program, FEED, ["loss"])
+    executor.close()
+    server.join(20)
+    assert not server.is_alive()
+    assert torch.equal(trainer.model.weight, alone(3))
+
+
+def test_a_server_by_the_program_form_serves_a_trainer_by_the_loop_form(endpoint):
+    served = Replica(role_maker.Role.SERVER, endpoint)
+    served.optimizer.minimize(mean_square)
+
+    def serve() -> None:
+        executor = package.Executor()
+        executor.run(served.fleet.startup_program)
+        executor.run(served.fleet.main_program)
+        executor.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    trainer = Replica(role_maker.Role.WORKER, endpoint)
+    trainer.fleet.init_worker()
+    mean_square(trainer.model, torch.ones(4, 20)).backward()
+    trainer.optimizer.step()
+    assert trainer.fleet.step == 1
+    trainer.fleet.stop_worker()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert torch.equal(trainer.model.weight, alone(1))
+
+
+def test_joining_twice_is_refused(endpoint, server):
+    trainer = Replica(role_maker.Role.WORKER, endpoint)
+    trainer.fleet.init_worker()
+    with pytest.raises(ConfigurationError, match="init_worker was called a second time"):
+        trainer.fleet.init_worker()
+    trainer.fleet.stop_worker()
+    server.join(20)

@@ -1,0 +1,198 @@
+"""The fleet of a parameter-server job: its questions, and every call that comes too early or twice."""
+
+import logging
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import fleet as package
+from fleet import lifecycle, role_maker
+from fleet.errors import ConfigurationError
+from fleet.parameter_server import Fleet
+from fleet.parameter_server import fleet as singleton
+from fleet.strategy import DistributedStrategy
+
+ENDPOINTS = ["10.0.0.1:6174", "10.0.0.2:6174"]
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_test_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "start", lambda _: None)
+
+
+def started(kind: Any = role_maker.Role.WORKER, index: int = 1) -> Fleet:
+    fleet = Fleet()
+    fleet.init(role_maker.UserDefinedRoleMaker(index, kind, 3, ENDPOINTS))
+    return fleet
+
+
+def sgd(model: torch.nn.Module | None = None) -> torch.optim.Optimizer:
+    return torch.optim.SGD((model or torch.nn.Linear(3, 1)).parameters(), lr=0.1)
+
+
+def test_a_trainer_knows_its_place():
+    fleet = started()
+    assert (fleet.is_worker(), fleet.is_server(), fleet.is_first_worker()) == (True, False, False)
+    assert (fleet.worker_index(), fleet.worker_num(), fleet.server_num()) == (1, 3, 2)
+    assert fleet.server_endpoints() == ENDPOINTS
+    assert fleet.server_endpoints(to_string=True) == ",".join(ENDPOINTS)
+    assert fleet.worker_endpoints() == []
+    assert fleet.worker_endpoints(to_string=True) == ""
+    assert fleet.step == 0
+
+
+def test_a_server_knows_its_place():
+    fleet = started(role_maker.Role.SERVER)
+    assert (fleet.is_worker(), fleet.is_server(), fleet.is_first_worker()) == (False, True, False)
+    assert (fleet.server_index(), fleet.server_num()) == (1, 2)
+
+
+def test_the_first_worker_is_trainer_zero():
+    assert started(index=0).is_first_worker()
+
+
+@pytest.mark.parametrize("name", package.__all__)
+def test_every_public_name_of_the_package_is_found_here_too(name):
+    assert getattr(singleton, name) is getattr(package, name)
+
+
+def test_what_nobody_has_is_not_found():
+    with pytest.raises(AttributeError, match="no_such_name"):
+        singleton.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda fleet: fleet.is_worker(),
+        lambda fleet: fleet.server_endpoints(),
+        lambda fleet: fleet.distributed_optimizer(sgd()),
+        lambda fleet: fleet.init_worker(),
+        lambda fleet: fleet.init_server(),
+    ],
+)
+def test_before_init_nothing_works(call):
+    with pytest.raises(ConfigurationError, match=r"fleet\.init was not called"):
+        call(Fleet())
+
+
+@pytest.mark.parametrize(
+    ("kind", "call", "words"),
+    [
+        pytest.param("WORKER", "init", "init was called a second time", id="init-twice"),
+        pytest.param("WORKER", "init_server", "init_server was called on a trainer", id="no-server"),
+        pytest.param("SERVER", "init_server", "distributed_optimizer was not called", id="server-early"),
+        pytest.param("SERVER", "run_server", "run_server was called before", id="run-early"),
+        pytest.param("SERVER", "init_worker", "init_worker was called on a parameter server", id="no-worker"),
+        pytest.param("WORKER", "init_worker", "before fleet.distributed_optimizer", id="worker-early"),
+        pytest.param("WORKER", "stop_worker", "init_worker was not called", id="stop-early"),
+        pytest.param("WORKER", "barrier_worker", "init_worker was not called", id="barrier-early"),
+    ],
+)
+def test_a_call_out_of_place_says_what_comes_first(kind, call, words):
+    fleet = started(getattr(role_maker.Role, kind))
+    with pytest.raises(ConfigurationError, match=words):
+        getattr(fleet, call)()
+
+
+def test_there_are_no_programs_before_the_optimizer():
+    with pytest.raises(ConfigurationError, match="distributed_optimizer was not called"):
+        _ = started().main_program
+
+
+def test_loading_a_model_is_refused_by_name():
+    with pytest.raises(ConfigurationError, match="model_dir is 'somewhere'"):
+        started(role_maker.Role.SERVER).init_server("somewhere")
+
+
+def test_a_collective_role_is_refused():
+    collective = role_maker.UserDefinedCollectiveRoleMaker(0, ["10.0.0.1:6175"])
+    with pytest.raises(ConfigurationError, match=r"collective job.*fleet\.collective"):
+        Fleet().init(collective)
+
+
+def test_a_malformed_variable_is_found_at_init(monkeypatch):
+    monkeypatch.setenv("FLAGS_rpc_deadline", "soon")
+    with pytest.raises(ConfigurationError, match="FLAGS_rpc_deadline is 'soon'"):
+        started()
+
+
+def test_a_second_optimizer_is_refused():
+    fleet = started()
+    fleet.distributed_optimizer(sgd())
+    with pytest.raises(ConfigurationError, match="called a second time; expected one optimizer"):
+        fleet.distributed_optimizer(sgd())
+
+
+def test_the_optimizer_shares_the_param_groups():
+    wrapped = sgd()
+    optimizer = started().distributed_optimizer(wrapped)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert optimizer.param_groups is wrapped.param_groups
+    optimizer.param_groups[0]["lr"] = 7.0
+    assert wrapped.param_groups[0]["lr"] == 7.0
+
+
+@pytest.mark.parametrize("on_wrapped", [True, False])
+def test_a_scheduler_moves_the_learning_rate_and_never_warns(on_wrapped, monkeypatch):
+    wrapped = sgd()
+    optimizer = started().distributed_optimizer(wrapped)
+    monkeypatch.setattr(optimizer, "_trainer", type("Trainer", (), {"step": lambda _: None})())
+    scheduler = torch.optim.lr_scheduler.StepLR(wrapped if on_wrapped else optimizer, step_size=1, gamma=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            optimizer.step()
+            scheduler.step()
+    assert wrapped.param_groups[0]["lr"] == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        pytest.param(
+            lambda o: o.step(lambda: 0.0), r"step\(closure\) .*call backward\(\) yourself", id="closure"
+        ),
+        pytest.param(lambda o: o.step(), r"call fleet\.init_worker\(\)", id="no-session"),
+        pytest.param(lambda o: o.state_dict(), r"call fleet\.init_worker\(\)", id="no-state"),
+        pytest.param(lambda o: o.load_state_dict({}), "cannot set the state", id="load"),
+        pytest.param(
+            lambda o: o.add_param_group({"params": [torch.zeros(1)]}),
+            "fixed set of parameters",
+            id="another-group",
+        ),
+        pytest.param(lambda o: o.minimize(lambda _: 0.0), "give it, as in", id="minimize-without-a-model"),
+    ],
+)
+def test_what_the_optimizer_cannot_do_says_so(call, words):
+    with pytest.raises(ConfigurationError, match=words):
+        call(started().distributed_optimizer(sgd()))
+
+
+def test_minimize_gives_this_replicas_programs():
+    def loss_fn(model: Any, x: Any) -> Any:
+        return model(x).mean()
+
+    for kind, types in (("WORKER", {"send", "recv"}), ("SERVER", {"listen_and_serv"})):
+        fleet, model = started(getattr(role_maker.Role, kind)), torch.nn.Linear(3, 1)
+        optimizer = fleet.distributed_optimizer(sgd(model), model=model)
+        optimizer.minimize(loss_fn)
+        assert types <= {op.type for op in fleet.main_program.global_block().ops}
+        assert fleet.startup_program.attrs["role"] == fleet.main_program.attrs["role"]
+
+
+def test_the_strategy_reaches_the_transpiler():
+    fleet, model = started(), torch.nn.Linear(400, 400)
+    uncut = package.DistributeTranspilerConfig(slice_var_up=False)
+    fleet.distributed_optimizer(sgd(model), DistributedStrategy(transpiler=uncut), model=model)
+    sends = [op for op in fleet.main_program.global_block().ops if op.type == "send"]
+    assert all(len(op.input("X")) == 1 for op in sends)
+
+
+def test_forks_are_left_to_python():
+    import os
+
+    assert os.environ["GRPC_ENABLE_FORK_SUPPORT"] == "0"
+    assert logging.getLogger("fleet.parameter_server").handlers == []

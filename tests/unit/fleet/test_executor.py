@@ -1,0 +1,132 @@
+"""The executor on local programs: what goes in, what comes out, and what is refused by name."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fleet
+from fleet.errors import ConfigurationError, FleetError
+
+
+def mean_square(model: Any, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+    predicted = model(x)
+    return {"loss": (predicted - y).square().mean(), "predicted": predicted, "rows": len(x)}
+
+
+FEED = {"x": np.ones((4, 3), dtype=np.float32), "y": np.zeros((4, 1), dtype=np.float32)}
+
+
+@pytest.fixture
+def model() -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(3, 1)
+
+
+def program_of(model: torch.nn.Module, loss_fn: Any = mean_square) -> fleet.Program:
+    return fleet.Program.capture(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_run_is_one_step_of_the_optimizer(model):
+    program_of(model)
+    torch.manual_seed(0)
+    alone = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    executor = fleet.Executor(fleet.CPUPlace())
+    assert executor.run(fleet.default_startup_program()) == []
+    for _ in range(3):
+        (loss,) = executor.run(feed=FEED, fetch_list=["loss"])
+        optimizer.zero_grad()
+        expected = mean_square(alone, torch.ones(4, 3), torch.zeros(4, 1))["loss"]
+        expected.backward()
+        optimizer.step()
+        assert loss == expected.item()
+    assert torch.equal(model.weight, alone.weight)
+    executor.close()
+
+
+def test_outputs_parameters_and_gradients_can_be_fetched(model):
+    program = program_of(model)
+    fetched = ["predicted", "rows", "weight", "weight@GRAD", program.global_block().var("bias")]
+    predicted, rows, weight, gradient, bias = fleet.Executor().run(program, FEED, fetched)
+    assert (predicted.shape, int(rows)) == ((4, 1), 4)
+    assert np.array_equal(weight, model.weight.detach().numpy())
+    assert model.weight.grad is not None
+    assert np.array_equal(gradient, model.weight.grad.numpy())
+    assert bias.shape == (1,)
+
+
+def test_what_was_fetched_does_not_change_afterwards(model):
+    program, executor = program_of(model), fleet.Executor()
+    (weight,) = executor.run(program, FEED, ["weight"])
+    before = weight.copy()
+    executor.run(program, FEED)
+    assert np.array_equal(weight, before)
+
+
+@pytest.mark.parametrize(
+    ("feed", "words"),
+    [
+        pytest.param({}, "feed has nothing; expected the data of the program: x, y", id="nothing"),
+        pytest.param({"x": 1}, "feed has x; expected the data of the program: x, y", id="too-little"),
+        pytest.param({**FEED, "z": 1}, "feed has x, y, z; expected", id="too-much"),
+    ],
+)
+def test_a_feed_that_does_not_fit_is_refused(model, feed, words):
+    with pytest.raises(ConfigurationError, match=words):
+        fleet.Executor().run(program_of(model), feed)
+
+
+def test_a_name_that_nothing_has_is_refused_before_the_step(model):
+    program, before = program_of(model), model.weight.detach().clone()
+    with pytest.raises(ConfigurationError, match=r"fetch_list names accuracy; expected .*loss, predicted, rows"):
+        fleet.Executor().run(program, FEED, ["loss", "accuracy"])
+    assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        pytest.param(lambda loss: loss.repeat(2), r"a tensor of shape \[2\]", id="a-vector"),
+        pytest.param(lambda loss: {"cost": loss}, "a dict of cost", id="no-loss"),
+        pytest.param(lambda loss: {}, "a dict of nothing", id="nothing"),
+        pytest.param(lambda loss: loss.item(), "a float", id="a-number"),
+        pytest.param(lambda loss: (loss, loss), "a tuple", id="a-tuple"),
+    ],
+)
+def test_a_loss_function_that_returns_no_loss_is_refused(model, returned, words):
+    def loss_fn(model: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return returned(mean_square(model, x, y)["loss"])
+
+    with pytest.raises(ConfigurationError, match=f"loss_fn returned {words}; expected the loss"):
+        fleet.Executor().run(program_of(model, loss_fn), FEED)
+
+
+def test_a_gradient_that_was_not_computed_is_named(model):
+    def only_the_bias(model: Any, x: torch.Tensor) -> Any:
+        return model.bias.sum() * x.mean()
+
+    with pytest.raises(FleetError, match="weight@GRAD was fetched, but this step computed no gradient"):
+        fleet.Executor().run(program_of(model, only_the_bias), {"x": torch.ones(1)}, ["weight@GRAD"])
+
+
+def test_a_trainers_program_needs_its_startup_program_first(model):
+    program = program_of(model)
+    transpiler = fleet.DistributeTranspiler()
+    transpiler.transpile(0, program=program, pservers="127.0.0.1:1", trainers=1)
+    with pytest.raises(ConfigurationError, match=r"run the startup program first"):
+        fleet.Executor().run(transpiler.get_trainer_program(), FEED)
+
+
+def test_after_close_nothing_runs(model):
+    executor = fleet.Executor()
+    executor.close()
+    executor.close()
+    with pytest.raises(ConfigurationError, match=r"run\(\) after close\(\)"):
+        executor.run(program_of(model), FEED)
+
+
+def test_a_program_that_was_not_captured_cannot_run():
+    with pytest.raises(ConfigurationError, match="no PyTorch objects behind it"):
+        fleet.Executor().run(fleet.Program())
