@@ -80,7 +80,8 @@ def test_a_feed_that_does_not_fit_is_refused(model, feed, words):
 
 def test_a_name_that_nothing_has_is_refused_before_the_step(model):
     program, before = program_of(model), model.weight.detach().clone()
-    with pytest.raises(ConfigurationError, match=r"fetch_list names accuracy; expected .*loss, predicted, rows"):
+    expected = r"fetch_list names accuracy; expected .*loss, predicted, rows"
+    with pytest.raises(ConfigurationError, match=expected):
         fleet.Executor().run(program, FEED, ["loss", "accuracy"])
     assert torch.equal(model.weight, before)
 
@@ -90,7 +91,7 @@ def test_a_name_that_nothing_has_is_refused_before_the_step(model):
     [
         pytest.param(lambda loss: loss.repeat(2), r"a tensor of shape \[2\]", id="a-vector"),
         pytest.param(lambda loss: {"cost": loss}, "a dict of cost", id="no-loss"),
-        pytest.param(lambda loss: {}, "a dict of nothing", id="nothing"),
+        pytest.param(lambda _: {}, "a dict of nothing", id="nothing"),
         pytest.param(lambda loss: loss.item(), "a float", id="a-number"),
         pytest.param(lambda loss: (loss, loss), "a tuple", id="a-tuple"),
     ],
