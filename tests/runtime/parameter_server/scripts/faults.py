@@ -1,7 +1,7 @@
 """A loop that something happens to: trainers load their data in forked workers, and one may kill itself.
 
 Arguments: the number of steps. ``KILL_AT_STEP`` makes a trainer end as by kill -9 once it has made so many
-steps, in the middle of the next one.
+steps, in the middle of the next one's backward pass.
 """
 
 import os
@@ -29,7 +29,8 @@ def main(steps: int) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     fleet.init()
-    model = torch.nn.Sequential(torch.nn.Linear(100, 200), torch.nn.Tanh(), torch.nn.Linear(200, 1))
+    first = torch.nn.Linear(100, 200)
+    model = torch.nn.Sequential(first, torch.nn.Tanh(), torch.nn.Linear(200, 1))
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.001), model=model)
     if fleet.is_server():
         fleet.init_server()
@@ -37,14 +38,18 @@ def main(steps: int) -> None:
         return
     fleet.init_worker()
     print("joined at step", fleet.step, flush=True)
+
+    def kill(_: torch.Tensor) -> None:
+        if fleet.step == int(os.environ.get("KILL_AT_STEP", "-1")):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    # The last layer's gradients have been sent by now, the first layer's have not.
+    first.weight.register_hook(kill)
     loader = DataLoader(Numbers(), batch_size=16, num_workers=2)
     while fleet.step < steps:
         for x in loader:
             optimizer.zero_grad()
             model(x).square().mean().backward()
-            if fleet.step == int(os.environ.get("KILL_AT_STEP", "-1")):
-                print("kills itself", flush=True)
-                os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
             print("made step", fleet.step, flush=True)
             if fleet.step == steps:
