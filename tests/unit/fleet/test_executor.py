@@ -48,7 +48,13 @@ def test_a_run_is_one_step_of_the_optimizer(model):
 
 def test_outputs_parameters_and_gradients_can_be_fetched(model):
     program = program_of(model)
-    fetched = ["predicted", "rows", "weight", "weight@GRAD", program.global_block().var("bias")]
+    fetched: list[str | fleet.Variable] = [
+        "predicted",
+        "rows",
+        "weight",
+        "weight@GRAD",
+        program.global_block().var("bias"),
+    ]
     predicted, rows, weight, gradient, bias = fleet.Executor().run(program, FEED, fetched)
     assert (predicted.shape, int(rows)) == ((4, 1), 4)
     assert np.array_equal(weight, model.weight.detach().numpy())
