@@ -200,8 +200,20 @@ def test_a_trainer_without_trainer_0_says_where_it_looked(trainers, tmp_path):
 
 
 def test_models_that_differ_are_the_users_mistake(trainers):
+    # Trainer 1 reads late: trainer 0, in whose store it reads, must not have ended by then.
     body = """
+    class Slow:
+        def __init__(self, store):
+            self.store = store
+        def __getattr__(self, name):
+            return getattr(self.store, name)
+        def multi_get(self, keys):
+            time.sleep(2)
+            return self.store.multi_get(keys)
+
     fleet.init()
+    if fleet.worker_index() == 1:
+        fleet._group._store = Slow(fleet._group._store)
     model = torch.nn.Linear(4, 2 + fleet.worker_index())
     fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
     """

@@ -72,7 +72,7 @@ class Group:
         self.barrier("the end of the job")
         self._watch.close()
         dist.destroy_process_group()
-        self._leave()
+        self._pass("left")
 
     def barrier(self, what: str) -> None:
         """Wait until every trainer has come to this barrier."""
@@ -97,6 +97,7 @@ class Group:
         with self._naming(f"the exchange of {key}"):
             self._store.set(f"{key}/{self.place.rank}", value)
             texts = self._store.multi_get([f"{key}/{rank}" for rank in range(self.place.size)])
+            self._pass(f"{key}/read")  # what was read may be a reason to end, for trainer 0 and its store too
         return {rank: text.decode() for rank, text in enumerate(texts)}
 
     @contextlib.contextmanager
@@ -116,13 +117,13 @@ class Group:
                 "or have lost its connections"
             ) from error
 
-    def _leave(self) -> None:
-        """Say that this trainer needs the store no more; trainer 0, which runs it, waits for the others."""
-        self._store.set(f"left/{self.place.rank}", "")
+    def _pass(self, point: str) -> None:
+        """Say that this trainer is past a point; trainer 0, which runs the store, waits for the others."""
+        self._store.set(f"{point}/{self.place.rank}", "")
         if self.place.rank != 0 or self.place.launcher_has_store:
             return
-        with contextlib.suppress(dist.DistError):  # one that ended here has left as well
-            keys = [f"left/{rank}" for rank in range(self.place.size)]
+        with contextlib.suppress(dist.DistError):  # one that ended here is past it as well
+            keys = [f"{point}/{rank}" for rank in range(self.place.size)]
             self._store.wait(keys, timedelta(seconds=self._deadlines.silent_seconds))
 
 
