@@ -19,10 +19,10 @@ def test_a_trainer_that_is_killed_comes_back_under_a_higher_attempt(tmp_path):
     with job(tmp_path, servers=2, trainers=2) as running:
         servers = [running.server(index, SCRIPT, "25") for index in range(2)]
         survivor = running.trainer(0, SCRIPT, "25")
-        victim = running.trainer(1, SCRIPT, "25", KILL_AT_STEP="7")
+        victim = running.trainer(1, SCRIPT, "25", KILL_AT_STEP="7", LEAVE_CHILD="")
         assert victim.wait(120) == -9
         killed = time.monotonic()
-        for server in servers:  # the victim's forked workers live on, and must not hide its end
+        for server in servers:  # the victim's forked child lives on, and must not hide its end
             server.wait_for_output(r"trainer 1 \(attempt 0\).* broke", seconds=20)
         assert time.monotonic() - killed < 5
         back = running.trainer(1, SCRIPT, "25", FLEET_RESTARTS="1")

@@ -1,12 +1,14 @@
 """A loop that something happens to: trainers load their data in forked workers, and one may kill itself.
 
 Arguments: the number of steps. ``KILL_AT_STEP`` makes a trainer end as by kill -9 once it has made so many
-steps, in the middle of the next one's backward pass.
+steps, in the middle of the next one's backward pass. ``LEAVE_CHILD`` makes it fork a child
+that outlives it.
 """
 
 import os
 import signal
 import sys
+import time
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -38,6 +40,9 @@ def main(steps: int) -> None:
         return
     fleet.init_worker()
     print("joined at step", fleet.step, flush=True)
+    if "LEAVE_CHILD" in os.environ and os.fork() == 0:
+        time.sleep(300)
+        os._exit(0)
 
     def kill(_: torch.Tensor) -> None:
         if fleet.step == int(os.environ.get("KILL_AT_STEP", "-1")):
