@@ -1,6 +1,7 @@
 """Sessions of trainers with servers, in one process over loopback: who may join, and what a step does."""
 
 import logging
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from fleet.errors import ConfigurationError, FleetError, PeerLostError, StateLostError
+from fleet.parameter_server import waiting
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import Trainer
 from fleet.transpiler import DistributeTranspilerConfig
@@ -295,7 +297,7 @@ def test_a_silent_trainer_is_lost_although_its_connection_stands():
         at_once(zero.start, one.start)
         stop_beating(one)
         loss_of(model).backward()
-        with pytest.raises(PeerLostError, match="trainer 1 is silent"):
+        with pytest.raises(PeerLostError, match=r"trainer 1 was heard last \d+ s ago"):
             zero.step()
 
 
@@ -366,3 +368,21 @@ def test_more_servers_than_blocks_leave_some_without():
         for running in job.servers:
             running.join()
             assert running.failure is None
+
+
+def test_a_wait_says_for_what_and_for_whom(caplog, monkeypatch):
+    monkeypatch.setattr(waiting, "FIRST_WORD_SECONDS", 0.1)
+    with loopback(trainers=2) as job:
+        zero, model, _ = job.make_trainer(0)
+        one, _, _ = job.make_trainer(1)
+        at_once(zero.start, one.start)
+        loss_of(model).backward()
+        stepping = threading.Thread(target=zero.step, daemon=True)
+        stepping.start()
+        said = r"waiting for 0\.bias of step 0 from .* \(step 0 waits for .* of trainer 1\), for \d+ s now"
+        wait_for(lambda: re.search(said, caplog.text), "the trainer's words")
+        said = rf"parameter server {job.endpoints[0]}: step 0 waits for .* of trainer 1, for \d+ s now"
+        wait_for(lambda: re.search(said, caplog.text), "the server's words")
+        one.complete()
+        stepping.join(10)
+        assert not stepping.is_alive()

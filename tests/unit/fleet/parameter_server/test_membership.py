@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.errors import ConfigurationError
-from fleet.parameter_server.membership import Absence, AlreadyJoinedError, Membership
+from fleet.parameter_server.membership import NOT_JOINED, SILENT, Absence, AlreadyJoinedError, Membership
 from fleet.parameter_server.settings import Settings
 
 SETTINGS = Settings(heartbeat_seconds=2.0, deadline_seconds=100.0)  # silent after 10 s
@@ -22,14 +22,14 @@ def test_nobody_has_joined_at_first(members):
 
 def test_before_the_first_join_the_server_is_patient(members):
     assert members.absences(50.0) == [
-        Absence(0, 0.0, "has not joined", 1000.0),
-        Absence(1, 0.0, "has not joined", 1000.0),
+        Absence(0, 0.0, NOT_JOINED, 1000.0),
+        Absence(1, 0.0, NOT_JOINED, 1000.0),
     ]
 
 
 def test_after_the_first_join_the_deadline_of_the_others_runs(members):
     members.admit(0, 0, now=40.0)
-    assert members.absences(41.0) == [Absence(1, 40.0, "has not joined", 140.0)]
+    assert members.absences(41.0) == [Absence(1, 40.0, NOT_JOINED, 140.0)]
 
 
 def test_a_trainer_that_beats_is_present(members):
@@ -46,7 +46,7 @@ def test_a_trainer_is_silent_after_five_beats_and_lost_the_deadline_later(member
     members.admit(1, 0, now=0.0)
     members.heard(0, 9.0)
     assert members.absences(9.9) == []
-    assert members.absences(10.0) == [Absence(1, 0.0, "is silent", 110.0)]
+    assert members.absences(10.0) == [Absence(1, 0.0, SILENT, 110.0)]
 
 
 def test_a_lost_connection_counts_at_once_even_if_the_trainer_beats(members):

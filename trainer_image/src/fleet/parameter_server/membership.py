@@ -7,10 +7,11 @@ from typing import Final
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.settings import Settings
 
-__all__ = ["SILENT", "Absence", "AlreadyJoinedError", "Membership"]
+__all__ = ["NOT_JOINED", "SILENT", "Absence", "AlreadyJoinedError", "Membership"]
 
 
-SILENT: Final = "is silent"
+NOT_JOINED: Final = "has not joined; the server began to wait"
+SILENT: Final = "was heard last"
 
 
 class AlreadyJoinedError(ConfigurationError):
@@ -128,8 +129,8 @@ class Membership:
         if not member.joined:
             if self._first_join is None:  # images are pulled, queues are waited for: not the peers' failure
                 until = self._started + self._settings.stalled_seconds
-                return Absence(trainer, self._started, "has not joined", until)
-            return Absence(trainer, self._first_join, "has not joined", self._first_join + deadline)
+                return Absence(trainer, self._started, NOT_JOINED, until)
+            return Absence(trainer, self._first_join, NOT_JOINED, self._first_join + deadline)
         if member.lost is not None:
             return Absence(trainer, member.lost, "lost its connection", member.lost + deadline)
         silent_since = member.heard + self._settings.silent_seconds

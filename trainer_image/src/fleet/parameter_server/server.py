@@ -342,13 +342,17 @@ class Server:
         for absence in absences:
             if now >= absence.deadline:
                 raise PeerLostError(
-                    f"trainer {absence.trainer} {absence.reason} for {now - absence.since:.0f} s, at step "
+                    f"trainer {absence.trainer} {absence.reason} {now - absence.since:.0f} s ago, at step "
                     f"{self._mode.step}; it has vanished for good, as FLAGS_rpc_deadline is "
-                    f"{self._settings.deadline_seconds * 1000:.0f} ms"
+                    f"{self._settings.deadline_seconds * 1000:.0f} ms (a trainer that ends well calls "
+                    "fleet.stop_worker())"
                 )
         self._name_silent({absence.trainer for absence in absences if absence.reason == SILENT})
         subject = tuple((absence.trainer, absence.reason) for absence in absences) or None
-        words = ", ".join(f"trainer {absence.trainer} {absence.reason}" for absence in absences)
+        words = ", ".join(
+            f"trainer {absence.trainer} {absence.reason} {now - absence.since:.0f} s ago"
+            for absence in absences
+        )
         log.note(subject, lambda: f"parameter server {self._plan.endpoint} waits: {words}")
 
     def _name_silent(self, silent: set[int]) -> None:
