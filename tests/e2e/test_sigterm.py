@@ -56,8 +56,10 @@ def test_sigterm_ends_a_replica_within_two_seconds(namespace: Kubectl, role: str
         timeout=START_SECONDS,
         what="to run",
     )
-    # The clock of the node, whose kubelet says when the container ended.
-    signalled = int(namespace("exec", pod, "--", "sh", "-c", "kill -TERM 1; date +%s"))
+    # The signal comes a second later, when this command is over: it would end with the container otherwise.
+    # The clock is that of the node, whose kubelet says when the container ended.
+    later = "(sleep 1; kill -TERM 1) >/dev/null 2>&1 </dev/null &"
+    signalled = int(namespace("exec", pod, "--", "sh", "-c", f"{later} date +%s")) + 1
     # A server that SIGTERM ended is replaced, a trainer has failed: the status tells the end of both.
     job = namespace.wait_until(
         "fleetjob",
