@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -19,6 +19,8 @@ from tools import assets
 
 if TYPE_CHECKING:
     from tests.support.controlplane import ControlPlane
+
+Manifest = dict[str, Any]
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "fleet-operator"
@@ -56,7 +58,25 @@ def install(control_plane: ControlPlane) -> str:
     documents = [each for each in yaml.safe_load_all(rendered.stdout) if each["kind"] not in left_out]
     control_plane.kubectl("create", "namespace", NAMESPACE)
     control_plane.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=yaml.safe_dump_all(documents))
+    roles = {(each["kind"], each["metadata"]["name"]): each for each in documents if "rules" in each}
+    for binding in (each for each in documents if "roleRef" in each):
+        reference = binding["roleRef"]
+        _await_rights(control_plane, binding, roles[reference["kind"], reference["name"]])
     return control_plane.kubectl("create", "token", ACCOUNT, "-n", NAMESPACE, "--duration=2h").strip()
+
+
+def _await_rights(control_plane: ControlPlane, binding: Manifest, role: Manifest) -> None:
+    """Wait until the API server, which learns of roles and bindings by watches of its own, grants them."""
+    rule = role["rules"][0]
+    resource = ".".join(filter(None, (rule["resources"][0], rule["apiGroups"][0])))
+    where = ["--all-namespaces"] if binding["kind"] == "ClusterRoleBinding" else ["-n", NAMESPACE]
+    account = f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"
+    question = ["auth", "can-i", rule["verbs"][0], resource, *where, "--as", account]
+    deadline = time.monotonic() + READY_SECONDS
+    while not control_plane.kubectl(*question, check=False).startswith("yes"):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"kubectl {' '.join(question)}: still no after {READY_SECONDS:g} s")
+        time.sleep(0.05)
 
 
 class OperatorProcess:
