@@ -384,8 +384,8 @@ async def test_the_metrics_tell_of_the_jobs(namespace: Namespace, operator: Oper
     await namespace.end(*TRAINERS)
     await namespace.until_state("digits", "Succeeded")
     text = operator.get("/metrics") or ""
-    labels = f'{{mode="ParameterServer",namespace="{namespace.name}"}}'
-    assert f"fleetjob_jobs_created_total{labels} 1.0" in text
-    assert f"fleetjob_jobs_successful_total{labels} 1.0" in text
-    assert f'fleetjob_jobs{{namespace="{namespace.name}",state="Succeeded"}} 1.0' in text
-    assert 'fleetjob_api_request_duration_seconds_count{code="201",resource="pods",verb="POST"}' in text
+    labels = f'{{job_namespace="{namespace.name}",mode="ParameterServer"}}'
+    assert f"fleet_operator_jobs_created_total{labels} 1.0" in text
+    assert f"fleet_operator_jobs_successful_total{labels} 1.0" in text
+    assert f'fleet_operator_jobs{{job_namespace="{namespace.name}",state="Succeeded"}} 1.0' in text
+    assert 'fleet_operator_api_request_duration_seconds_count{code="201",resource="pods",verb="POST"}' in text

@@ -88,7 +88,7 @@ async def test_an_operator_can_be_limited_to_namespaces(
     nowhere = OperatorProcess(tmp_path, control_plane.kubeconfig, FLEET_OPERATOR_NAMESPACES=NAMESPACE)
     nowhere.start()
     try:
-        assert "fleetjob_jobs{" not in (nowhere.get("/metrics") or "")
+        assert "fleet_operator_jobs{" not in (nowhere.get("/metrics") or "")
     finally:
         assert nowhere.stop() == 0
 

@@ -109,6 +109,16 @@ def test_the_log_tells_the_accuracy(trained):
     assert float(found[-1]) >= ACCURACY
 
 
+def test_the_status_tells_the_progress(trained):
+    if trained.example.name == "plain-ddp":
+        assert "progress" not in trained.job["status"]  # a plain script reports nothing
+        return
+    progress = trained.job["status"]["progress"]
+    assert progress["summary"] == "100%"
+    assert progress["step"] == progress["totalSteps"] > 0
+    assert progress["loss"] > 0
+
+
 def test_events_tell_the_jobs_story(trained):
     events = trained.kubectl.get("events", None, "--field-selector", "involvedObject.kind=FleetJob")
     assert {"Started", "Succeeded"} <= {event["reason"] for event in events}

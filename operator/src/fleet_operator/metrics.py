@@ -17,8 +17,8 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from fleet_operator.api import FleetJob, JobState
-from fleet_operator.engine import Observer
+from fleet_operator.api import ConditionType, FleetJob, JobState
+from fleet_operator.engine import Observer, Result
 from fleet_operator.plan.model import CreatePod, DeletePod
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
     from fleet_operator.cluster.interface import Key
-    from fleet_operator.engine import Result
     from fleet_operator.plan.model import Action
 
+PREFIX = "fleet_operator"
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 DURATIONS = (10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600, 7 * 24 * 3600)
 
@@ -38,53 +38,77 @@ class Metrics(Observer):
     """Counts what the engine and the API client tell of."""
 
     def __init__(self) -> None:
-        self.registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        PlatformCollector(registry=registry)
-        by_job = ("namespace", "mode")
-        self._created = Counter(
-            "fleetjob_jobs_created", "FleetJobs seen for the first time", by_job, registry=registry
-        )
-        self._restarted = Counter(
-            "fleetjob_jobs_restarted", "Restarts of replicas and of whole jobs", by_job, registry=registry
-        )
-        self._successful = Counter(
-            "fleetjob_jobs_successful", "FleetJobs that succeeded", by_job, registry=registry
-        )
-        self._failed = Counter("fleetjob_jobs_failed", "FleetJobs that failed", by_job, registry=registry)
-        self._deleted = Counter(
-            "fleetjob_jobs_deleted", "FleetJobs that were deleted", ("namespace",), registry=registry
-        )
-        self._duration = Histogram(
-            "fleetjob_job_execution_duration_seconds",
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self._count_jobs()
+        self._count_work()
+        self._count_what_is_outside()
+
+    def _count_jobs(self) -> None:
+        by_job = ("job_namespace", "mode")
+        self._created = self._counter("jobs_created", "FleetJobs seen for the first time", *by_job)
+        self._restarted = self._counter("jobs_restarted", "Restarts of replicas and of whole jobs", *by_job)
+        self._successful = self._counter("jobs_successful", "FleetJobs that succeeded", *by_job)
+        self._failed = self._counter("jobs_failed", "FleetJobs that failed", *by_job, "reason")
+        self._deleted = self._counter("jobs_deleted", "FleetJobs that were deleted", "job_namespace")
+        self._duration = self._histogram(
+            "job_execution_duration_seconds",
             "From a FleetJob's start to its end",
-            ("namespace", "mode", "result"),
+            *by_job,
+            "result",
             buckets=DURATIONS,
-            registry=registry,
         )
-        self._until_pods = Histogram(
-            "fleetjob_job_to_pod_creation_latency_seconds",
+        self._until_pods = self._histogram(
+            "job_to_pod_creation_latency_seconds",
             "From the creation of a FleetJob to that of each pod of its first attempt",
-            buckets=SECONDS,
-            registry=registry,
         )
-        self._pods_created = Counter("fleetjob_pods_created", "Pods created", registry=registry)
-        self._pods_deleted = Counter("fleetjob_pods_deleted", "Pods deleted", registry=registry)
-        self._passes = Histogram(
-            "fleetjob_reconcile_duration_seconds",
-            "Passes over one FleetJob, by how they ended",
-            ("result",),
-            buckets=SECONDS,
-            registry=registry,
+        self._until_running = self._histogram(
+            "job_to_running_latency_seconds",
+            "From the creation of a FleetJob until all of its replicas ran for the first time",
+            buckets=(*SECONDS, 60, 300, 900, 3600),
         )
-        self._queue = Gauge("fleetjob_queue_depth", "FleetJobs that wait for a worker", registry=registry)
-        self._requests = Histogram(
-            "fleetjob_api_request_duration_seconds",
+        self._pods_created = self._counter("pods_created", "Pods created")
+        self._pods_deleted = self._counter("pods_deleted", "Pods deleted")
+
+    def _count_work(self) -> None:
+        self._leading = Gauge(
+            f"{PREFIX}_leader", "1 while this operator is the one that works", registry=self.registry
+        )
+        self._passes = self._histogram(
+            "reconcile_duration_seconds", "Passes over one FleetJob, by how they ended", "result"
+        )
+        self._errors = self._counter(
+            "reconcile_errors",
+            "Passes that another try follows: failed, or decided on a stale view",
+            "result",
+        )
+        self._queue = Gauge(
+            f"{PREFIX}_queue_depth", "FleetJobs that wait for a worker", registry=self.registry
+        )
+        self._waited = self._histogram(
+            "queue_latency_seconds", "From the first news of a FleetJob to the pass that looks at it"
+        )
+
+    def _count_what_is_outside(self) -> None:
+        self._requests = self._histogram(
+            "api_request_duration_seconds",
             "Requests to the API server; code 0 is no answer",
-            ("verb", "resource", "code"),
-            buckets=SECONDS,
-            registry=registry,
+            "verb",
+            "resource",
+            "code",
         )
+        self._reads = self._counter(
+            "progress_reads", "Questions to trainers how far they are, by whether they answered", "result"
+        )
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(f"{PREFIX}_{name}", meaning, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, meaning: str, *labels: str, buckets: tuple[float, ...] = SECONDS
+    ) -> Histogram:
+        return Histogram(f"{PREFIX}_{name}", meaning, labels, buckets=buckets, registry=self.registry)
 
     def watch_jobs(self, jobs: Callable[[], Iterable[FleetJob]]) -> None:
         """Also count the jobs there are, by state, whenever somebody reads the metrics."""
@@ -101,6 +125,20 @@ class Metrics(Observer):
     def passed(self, key: Key, result: Result, seconds: float) -> None:  # noqa: ARG002 no series for each job
         """Note that a pass over one job has ended."""
         self._passes.labels(result.value).observe(seconds)
+        if result in (Result.FAILED, Result.CONFLICT):
+            self._errors.labels(result.value).inc()
+
+    def waited(self, seconds: float) -> None:
+        """Note how long a job waited for a worker."""
+        self._waited.observe(seconds)
+
+    def leading(self, *, holds: bool) -> None:
+        """Note whether this operator is the one that works."""
+        self._leading.set(holds)
+
+    def progress_read(self, *, answered: bool) -> None:
+        """Note that a trainer was asked how far it is."""
+        self._reads.labels("answered" if answered else "silent").inc()
 
     def status_written(self, before: FleetJob, after: FleetJob) -> None:
         """Count the step that a job has made."""
@@ -109,12 +147,22 @@ class Metrics(Observer):
             self._created.labels(*labels).inc()
         if (restarts := after.status.restarts - before.status.restarts) > 0:
             self._restarted.labels(*labels).inc(restarts)
+        running = JobState.RUNNING
+        if after.status.state is running and before.status.state is not running and not after.status.restarts:
+            self._observe_age(self._until_running, after)
         if after.status.finished and not before.status.finished:
-            succeeded = after.status.state is JobState.SUCCEEDED
-            (self._successful if succeeded else self._failed).labels(*labels).inc()
-            if after.status.start_time is not None and after.status.completion_time is not None:
-                taken = (after.status.completion_time - after.status.start_time).total_seconds()
-                self._duration.labels(*labels, str(after.status.state)).observe(taken)
+            self._ended(after)
+
+    def _ended(self, job: FleetJob) -> None:
+        status, labels = job.status, (job.metadata.namespace, job.spec.mode.value)
+        if status.state is JobState.SUCCEEDED:
+            self._successful.labels(*labels).inc()
+        else:
+            failed = status.condition(ConditionType.FAILED)
+            self._failed.labels(*labels, failed.reason if failed is not None else "").inc()
+        if status.start_time is not None and status.completion_time is not None:
+            taken = (status.completion_time - status.start_time).total_seconds()
+            self._duration.labels(*labels, str(status.state)).observe(taken)
 
     def applied(self, job: FleetJob, action: Action) -> None:
         """Count pods."""
@@ -122,9 +170,13 @@ class Metrics(Observer):
             self._pods_deleted.inc()
         elif isinstance(action, CreatePod):
             self._pods_created.inc()
-            created = job.metadata.creation_timestamp
-            if created is not None and job.status.restarts == 0:
-                self._until_pods.observe(max(0.0, (datetime.now(UTC) - created).total_seconds()))
+            if job.status.restarts == 0:
+                self._observe_age(self._until_pods, job)
+
+    def _observe_age(self, histogram: Histogram, job: FleetJob) -> None:
+        created = job.metadata.creation_timestamp
+        if created is not None:
+            histogram.observe(max(0.0, (datetime.now(UTC) - created).total_seconds()))
 
     def queued(self, depth: int) -> None:
         """Note how many keys wait for a worker now."""
@@ -142,7 +194,7 @@ class _Jobs(Collector):
         tally = Tally(
             (job.metadata.namespace, str(job.status.state or JobState.PENDING)) for job in self._jobs()
         )
-        family = GaugeMetricFamily("fleetjob_jobs", "FleetJobs by state", labels=("namespace", "state"))
+        family = GaugeMetricFamily(f"{PREFIX}_jobs", "FleetJobs by state", labels=("job_namespace", "state"))
         for labels, count in tally.items():
             family.add_metric(labels, count)
         yield family

@@ -21,8 +21,9 @@ from fleet_operator.cluster.client import ApiClient
 from fleet_operator.cluster.connection import ConnectionSettingsError, connect
 from fleet_operator.cluster.events import EventRecorder
 from fleet_operator.cluster.kubernetes import KubernetesCluster
+from fleet_operator.cluster.progress import ProgressReader, targets
 from fleet_operator.cluster.view import ClusterView, NotSyncedError, job_key
-from fleet_operator.engine import Engine
+from fleet_operator.engine import Engine, SystemClock
 from fleet_operator.errors import OperatorError
 from fleet_operator.handlers import kopf_settings, registry_for
 from fleet_operator.http_server import HttpServer
@@ -85,7 +86,13 @@ class Operator:
         self._view = ClusterView(
             self._client, events, namespaces=settings.namespaces, on_deleted=self._metrics.deleted
         )
-        self._cluster = KubernetesCluster(self._client, self._view, events)
+        self._progress = ProgressReader(
+            lambda: targets(self._view),
+            self._view.notify,
+            now=SystemClock().now,
+            on_read=lambda answered: self._metrics.progress_read(answered=answered),
+        )
+        self._cluster = KubernetesCluster(self._client, self._view, events, progress=self._progress)
         self._metrics.watch_jobs(self._view.jobs)
         self._server = HttpServer(self._metrics.registry, problem=self._problem, waiting=self._waiting)
         self._tasks: tuple[asyncio.Task[None], ...] = ()
@@ -140,14 +147,17 @@ class Operator:
         working = asyncio.create_task(engine.run(), name="engine")
         stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
         signals = asyncio.create_task(_catch_signals_after(ready, stop), name="take the signals back")
+        reading = asyncio.create_task(self._progress.run(), name="read progress")
         watching = asyncio.create_task(self._run_kopf(ready, stop_kopf), name="kopf")
-        self._tasks = (working, watching)
+        self._tasks = (working, reading, watching)
+        self._metrics.leading(holds=True)
         try:
             await asyncio.wait({working, watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._metrics.leading(holds=False)
             engine.stop()
-            signals.cancel()
-            stopping.cancel()
+            for task in (reading, signals, stopping):
+                task.cancel()
             await self._server.close()  # its connections are younger than kopf, which would wait for them
             try:
                 await working

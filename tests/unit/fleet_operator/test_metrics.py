@@ -5,14 +5,14 @@ from itertools import pairwise
 
 import pytest
 
-from fleet_operator.api import FleetJobStatus, JobState
+from fleet_operator.api import Condition, ConditionStatus, ConditionType, FleetJobStatus, JobState
 from fleet_operator.cluster.interface import Key
 from fleet_operator.engine import Result
 from fleet_operator.metrics import Metrics
 from fleet_operator.plan.model import CreatePod, CreateService, DeletePod
 from tests.support.jobs import job
 
-LABELS = {"namespace": "default", "mode": "ParameterServer"}
+LABELS = {"job_namespace": "default", "mode": "ParameterServer"}
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -42,19 +42,35 @@ def test_a_jobs_life_is_counted(metrics: Metrics):
     for before, after in pairwise(history):
         step(metrics, before, after)
     metrics.deleted(Key("default", "digits"))
-    assert value(metrics, "fleetjob_jobs_created_total", LABELS) == 1
-    assert value(metrics, "fleetjob_jobs_restarted_total", LABELS) == 2
-    assert value(metrics, "fleetjob_jobs_successful_total", LABELS) == 1
-    assert value(metrics, "fleetjob_jobs_failed_total", LABELS) is None
-    assert value(metrics, "fleetjob_jobs_deleted_total", {"namespace": "default"}) == 1
-    duration = "fleetjob_job_execution_duration_seconds"
+    assert value(metrics, "fleet_operator_jobs_created_total", LABELS) == 1
+    assert value(metrics, "fleet_operator_jobs_restarted_total", LABELS) == 2
+    assert value(metrics, "fleet_operator_jobs_successful_total", LABELS) == 1
+    assert value(metrics, "fleet_operator_jobs_failed_total", LABELS) is None
+    assert value(metrics, "fleet_operator_jobs_deleted_total", {"job_namespace": "default"}) == 1
+    duration = "fleet_operator_job_execution_duration_seconds"
     assert value(metrics, f"{duration}_sum", {**LABELS, "result": "Succeeded"}) == 90
 
 
 def test_a_failed_job_is_counted(metrics: Metrics):
-    running, failed = FleetJobStatus(state=JobState.RUNNING), FleetJobStatus(state=JobState.FAILED)
-    step(metrics, running, failed)
-    assert value(metrics, "fleetjob_jobs_failed_total", LABELS) == 1
+    told = Condition(
+        type=ConditionType.FAILED,
+        status=ConditionStatus.TRUE,
+        reason="BackoffLimitExceeded",
+        last_transition_time=START,
+    )
+    running = FleetJobStatus(state=JobState.RUNNING)
+    step(metrics, running, FleetJobStatus(state=JobState.FAILED, conditions=(told,)))
+    labels = {**LABELS, "reason": "BackoffLimitExceeded"}
+    assert value(metrics, "fleet_operator_jobs_failed_total", labels) == 1
+
+
+def test_the_wait_for_all_replicas_is_measured_once(metrics: Metrics):
+    created = job(creationTimestamp="2026-01-01T00:00:00Z")
+    pending, running = FleetJobStatus(state=JobState.PENDING), FleetJobStatus(state=JobState.RUNNING)
+    again = FleetJobStatus(state=JobState.RUNNING, restarts=1)
+    for before, after in ((pending, running), (running, running), (pending, again)):
+        metrics.status_written(created.with_status(before), created.with_status(after))
+    assert value(metrics, "fleet_operator_job_to_running_latency_seconds_count") == 1
 
 
 def test_pods_are_counted_and_the_wait_for_the_first_ones(metrics: Metrics):
@@ -63,26 +79,33 @@ def test_pods_are_counted_and_the_wait_for_the_first_ones(metrics: Metrics):
     metrics.applied(created.model_copy(update={"status": FleetJobStatus(restarts=1)}), CreatePod({}))
     metrics.applied(created, DeletePod("p", "u"))
     metrics.applied(created, CreateService({}))
-    assert value(metrics, "fleetjob_pods_created_total") == 2
-    assert value(metrics, "fleetjob_pods_deleted_total") == 1
-    assert value(metrics, "fleetjob_job_to_pod_creation_latency_seconds_count") == 1
+    assert value(metrics, "fleet_operator_pods_created_total") == 2
+    assert value(metrics, "fleet_operator_pods_deleted_total") == 1
+    assert value(metrics, "fleet_operator_job_to_pod_creation_latency_seconds_count") == 1
 
 
 def test_passes_requests_and_the_queue_are_measured(metrics: Metrics):
     metrics.passed(Key("default", "digits"), Result.CONFLICT, 0.02)
     metrics.requested("POST", "pods", 201, 0.01)
     metrics.queued(7)
-    assert value(metrics, "fleetjob_reconcile_duration_seconds_count", {"result": "conflict"}) == 1
+    metrics.waited(0.2)
+    metrics.progress_read(answered=False)
+    metrics.leading(holds=True)
+    assert value(metrics, "fleet_operator_reconcile_duration_seconds_count", {"result": "conflict"}) == 1
     request = {"verb": "POST", "resource": "pods", "code": "201"}
-    assert value(metrics, "fleetjob_api_request_duration_seconds_sum", request) == 0.01
-    assert value(metrics, "fleetjob_queue_depth") == 7
+    assert value(metrics, "fleet_operator_api_request_duration_seconds_sum", request) == 0.01
+    assert value(metrics, "fleet_operator_queue_depth") == 7
+    assert value(metrics, "fleet_operator_queue_latency_seconds_sum") == 0.2
+    assert value(metrics, "fleet_operator_reconcile_errors_total", {"result": "conflict"}) == 1
+    assert value(metrics, "fleet_operator_progress_reads_total", {"result": "silent"}) == 1
+    assert value(metrics, "fleet_operator_leader") == 1
 
 
 def test_jobs_are_counted_by_state_when_they_are_asked_for(metrics: Metrics):
     running = job().model_copy(update={"status": FleetJobStatus(state=JobState.RUNNING)})
     jobs = [job(), running, running]
     metrics.watch_jobs(lambda: jobs)
-    assert value(metrics, "fleetjob_jobs", {"namespace": "default", "state": "Running"}) == 2
-    assert value(metrics, "fleetjob_jobs", {"namespace": "default", "state": "Pending"}) == 1
+    assert value(metrics, "fleet_operator_jobs", {"job_namespace": "default", "state": "Running"}) == 2
+    assert value(metrics, "fleet_operator_jobs", {"job_namespace": "default", "state": "Pending"}) == 1
     jobs.clear()
-    assert value(metrics, "fleetjob_jobs", {"namespace": "default", "state": "Running"}) is None
+    assert value(metrics, "fleet_operator_jobs", {"job_namespace": "default", "state": "Running"}) is None

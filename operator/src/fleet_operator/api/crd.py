@@ -29,6 +29,7 @@ _COLUMNS = (
     ("State", "string", ".status.state"),
     ("Pservers", "string", ".status.pservers"),
     ("Trainers", "string", ".status.trainers"),
+    ("Progress", "string", ".status.progress.summary"),
     ("Restarts", "integer", ".status.restarts"),
     ("Age", "date", ".metadata.creationTimestamp"),
 )

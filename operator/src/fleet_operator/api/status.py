@@ -19,6 +19,7 @@ __all__ = [
     "ConditionStatus",
     "ConditionType",
     "FleetJobStatus",
+    "JobProgress",
     "JobState",
     "LastFailure",
     "ReplicaRestarts",
@@ -123,6 +124,18 @@ class LastFailure(StatusModel):
     time: Timestamp | None = None
 
 
+class JobProgress(StatusModel):
+    """How far the training is, as trainer 0 reports it by `fleet.report()`."""
+
+    summary: str = Field(description="In a word: 42%, or step 120 where nobody said of how many.")
+    percentage: int | None = None
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    eta_seconds: int | None = Field(default=None, description="How much longer it takes at its present pace.")
+    time: Timestamp | None = Field(default=None, description="When it was reported.")
+
+
 class FleetJobStatus(StatusModel):
     """How far a job is."""
 
@@ -138,6 +151,7 @@ class FleetJobStatus(StatusModel):
     start_time: Timestamp | None = None
     completion_time: Timestamp | None = None
     last_failure: LastFailure | None = None
+    progress: JobProgress | None = None
     roles: tuple[RoleStatus, ...] = ()
 
     def condition(self, kind: ConditionType) -> Condition | None:

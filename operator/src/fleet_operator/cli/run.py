@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import CleanPodPolicy, JobState, Mode, Role
 from fleet_operator.api.names import METRICS_PORT
-from fleet_operator.cli.progress import fetch_progress
 from fleet_operator.cli.view import JobView
 from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.local_address import (
@@ -34,6 +33,7 @@ from fleet_operator.cluster.local_address import (
 from fleet_operator.cluster.local_guard import GuardianLostError
 from fleet_operator.cluster.local_limits import not_applied, refusals
 from fleet_operator.cluster.processes import LocalSettings, ProcessCluster
+from fleet_operator.cluster.progress import fetch_progress
 from fleet_operator.engine import Engine, Observer, Result
 from fleet_operator.errors import InvalidJob
 from fleet_operator.plan.model import PodPhase

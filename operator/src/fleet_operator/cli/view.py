@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import Role
 from fleet_operator.cli.lines import consequence, describe_exit
-from fleet_operator.cli.progress import Progress, parse_progress
 from fleet_operator.plan.model import PodPhase
+from fleet_operator.plan.progress import Progress, parse_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable

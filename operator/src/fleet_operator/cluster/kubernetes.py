@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.api import FleetJob, FleetJobStatus, parse_job
+from fleet_operator.api import FleetJob, FleetJobStatus, JobProgress, Role, parse_job
 from fleet_operator.api.names import API_VERSION, KIND, PLURAL, service_name
 from fleet_operator.build import ClusterHosts
 from fleet_operator.cluster.client import ApiError
@@ -28,11 +28,12 @@ from fleet_operator.plan.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from fleet_operator.build import Hosts
     from fleet_operator.cluster.client import ApiClient
     from fleet_operator.cluster.events import EventRecorder
+    from fleet_operator.cluster.progress import ProgressReader
     from fleet_operator.cluster.store import Entry
     from fleet_operator.cluster.view import ClusterView
     from fleet_operator.plan.model import Action, Event, ObservedPod
@@ -61,6 +62,8 @@ class KubernetesCluster:
         What is known of it.
     events : EventRecorder
         Where people are told of what happens.
+    progress : ProgressReader, optional
+        Knows how far jobs are.
     monotonic : callable
         Seconds that only grow.
     """
@@ -71,11 +74,13 @@ class KubernetesCluster:
         view: ClusterView,
         events: EventRecorder,
         *,
+        progress: ProgressReader | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._view = view
         self._events = events
+        self._progress = progress
         self._monotonic = monotonic
         self._refusals: dict[Key, _Refusal] = {}  # for now
         self._rejections: dict[Key, _Refusal] = {}  # for good
@@ -109,6 +114,7 @@ class KubernetesCluster:
             left_over=tuple(left_over),
             refused=_sentence(self._refusals.get(key), job),
             rejected=_sentence(self._rejections.get(key), job),
+            progress=self._progress_of(key, pods),
         )
 
     def hosts(self, job: FleetJob) -> Hosts:
@@ -209,6 +215,17 @@ class KubernetesCluster:
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
+
+    def _progress_of(self, key: Key, pods: Iterable[ObservedPod]) -> JobProgress | None:
+        """Return what trainer 0 was heard to say, if one of the job's own pods is it."""
+        if self._progress is None:
+            return None
+        told = (
+            self._progress.of(key, pod.uid)
+            for pod in pods
+            if pod.owned and pod.role is Role.TRAINER and pod.index == 0
+        )
+        return next((each for each in told if each is not None), None)
 
     def _is_leaving(self, uid: str) -> bool:
         return self._leaving.get(uid, 0.0) > self._monotonic()

@@ -52,6 +52,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
         reason=reason,
         message=message,
         node=manifest["spec"].get("nodeName"),
+        ip=status.get("podIP"),
     )
 
 

@@ -82,6 +82,7 @@ class Engine:
         )
         self._queue: WorkQueue[Key] = WorkQueue()
         self._known: set[Key] = set()
+        self._news: dict[Key, float] = {}  # since when there has been news that no pass has looked at
         self._wake = asyncio.Event()
         self._stopping = False
         self._passes: set[asyncio.Task[None]] = set()
@@ -90,6 +91,7 @@ class Engine:
         """Look at a job soon, or `after` a while. Cheap, and as often as one likes."""
         if after is None:
             self._queue.add(key)
+            self._news.setdefault(key, self._clock.monotonic())
         else:
             self._queue.add_at(key, self._clock.monotonic() + after.total_seconds())
         self._wake.set()
@@ -118,6 +120,8 @@ class Engine:
             key = self._queue.take(self._clock.monotonic())
             if key is None:
                 return
+            if (since := self._news.pop(key, None)) is not None:
+                self._observer.waited(self._clock.monotonic() - since)
             task = asyncio.create_task(self._pass(key), name=f"reconcile {key}")
             self._passes.add(task)
             task.add_done_callback(self._ended)

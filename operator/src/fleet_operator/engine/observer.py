@@ -25,3 +25,6 @@ class Observer:
 
     def queued(self, depth: int) -> None:
         """Note how many keys wait for a worker now."""
+
+    def waited(self, seconds: float) -> None:
+        """Note how long a key has waited for a worker, from the first news of it."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime, timedelta
 
-    from fleet_operator.api import FleetJobStatus, Role
+    from fleet_operator.api import FleetJobStatus, JobProgress, Role
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -71,6 +71,7 @@ class ObservedPod:
     reason: str | None = None  # terminated.reason, waiting.reason, or the pod's own (Evicted, …)
     message: str | None = None  # the termination message, or why it waits (the scheduler's own sentence)
     node: str | None = None
+    ip: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class Observed:
     left_over: tuple[str, ...] = ()  # "Kind/name" of what a deleted job of our name left, for the moment
     refused: str | None = None  # the API server's sentence when it last refused to create anything, for now
     rejected: str | None = None  # the API server's sentence when it refused to create a pod for good (422)
+    progress: JobProgress | None = None  # what the present trainer 0 was last heard to say
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from fleet_operator.api import (
 )
 from fleet_operator.plan.indexes import format_indexes
 from fleet_operator.plan.pods import has_failed, is_active, is_up
+from fleet_operator.plan.progress import progress_of
 from fleet_operator.plan.times import stamp
 
 if TYPE_CHECKING:
@@ -69,12 +70,13 @@ def build_status(
         start_time=start,
         completion_time=completion,
         last_failure=last_failure or before.last_failure,
+        progress=progress_of(situation, state),
         roles=roles,
     )
 
 
 def only_counts_differ(one: FleetJobStatus, other: FleetJobStatus) -> bool:
-    """Whether two statuses differ at most in what may be told a little later: counts and sentences."""
+    """Whether two statuses differ at most in what may wait a little: counts, progress and sentences."""
     return _without_counts(one) == _without_counts(other)
 
 
@@ -83,6 +85,7 @@ def _without_counts(status: FleetJobStatus) -> FleetJobStatus:
         update={
             "pservers": None,
             "trainers": None,
+            "progress": None,
             "roles": tuple(RoleStatus(role=each.role, restarts=each.restarts) for each in status.roles),
             "conditions": tuple(each.model_copy(update={"message": ""}) for each in status.conditions),
         }

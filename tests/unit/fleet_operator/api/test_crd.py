@@ -118,7 +118,7 @@ def test_what_kubectl_shows():
     assert spec["names"]["categories"] == ["all"]
     assert version["subresources"] == {"status": {}}
     columns = [column["name"] for column in version["additionalPrinterColumns"]]
-    assert columns == ["Mode", "State", "Pservers", "Trainers", "Restarts", "Age"]
+    assert columns == ["Mode", "State", "Pservers", "Trainers", "Progress", "Restarts", "Age"]
 
 
 def test_every_field_of_the_spec_is_explained(schema):

@@ -13,13 +13,13 @@ from rich.console import Console
 
 from fleet_operator.api import FleetJobStatus, JobState, ReplicaRestarts, Role, RoleStatus, parse_job
 from fleet_operator.cli.lines import describe_exit, describe_progress, duration
-from fleet_operator.cli.progress import Progress
 from fleet_operator.cli.result import to_json, to_text
 from fleet_operator.cli.run import RunResult
 from fleet_operator.cli.table import render
 from fleet_operator.cli.view import JobView
 from fleet_operator.cluster.processes import LocalPod
 from fleet_operator.plan.model import Attempt, PodPhase
+from fleet_operator.plan.progress import Progress
 from tests.support.local import job_manifest
 
 FIRST = Attempt()

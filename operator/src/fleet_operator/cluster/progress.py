@@ -1,0 +1,193 @@
+"""Asks replicas how far they are, beside everything else: no plan and no write ever waits for an answer.
+
+A training pod needs no rights to be asked, and the operator none to its logs: it reads ``/progress`` on the
+pod's own address. What answers there is the job's own code, so nothing is followed, an answer is cut off
+where it grows too long, and its numbers are checked (`fleet_operator.plan.progress`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleet_operator.api import JobState, Role
+from fleet_operator.api.names import METRICS_PORT, pod_name
+from fleet_operator.cluster.interface import Key
+from fleet_operator.cluster.view import job_key
+from fleet_operator.plan.model import PodPhase
+from fleet_operator.plan.progress import Progress, job_progress, parse_progress
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from datetime import datetime
+
+    from fleet_operator.api import JobProgress
+    from fleet_operator.cluster.view import ClusterView
+
+TIMEOUT_SECONDS = 1.0
+MAX_BYTES = 1 << 20
+
+INTERVAL_SECONDS = 15.0
+"""How often one job is asked, and so how often its status is written for its progress at most."""
+
+TICK_SECONDS = 1.0
+"""How often somebody looks which jobs are to be asked."""
+
+CONCURRENT = 64
+"""How many are asked at once: a thousand jobs that all stay silent take 16 s, one after another 17 min."""
+
+PACE_READINGS = 8
+"""Over how many readings the pace is measured that the estimate rests on: two minutes."""
+
+
+async def fetch_progress(host: str, port: int) -> Progress | None:
+    """Ask a replica; None if it does not answer in time or has nothing to tell."""
+    try:
+        async with asyncio.timeout(TIMEOUT_SECONDS):
+            reader, writer = await asyncio.open_connection(host, port, limit=MAX_BYTES)
+            try:
+                shown = f"[{host}]" if ":" in host else host
+                writer.write(f"GET /progress HTTP/1.0\r\nHost: {shown}\r\n\r\n".encode())
+                answer = await _read(reader)
+            finally:
+                writer.close()
+    except OSError:  # TimeoutError is one
+        return None
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return parse_progress(body.decode(errors="replace")) if b" 200 " in head.split(b"\r\n")[0] else None
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    data = b""
+    while len(data) < MAX_BYTES and (more := await reader.read(MAX_BYTES)):
+        data += more
+    return data
+
+
+class Target(NamedTuple):
+    """Whom to ask about a job."""
+
+    job: Key
+    pod_uid: str
+    host: str
+    port: int
+
+
+def targets(view: ClusterView) -> Iterator[Target]:
+    """Return trainer 0 of each job that runs: its own pod, at the address that its kubelet has told."""
+    for job in view.jobs():
+        if job.status.state not in (JobState.RUNNING, JobState.RESTARTING):
+            continue
+        key = job_key(job)
+        entry = view.pods.get(Key(key.namespace, pod_name(key.name, Role.TRAINER, 0)))
+        if entry is None or entry.owner is None or entry.owner.uid != job.metadata.uid:
+            continue
+        pod = entry.value
+        if pod.ip is not None and pod.phase is PodPhase.RUNNING and pod.deleted_at is None:
+            yield Target(key, pod.uid, pod.ip, METRICS_PORT)
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What one pod has told."""
+
+    pod_uid: str
+    asked_at: float
+    told: JobProgress | None = None
+    steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PACE_READINGS))
+
+    def pace(self) -> float | None:
+        """Return the steps per second of late."""
+        (earlier, step), (later, now_at) = self.steps[0], self.steps[-1]
+        return (now_at - step) / (later - earlier) if later > earlier and now_at > step else None
+
+
+class ProgressReader:
+    """Knows how far each running job was when it was last asked.
+
+    Parameters
+    ----------
+    find : callable
+        Whom there is to ask now.
+    notify : callable
+        Told of each job whose progress has moved.
+    now : callable
+        The time of day.
+    fetch : callable
+        Asks one replica; must end by itself soon.
+    on_read : callable, optional
+        Told of each question whether it was answered.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], Iterable[Target]],
+        notify: Callable[[Key], None],
+        *,
+        now: Callable[[], datetime],
+        fetch: Callable[[str, int], Awaitable[Progress | None]] = fetch_progress,
+        on_read: Callable[[bool], None] | None = None,
+    ) -> None:
+        self._find = find
+        self._notify = notify
+        self._now = now
+        self._fetch = fetch
+        self._on_read = on_read
+        self._heard: dict[Key, _Heard] = {}
+
+    def of(self, job: Key, pod_uid: str) -> JobProgress | None:
+        """Return what this pod of a job was last heard to say."""
+        heard = self._heard.get(job)
+        return heard.told if heard is not None and heard.pod_uid == pod_uid else None
+
+    async def run(self) -> None:
+        """Ask, for ever."""
+        while True:
+            await self.ask()
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def ask(self) -> None:
+        """Ask everyone who has not been asked for `INTERVAL_SECONDS`, a bounded number of them at once."""
+        loop = asyncio.get_running_loop()
+        there = {target.job: target for target in self._find()}
+        self._heard = {key: heard for key, heard in self._heard.items() if key in there}
+        waiting = iter([target for target in there.values() if self._is_due(target, loop.time())])
+
+        async def work() -> None:
+            for target in waiting:  # all workers share the one iterator
+                await self._ask(target, loop)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(CONCURRENT, len(there))):
+                group.create_task(work())
+
+    def _is_due(self, target: Target, now: float) -> bool:
+        heard = self._heard.get(target.job)
+        if heard is None or heard.pod_uid != target.pod_uid:
+            return True
+        return now - heard.asked_at >= INTERVAL_SECONDS
+
+    async def _ask(self, target: Target, loop: asyncio.AbstractEventLoop) -> None:
+        heard = self._heard.get(target.job)
+        if heard is None or heard.pod_uid != target.pod_uid:
+            heard = self._heard[target.job] = _Heard(target.pod_uid, loop.time())
+        progress = await self._fetch(target.host, target.port)
+        heard.asked_at = loop.time()
+        if self._on_read is not None:
+            self._on_read(progress is not None)
+        if progress is None or progress.step is None:
+            return
+        heard.steps.append((heard.asked_at, progress.step))
+        told = job_progress(progress, steps_per_second=heard.pace(), moment=self._now())
+        if told is not None and _moved(heard.told, told):
+            heard.told = told
+            self._notify(target.job)
+
+
+def _moved(before: JobProgress | None, after: JobProgress) -> bool:
+    """Whether the training is elsewhere; that time has passed alone is no news."""
+    if before is None:
+        return True
+    return (before.step, before.total_steps, before.loss) != (after.step, after.total_steps, after.loss)

@@ -1,0 +1,154 @@
+"""How far a job has come: what its trainer 0 tells of itself, as the status shows it.
+
+A replica tells it as the JSON of its ``/progress`` while it runs, and in its termination message when it has
+ended well, so that the last word of a job arrives with the fact that it has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.api import JobProgress, Role
+from fleet_operator.plan.ledger import Replica
+from fleet_operator.plan.pods import has_succeeded
+from fleet_operator.plan.times import stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from fleet_operator.api import JobState
+    from fleet_operator.plan.situation import Situation
+
+__all__ = ["Progress", "job_progress", "parse_progress", "progress_of"]
+
+RANK_ZERO = Replica(Role.TRAINER, 0)
+DIGITS = 6
+"""Significant digits of a loss: people read it, and what they cannot tell apart is no change."""
+
+MOST = 2**53
+LONGEST = 10 * 365 * 24 * 3600
+"""An estimate of more seconds than this says no more than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one replica reported; None and empty where it did not."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    samples: int | None = None
+    samples_per_second: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    history: Mapping[int, float] = field(default_factory=dict)  # loss by step
+
+    def after(self, earlier: Progress | None) -> Progress:
+        """Return this with the points of the curve that only an earlier snapshot of the same life has."""
+        if earlier is None:
+            return self
+        history = dict(sorted((dict(earlier.history) | dict(self.history)).items()))
+        rate = earlier.samples_per_second if self.samples_per_second is None else self.samples_per_second
+        return Progress(self.step, self.total_steps, self.loss, self.samples, rate, self.metrics, history)
+
+
+def parse_progress(text: str) -> Progress | None:
+    """Read a replica's progress; None if `text` is not one, unknown and odd values are left out."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):  # a pod may say anything
+        return None
+    if not isinstance(document, dict) or "step" not in document:
+        return None
+    return Progress(
+        step=_whole(document.get("step")),
+        total_steps=_whole(document.get("totalSteps")),
+        loss=_number(document.get("loss")),
+        samples=_whole(document.get("samples")),
+        samples_per_second=_number(document.get("samplesPerSecond")),
+        metrics=_metrics(document.get("metrics")),
+        history=_history(document.get("history")),
+    )
+
+
+def job_progress(
+    progress: Progress, *, steps_per_second: float | None = None, moment: datetime | None = None
+) -> JobProgress | None:
+    """Return what the status tells of a replica's progress; None if it counts no steps.
+
+    Parameters
+    ----------
+    progress : Progress
+        What the replica has told.
+    steps_per_second : float, optional
+        How fast it has lately been; without it nobody can say when it will be done.
+    moment : datetime, optional
+        When it told it.
+    """
+    step, total = progress.step, progress.total_steps
+    if step is None:
+        return None
+    percentage = min(100, 100 * step // total) if total else None
+    eta = None
+    if total is not None and step < total and steps_per_second:
+        eta = math.ceil(min(LONGEST, (total - step) / steps_per_second))
+    return JobProgress(
+        summary=f"{percentage}%" if percentage is not None else f"step {step}",
+        percentage=percentage,
+        step=step,
+        total_steps=total,
+        loss=None if progress.loss is None else float(f"{progress.loss:.{DIGITS}g}"),
+        eta_seconds=eta,
+        time=None if moment is None else stamp(moment),
+    )
+
+
+def progress_of(situation: Situation, state: JobState) -> JobProgress | None:
+    """Return how far the job is: trainer 0's last words, else what it was last heard to say.
+
+    A job that starts anew begins without; one that does not run has nothing to be estimated.
+    """
+    pod = situation.present.get(RANK_ZERO)
+    before = situation.job.status
+    told = before.progress if situation.ledger.job_restarts == before.job_restarts else None
+    if pod is not None and has_succeeded(pod):
+        last = parse_progress(pod.message or "")
+        final = None if last is None else job_progress(last, moment=pod.finished_at)
+        told = final or told
+    elif situation.observed.progress is not None and pod is not None:
+        told = situation.observed.progress
+    if told is None or not state.final:
+        return told
+    return told.model_copy(update={"eta_seconds": None})
+
+
+def _whole(value: Any) -> int | None:
+    """Return a count; not one that the status could not hold, which would have its every write refused."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and 0 <= value < MOST else None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _metrics(values: Any) -> dict[str, float]:
+    if not isinstance(values, dict):
+        return {}
+    numbers = {str(name): _number(value) for name, value in values.items()}
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def _history(points: Any) -> dict[int, float]:
+    history: dict[int, float] = {}
+    for point in points if isinstance(points, list) else ():
+        if isinstance(point, list) and len(point) == 2:
+            step, loss = _whole(point[0]), _number(point[1])
+            if step is not None and loss is not None:
+                history[step] = loss
+    return history

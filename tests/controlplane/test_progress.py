@@ -1,0 +1,83 @@
+"""How far a job is, read from its trainer 0 by the operator and written to the status."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from fleet_operator.api.names import METRICS_PORT
+from tests.support.jobs import manifest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tests.support.controlplane import ControlPlane
+    from tests.support.kube import Manifest, Namespace
+
+POD_IP, SILENT_IP = "127.77.0.5", "127.77.0.6"  # addresses of this machine, given to pods by kwok
+
+
+@contextlib.asynccontextmanager
+async def pod_answers(progress: dict[str, Any], host: str) -> AsyncIterator[None]:
+    """Serve /progress as a trainer's pod does, at its address."""
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(progress)
+
+    application = web.Application()
+    application.router.add_get("/progress", answer)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, host, METRICS_PORT).start()
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def at(ip: str, **spec: Any) -> Manifest:
+    """Return a job whose pods have this address."""
+    document = manifest(**spec)
+    document["spec"]["template"]["metadata"] = {"annotations": {"fleet.test/ip": ip}}
+    return document
+
+
+async def test_the_status_tells_how_far_trainer_0_is(namespace: Namespace, control_plane: ControlPlane):
+    progress = {"step": 50, "totalSteps": 200, "loss": 0.125}
+    async with pod_answers(progress, POD_IP):
+        await namespace.create_job(at(POD_IP))
+        job = await namespace.until_job("digits", "progress", lambda job: "progress" in job.get("status", {}))
+        told = job["status"]["progress"]
+        assert (told["percentage"], told["step"], told["totalSteps"], told["loss"]) == (25, 50, 200, 0.125)
+        shown = control_plane.kubectl("get", "fj", "digits", "-n", namespace.name)
+        assert shown.splitlines()[0].split()[5] == "PROGRESS"
+        assert shown.splitlines()[1].split()[5] == "25%"
+    # The last word comes with the end of the pod: nobody need ask in time.
+    last = json.dumps({"step": 200, "totalSteps": 200, "loss": 0.0625})
+    await namespace.end("digits-trainer-0", "digits-trainer-1", message=last)
+    job = await namespace.until_state("digits", "Succeeded")
+    told = job["status"]["progress"]
+    assert (told["summary"], told["loss"], told.get("etaSeconds")) == ("100%", 0.0625, None)
+
+
+async def test_a_trainer_that_never_answers_delays_nothing(namespace: Namespace):
+    asked = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, SILENT_IP, METRICS_PORT)
+    async with server:
+        await namespace.create_job(at(SILENT_IP))
+        await namespace.until_state("digits", "Running")
+        async with asyncio.timeout(10):
+            await asked.wait()
+        await namespace.end("digits-trainer-0", "digits-trainer-1")
+        job = await namespace.until_state("digits", "Succeeded", seconds=5)
+    assert "progress" not in job["status"]

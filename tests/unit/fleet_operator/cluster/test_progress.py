@@ -1,0 +1,181 @@
+"""Asking replicas how far they are."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from fleet_operator.cluster import progress as module
+from fleet_operator.cluster.interface import Key
+from fleet_operator.cluster.progress import CONCURRENT, ProgressReader, Target, fetch_progress
+from fleet_operator.plan.progress import Progress
+
+WHOLE = '{"step": 12, "totalSteps": 100, "loss": 0.31}'
+PARSED = Progress(step=12, total_steps=100, loss=0.31)
+KEY = Key("default", "digits")
+TARGET = Target(KEY, "uid-1", "10.0.0.1", 6180)
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        pytest.param(f"HTTP/1.0 200 OK\r\nA: b\r\n\r\n{WHOLE}", PARSED, id="its-progress"),
+        pytest.param("HTTP/1.0 404 Not Found\r\n\r\n{}", None, id="no-such-page"),
+        pytest.param("garbage", None, id="garbage"),
+        pytest.param("", None, id="nothing"),
+    ],
+)
+async def test_a_replica_answers(answer, expected):
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET /progress HTTP/1.0\r\n")
+        writer.write(answer.encode())
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        assert await fetch_progress("127.0.0.1", port) == expected
+
+
+async def test_a_replica_that_says_nothing_is_given_up_on():
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        async with asyncio.timeout(3):
+            assert await fetch_progress("127.0.0.1", port) is None
+
+
+async def test_nobody_listens():
+    assert await fetch_progress("127.0.0.1", 9) is None
+
+
+async def test_an_answer_without_an_end_is_cut_off(monkeypatch):
+    monkeypatch.setattr(module, "MAX_BYTES", 1000)
+
+    async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                writer.write(b"x" * 100)
+                await writer.drain()
+        except ConnectionError:
+            writer.close()
+
+    server = await asyncio.start_server(endless, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        async with asyncio.timeout(0.9):
+            assert await fetch_progress("127.0.0.1", port) is None
+
+
+class World:
+    """Trainers, what they answer, and when somebody asks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.targets = [TARGET]
+        self.answer: Progress | None = Progress(step=1, total_steps=10)
+        self.asked: list[str] = []
+        self.told: list[Key] = []
+        self.read: list[bool] = []
+        self.seconds = 0.0
+        self.reader = ProgressReader(
+            lambda: iter(self.targets),
+            self.told.append,
+            now=lambda: NOW,
+            fetch=self.fetch,
+            on_read=self.read.append,
+        )
+        monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: self.seconds, raising=False)
+
+    def step(self, pod_uid: str = "uid-1") -> int | None:
+        told = self.reader.of(KEY, pod_uid)
+        assert told is not None
+        return told.step
+
+    async def fetch(self, host: str, port: int) -> Progress | None:
+        self.asked.append(host)
+        return self.answer
+
+    async def after(self, seconds: float, answer: Progress | None) -> None:
+        self.seconds += seconds
+        self.answer = answer
+        await self.reader.ask()
+
+
+@pytest.fixture
+async def world(monkeypatch):
+    return World(monkeypatch)
+
+
+async def test_a_job_is_asked_every_fifteen_seconds_and_no_more(world: World):
+    await world.reader.ask()
+    for _ in range(14):
+        await world.after(1, Progress(step=2))
+    assert (len(world.asked), world.told) == (1, [KEY])
+    await world.after(1, Progress(step=2))
+    assert (len(world.asked), world.told) == (2, [KEY, KEY])
+
+
+async def test_what_has_not_moved_is_no_news(world: World):
+    await world.reader.ask()
+    before = world.reader.of(KEY, "uid-1")
+    await world.after(15, Progress(step=1, total_steps=10))
+    assert (len(world.asked), world.told) == (2, [KEY])
+    assert world.reader.of(KEY, "uid-1") == before
+
+
+async def test_the_estimate_follows_the_pace(world: World):
+    await world.reader.ask()
+    first = world.reader.of(KEY, "uid-1")
+    assert first is not None
+    assert first.eta_seconds is None
+    await world.after(15, Progress(step=4, total_steps=10))
+    told = world.reader.of(KEY, "uid-1")
+    assert told is not None
+    assert (told.percentage, told.eta_seconds, told.time) == (40, 30, NOW)
+
+
+async def test_a_silent_trainer_takes_nothing_back(world: World):
+    await world.reader.ask()
+    await world.after(15, None)
+    assert world.step() == 1
+    assert world.read == [True, False]
+
+
+async def test_another_pod_is_asked_at_once_and_the_old_ones_words_are_not_its_own(world: World):
+    await world.reader.ask()
+    world.targets = [TARGET._replace(pod_uid="uid-2")]
+    assert world.reader.of(KEY, "uid-2") is None
+    await world.after(1, Progress(step=0))
+    assert world.step("uid-2") == 0
+    assert world.reader.of(KEY, "uid-1") is None
+
+
+async def test_what_is_gone_is_forgotten(world: World):
+    await world.reader.ask()
+    world.targets = []
+    await world.after(1, None)
+    assert world.reader.of(KEY, "uid-1") is None
+
+
+async def test_a_thousand_silent_trainers_are_asked_a_bounded_number_at_once():
+    at_once, most, asked = 0, 0, 0
+
+    async def silent(host: str, port: int) -> None:
+        nonlocal at_once, most, asked
+        asked += 1
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0)
+        at_once -= 1
+
+    targets = [Target(Key("default", f"job-{i}"), "uid", "10.0.0.1", 6180) for i in range(1000)]
+    reader = ProgressReader(lambda: targets, lambda _: None, now=lambda: NOW, fetch=silent)
+    await reader.ask()
+    assert (asked, most) == (1000, CONCURRENT)

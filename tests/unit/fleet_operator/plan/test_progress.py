@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fleet_operator.api import JobProgress
+from fleet_operator.plan.progress import LONGEST, Progress, job_progress, parse_progress
+from tests.support.plans import Story, at, ended, pserver, trainer
+
+WHOLE = {
+    "role": "TRAINER",
+    "index": 0,
+    "step": 12,
+    "totalSteps": 100,
+    "loss": 0.31,
+    "samples": 1536,
+    "samplesPerSecond": 812.4,
+    "metrics": {"test_accuracy": 0.97, "absent": None},
+    "history": [[1, 2.0], [12, 0.31]],
+    "counters": {"bytes_sent": 3},
+    "unknown": [],
+}
+PARSED = Progress(12, 100, 0.31, 1536, 812.4, {"test_accuracy": 0.97}, {1: 2.0, 12: 0.31})
+
+
+def test_a_whole_progress():
+    assert parse_progress(json.dumps(WHOLE)) == PARSED
+
+
+@pytest.mark.parametrize("text", ["", "trained", "[1]", "3", '{"other": 1}', "{", "[" * 100_000])
+def test_other_last_words_are_no_progress(text):
+    assert parse_progress(text) is None
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"step": "x", "loss": [], "samples": 1.5, "metrics": [1], "history": {}},
+        {
+            "step": None,
+            "loss": True,
+            "history": [[1], "x", [1, None], [None, 1], [1.5, 2]],
+            "metrics": {"a": "b"},
+        },
+        {"step": -1, "totalSteps": 2**60, "samples": 10**30},
+    ],
+)
+def test_odd_values_are_left_out(odd):
+    assert parse_progress(json.dumps(odd)) == Progress()
+
+
+def test_not_a_number_is_left_out():
+    assert parse_progress('{"step": 1, "loss": NaN}') == Progress(step=1)
+
+
+def test_an_earlier_snapshot_lends_its_points_and_its_rate():
+    earlier = Progress(step=2, samples_per_second=10.0, history={1: 3.0, 2: 2.0})
+    assert Progress(step=3, loss=1.0, history={1: 3.5, 3: 1.0}).after(earlier) == Progress(
+        step=3, loss=1.0, samples_per_second=10.0, history={1: 3.5, 2: 2.0, 3: 1.0}
+    )
+
+
+@pytest.mark.parametrize(
+    ("progress", "pace", "told"),
+    [
+        pytest.param(
+            Progress(step=50, total_steps=200, loss=0.123456789),
+            2.0,
+            JobProgress(
+                summary="25%", percentage=25, step=50, total_steps=200, loss=0.123457, eta_seconds=75
+            ),
+            id="a-quarter-done",
+        ),
+        pytest.param(
+            Progress(step=199, total_steps=200),
+            None,
+            JobProgress(summary="99%", percentage=99, step=199, total_steps=200),
+            id="all-but-the-last-step-is-not-all",
+        ),
+        pytest.param(
+            Progress(step=200, total_steps=200),
+            2.0,
+            JobProgress(summary="100%", percentage=100, step=200, total_steps=200),
+            id="done-has-nothing-left",
+        ),
+        pytest.param(
+            Progress(step=7), 2.0, JobProgress(summary="step 7", step=7), id="nobody-said-of-how-many"
+        ),
+        pytest.param(
+            Progress(step=9, total_steps=3),
+            2.0,
+            JobProgress(summary="100%", percentage=100, step=9, total_steps=3),
+            id="more-than-was-said",
+        ),
+        pytest.param(
+            Progress(step=0, total_steps=0),
+            2.0,
+            JobProgress(summary="step 0", step=0, total_steps=0),
+            id="of-none",
+        ),
+        pytest.param(
+            Progress(step=0, total_steps=2**52),
+            1e-300,
+            JobProgress(summary="0%", percentage=0, step=0, total_steps=2**52, eta_seconds=LONGEST),
+            id="an-estimate-has-an-end",
+        ),
+        pytest.param(Progress(loss=1.0), 2.0, None, id="no-steps-counted"),
+    ],
+)
+def test_what_the_status_tells(progress, pace, told):
+    assert job_progress(progress, steps_per_second=pace) == told
+
+
+HEARD = JobProgress(summary="25%", percentage=25, step=1, total_steps=4, eta_seconds=30)
+RUNNING = (pserver(0), pserver(1), trainer(0), trainer(1))
+
+
+def test_what_trainer_0_says_is_in_the_status_and_stays_there():
+    story = Story()
+    story.sees(*RUNNING, progress=HEARD)
+    assert story.job.status.progress == HEARD
+    assert not story.plan.urgent or story.plan.events  # told with the start
+    story.sees(*RUNNING, after=5)
+    assert story.job.status.progress == HEARD
+
+
+def test_progress_alone_is_nothing_urgent():
+    story = Story()
+    story.sees(*RUNNING)
+    story.sees(*RUNNING, after=1, progress=HEARD)
+    assert not story.plan.urgent
+
+
+def test_a_restart_of_the_job_begins_without_progress():
+    story = Story(failurePolicy={"action": "RestartJob"})
+    story.sees(*RUNNING, progress=HEARD)
+    story.sees(*RUNNING[:3], ended(trainer(1), 1), after=5)
+    assert story.job.status.progress is None
+
+
+def test_a_restart_of_one_replica_keeps_what_was_known():
+    story = Story()
+    story.sees(*RUNNING, progress=HEARD)
+    story.sees(*RUNNING[:3], ended(trainer(1), 1), after=5)
+    assert story.job.status.progress == HEARD
+
+
+def test_the_last_words_of_trainer_0_are_the_last_word():
+    story = Story()
+    story.sees(*RUNNING, progress=HEARD)
+    last = ended(trainer(0), message='{"step": 4, "totalSteps": 4, "loss": 0.5}', finished_at=at(7))
+    story.sees(*RUNNING[:2], last, ended(trainer(1)), after=8)
+    assert story.job.status.progress == JobProgress(
+        summary="100%", percentage=100, step=4, total_steps=4, loss=0.5, time=at(7)
+    )
+
+
+def test_a_job_that_has_failed_estimates_nothing():
+    story = Story(failurePolicy={"action": "FailJob"})
+    story.sees(*RUNNING, progress=HEARD)
+    story.sees(*RUNNING[:3], ended(trainer(1), 1), after=5)
+    assert story.job.status.progress == HEARD.model_copy(update={"eta_seconds": None})
+
+
+def test_a_job_that_is_suspended_has_no_progress():
+    story = Story()
+    story.sees(*RUNNING, progress=HEARD)
+    story.edit(suspend=True)
+    story.sees(*RUNNING, after=5)
+    assert story.job.status.progress is None
