@@ -183,6 +183,21 @@ def test_minimize_gives_this_replicas_programs():
         assert fleet.startup_program.attrs["role"] == fleet.main_program.attrs["role"]
 
 
+def test_a_server_has_its_programs_before_it_serves():
+    fleet, model = started(role_maker.Role.SERVER), torch.nn.Linear(3, 1)
+    fleet.distributed_optimizer(sgd(model), model=model)
+    assert fleet.server_program == fleet.main_program
+    assert fleet.server_program.attr("endpoint") == ENDPOINTS[1]
+    assert fleet.server_program.startup_program == fleet.startup_program
+
+
+def test_a_trainer_has_no_server_program():
+    fleet = started()
+    fleet.distributed_optimizer(sgd())
+    with pytest.raises(ConfigurationError, match=r"a parameter server's, .* fleet\.main_program"):
+        _ = fleet.server_program
+
+
 def test_the_strategy_reaches_the_transpiler():
     fleet, model = started(), torch.nn.Linear(400, 400)
     uncut = package.DistributeTranspilerConfig(slice_var_up=False)

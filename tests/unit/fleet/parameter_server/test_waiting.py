@@ -6,6 +6,7 @@ import socket
 import pytest
 
 from fleet.errors import DeadlineExceededError
+from fleet.parameter_server import waiting
 from fleet.parameter_server.waiting import WaitLog, split_endpoint, wait_for_ports
 
 
@@ -77,3 +78,13 @@ def test_ports_that_never_answer_are_named():
     assert f"the parameter servers {bad} accept no connections after 0.1 s" in str(caught.value)
     assert "refused" in str(caught.value)
     assert good not in str(caught.value)
+
+
+def test_a_wait_for_ports_says_for_whom(caplog, monkeypatch):
+    monkeypatch.setattr(waiting, "FIRST_WORD_SECONDS", 0.1)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(DeadlineExceededError):
+            wait_for_ports([endpoint], deadline_seconds=0.5)
+    assert f"waiting for the parameter servers {endpoint} (" in caplog.text

@@ -36,6 +36,14 @@ def test_each_block_gets_one_known_server(dispatcher, blocks, servers):
     assert set(found) <= set(servers)
 
 
+@given(st.lists(names, max_size=4), endpoints)
+def test_round_robin_is_balanced_whatever_comes_at_once(batches, servers):
+    dispatcher = RoundRobin(servers)
+    found = [server for blocks in batches for server in dispatcher.dispatch(blocks)]
+    counts = [found.count(server) for server in servers]
+    assert max(counts) - min(counts) <= 1
+
+
 @pytest.mark.parametrize("dispatcher", [RoundRobin, HashName])
 @given(names, endpoints)
 def test_reset_begins_anew(dispatcher, blocks, servers):
@@ -51,6 +59,12 @@ def test_round_robin_goes_on_where_it_stopped():
     assert dispatcher.dispatch([Block("x"), Block("y")]) == ["a", "b"]
     assert dispatcher.dispatch([Block("z"), Block("w")]) == ["c", "a"]
     assert dispatcher.eps == ["a", "b", "c"]
+
+
+def test_hash_name_spreads_the_blocks_of_a_model():
+    blocks = [Block(f"layers.{layer}.weight.block{index}") for layer in range(50) for index in range(4)]
+    found = HashName(["a", "b", "c", "d"]).dispatch(blocks)
+    assert all(25 <= found.count(server) <= 75 for server in "abcd")
 
 
 def test_hash_name_is_the_same_in_every_process():

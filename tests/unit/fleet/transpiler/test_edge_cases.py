@@ -111,7 +111,10 @@ def test_unknown_endpoint_is_an_error():
 def test_a_program_of_another_endpoint_is_an_error():
     transpiler = DistributeTranspiler()
     transpiler.transpile(**GOOD, program=captured())
-    with pytest.raises(TranspileError, match=f"belongs to '{ONE}', not to '{TWO}'"):
+    with (
+        pytest.warns(DeprecationWarning, match="pserver_program is not needed"),
+        pytest.raises(TranspileError, match=f"belongs to '{ONE}', not to '{TWO}'"),
+    ):
         transpiler.get_startup_program(TWO, transpiler.get_pserver_program(ONE))
 
 
@@ -198,32 +201,6 @@ def test_a_sender_that_cuts_the_gradients_sends_them_whole():
     (send,) = (op for op in ops if op.type == "send" and op.input("X") == ["w@GRAD"])
     assert send.attr("sections") == [200, 200]
     assert send.attr("send_varnames") == ["w@GRAD.block0", "w@GRAD.block1"]
-
-
-def test_programs_may_be_asked_for_in_any_order():
-    def made(order: list[str]) -> list[Any]:
-        transpiler = DistributeTranspiler()
-        transpiler.transpile(**GOOD, program=captured())
-        asks: dict[str, Any] = {
-            "trainer": lambda: transpiler.get_trainer_program().clone(),
-            "one": lambda: transpiler.get_pserver_programs(ONE),
-            "two": lambda: transpiler.get_pserver_program(TWO),
-            "startup": lambda: transpiler.get_startup_program(TWO),
-        }
-        answers = {name: asks[name]() for name in order}
-        return [answers[name] for name in sorted(answers)]
-
-    assert made(["trainer", "one", "two", "startup"]) == made(["startup", "two", "one", "trainer"])
-
-
-@pytest.mark.parametrize(
-    ("asked", "configured", "expected"),
-    [(True, True, True), (False, True, False), (True, False, False)],
-)
-def test_wait_port_needs_both(asked, configured, expected):
-    transpiler = DistributeTranspiler(config(wait_port=configured))
-    transpiler.transpile(**GOOD, program=captured())
-    assert trainer_plan(transpiler.get_trainer_program(wait_port=asked)).wait_port is expected
 
 
 def test_global_norm_clipping_by_operators_names_itself():

@@ -194,14 +194,6 @@ def test_the_order_of_optimize_operators_does_not_move_blocks():
     assert [block.name for block in plans[0].blocks] == ["a", "m", "w.block0", "w.block1"]
 
 
-def test_a_program_without_its_optimizer_s_class_is_an_error():
-    transpiler, _ = transpiled(captured())
-    program = transpiler.get_pserver_program(ONE)
-    program.source = None
-    with pytest.raises(TranspileError, match=r"stands for torch\.optim\.sgd\.SGD"):
-        server_plan(program)
-
-
 @pytest.mark.parametrize(
     ("change", "difference"),
     [

@@ -132,6 +132,22 @@ class Fleet:
         return transpiler.get_trainer_program()
 
     @property
+    def server_program(self) -> Program:
+        """What this parameter server serves; the same as `main_program` there.
+
+        Raises
+        ------
+        ConfigurationError
+            This process is a trainer.
+        """
+        if not self._started_role().is_server:
+            raise ConfigurationError(
+                "fleet.server_program is a parameter server's, and this process is a trainer; its programs "
+                "are fleet.startup_program and fleet.main_program"
+            )
+        return self.main_program
+
+    @property
     def startup_program(self) -> Program:
         """What prepares `main_program`."""
         transpiler, role = self._started_transpiler(), self._started_role()

@@ -13,7 +13,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fleet.program.agreement import agreement_of, fingerprint_of
-from fleet.program.printer import format_program
+from fleet.program.printer import format_difference, format_program
+from fleet.program.serialise import read_program, write_program
 
 if TYPE_CHECKING:
     from torch.nn import Module, Parameter
@@ -296,6 +297,57 @@ class Program:
     def to_string(self, *, with_details: bool = False) -> str:
         """Return the program as text that reads like code; details are output slots and book-keeping."""
         return format_program(self, with_details=with_details)
+
+    def difference(self, other: "Program") -> str:
+        """Say how another program differs from this one; empty when the two are equal.
+
+        Parameters
+        ----------
+        other : Program
+
+        Returns
+        -------
+        str
+            The lines of both programs' text, with details, around each difference: those of this program
+            alone begin with ``-``, those of `other` alone with ``+``.
+        """
+        return "" if self == other else format_difference(self, other)
+
+    def to_json(self) -> str:
+        """Return the program as JSON, with its startup program; `from_json` reads it back.
+
+        Returns
+        -------
+        str
+            What the program says. The PyTorch objects behind it stay behind.
+
+        Raises
+        ------
+        TranspileError
+            An attribute is no plain value.
+        """
+        return write_program(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Program":
+        """Build a program from what `to_json` returned.
+
+        Parameters
+        ----------
+        text : str
+
+        Returns
+        -------
+        Program
+            Equal to the one that was written, without a `source`: it can be printed, compared and lowered,
+            and to run it needs the `source` of a program that was captured here.
+
+        Raises
+        ------
+        TranspileError
+            The text is cut off, of another format or version, or damaged; the message says where.
+        """
+        return read_program(text, cls)
 
     @classmethod
     def capture(cls, model: "Module", loss_fn: Callable[..., Any], optimizer: "Optimizer") -> "Program":

@@ -189,8 +189,16 @@ def attributes_of(
         if isinstance(value, tuple) and len(names) == len(value) > 1:
             attrs.update(zip(names, value, strict=True))
         else:
-            attrs[names[0]] = list(value) if isinstance(value, tuple) else value
+            attrs[names[0]] = _lists(value)
     return attrs
+
+
+def _lists(value: HyperParameter) -> "Attribute":
+    return [_lists(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _tuples(value: "Attribute") -> HyperParameter:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value  # type: ignore[arg-type,return-value]
 
 
 def hyper_parameters_of(op: "Operator") -> dict[str, HyperParameter]:
@@ -213,8 +221,7 @@ def hyper_parameters_of(op: "Operator") -> dict[str, HyperParameter]:
         if not all(op.has_attr(part) for part in names):
             continue
         values = [op.attr(part) for part in names]
-        value = values if len(values) > 1 else values[0]
-        options[name] = tuple(value) if isinstance(value, list) else value
+        options[name] = _tuples(values if len(values) > 1 else values[0])
     return options
 
 

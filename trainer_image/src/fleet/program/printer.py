@@ -1,12 +1,14 @@
 """Programs as text that reads like code: declarations first, then one line per operator."""
 
+import json
 from collections.abc import Iterable, Mapping
+from difflib import unified_diff
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fleet.program.ir import Block, Operator, Program, Variable
 
-__all__ = ["format_program"]
+__all__ = ["format_difference", "format_program"]
 
 _INDENT = "    "
 # Attributes that repeat what the reader sees anyway.
@@ -26,18 +28,29 @@ def format_program(program: "Program", *, with_details: bool = False) -> str:
     return "\n".join((*header, *(_format_block(block, with_details) for block in program.blocks)))
 
 
+def format_difference(ours: "Program", theirs: "Program") -> str:
+    """Return the lines in which two programs differ, with two lines around each."""
+    here, there = (format_program(program, with_details=True).splitlines() for program in (ours, theirs))
+    return "\n".join(unified_diff(here, there, "this program", "the other", n=2, lineterm=""))
+
+
 def _format_block(block: "Block", with_details: bool) -> str:
     parent = f", inside block {block.parent_idx}" if block.parent_idx >= 0 else ""
-    declarations = [_INDENT + _format_variable(variable) for variable in block.vars.values()]
+    declarations = [_INDENT + _format_variable(variable, with_details) for variable in block.vars.values()]
     operators = [_INDENT + _format_operator(op, with_details) for op in block.ops]
     gap = [""] if declarations and operators else []
     return "\n".join((f"{{ // block {block.idx}{parent}", *declarations, *gap, *operators, "}"))
 
 
-def _format_variable(variable: "Variable") -> str:
-    if variable.is_data:
-        return f"data {variable.name}"
-    kind = "param" if variable.is_parameter else "persist" if variable.persistable else "var"
+def _format_variable(variable: "Variable", with_details: bool) -> str:
+    if variable.is_data and not with_details:
+        return f"data {variable.name}"  # the shape is not known before it is fed
+    kinds = {
+        "data": variable.is_data,
+        "param": variable.is_parameter,
+        "persist": variable.persistable and (with_details or not variable.is_parameter),
+    }
+    kind = " ".join(name for name, applies in kinds.items() if applies) or "var"
     return f"{kind} {variable.name} : {variable.dtype}[{', '.join(map(str, variable.shape))}]"
 
 
@@ -57,7 +70,7 @@ def _slots(slots: Mapping[str, Iterable[str]]) -> list[str]:
 def _value(value: object) -> str:
     """Return an attribute as Python would write it, strings in double quotes."""
     if isinstance(value, str):
-        return f'"{value}"'
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, dict):

@@ -1,6 +1,7 @@
 """What the user may configure about transpiling: the original's fields, with its defaults."""
 
 from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
 from enum import IntEnum
 
 from fleet.errors import TranspileError
@@ -36,8 +37,12 @@ class DistributeTranspilerConfig:
         Together with transpile's `sync_mode`: False in either means asynchronous training.
     runtime_split_send_recv : bool
         Asynchronous training in which the sender cuts the gradients; without it, half-asynchronous.
+    mode : str
+        ``pserver``. Collective training has a fleet of its own.
     wait_port : bool
-        Trainers wait until every server accepts connections before they start.
+        Trainers wait until every server accepts connections before they start, and say for whom. Without
+        it a server that is not there yet is waited for in the call that joins it. Either way for
+        `FLAGS_rpc_deadline` at most.
     print_log : bool
         Log where each block goes.
 
@@ -65,6 +70,15 @@ class DistributeTranspilerConfig:
     hierarchical_allreduce_inter_nranks: int = 0
     collective_mode: str | None = None
 
+    def __setattr__(self, name: str, value: object) -> None:
+        known = [field.name for field in fields(self)]
+        if name not in known:
+            raise AttributeError(
+                f"DistributeTranspilerConfig has no field {name!r}{_meant(name, known)}; its fields are "
+                f"{', '.join(known)}"
+            )
+        object.__setattr__(self, name, value)
+
     def check(self) -> None:
         """Check every field.
 
@@ -73,6 +87,7 @@ class DistributeTranspilerConfig:
         TranspileError
             A field has a value of the wrong type or range, or one that is not supported yet.
         """
+        self._check_mode()
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in _NOT_YET and value != field.default:
@@ -91,6 +106,15 @@ class DistributeTranspilerConfig:
         if isinstance(size, bool) or not isinstance(size, int) or size < _SMALLEST_BLOCK:
             raise TranspileError(
                 f"config.min_block_size is {size!r}; expected a whole number of at least {_SMALLEST_BLOCK}"
+            )
+
+    def _check_mode(self) -> None:
+        if self.mode in _COLLECTIVE_MODES:
+            raise TranspileError(f"config.mode = {self.mode!r} is not supported yet: {_COLLECTIVE}")
+        if self.mode != "pserver":
+            raise TranspileError(
+                f"config.mode is {self.mode!r}; expected 'pserver' ({' and '.join(_COLLECTIVE_MODES)}, the "
+                f"original's others, are not supported yet: {_COLLECTIVE})"
             )
 
     @staticmethod
@@ -116,10 +140,15 @@ class DistributeTranspilerConfig:
         return DistributedMode.SYNC
 
 
+def _meant(name: str, known: list[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
 _COLLECTIVE = "collective training does not go through the transpiler, use fleet.collective"
+_COLLECTIVE_MODES = ("nccl2", "collective")
 _NOT_YET = {
     "enable_dc_asgd": "delay compensation needs the asynchronous mode",
-    "mode": _COLLECTIVE,
     "half_async": "half-asynchronous training does not run yet",
     "completely_not_async": "half-asynchronous training does not run yet",
     "geo_sgd_mode": "GEO training does not run yet",

@@ -355,20 +355,37 @@ def _check_mean(ops: list[Operator], planned: PlannedBlock, trainers: int) -> No
 def _lower_group(program: Program, ops: list[Operator], param: str) -> GroupPlan:
     """Fuse a slice's operators into one torch.optim call: weight decay goes back into its options."""
     optimizer = ops[-1]
-    if program.source is None or class_path(type(program.source.optimizer)) != optimizer.attr("optimizer"):
-        raise TranspileError(
-            f"operator {optimizer.type} stands for {optimizer.attr('optimizer')}, which the program has no "
-            "class for; build the program with Program.capture"
-        )
     carried = hyper_parameters_of(optimizer)
     decays = [op.attr("scale") for op in ops if op.type == "scale" and op.input("X") == [param]]
     others = {"weight_decay": decays[0] if decays else 0.0}
     return GroupPlan(
         index=optimizer.attr("param_group"),
-        optimizer_class=type(program.source.optimizer),
+        optimizer_class=_optimizer_class(program, optimizer),
         hyper_parameters={
             name: carried[name] if name in carried else others[name]
             for name in optimizer.attr("hyper_parameters")
         },
         elementwise=optimizer.attr("elementwise"),
+    )
+
+
+def _optimizer_class(program: Program, op: Operator) -> "type[Optimizer]":
+    """Return the class that an optimize operator stands for: the captured one, or PyTorch's own.
+
+    A program that was read from a text has no captured class, and a text must not choose what is imported.
+    """
+    path: str = op.attr("optimizer")
+    if program.source is not None and class_path(type(program.source.optimizer)) == path:
+        return type(program.source.optimizer)
+    module, _, name = path.rpartition(".")
+    if module.startswith("torch.optim."):
+        import torch
+
+        found = getattr(torch.optim, name, None)
+        if isinstance(found, type) and class_path(found) == path:
+            return found
+    raise TranspileError(
+        f"operator {op.type} stands for {path}, which the program has no class for and PyTorch does not "
+        "have; give the program the source of one that was captured with it: program.source = "
+        "captured.source"
     )

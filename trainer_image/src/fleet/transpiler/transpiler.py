@@ -1,5 +1,6 @@
 """The distribute transpiler: from one captured program to the programs of every replica of a job."""
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -40,6 +41,7 @@ class DistributeTranspiler:
         self._main = Program()
         self._startup = Program()
         self._trainer_program = Program()
+        self._wait_port = True
 
     def transpile(
         self,
@@ -95,6 +97,7 @@ class DistributeTranspiler:
         self._layout, self._main, self._startup = layout, main.clone(), startup.clone()
         self._trainer_program = trainer_program
         rewrite_startup(startup, layout, trainer_id)
+        self._wait_port = startup.attrs["wait_port"] = config.wait_port
         trainer_program.startup_program = startup
         main.attrs["transpiled"] = True
         if config.print_log:
@@ -106,7 +109,8 @@ class DistributeTranspiler:
         Parameters
         ----------
         wait_port : bool
-            Wait for the servers' ports before the first step. `config.wait_port` must agree.
+            Wait for the servers' ports before the first step. `config.wait_port` must agree. It holds for
+            the startup program too.
 
         Returns
         -------
@@ -119,7 +123,10 @@ class DistributeTranspiler:
             `transpile` has not been called.
         """
         self._transpiled()
-        self._trainer_program.attrs["wait_port"] = bool(wait_port and self.config.wait_port)
+        waits = bool(wait_port and self._wait_port)
+        for program in (self._trainer_program, self._trainer_program.startup_program):
+            if program is not None:
+                program.attrs["wait_port"] = waits
         return self._trainer_program
 
     def get_pserver_program(self, endpoint: str) -> Program:
@@ -148,15 +155,21 @@ class DistributeTranspiler:
         """Return `get_pserver_program` and `get_startup_program` of one endpoint."""
         return self.get_pserver_program(endpoint), self.get_startup_program(endpoint)
 
-    def get_startup_program(self, endpoint: str, pserver_program: Program | None = None) -> Program:
+    def get_startup_program(
+        self,
+        endpoint: str,
+        pserver_program: Program | None = None,
+        startup_program: Program | None = None,
+    ) -> Program:
         """Return the program that creates what the parameter server at `endpoint` holds.
 
         Parameters
         ----------
         endpoint : str
             One of transpile's `pservers`.
-        pserver_program : Program, optional
-            That server's program. Not needed; scripts written for the original pass it.
+        pserver_program, startup_program : Program, optional
+            Deprecated, as in the original: transpile knows both. What is given must be this endpoint's
+            pserver program, and the startup program that was transpiled.
 
         Returns
         -------
@@ -165,14 +178,25 @@ class DistributeTranspiler:
         Raises
         ------
         TranspileError
-            `transpile` has not been called, the endpoint is not among its servers, or `pserver_program`
-            belongs to another endpoint.
+            `transpile` has not been called, the endpoint is not among its servers, or one of the deprecated
+            arguments is another program than the one that is used.
         """
         layout = self._layout_with(endpoint)
+        given = {"pserver_program": pserver_program, "startup_program": startup_program}
+        if named := " and ".join(name for name, program in given.items() if program is not None):
+            warnings.warn(
+                f"get_startup_program: {named} is not needed, transpile() knows it; leave it out",
+                DeprecationWarning,
+                stacklevel=2,
+            )
         if pserver_program is not None and pserver_program.attrs.get("endpoint") != endpoint:
             raise TranspileError(
                 f"pserver_program belongs to {pserver_program.attrs.get('endpoint')!r}, not to {endpoint!r}; "
                 "pass what get_pserver_program returned for this endpoint, or leave it out"
+            )
+        if startup_program not in (None, self._startup, self._trainer_program.startup_program):
+            raise TranspileError(
+                "startup_program is not the one that was transpiled; pass that one, or leave it out"
             )
         return build_pserver_startup(self._startup, self._main, layout, endpoint)
 
