@@ -61,6 +61,16 @@ class ConditionType(StrEnum):
     FAILED = "Failed"
 
 
+_EXPLAINED_BY = {
+    JobState.PENDING: ConditionType.RUNNING,
+    JobState.RUNNING: ConditionType.RUNNING,
+    JobState.RESTARTING: ConditionType.RESTARTING,
+    JobState.SUSPENDED: ConditionType.SUSPENDED,
+    JobState.SUCCEEDED: ConditionType.SUCCEEDED,
+    JobState.FAILED: ConditionType.FAILED,
+}
+
+
 class ConditionStatus(StrEnum):
     """Whether a condition holds."""
 
@@ -171,6 +181,11 @@ class FleetJobStatus(StatusModel):
     def finished(self) -> bool:
         """Whether the job has succeeded or failed."""
         return self.state is not None and self.state.final
+
+    @property
+    def explanation(self) -> Condition | None:
+        """The condition whose reason and sentence say why the job is in its state."""
+        return None if self.state is None else self.condition(_EXPLAINED_BY[self.state])
 
     def to_manifest(self) -> dict[str, Any]:
         """Return the status as the API server takes it: camelCase, and what is unknown left out."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import CleanPodPolicy, ConditionType, JobState
 from fleet_operator.api.names import service_name
+from fleet_operator.plan.advice import advised
 from fleet_operator.plan.cleanup import cleanup_at, to_clean
 from fleet_operator.plan.model import DeleteJob, DeleteService, Plan
 from fleet_operator.plan.pods import is_active
@@ -55,7 +56,7 @@ def end_job(
     told: dict[ConditionType, Told] = {
         ConditionType.PODS_CREATED: (False, reason, sentence) if situation.missing else ALL_CREATED,
         ConditionType.RUNNING: (False, reason, sentence),
-        ending: (True, reason, sentence),
+        ending: (True, reason, advised(reason, sentence)),
     }
     if before.is_true(ConditionType.RESTARTING):
         told[ConditionType.RESTARTING] = (False, reason, sentence)

@@ -79,10 +79,15 @@ def step(
 def hold(situation: Situation) -> Plan:
     """Let no pod of the job run while it is suspended."""
     sentence = "runPolicy.suspend is true"
+    until = "no pod of this job runs until it is false"
     told: dict[ConditionType, Told] = {
         ConditionType.PODS_CREATED: (False, "Suspended", sentence),
         ConditionType.RUNNING: (False, "Suspended", sentence),
-        ConditionType.SUSPENDED: (True, "Suspended", f"{sentence}: no pod of this job runs"),
+        ConditionType.SUSPENDED: (
+            True,
+            "Suspended",
+            f"{sentence}: {until}",
+        ),
     }
     if situation.job.status.is_true(ConditionType.RESTARTING):
         told[ConditionType.RESTARTING] = (False, "Suspended", sentence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleet_operator.api import Role
+from fleet_operator.plan.advice import advised, as_reason
 from fleet_operator.plan.pods import is_up
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
             "PodTerminating", f"{_some(leaving)} is being deleted; its name is taken until it is gone"
         )
     if refused := situation.observed.refused:
-        return Waiting("CreationRefused", f"the API server refuses what is missing, for now: {refused}")
+        sentence = f"the API server refuses what is missing, for now: {refused}"
+        return Waiting("CreationRefused", advised("CreationRefused", sentence))
     if pausing := [situation.name_of(each) for each in backed_off]:
         return Waiting("BackOff", f"{_some(pausing)} is created again after a pause")
     if gated:
@@ -63,7 +65,7 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
             and not (each in situation.present and situation.present[each].ready)
         ]
         sentence = f"trainers are created once all parameter servers are ready: {_some(slow)} is not yet"
-        return Waiting("WaitingForParameterServers", sentence)
+        return Waiting("WaitingForParameterServers", advised("WaitingForParameterServers", sentence))
     return Waiting("Creating", "pods are being created")
 
 
@@ -72,14 +74,23 @@ def why_not_running(situation: Situation, not_created: Waiting | None) -> Waitin
     trouble = _trouble(situation)
     if trouble is not None:
         said = f": {trouble.message}" if trouble.message else ""
-        return Waiting(trouble.reason or "PodWaiting", f"{trouble.name} waits, {trouble.reason}{said}")
-    return not_created or Waiting("Starting", "the pods are there, but not all of them run yet")
+        reason = as_reason(trouble.reason, "PodWaiting")
+        return Waiting(reason, advised(reason, f"{trouble.name} waits, {trouble.reason}{said}"))
+    return not_created or Waiting("Starting", _starting(situation))
 
 
 def _trouble(situation: Situation) -> ObservedPod | None:
     """Return the first pod that waits for something that does not just pass."""
     waiting = (pod for pod in situation.present.values() if not is_up(pod) and pod.exit_code is None)
     return next((pod for pod in waiting if pod.reason and pod.reason not in PASSING), None)
+
+
+def _starting(situation: Situation) -> str:
+    """Name the pods that are there but do not run, though nobody has said yet that anything is wrong."""
+    slow = [pod.name for pod in situation.present.values() if not is_up(pod) and pod.exit_code is None]
+    if not slow:
+        return "the pods are there, but not all of them run yet"
+    return f"{_some(slow)} is being started; if it stays so, its events say why"
 
 
 def _some(names: list[str]) -> str:

@@ -27,11 +27,11 @@ def test_a_job_that_takes_too_long_fails_and_its_pods_go():
         "Failed pservers 2/2 trainers 2/2 restarts 0 failures 0",
         "PodsCreated True PodsCreated: the pods of all replicas are there",
         f"Running False DeadlineExceeded: {sentence}",
-        f"Failed True DeadlineExceeded: {sentence}",
+        f"Failed True DeadlineExceeded: {sentence}; raise it, and create the job again",
         "delete digits-pserver-0 0.0",
         "delete digits-pserver-1 0.0",
         "delete digits-trainer-0 0.0",
-        f"tell Warning Failed: {sentence}",
+        f"tell Warning Failed: {sentence}; raise it, and create the job again",
     ]
 
 

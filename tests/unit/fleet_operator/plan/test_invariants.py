@@ -7,6 +7,7 @@ its end.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -210,6 +211,16 @@ class Cluster(RuleBasedStateMachine):
         status = self.job.status
         assert status.is_true(ConditionType.SUCCEEDED) == (status.state == "Succeeded")
         assert status.is_true(ConditionType.FAILED) == (status.state == "Failed")
+
+    @invariant()
+    def every_condition_explains_itself(self) -> None:
+        conditions = self.job.status.conditions
+        assert len({each.type for each in conditions}) == len(conditions)
+        for each in conditions:
+            assert re.fullmatch("[A-Z][A-Za-z]+", each.reason)
+            assert each.message
+        explanation = self.job.status.explanation
+        assert (explanation is None) == (self.job.status.state is None)
 
     @invariant()
     def failures_stay_within_the_limit(self) -> None:

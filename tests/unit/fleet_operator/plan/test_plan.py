@@ -10,7 +10,7 @@ from tests.support.plans import Story, ended, pending, pserver, trainer
 
 WAITING_FOR_BOTH = (
     "WaitingForParameterServers: trainers are created once all parameter servers are ready:"
-    " digits-pserver-0 (and 1 more) is not yet"
+    " digits-pserver-0 (and 1 more) is not yet; if it stays so, its log and its events say why"
 )
 ALL_THERE = "PodsCreated True PodsCreated: the pods of all replicas are there"
 ALL_RUN = "Running True ReplicasRunning: all 4 replicas run or have completed"
@@ -133,12 +133,13 @@ def test_a_job_that_is_being_deleted_is_left_alone():
 
 def test_a_pod_that_the_api_server_refuses_fails_the_job_with_its_sentence():
     sentence = 'Pod "digits-pserver-0" is invalid: spec.containers[0].resources: must be less than the limit'
+    then = "; correct the template and create the job again"
     assert Story().sees(rejected=sentence) == [
         "Failed pservers 0/2 trainers 0/2 restarts 0 failures 0",
         f"PodsCreated False PodRejected: the API server refuses a pod of this job: {sentence}",
         f"Running False PodRejected: the API server refuses a pod of this job: {sentence}",
-        f"Failed True PodRejected: the API server refuses a pod of this job: {sentence}",
-        f"tell Warning Failed: the API server refuses a pod of this job: {sentence}",
+        f"Failed True PodRejected: the API server refuses a pod of this job: {sentence}{then}",
+        f"tell Warning Failed: the API server refuses a pod of this job: {sentence}{then}",
     ]
 
 

@@ -188,18 +188,19 @@ def test_the_job_fails_when_the_limit_is_used_up():
         "digits-trainer-1 was ended by SIGKILL (exit code 137);"
         " this is failure 2, and runPolicy.backoffLimit is 1"
     )
+    then = "; correct what its log shows, or raise the limit, and create the job again"
     pods = (pserver(0), pserver(1), trainer(0), ended(trainer(1, "0.1"), 137))
     assert story.sees(*pods, after=9) == [
         "Failed pservers 2/2 trainers 1/2 restarts 1 failures 2",
         "PodsCreated True PodsCreated: the pods of all replicas are there",
         f"Running False BackoffLimitExceeded: {sentence}",
         f"Restarting False BackoffLimitExceeded: {sentence}",
-        f"Failed True BackoffLimitExceeded: {sentence}",
+        f"Failed True BackoffLimitExceeded: {sentence}{then}",
         "delete digits-pserver-0 0.0",
         "delete digits-pserver-1 0.0",
         "delete digits-trainer-0 0.0",
         "tell Warning ReplicaFailed: digits-trainer-1 was ended by SIGKILL (exit code 137)",
-        f"tell Warning Failed: {sentence}",
+        f"tell Warning Failed: {sentence}{then}",
     ]
 
 

@@ -11,8 +11,8 @@ def test_a_job_created_suspended_creates_nothing():
         "Suspended pservers 0/2 trainers 0/2 restarts 0 failures 0",
         f"PodsCreated False Suspended: {HELD}",
         f"Running False Suspended: {HELD}",
-        f"Suspended True Suspended: {HELD}: no pod of this job runs",
-        f"tell Normal Suspended: {HELD}: no pod of this job runs",
+        f"Suspended True Suspended: {HELD}: no pod of this job runs until it is false",
+        f"tell Normal Suspended: {HELD}: no pod of this job runs until it is false",
     ]
     assert story.job.status.start_time is None
 
