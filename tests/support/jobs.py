@@ -228,6 +228,36 @@ INVALID = (
         ("RestartJob", "collective"),
     ),
     InvalidCase(
+        "rule-without-an-action",
+        _at("spec.failurePolicy.rules", [{"onExitCodes": [1]}]),
+        "spec.failurePolicy.rules[0].action",
+        ("What follows",),
+    ),
+    InvalidCase(
+        "rule-that-matches-everything",
+        _at("spec.failurePolicy.rules", [{"action": "Ignore"}]),
+        "spec.failurePolicy.rules",
+        ("onExitCodes, onReason or role",),
+    ),
+    InvalidCase(
+        "rule-about-exit-code-zero",
+        _at("spec.failurePolicy.rules", [{"onExitCodes": [0], "action": "Ignore"}]),
+        "spec.failurePolicy.rules[0].onExitCodes[0]",
+        ("at least 1",),
+    ),
+    InvalidCase(
+        "rule-about-another-role",
+        _at("spec.failurePolicy.rules", [{"role": "worker", "action": "Ignore"}]),
+        "spec.failurePolicy.rules[0].role",
+        ("'pserver'",),
+    ),
+    InvalidCase(
+        "collective-rule-restarts-one-replica",
+        _at("spec.failurePolicy.rules", [{"onExitCodes": [1], "action": "RestartReplica"}], _COLLECTIVE),
+        "spec.failurePolicy.rules",
+        ("RestartJob", "collective"),
+    ),
+    InvalidCase(
         "negative-backoff",
         _at("spec.runPolicy.backoffLimit", -1),
         "spec.runPolicy.backoffLimit",
@@ -322,7 +352,14 @@ VALID = {
     ),
     "all-policies": manifest(
         syncMode="Sync",
-        failurePolicy={"action": "FailJob"},
+        failurePolicy={
+            "action": "FailJob",
+            "rules": [
+                {"role": "trainer", "onExitCodes": [42, 137], "action": "RestartReplica"},
+                {"onReason": ["OOMKilled"], "action": "RestartJob"},
+                {"role": "pserver", "action": "Ignore"},
+            ],
+        },
         successPolicy="RankZero",
         startupPolicy="AnyOrder",
         runPolicy={

@@ -60,16 +60,13 @@ def test_a_killed_trainer_joins_again_and_the_job_succeeds(tmp_path):
         assert exit_codes(run) == ended_well | {"trainer-1": [137, 0]}
 
 
-def test_a_server_that_lost_its_state_restarts_the_whole_job(tmp_path):
+def test_a_killed_server_takes_its_parameters_along_and_restarts_the_whole_job(tmp_path):
     with LocalRun(tmp_path / "run", long_digits()) as run:
         run.says("trainer-1 step", SECONDS)
         run.kill("pserver-1")
         killed_at = time.monotonic()
-        run.says("pserver-1 was killed by SIGKILL (exit code 137); restarting (1 of 6)")
+        run.says("pserver-1 was killed by SIGKILL (exit code 137); restarting the whole job (1 of 6)")
         assert time.monotonic() - killed_at < 5
-        line = run.says("came back without its state", SECONDS)
-        assert "failed (exit code 90)" in line
-        assert "restarting the whole job" in line
         assert run.wait(SECONDS) == 0, run.stderr
         assert run.result()["metrics"]["test_accuracy"] >= 0.95
         codes = exit_codes(run)

@@ -1,8 +1,8 @@
 """FleetJob as frozen types: defaults, validation and names."""
 
+from fleet_operator.api.failure_policy import FailureAction, FailureRule, RuleAction
 from fleet_operator.api.job import (
     CleanPodPolicy,
-    FailureAction,
     FleetJob,
     FleetJobSpec,
     Mode,
@@ -32,6 +32,7 @@ __all__ = [
     "ConditionStatus",
     "ConditionType",
     "FailureAction",
+    "FailureRule",
     "FleetJob",
     "FleetJobSpec",
     "FleetJobStatus",
@@ -44,6 +45,7 @@ __all__ = [
     "ReplicaRestarts",
     "Role",
     "RoleStatus",
+    "RuleAction",
     "StartupPolicy",
     "SuccessPolicy",
     "SyncMode",

@@ -9,9 +9,19 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints
-from pydantic.alias_generators import to_camel
+from pydantic import ConfigDict, Field, StrictBool, StrictInt, StringConstraints
 
+from fleet_operator.api.base import (
+    MAX_SECONDS,
+    LabelValue,
+    Model,
+    NonEmpty,
+    OpenModel,
+    Port,
+    Replicas,
+    Seconds,
+)
+from fleet_operator.api.failure_policy import FailureAction, FailurePolicy
 from fleet_operator.api.names import MAIN_CONTAINER
 from fleet_operator.api.role import Role
 from fleet_operator.api.status import FleetJobStatus
@@ -19,8 +29,6 @@ from fleet_operator.api.status import FleetJobStatus
 __all__ = [
     "CleanPodPolicy",
     "Container",
-    "FailureAction",
-    "FailurePolicy",
     "FleetJob",
     "FleetJobSpec",
     "Mode",
@@ -36,12 +44,6 @@ __all__ = [
     "TrainerSpec",
 ]
 
-# Every replica's environment lists all replicas, and Linux takes at most 128 KiB in one variable. The longest
-# names make 184 characters per entry: 700 entries always fit.
-MAX_REPLICAS = 700
-MAX_PORT = 65535
-MAX_SECONDS = 2**31 - 1
-
 
 class Mode(StrEnum):
     """How the replicas train together."""
@@ -54,14 +56,6 @@ class SyncMode(StrEnum):
     """When a parameter server applies gradients. Handed to the script's strategy."""
 
     SYNC = "Sync"
-
-
-class FailureAction(StrEnum):
-    """What a failed replica leads to."""
-
-    RESTART_REPLICA = "RestartReplica"
-    RESTART_JOB = "RestartJob"
-    FAIL_JOB = "FailJob"
 
 
 class SuccessPolicy(StrEnum):
@@ -85,29 +79,6 @@ class CleanPodPolicy(StrEnum):
     RUNNING = "Running"
     ALL = "All"
     NONE = "None"
-
-
-Replicas = Annotated[StrictInt, Field(ge=1, le=MAX_REPLICAS)]
-Port = Annotated[StrictInt, Field(ge=1024, le=MAX_PORT)]
-Seconds = Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)]
-NonEmpty = Annotated[str, StringConstraints(min_length=1)]
-LabelValue = Annotated[str, StringConstraints(max_length=63)]
-
-
-class Model(BaseModel):
-    """A part of the manifest: frozen, camelCase outside, and no field that is not known."""
-
-    model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)
-
-
-class OpenModel(Model):
-    """A part of a pod's template: what is not typed here is kept as it is, for the API server to judge."""
-
-    model_config = ConfigDict(extra="allow")
-
-    def to_manifest(self) -> dict[str, Any]:
-        """Return what was written, as new dictionaries and lists; nothing is added."""
-        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
 
 
 class EnvVar(OpenModel):
@@ -195,14 +166,6 @@ class TrainerSpec(Model):
     slots_per_pod: Annotated[StrictInt, Field(ge=1, le=64)] | None = Field(
         default=None,
         description="Processes per pod, mode Collective only. Default: nodePool.gpusPerTrainer, else 1.",
-    )
-
-
-class FailurePolicy(Model):
-    """What happens when a replica fails."""
-
-    action: FailureAction | None = Field(
-        default=None, description="Default: RestartReplica in mode ParameterServer, RestartJob in Collective."
     )
 
 

@@ -9,7 +9,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fleet_operator.api.job import MAX_PORT, MAX_REPLICAS, FailureAction, FleetJob, Mode
+from fleet_operator.api.base import MAX_PORT, MAX_REPLICAS
+from fleet_operator.api.failure_policy import FailureAction, RuleAction
+from fleet_operator.api.job import FleetJob, Mode
 from fleet_operator.api.names import MAX_NAME_LENGTH, METRICS_PORT, NAME_PATTERN
 from fleet_operator.api.role import Role
 
@@ -163,6 +165,33 @@ RULES = (
         holds=lambda job: (
             job.spec.mode is not Mode.COLLECTIVE
             or job.spec.failure_policy.action is not FailureAction.RESTART_REPLICA
+        ),
+        found=lambda _: "'RestartReplica'",
+    ),
+    Rule(
+        field="failurePolicy.rules",
+        expected="rules that each say what they match: onExitCodes, onReason or role",
+        cel=(
+            "self.failurePolicy.rules.all(rule,"
+            " has(rule.onExitCodes) || has(rule.onReason) || has(rule.role))"
+        ),
+        holds=lambda job: all(
+            rule.on_exit_codes or rule.on_reason or rule.role for rule in job.spec.failure_policy.rules
+        ),
+        found=lambda _: "a rule that matches everything",
+    ),
+    Rule(
+        field="failurePolicy.rules",
+        expected=(
+            "RestartJob, FailJob or Ignore, because the processes of a collective job can only restart"
+            " together"
+        ),
+        cel=(
+            "self.mode != 'Collective' || self.failurePolicy.rules.all(rule, rule.action != 'RestartReplica')"
+        ),
+        holds=lambda job: (
+            job.spec.mode is not Mode.COLLECTIVE
+            or all(rule.action is not RuleAction.RESTART_REPLICA for rule in job.spec.failure_policy.rules)
         ),
         found=lambda _: "'RestartReplica'",
     ),

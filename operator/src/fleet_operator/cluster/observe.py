@@ -29,6 +29,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
         return None
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
+    not_ready = _why_not_ready(ready)
     container, state = _speaker(manifest["spec"], status)
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     reason, message = _why(ended or waiting, status, conditions)
@@ -41,7 +42,8 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
         attempt=Attempt.parse(labels.get(LABEL_ATTEMPT, "")),
         phase=PodPhase(phase) if phase in tuple(PodPhase) else PodPhase.UNKNOWN,
         ready=ready.get("status") == "True",
-        not_ready_reason=ready.get("reason") if ready.get("status") in ("False", "Unknown") else None,
+        not_ready_reason=not_ready,
+        not_ready_since=_time(ready.get("lastTransitionTime")) if not_ready else None,
         disruption=_disruption(conditions),
         deleted_at=_time(metadata.get("deletionTimestamp")),
         created_at=_time(metadata.get("creationTimestamp")),
@@ -82,6 +84,13 @@ def _why(
         if told.get("reason") or told.get("message"):
             return told.get("reason"), (told.get("message") or "").strip() or None
     return None, None
+
+
+def _why_not_ready(ready: Mapping[str, Any]) -> str | None:
+    """Return the reason of Ready=False. A kubelet gives one; the node controller, when it is silent, none."""
+    if ready.get("status") not in ("False", "Unknown"):
+        return None
+    return ready.get("reason") or "NodeNotReady"
 
 
 def _disruption(conditions: Mapping[str, Mapping[str, Any]]) -> str | None:

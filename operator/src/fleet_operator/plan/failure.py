@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import LastFailure, Role
+from fleet_operator.api import LastFailure, Mode, Role
 from fleet_operator.plan.pods import has_failed, has_succeeded
 from fleet_operator.plan.times import stamp
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     from fleet_operator.plan.ledger import Replica
@@ -24,6 +25,7 @@ __all__ = [
     "Failure",
     "Kind",
     "find_failures",
+    "loses_parameters",
 ]
 
 EXIT_BAD_CONFIGURATION = 2  # also a shell's, argparse's and python's own for what they were told wrongly
@@ -65,38 +67,96 @@ class Failure:
     replica: Replica
     kind: Kind
     told: LastFailure
+    reasons: frozenset[str] = frozenset()  # what rules may know it by
+    by_main: bool = True  # whether the main container has ended, and not another one
+    follows: bool = False  # from a disruption, or from a failure that has been counted
 
     @property
     def counts(self) -> bool:
         """Whether it counts against the limit of restarts."""
-        return self.kind is not Kind.DISRUPTION
+        return self.kind is not Kind.DISRUPTION and not self.follows
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, where it is the main container's own."""
+        return self.told.exit_code if self.by_main else None
 
     @property
     def event(self) -> str:
         """The reason of the event that tells it."""
-        return "ReplicaFailed" if self.counts else "ReplicaDisrupted"
+        return "ReplicaDisrupted" if self.kind is Kind.DISRUPTION else "ReplicaFailed"
 
 
 def find_failures(situation: Situation) -> tuple[Failure, ...]:
     """Return what has failed among the replicas' present pods, in the order of the replicas."""
-    now = situation.now
-    failures = []
-    for replica in situation.replicas:
-        pod = situation.present.get(replica)
-        if replica in situation.vanished:
-            name = situation.name_of(replica)
-            told = LastFailure(pod=name, reason="Deleted", message=f"{name} was deleted", time=stamp(now))
-            failures.append(Failure(replica, Kind.DISRUPTION, told))
-        elif pod is not None and has_failed(pod):
-            main = situation.job.template(replica.role).main_container.name
-            failures.append(Failure(replica, _kind(pod, main), _tell(pod, _sentence(pod, main), now)))
-        elif pod is not None and has_succeeded(pod) and not situation.has_completed(replica):
-            sentence = (
-                f"{pod.name} ended with exit code 0 before every trainer had started;"
-                " a parameter server must serve until all trainers have completed"
-            )
-            failures.append(Failure(replica, Kind.ORDINARY, _tell(pod, sentence, now)))
-    return tuple(failures)
+    found = (_find_failure(situation, replica) for replica in situation.replicas)
+    failures = tuple(failure for failure in found if failure is not None)
+    return tuple(replace(each, follows=_follows(situation, each)) for each in failures)
+
+
+def loses_parameters(situation: Situation, failures: Sequence[Failure]) -> bool:
+    """Whether parameters went with a server while trainers were at work on them.
+
+    Each of these trainers would end with exit code 90 once it met the next server: that is not waited for.
+    """
+    return situation.any_trainer_started and any(each.replica.role is Role.PSERVER for each in failures)
+
+
+def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
+    now, pod = situation.now, situation.present.get(replica)
+    if replica in situation.vanished:
+        name = situation.name_of(replica)
+        told = LastFailure(pod=name, reason="Deleted", message=f"{name} was deleted", time=stamp(now))
+        return Failure(replica, Kind.DISRUPTION, told, frozenset({"Deleted"}))
+    if pod is None:
+        return None
+    reasons = frozenset(each for each in (pod.reason, pod.disruption) if each is not None)
+    given_up = situation.silent_nodes.get(replica)
+    if given_up is not None and now >= given_up:
+        since = f"{pod.not_ready_since:%H:%M:%S} UTC"
+        sentence = f"{pod.name} is lost: its node {pod.node} has been silent since {since}"
+        told = _tell(pod, sentence, now).model_copy(update={"reason": "NodeLost"})
+        return Failure(replica, Kind.DISRUPTION, told, frozenset({"NodeLost"}))
+    if has_failed(pod):
+        main = situation.job.template(replica.role).main_container.name
+        by_main = pod.container in (None, main)
+        told = _tell(pod, _sentence(pod, main), now)
+        return Failure(replica, _kind(pod, main), told, reasons, by_main)
+    if has_succeeded(pod) and not situation.has_completed(replica):
+        sentence = (
+            f"{pod.name} ended with exit code 0 before every trainer had started;"
+            " a parameter server must serve until all trainers have completed"
+        )
+        return Failure(replica, Kind.ORDINARY, _tell(pod, sentence, now), reasons)
+    return None
+
+
+def _follows(situation: Situation, failure: Failure) -> bool:
+    """Whether a failure is the mark that another one has left, which has been told and counted already.
+
+    A trainer that outlives its server ends with exit code 90 once it meets the next one, and a replica whose
+    peer is being evicted ends with 91; in a collective job everybody ends with the first.
+    """
+    if failure.kind is Kind.DISRUPTION:
+        return False
+    if failure.kind is Kind.STATE_LOST and _outlived_a_server(situation, failure.replica):
+        return True
+    by_peer = failure.exit_code in (EXIT_STATE_LOST, EXIT_PEER_LOST)
+    if not by_peer and situation.job.spec.mode is not Mode.COLLECTIVE:
+        return False
+    others = (pod for replica, pod in situation.present.items() if replica != failure.replica)
+    return bool(situation.vanished) or any(pod.disruption or pod.deleted_at for pod in others)
+
+
+def _outlived_a_server(situation: Situation, trainer: Replica) -> bool:
+    """Whether a server has been replaced since this trainer was created."""
+    born = situation.present[trainer].created_at
+    for server in (each for each in situation.replicas if each.role is Role.PSERVER):
+        pod = situation.present.get(server)
+        replaced = situation.ledger.attempt(server).replica > 0
+        if replaced and (pod is None or (born and pod.created_at and pod.created_at > born)):
+            return True
+    return False
 
 
 def _kind(pod: ObservedPod, main: str) -> Kind:

@@ -60,7 +60,8 @@ class ObservedPod:
     phase: PodPhase
     owned: bool = True  # controlled by this very job, by uid; else only the name is the same
     ready: bool = False
-    not_ready_reason: str | None = None  # reason of Ready=False, e.g. NodeStatusUnknown
+    not_ready_reason: str | None = None  # reason of Ready=False, e.g. NodeNotReady
+    not_ready_since: datetime | None = None  # when Ready became False
     disruption: str | None = None  # reason of a DisruptionTarget condition: evicted, preempted, node lost
     deleted_at: datetime | None = None  # deletionTimestamp: the moment its grace period ends
     created_at: datetime | None = None

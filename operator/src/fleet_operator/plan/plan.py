@@ -12,7 +12,7 @@ from fleet_operator.api import ConditionType, JobState, Mode, Role
 from fleet_operator.plan.backoff import backoff
 from fleet_operator.plan.deadline import deadline
 from fleet_operator.plan.ending import clean_up, end_job
-from fleet_operator.plan.failure import find_failures
+from fleet_operator.plan.failure import find_failures, loses_parameters
 from fleet_operator.plan.model import Event, Plan
 from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, judge
 from fleet_operator.plan.situation import Situation
@@ -120,12 +120,14 @@ def failed(situation: Situation) -> Plan | None:
     if not failures:
         return None
     job, ledger = situation.job, situation.ledger
+    lost = loses_parameters(situation, failures)
     verdict = judge(
         job.failure_action,
         failures,
+        rules=job.spec.failure_policy.rules,
         counted_before=ledger.failures,
         limit=job.spec.run_policy.backoff_limit,
-        together=job.spec.mode is Mode.COLLECTIVE or bool(situation.completed(Role.PSERVER)),
+        together=job.spec.mode is Mode.COLLECTIVE or bool(situation.completed(Role.PSERVER)) or lost,
     )
     cause = verdict.cause.told
     events = tuple(Event("Warning", failure.event, failure.told.message) for failure in failures)
@@ -138,7 +140,8 @@ def failed(situation: Situation) -> Plan | None:
     if isinstance(verdict, RestartJob):
         pause = backoff(ledger.job_restarts + 1)
         ledger = ledger.with_job_restart(stamp(situation.now + pause))
-        restarting = (True, "JobRestarting", f"{cause.message}; all replicas start anew")
+        why = "its parameters are lost, so " if lost else ""
+        restarting = (True, "JobRestarting", f"{cause.message}; {why}all replicas start anew")
     else:
         for replica in verdict.replicas:
             pause = backoff(ledger.attempt(replica).replica + 1)

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import FailureAction
+from fleet_operator.api import FailureAction, RuleAction
 from fleet_operator.plan.failure import Kind
+from fleet_operator.plan.failure_rules import first_match
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fleet_operator.api import FailureRule
     from fleet_operator.plan.failure import Failure
     from fleet_operator.plan.ledger import Replica
 
@@ -57,11 +59,24 @@ class RestartReplicas:
 
 Verdict = FailJob | RestartJob | RestartReplicas
 
+_SAME = {RuleAction(each): each for each in FailureAction}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one failure asks for by itself."""
+
+    failure: Failure
+    action: FailureAction
+    counts: bool
+    rule: int | None = None  # the index of the rule that says so
+
 
 def judge(
     action: FailureAction,
     failures: Sequence[Failure],
     *,
+    rules: Sequence[FailureRule] = (),
     counted_before: int,
     limit: int,
     together: bool,
@@ -74,32 +89,29 @@ def judge(
         The job's policy.
     failures : sequence of Failure
         At least one, all seen at the same moment.
+    rules : sequence of FailureRule
+        The job's exceptions from it.
     counted_before, limit : int
         Failures counted so far, and runPolicy.backoffLimit.
     together : bool
-        Whether replicas can only be started all together: in mode Collective, and once a parameter server
-        has completed, because a trainer that starts again would find no server.
+        Whether replicas can only be started all together: in mode Collective, once a parameter server has
+        completed, because a trainer that starts again would find no server, and when a server has taken
+        parameters with it that trainers work on.
 
     Notes
     -----
-    A wrong configuration is found before any work and stays wrong however often it is tried, so it fails the
-    job at once under every policy. A disruption is nobody's failure: what it ended is replaced under every
-    policy, and it never counts. The restart of a whole job counts once, however many replicas had failed.
+    The first rule that matches a failure decides about it. Without one, a wrong configuration fails the job:
+    it is found before any work and stays wrong however often it is tried. A disruption is nobody's failure:
+    what it ended is replaced under every policy, and it never counts. Of several failures the gravest action
+    is taken. The restart of a whole job counts once, however many replicas had failed.
     """
-    own = [failure for failure in failures if failure.counts]
-    cause = next(iter(own), failures[0])
-    for failure in own:
-        if failure.kind is Kind.BAD_CONFIGURATION:
-            hint = "; trying again would not help, correct the job and create it again"
-            return FailJob(len(own), failure, FailReason.BAD_CONFIGURATION, f"{failure.told.message}{hint}")
-    if own and action is FailureAction.FAIL_JOB:
-        sentence = f"{cause.told.message}; failurePolicy FailJob allows no restart"
-        return FailJob(len(own), cause, FailReason.REPLICA_FAILED, sentence)
-    whole = (
-        together
-        or action is FailureAction.RESTART_JOB
-        or any(failure.kind is Kind.STATE_LOST for failure in own)
-    )
+    answers = [_answer(action, rules, failure) for failure in failures]
+    own = [answer for answer in answers if answer.counts]
+    for answer in answers:
+        if answer.action is FailureAction.FAIL_JOB:
+            return _failed(answer, counted=len(own))
+    whole = together or any(answer.action is FailureAction.RESTART_JOB for answer in answers)
+    cause = next(iter(own), answers[0]).failure
     counted = min(1, len(own)) if whole else len(own)
     if counted and counted_before + counted > limit:
         sentence = (
@@ -110,3 +122,37 @@ def judge(
     if whole:
         return RestartJob(counted, cause)
     return RestartReplicas(counted, cause, tuple(failure.replica for failure in failures))
+
+
+def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failure) -> Answer:
+    """Return what one failure leads to: by a rule, by what its kind means, or by the policy."""
+    rule = first_match(rules, failure)
+    counts = failure.counts
+    if rule is not None:
+        ruled = rules[rule].action
+        counts = counts and ruled is not RuleAction.IGNORE
+        action = _SAME.get(ruled, FailureAction.RESTART_REPLICA)
+    elif failure.kind is Kind.DISRUPTION:
+        action = FailureAction.RESTART_REPLICA
+    elif failure.kind is Kind.BAD_CONFIGURATION:
+        action = FailureAction.FAIL_JOB
+    if failure.kind is Kind.STATE_LOST and action is FailureAction.RESTART_REPLICA:
+        action = FailureAction.RESTART_JOB  # alone, it would train on from initial values
+    if failure.follows and rule is None and action is FailureAction.FAIL_JOB:
+        action = FailureAction.RESTART_JOB  # what disturbed it was no failure
+    return Answer(failure, action, counts, rule)
+
+
+def _failed(answer: Answer, *, counted: int) -> FailJob:
+    """Return the failure of the job, and why no restart follows."""
+    failure = answer.failure
+    if answer.rule is not None:
+        said = f"failurePolicy.rules[{answer.rule}] says FailJob"
+    elif failure.kind is Kind.BAD_CONFIGURATION:
+        said = "trying again would not help, correct the job and create it again"
+    else:
+        said = "failurePolicy FailJob allows no restart"
+    reason = (
+        FailReason.BAD_CONFIGURATION if failure.kind is Kind.BAD_CONFIGURATION else FailReason.REPLICA_FAILED
+    )
+    return FailJob(counted, failure, reason, f"{failure.told.message}; {said}")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from fleet_operator.api import Role
 from fleet_operator.api.names import pod_name, service_name
 from fleet_operator.plan.ledger import Ledger, Replica
+from fleet_operator.plan.node_loss import is_on_silent_node, lost_at
 from fleet_operator.plan.pods import has_started, has_succeeded, is_up
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
     from fleet_operator.api import FleetJob
@@ -117,6 +119,24 @@ class Situation:
         )
 
     @cached_property
+    def any_trainer_started(self) -> bool:
+        """Whether a trainer of the present life of the job has got as far as to run."""
+        trainers = (each for each in self.replicas if each.role is Role.TRAINER)
+        return any(
+            self.has_completed(each) or (each in self.present and has_started(self.present[each]))
+            for each in trainers
+        )
+
+    @cached_property
+    def silent_nodes(self) -> dict[Replica, datetime | None]:
+        """Replicas whose node has gone silent, and when each is given up, if it is."""
+        return {
+            replica: lost_at(pod, self.tolerations(replica.role))
+            for replica, pod in self.present.items()
+            if is_on_silent_node(pod)
+        }
+
+    @cached_property
     def all_up(self) -> bool:
         """Whether every replica runs or has completed."""
         return all(
@@ -135,6 +155,12 @@ class Situation:
     def completed(self, role: Role) -> frozenset[int]:
         """Return the replicas of a role that have completed, by index."""
         return self.ledger.roles[role].completed
+
+    def tolerations(self, role: Role) -> tuple[Mapping[str, Any], ...]:
+        """Return the tolerations that the pods of a role ask for: the template's and the pool's."""
+        pool = self.job.spec.node_pool
+        own = self.job.template(role).spec.tolerations or ()
+        return (*own, *(pool.tolerations if pool else ()))
 
     def ready_or_completed(self, role: Role) -> int:
         """Return how many replicas of a role are ready or have completed."""

@@ -15,7 +15,7 @@ from fleet_operator.plan.status import build_status
 from fleet_operator.plan.telling import tell
 from fleet_operator.plan.terminating import given_up_at
 from fleet_operator.plan.times import stamp
-from fleet_operator.plan.waiting import why_not_created, why_not_running
+from fleet_operator.plan.waiting import why_in_doubt, why_not_created, why_not_running
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -72,6 +72,7 @@ def step(
     status = build_status(situation, state, told, last_failure=last_failure, start=start)
     leaving, looks = deletions(situation, situation.past)
     looks += [situation.ledger.not_before_of(replica) for replica in creation.backed_off]
+    looks += situation.silent_nodes.values()
     looks.append(deadline(start, policy.active_deadline_seconds))
     return tell(situation, status, (*leaving, *_creations(situation, creation.due)), events, looks)
 
@@ -157,7 +158,7 @@ def _progress(situation: Situation, creation: Creation, *, restarting: bool) -> 
         told[ConditionType.PODS_CREATED] = (False, waiting.reason, waiting.sentence)
     if situation.all_up:
         sentence = f"all {len(situation.replicas)} replicas run or have completed"
-        told[ConditionType.RUNNING] = (True, "ReplicasRunning", sentence)
+        told[ConditionType.RUNNING] = (True, *(why_in_doubt(situation) or ("ReplicasRunning", sentence)))
         if restarting:
             told[ConditionType.RESTARTING] = (False, "Restarted", sentence)
     else:

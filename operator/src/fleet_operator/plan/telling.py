@@ -26,6 +26,11 @@ _BECOMES_TRUE = {
     ConditionType.SUCCEEDED: ("Normal", "Succeeded"),
     ConditionType.FAILED: ("Warning", "Failed"),
 }
+# Reasons that a person is warned of when they are told for the first time.
+_WARNINGS = {
+    ConditionType.PODS_CREATED: ("NameTaken",),
+    ConditionType.RUNNING: ("NodeNotReady",),
+}
 
 
 def tell(
@@ -72,10 +77,8 @@ def _events(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
             events.append(Event(*_BECOMES_TRUE[condition.type], condition.message))
         elif condition.reason == "Resumed" and before.is_true(condition.type):
             events.append(Event("Normal", "Resumed", condition.message))
-        elif (
-            condition.type is ConditionType.PODS_CREATED
-            and condition.reason == "NameTaken"
-            and (old is None or old.reason != condition.reason)
+        elif condition.reason in _WARNINGS.get(condition.type, ()) and (
+            old is None or old.reason != condition.reason
         ):
-            events.append(Event("Warning", "NameTaken", condition.message))
+            events.append(Event("Warning", condition.reason, condition.message))
     return tuple(events)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fleet_operator.plan.model import ObservedPod
     from fleet_operator.plan.situation import Situation
 
-__all__ = ["PASSING", "Waiting", "why_not_created", "why_not_running"]
+__all__ = ["PASSING", "Waiting", "why_in_doubt", "why_not_created", "why_not_running"]
 
 # What every pod passes through; anything else that a pod waits for is worth telling.
 PASSING = frozenset({"ContainerCreating", "PodInitializing"})
@@ -77,6 +77,20 @@ def why_not_running(situation: Situation, not_created: Waiting | None) -> Waitin
         reason = as_reason(trouble.reason, "PodWaiting")
         return Waiting(reason, advised(reason, f"{trouble.name} waits, {trouble.reason}{said}"))
     return not_created or Waiting("Starting", _starting(situation))
+
+
+def why_in_doubt(situation: Situation) -> Waiting | None:
+    """Return why replicas that are taken to run may not do so: nobody has heard of a node for a while."""
+    if not situation.silent_nodes:
+        return None
+    replica, given_up = next(iter(situation.silent_nodes.items()))
+    pod, names = situation.present[replica], [situation.name_of(each) for each in situation.silent_nodes]
+    since = "" if pod.not_ready_since is None else f" since {pod.not_ready_since:%H:%M:%S} UTC"
+    until = "for as long as it takes" if given_up is None else f"until {given_up:%H:%M:%S} UTC"
+    return Waiting(
+        "NodeNotReady",
+        f"{_some(names)} is on node {pod.node}, which is silent{since}; the node is waited for {until}",
+    )
 
 
 def _trouble(situation: Situation) -> ObservedPod | None:

@@ -86,7 +86,7 @@ def test_everything_left_out_is_written_out_by_the_schema(schema):
         "pserver": {"replicas": 1, "port": 6174},
         "trainer": {"replicas": 1, "port": 6175},
         "syncMode": "Sync",
-        "failurePolicy": {},
+        "failurePolicy": {"rules": []},
         "successPolicy": "All",
         "startupPolicy": "InOrder",
         "runPolicy": {"suspend": False, "backoffLimit": 6, "cleanPodPolicy": "Running"},

@@ -3,7 +3,7 @@
 import re
 
 from fleet_operator.api import Role
-from fleet_operator.api.job import MAX_REPLICAS
+from fleet_operator.api.base import MAX_REPLICAS
 from fleet_operator.api.names import MAX_NAME_LENGTH, cluster_host, pod_name, service_name
 
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")

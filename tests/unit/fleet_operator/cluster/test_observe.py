@@ -180,6 +180,22 @@ def test_a_disruption_counts_only_while_it_holds(status: str, expected: str | No
     assert observed({"phase": "Running", "conditions": [disrupted]}).disruption == expected
 
 
+@pytest.mark.parametrize(
+    ("ready", "reason"),
+    [
+        pytest.param({"status": "True"}, None, id="ready"),
+        pytest.param({"status": "False", "reason": "ContainersNotReady"}, "ContainersNotReady", id="a-probe"),
+        pytest.param({"status": "False"}, "NodeNotReady", id="the-node-controller-gives-no-reason"),
+        pytest.param({"status": "Unknown", "reason": "NodeLost"}, "NodeLost", id="unknown"),
+    ],
+)
+def test_why_a_pod_is_not_ready_and_since_when(ready: dict[str, str], reason: str | None):
+    condition = {"type": "Ready", "lastTransitionTime": END, **ready}
+    seen = observed({"phase": "Running", "conditions": [condition]})
+    assert seen.not_ready_reason == reason
+    assert seen.not_ready_since == (END_TIME if reason else None)
+
+
 def test_a_pod_on_its_way_out():
     assert observed(deletionTimestamp=END).deleted_at == END_TIME
 

@@ -1,13 +1,15 @@
 """Failure policy: what failed replicas lead to."""
 
+from dataclasses import replace
+
 import pytest
 
-from fleet_operator.api import FailureAction, LastFailure, Role
+from fleet_operator.api import FailureAction, FailureRule, LastFailure, Role, RuleAction
 from fleet_operator.plan.failure import Failure, Kind
 from fleet_operator.plan.ledger import Replica
 from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, RestartReplicas, Verdict, judge
 from tests.support import jobs
-from tests.support.plans import Story, ended, pending, pserver, trainer
+from tests.support.plans import Story, at, ended, pending, pserver, trainer
 
 LEAVING = "PodTerminating: digits-trainer-1 is being deleted; its name is taken until it is gone"
 LOST = "digits-trainer-1 found that a parameter server had lost its state (exit code 90)"
@@ -19,9 +21,14 @@ def failure(kind: Kind = Kind.ORDINARY, index: int = 0) -> Failure:
 
 
 def verdict_of(
-    action: FailureAction, *failures: Failure, before: int = 0, limit: int = 6, together: bool = False
+    action: FailureAction,
+    *failures: Failure,
+    rules: tuple[FailureRule, ...] = (),
+    before: int = 0,
+    limit: int = 6,
+    together: bool = False,
 ) -> Verdict:
-    return judge(action, failures, counted_before=before, limit=limit, together=together)
+    return judge(action, failures, rules=rules, counted_before=before, limit=limit, together=together)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +112,76 @@ def test_judge(action, failures, expected):
 )
 def test_backoff_limit(failures, before, limit, expected):
     assert isinstance(verdict_of(RESTART_REPLICA, *failures, before=before, limit=limit), expected)
+
+
+RESTART_ALONE = FailureRule(role=Role.TRAINER, action=RuleAction.RESTART_REPLICA)
+IGNORE = FailureRule(role=Role.TRAINER, action=RuleAction.IGNORE)
+
+
+@pytest.mark.parametrize(
+    ("action", "rule", "failures", "expected"),
+    [
+        pytest.param(
+            FAIL_JOB,
+            RESTART_ALONE,
+            [failure()],
+            RestartReplicas(1, failure(), (Replica(Role.TRAINER, 0),)),
+            id="a-rule-wins-over-the-policy",
+        ),
+        pytest.param(
+            FAIL_JOB,
+            IGNORE,
+            [failure(), failure(index=1)],
+            RestartReplicas(0, failure(), (Replica(Role.TRAINER, 0), Replica(Role.TRAINER, 1))),
+            id="ignored-failures-restart-and-do-not-count",
+        ),
+        pytest.param(
+            RESTART_REPLICA,
+            IGNORE,
+            [failure(Kind.STATE_LOST)],
+            RestartJob(0, failure(Kind.STATE_LOST)),
+            id="no-rule-lets-a-trainer-go-on-from-initial-values",
+        ),
+        pytest.param(
+            RESTART_REPLICA,
+            FailureRule(role=Role.TRAINER, action=RuleAction.FAIL_JOB),
+            [failure()],
+            FailJob(
+                1,
+                failure(),
+                FailReason.REPLICA_FAILED,
+                "trainer 0 failed; failurePolicy.rules[0] says FailJob",
+            ),
+            id="the-rule-that-failed-the-job-is-named",
+        ),
+        pytest.param(
+            FAIL_JOB,
+            RESTART_ALONE,
+            [failure(Kind.BAD_CONFIGURATION)],
+            FailJob(
+                1,
+                failure(Kind.BAD_CONFIGURATION),
+                FailReason.BAD_CONFIGURATION,
+                "trainer 0 failed; trying again would not help, correct the job and create it again",
+            ),
+            id="a-role-alone-is-no-reason-to-try-a-wrong-configuration-again",
+        ),
+    ],
+)
+def test_rules(action, rule, failures, expected):
+    assert verdict_of(action, *failures, rules=(rule,)) == expected
+
+
+def test_of_several_failures_the_gravest_action_is_taken():
+    rules = (
+        FailureRule.model_validate({"onExitCodes": [3], "action": "RestartJob"}),
+        FailureRule.model_validate({"onExitCodes": [4], "action": "FailJob"}),
+    )
+    three, four = (
+        replace(failure(index=code), told=LastFailure(exit_code=code, message="")) for code in (3, 4)
+    )
+    assert isinstance(verdict_of(RESTART_REPLICA, failure(), three, rules=rules), RestartJob)
+    assert isinstance(verdict_of(RESTART_REPLICA, failure(), three, four, rules=rules), FailJob)
 
 
 def test_replicas_that_cannot_start_alone_start_together():
@@ -243,8 +320,8 @@ def test_a_trainer_whose_servers_have_completed_can_only_start_with_them():
 
 def test_a_server_that_ends_before_the_trainers_began_has_failed():
     story = Story()
-    lines = story.sees(ended(pserver(0)), pserver(1), pending(trainer(0)), trainer(1))
-    assert lines[0] == "Restarting pservers 1/2 trainers 1/2 restarts 1 failures 1"
+    lines = story.sees(ended(pserver(0)), pserver(1), pending(trainer(0)), pending(trainer(1)))
+    assert lines[0] == "Restarting pservers 1/2 trainers 0/2 restarts 1 failures 1"
     sentence = (
         "digits-pserver-0 ended with exit code 0 before every trainer had started;"
         " a parameter server must serve until all trainers have completed"
@@ -254,6 +331,49 @@ def test_a_server_that_ends_before_the_trainers_began_has_failed():
 
 def test_a_server_that_was_asked_to_stop_is_replaced_and_has_not_failed():
     story = Story()
-    lines = story.sees(pserver(0), ended(pserver(1), 143), trainer(0), trainer(1))
-    assert lines[0] == "Restarting pservers 1/2 trainers 2/2 restarts 1 failures 0"
+    lines = story.sees(pserver(0), ended(pserver(1), 143), pending(trainer(0)), pending(trainer(1)))
+    assert lines[0] == "Restarting pservers 1/2 trainers 0/2 restarts 1 failures 0"
     assert "tell Warning ReplicaDisrupted: digits-pserver-1 was ended by SIGTERM (exit code 143)" in lines
+
+
+@pytest.mark.parametrize(
+    ("end", "failures"),
+    [
+        pytest.param({"exit_code": 137}, 1, id="killed"),
+        pytest.param({"exit_code": 137, "disruption": "EvictionByEvictionAPI"}, 0, id="evicted"),
+    ],
+)
+def test_a_server_lost_while_trainers_work_restarts_the_whole_job_and_counts_at_most_once(end, failures):
+    story = Story()
+    story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
+    lines = story.sees(ended(pserver(0), **end), pserver(1), trainer(0), trainer(1), after=5)
+    assert lines[0] == f"Restarting pservers 0/2 trainers 0/2 restarts 1 failures {failures}"
+    why = "its parameters are lost, so all replicas start anew"
+    assert any(line.startswith("Restarting True JobRestarting") and line.endswith(why) for line in lines)
+    late = (ended(trainer(0), 90), ended(trainer(1), 91))
+    assert story.sees(pserver(1), *late, after=5.5)[0].endswith(f"restarts 1 failures {failures}")
+
+
+def test_a_trainer_that_met_the_servers_next_life_does_not_count_it_again():
+    story = Story()
+    story.sees(ended(pserver(0), 1), pserver(1), pending(trainer(0)), pending(trainer(1)))
+    assert story.job.status.failures == 1
+    next_life = pserver(0, "0.1", created_at=at(60))
+    old = {"created_at": at(0)}
+    story.sees(next_life, pserver(1), trainer(0, **old), trainer(1, **old), after=61)
+    story.sees(next_life, pserver(1), ended(trainer(0, **old), 90), trainer(1, **old), after=62)
+    assert (story.job.status.job_restarts, story.job.status.failures) == (1, 1)
+
+
+def test_lost_state_without_a_server_that_was_replaced_counts():
+    story = Story()
+    story.sees(pserver(0, created_at=at(0)), pserver(1), ended(trainer(0, created_at=at(1)), 90), trainer(1))
+    assert (story.job.status.job_restarts, story.job.status.failures) == (1, 1)
+
+
+def test_what_ends_with_an_evicted_peer_does_not_count():
+    story = Story(jobs.collective_manifest(), runPolicy={"backoffLimit": 0})
+    evicted = trainer(0, disruption="PreemptionByScheduler", deleted_at=at(30))
+    lines = story.sees(evicted, ended(trainer(1), 1, message="connection reset by peer"))
+    assert lines[0] == "Restarting trainers 0/2 restarts 1 failures 0"
+    assert any(line.startswith("tell Warning ReplicaFailed: digits-trainer-1") for line in lines)

@@ -51,7 +51,7 @@ def test_trainers_that_run_are_left_alone_when_a_server_stops_being_ready():
 def test_a_trainer_that_starts_again_waits_for_its_servers_too():
     story = Story()
     story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
-    story.sees(pserver(0), ended(pserver(1), 137), trainer(0), ended(trainer(1), 1))
-    lines = story.sees(pserver(0), pserver(1, "0.1", ready=False), trainer(0), after=5)
+    story.sees(pserver(0), pserver(1, ready=False), trainer(0), ended(trainer(1), 1))
+    lines = story.sees(pserver(0), pserver(1, ready=False), trainer(0), after=5)
     assert not any("create " in line for line in lines)
-    assert "create digits-trainer-1 0.1" in story.sees(pserver(0), pserver(1, "0.1"), trainer(0), after=6)
+    assert "create digits-trainer-1 0.1" in story.sees(pserver(0), pserver(1), trainer(0), after=6)

@@ -1,0 +1,52 @@
+"""Node loss: a pod on a node that has gone silent is replaced, even if nobody else evicts it.
+
+Nodes are never read. When one stops to answer, the node controller sets the Ready condition of its pods to
+False, and later evicts those that do not tolerate the taint; a pool's toleration without a key, which is how
+GPU nodes are usually tolerated, keeps it from doing so for ever.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.plan.pods import is_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from fleet_operator.plan.model import ObservedPod
+
+__all__ = ["PATIENCE", "is_on_silent_node", "lost_at", "patience"]
+
+PATIENCE = timedelta(minutes=5)
+"""How long Kubernetes itself tolerates a silent node where a pod says nothing about it."""
+
+_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+_REASONS = frozenset({"NodeLost", "NodeNotReady", "NodeStatusUnknown", "NodeUnreachable"})
+
+
+def is_on_silent_node(pod: ObservedPod) -> bool:
+    """Whether a pod was running when its node was last heard of, and the node is silent now."""
+    return is_up(pod) and pod.not_ready_reason in _REASONS
+
+
+def patience(tolerations: Iterable[Mapping[str, Any]]) -> timedelta | None:
+    """Return how long a pod with these tolerations waits for its node; None if for ever.
+
+    Only a toleration that names one of the taints of a silent node says so; the shortest one counts, as it
+    does for the node controller.
+    """
+    named = [each.get("tolerationSeconds") for each in tolerations if each.get("key") in _TAINTS]
+    if not named:
+        return PATIENCE
+    limits = [seconds for seconds in named if seconds is not None]
+    return timedelta(seconds=max(0, min(limits))) if limits else None
+
+
+def lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datetime | None:
+    """Return when a pod on a silent node is given up, or None if it is not, or is on its way out already."""
+    if not is_on_silent_node(pod) or pod.deleted_at is not None or pod.not_ready_since is None:
+        return None
+    wait = patience(tolerations)
+    return None if wait is None else pod.not_ready_since + wait
