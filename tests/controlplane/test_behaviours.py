@@ -11,6 +11,8 @@ from tests.support.jobs import collective_manifest, manifest
 from tests.support.kube import is_running
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.support.behaviours import Behaviour
     from tests.support.kube import Manifest, Namespace
 
@@ -28,6 +30,17 @@ def replica_of(pod: Manifest) -> str:
     """Return a pod's replica, such as trainer-1."""
     labels = pod["metadata"]["labels"]
     return f"{labels['fleetjob.dev/role']}-{labels['fleetjob.dev/index']}"
+
+
+def has_ended(pod: Manifest) -> Callable[[dict[str, Manifest]], bool]:
+    """Return a probe: this very pod has ended, or is gone."""
+    name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+
+    def probe(pods: dict[str, Manifest]) -> bool:
+        now = pods.get(name)
+        return now is None or now["metadata"]["uid"] != uid or now["status"]["phase"] == "Failed"
+
+    return probe
 
 
 @pytest.mark.parametrize("behaviour", [pytest.param(each, id=each.id) for each in BEHAVIOURS])
@@ -51,16 +64,7 @@ async def test_on_a_cluster(namespace: Namespace, behaviour: Behaviour):
         }
         (pod, code), *_ = ends.items()
         await namespace.end(pod, exit_code=code)
-        gone = pods[pod]["metadata"]["uid"]
-        await namespace.until_pods(
-            "digits",
-            f"the end of {pod}",
-            lambda found, pod=pod, gone=gone: (
-                pod not in found
-                or found[pod]["metadata"]["uid"] != gone
-                or found[pod]["status"]["phase"] == "Failed"
-            ),
-        )
+        await namespace.until_pods("digits", f"the end of {pod}", has_ended(pods[pod]))
     if behaviour.state == "Succeeded":
         await namespace.until_pods(
             "digits",

@@ -1,6 +1,7 @@
 """Node loss: when a pod on a silent node is given up, and what is told meanwhile."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from tests.support import jobs
 from tests.support.plans import Story, at, ended, pserver, trainer
 
 UNREACHABLE = "node.kubernetes.io/unreachable"
-SILENT = {"not_ready_reason": "NodeNotReady", "not_ready_since": at(0), "node": "gpu-7"}
+SILENT: dict[str, Any] = {"not_ready_reason": "NodeNotReady", "not_ready_since": at(0), "node": "gpu-7"}
 
 
 @pytest.mark.parametrize(

@@ -359,9 +359,9 @@ def test_a_trainer_that_met_the_servers_next_life_does_not_count_it_again():
     story.sees(ended(pserver(0), 1), pserver(1), pending(trainer(0)), pending(trainer(1)))
     assert story.job.status.failures == 1
     next_life = pserver(0, "0.1", created_at=at(60))
-    old = {"created_at": at(0)}
-    story.sees(next_life, pserver(1), trainer(0, **old), trainer(1, **old), after=61)
-    story.sees(next_life, pserver(1), ended(trainer(0, **old), 90), trainer(1, **old), after=62)
+    old = [trainer(index, created_at=at(0)) for index in (0, 1)]
+    story.sees(next_life, pserver(1), *old, after=61)
+    story.sees(next_life, pserver(1), ended(old[0], 90), old[1], after=62)
     assert (story.job.status.job_restarts, story.job.status.failures) == (1, 1)
 
 
