@@ -2,11 +2,13 @@
 
 ``python -m benchmarks.dense_sync --json`` trains one model of 25 million parameters with every system, in
 interleaved rounds: the processes of all systems live from beginning to end, and those that are not being
-measured wait for their next line of input. So every system meets the same state of the machine, and ratios
-are taken within a round. Every process computes with one thread.
+measured are stopped (SIGSTOP), as some poll without a pause even when they have nothing to do. So every
+system meets the same state of the machine, and ratios are taken within a round. Every process computes with
+one thread.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import random
@@ -45,6 +47,9 @@ RATIOS = [
 ]
 WARM_UP_STEPS = 3
 END_SECONDS = 30.0
+_PR_SET_PDEATHSIG = 1
+HEARTBEAT_SECONDS = 60
+"""Longer than a system is ever stopped, so that nobody takes a stopped peer for a silent one."""
 
 
 class Running:
@@ -72,16 +77,20 @@ class Running:
         self._await("ready")
 
     def measure(self, steps: int) -> float:
-        """Have every trainer make steps; return how many they made per second."""
+        """Have every trainer make steps, and stop; return how many they made per second."""
+        self._signal(signal.SIGCONT)
         began = time.perf_counter()
         for trainer in self._trainers:
             stream(trainer.stdin).write(f"{steps}\n")
             stream(trainer.stdin).flush()
         self._await("done")
-        return steps / (time.perf_counter() - began)
+        seconds = time.perf_counter() - began
+        self._signal(signal.SIGSTOP)
+        return steps / seconds
 
     def release(self) -> None:
         """Close every process's input: the trainers end, and the servers with them."""
+        self._signal(signal.SIGCONT)
         for process in self._trainers + self._servers:
             stream(process.stdin).close()
 
@@ -93,6 +102,11 @@ class Running:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._trainers + self._servers:
+            if process.poll() is None:
+                process.send_signal(number)
 
     def _await(self, word: str) -> None:
         for index, trainer in enumerate(self._trainers):
@@ -111,7 +125,12 @@ def stream(pipe: Any) -> TextIO:
 
 
 def _start(config: Config) -> subprocess.Popen[str]:
-    environ = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
+    environ = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TP_SOCKET_IFNAME": "lo",
+        "FLEET_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
+    }
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", json.dumps(asdict(config))],
         stdin=subprocess.PIPE,
@@ -119,7 +138,13 @@ def _start(config: Config) -> subprocess.Popen[str]:
         env=environ,
         text=True,
         start_new_session=True,
+        preexec_fn=_die_with_parent,
     )
+
+
+def _die_with_parent() -> None:
+    """End with the benchmark, whatever ends it: a stopped process would not even see its input end."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _free_ports(count: int) -> tuple[int, ...]:
