@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tests.support.e2e.kubectl import Kubectl
 
 TRAINING_SECONDS = 600.0
+ENDING_SECONDS = 30.0
 DELETION_SECONDS = 90.0
 ACCURACY = 0.95
 
@@ -69,11 +70,22 @@ def trained(namespace: Kubectl, example: Example) -> Trained:
     job = namespace.wait_until(
         "fleetjob", name, is_finished, timeout=TRAINING_SECONDS, what="to succeed or fail"
     )
-    return Trained(namespace, example, job, namespace.get("pods"), before)
+    # The job has succeeded with its trainers; the servers, told by them, end a moment later.
+    pods = [
+        namespace.wait_until(
+            "pod", pod["metadata"]["name"], has_ended, timeout=ENDING_SECONDS, what="to end by itself"
+        )
+        for pod in namespace.get("pods")
+    ]
+    return Trained(namespace, example, job, pods, before)
 
 
 def is_finished(job: dict[str, Any]) -> bool:
     return job.get("status", {}).get("state") in ("Succeeded", "Failed")
+
+
+def has_ended(pod: dict[str, Any]) -> bool:
+    return -1 not in exit_codes(pod)
 
 
 def exit_codes(pod: dict[str, Any]) -> list[int]:
