@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["BEHAVIOURS", "LIFE", "Behaviour", "exit_code_of"]
+__all__ = ["BEHAVIOURS", "LIFE", "NEVER", "Behaviour", "exit_code_of"]
+
+NEVER = -1
+"""The exit code of a life that does not end by itself."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,18 @@ BEHAVIOURS = (
         ),
         failures=1,
     ),
+    Behaviour(
+        "a-job-that-takes-too-long-fails",
+        {"trainer-1": (NEVER,)},
+        {"runPolicy": {"activeDeadlineSeconds": 2}},
+        state="Failed",
+        reason="DeadlineExceeded",
+    ),
+    Behaviour(
+        "trainers-that-have-no-vote-do-not-hold-a-success-up",
+        {"trainer-1": (NEVER,)},
+        {"successPolicy": "RankZero", "runPolicy": {"cleanPodPolicy": "None"}},
+    ),
 )
 
 
@@ -112,7 +127,8 @@ def exit_code_of(behaviour: Behaviour, replica: str, life: int) -> int | None:
     lives = behaviour.lives.get(replica)
     if lives is None:
         return None
-    return lives[min(life, len(lives) - 1)] or None
+    code = lives[min(life, len(lives) - 1)]
+    return code if code > 0 else None
 
 
 LIFE = """
@@ -131,11 +147,13 @@ name = f"{'pserver' if server else 'trainer'}-{index}"
 life, trainers = int(os.environ["FLEET_RESTARTS"]), int(os.environ["PADDLE_TRAINERS"])
 codes = {each.split(":")[0]: each.split(":")[1].split(",") for each in os.environ["LIVES"].split()}
 code = int(codes[name][min(life, len(codes[name]) - 1)]) if name in codes else 0
-expected = sum(len([c for c in lives if c != "0"]) for lives in codes.values())
+expected = sum(len([c for c in lives if int(c) > 0]) for lives in codes.values())
 if server:
     listener = socket.create_server((os.environ["PADDLE_CURRENT_IP"], int(os.environ["PADDLE_PORT"])))
 else:
     pathlib.Path(f"started-{index}").touch()
+if code < 0:
+    until(lambda: False)
 if code:
     until(lambda: marked("started") == trainers)
     pathlib.Path(f"failed-{name}-{life}").touch()

@@ -279,6 +279,18 @@ INVALID = (
         ("at least 0",),
     ),
     InvalidCase(
+        "pending-deadline-of-nothing",
+        _at("spec.runPolicy.pendingDeadlineSeconds", 0),
+        "spec.runPolicy.pendingDeadlineSeconds",
+        ("at least 1",),
+    ),
+    InvalidCase(
+        "managed-by-a-bare-name",
+        _at("spec.runPolicy.managedBy", "kueue"),
+        "spec.runPolicy.managedBy",
+        ("'kueue'", "domain/name"),
+    ),
+    InvalidCase(
         "unknown-clean-policy",
         _at("spec.runPolicy.cleanPodPolicy", "Completed"),
         "spec.runPolicy.cleanPodPolicy",
@@ -366,6 +378,8 @@ VALID = {
             "suspend": True,
             "backoffLimit": 0,
             "activeDeadlineSeconds": 3600,
+            "pendingDeadlineSeconds": 600,
+            "managedBy": "kueue.x-k8s.io/multikueue",
             "ttlSecondsAfterFinished": 0,
             "cleanPodPolicy": "None",
         },

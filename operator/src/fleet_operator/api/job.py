@@ -22,7 +22,7 @@ from fleet_operator.api.base import (
     Seconds,
 )
 from fleet_operator.api.failure_policy import FailureAction, FailurePolicy
-from fleet_operator.api.names import MAIN_CONTAINER
+from fleet_operator.api.names import CONTROLLER, MAIN_CONTAINER
 from fleet_operator.api.role import Role
 from fleet_operator.api.status import FleetJobStatus
 
@@ -170,7 +170,7 @@ class TrainerSpec(Model):
 
 
 class RunPolicy(Model):
-    """How long a job may run and what is left of it. The one part of a spec that may change at any time."""
+    """How long a job may run and what is left of it. May change at any time, managedBy excepted."""
 
     suspend: StrictBool = Field(default=False, description="While true, no pod of the job runs.")
     backoff_limit: Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)] = Field(
@@ -179,11 +179,20 @@ class RunPolicy(Model):
     active_deadline_seconds: Annotated[StrictInt, Field(ge=1, le=MAX_SECONDS)] | None = Field(
         default=None, description="The job fails when it has not finished so long after its start."
     )
+    pending_deadline_seconds: Annotated[StrictInt, Field(ge=1, le=MAX_SECONDS)] | None = Field(
+        default=None,
+        description="The job fails when, at any time, not all of its replicas run for so long.",
+    )
     ttl_seconds_after_finished: Seconds | None = Field(
         default=None, description="The job is deleted so long after it finished. Default: never."
     )
     clean_pod_policy: CleanPodPolicy = Field(
         default=CleanPodPolicy.RUNNING, description="Which pods are deleted when the job has finished."
+    )
+    managed_by: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = Field(
+        default=None,
+        description="Another controller that takes care of this job, such as kueue.x-k8s.io/multikueue: the"
+        " operator then leaves it alone. It cannot change.",
     )
 
 
@@ -289,6 +298,11 @@ class FleetJob(Model):
     def gpus_per_trainer(self) -> int:
         """How many devices one trainer pod gets."""
         return self.spec.node_pool.gpus_per_trainer if self.spec.node_pool else 0
+
+    @property
+    def managed_elsewhere(self) -> bool:
+        """Whether another controller takes care of the job."""
+        return self.spec.run_policy.managed_by not in (None, CONTROLLER)
 
     @property
     def failure_action(self) -> FailureAction:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 __all__ = [
     "API_GROUP",
     "API_VERSION",
+    "CONTROLLER",
     "KIND",
     "LABEL_ATTEMPT",
     "LABEL_INDEX",
@@ -38,6 +39,7 @@ LABEL_INDEX = f"{API_GROUP}/index"
 LABEL_ATTEMPT = f"{API_GROUP}/attempt"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "fleet-operator"
+CONTROLLER = f"{API_GROUP}/fleet-operator"  # what runPolicy.managedBy calls this operator
 
 MAIN_CONTAINER = "fleet"
 METRICS_PORT = 6180  # each replica serves its metrics and its progress there

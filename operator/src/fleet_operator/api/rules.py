@@ -54,7 +54,7 @@ class TransitionRule:
 
 
 # Pods are built from the spec whenever one is restarted: were it to change meanwhile, the replicas of one job
-# would differ. Only runPolicy says nothing about pods.
+# would differ. Only runPolicy says nothing about pods; but whoever manages a job has begun to.
 IMMUTABLE = (
     TransitionRule("mode", optional=False),
     TransitionRule("template", optional=True),
@@ -65,6 +65,7 @@ IMMUTABLE = (
     TransitionRule("successPolicy", optional=False),
     TransitionRule("startupPolicy", optional=False),
     TransitionRule("nodePool", optional=True),
+    TransitionRule("runPolicy.managedBy", optional=True),
 )
 
 
@@ -89,6 +90,9 @@ _SLOTS_CEL = (
     "(self.mode != 'Collective' ? 1 : has(self.trainer.slotsPerPod) ? self.trainer.slotsPerPod :"
     " has(self.nodePool) && self.nodePool.gpusPerTrainer > 0 ? self.nodePool.gpusPerTrainer : 1)"
 )
+
+
+_MANAGER = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
 
 def _processes(job: FleetJob) -> int:
@@ -167,6 +171,16 @@ RULES = (
             or job.spec.failure_policy.action is not FailureAction.RESTART_REPLICA
         ),
         found=lambda _: "'RestartReplica'",
+    ),
+    Rule(
+        field="runPolicy.managedBy",
+        expected="a controller as domain/name, such as kueue.x-k8s.io/multikueue",
+        cel=f"!has(self.runPolicy.managedBy) || self.runPolicy.managedBy.matches('{_MANAGER}')",
+        holds=lambda job: (
+            job.spec.run_policy.managed_by is None
+            or re.search(_MANAGER, job.spec.run_policy.managed_by) is not None
+        ),
+        found=lambda job: repr(job.spec.run_policy.managed_by),
     ),
     Rule(
         field="failurePolicy.rules",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fleet_operator.api.names import CONTROLLER
 from fleet_operator.cluster.local_env import field_value, main_container
 from fleet_operator.errors import Problem
 
@@ -59,8 +60,11 @@ def refusals(document: Mapping[str, Any]) -> tuple[Problem, ...]:
 
 
 def _job_refusals(spec: Mapping[str, Any]) -> Iterator[Problem]:
-    if (spec.get("runPolicy") or {}).get("suspend"):
+    policy = spec.get("runPolicy") or {}
+    if policy.get("suspend"):
         yield Problem("spec.runPolicy.suspend", "true", "false: a suspended job starts nothing")
+    if (manager := policy.get("managedBy")) not in (None, CONTROLLER):
+        yield Problem("spec.runPolicy.managedBy", manager, "nothing: only a cluster has other controllers")
 
 
 def _template_refusals(path: str, pod_spec: Mapping[str, Any]) -> Iterator[Problem]:

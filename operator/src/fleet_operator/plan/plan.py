@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import ConditionType, JobState, Mode, Role
+from fleet_operator.api import ConditionType, JobState, LastFailure, Mode, Role
 from fleet_operator.plan.backoff import backoff
 from fleet_operator.plan.deadline import deadline
 from fleet_operator.plan.ending import clean_up, end_job
 from fleet_operator.plan.failure import find_failures, loses_parameters
 from fleet_operator.plan.model import Event, Plan
+from fleet_operator.plan.pending import pending_deadline, pending_since
 from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, judge
 from fleet_operator.plan.situation import Situation
 from fleet_operator.plan.status import build_status
-from fleet_operator.plan.step import hold, step
+from fleet_operator.plan.step import hold, step, why_pending
 from fleet_operator.plan.success import is_satisfied, success_sentence
 from fleet_operator.plan.times import stamp
 
@@ -63,6 +64,11 @@ def being_deleted(situation: Situation) -> Plan | None:
     if situation.job.metadata.deletion_timestamp is None:
         return None
     return Plan(status=situation.job.status, urgent=False)
+
+
+def managed_elsewhere(situation: Situation) -> Plan | None:
+    """Leave a job that another controller takes care of alone: no pod, no status, no event."""
+    return Plan(status=situation.job.status, urgent=False) if situation.job.managed_elsewhere else None
 
 
 def finished(situation: Situation) -> Plan | None:
@@ -151,4 +157,28 @@ def failed(situation: Situation) -> Plan | None:
     return step(situation, {ConditionType.RESTARTING: restarting}, last_failure=cause, events=events)
 
 
-DECISIONS = (being_deleted, finished, succeeded, rejected, overdue, suspended, failed)
+def stuck(situation: Situation) -> Plan | None:
+    """Fail a job whose replicas do not all run within pendingDeadlineSeconds, with what they wait for."""
+    seconds = situation.job.spec.run_policy.pending_deadline_seconds
+    end = pending_deadline(pending_since(situation.job.status), seconds)
+    if end is None or situation.now < end or situation.all_up:
+        return None
+    reason, why, pod = why_pending(situation)
+    sentence = f"not all replicas ran within runPolicy.pendingDeadlineSeconds, {seconds} s: {why}"
+    failure = LastFailure(pod=pod, reason=reason, message=sentence, time=stamp(situation.now))
+    return end_job(
+        situation, JobState.FAILED, FailReason.PENDING_DEADLINE_EXCEEDED, sentence, last_failure=failure
+    )
+
+
+DECISIONS = (
+    being_deleted,
+    managed_elsewhere,
+    finished,
+    succeeded,
+    rejected,
+    overdue,
+    suspended,
+    failed,
+    stuck,
+)

@@ -26,6 +26,7 @@ class FailReason(StrEnum):
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
     BAD_CONFIGURATION = "BadConfiguration"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
+    PENDING_DEADLINE_EXCEEDED = "PendingDeadlineExceeded"
     POD_REJECTED = "PodRejected"
     REPLICA_FAILED = "ReplicaFailed"
 

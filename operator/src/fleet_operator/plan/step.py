@@ -10,12 +10,13 @@ from fleet_operator.api import ConditionType, JobState, Role
 from fleet_operator.build import build_pod, build_service
 from fleet_operator.plan.deadline import deadline
 from fleet_operator.plan.model import CreatePod, CreateService, DeletePod
+from fleet_operator.plan.pending import pending_deadline, pending_since
 from fleet_operator.plan.startup import may_start_trainers
 from fleet_operator.plan.status import build_status
 from fleet_operator.plan.telling import tell
 from fleet_operator.plan.terminating import given_up_at
 from fleet_operator.plan.times import stamp
-from fleet_operator.plan.waiting import why_in_doubt, why_not_created, why_not_running
+from fleet_operator.plan.waiting import trouble, why_in_doubt, why_not_created, why_not_running
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fleet_operator.plan.situation import Situation
     from fleet_operator.plan.status import Told
 
-__all__ = ["ALL_CREATED", "deletions", "hold", "step"]
+__all__ = ["ALL_CREATED", "deletions", "hold", "step", "why_pending"]
 
 ALL_CREATED = (True, "PodsCreated", "the pods of all replicas are there")
 
@@ -74,7 +75,17 @@ def step(
     looks += [situation.ledger.not_before_of(replica) for replica in creation.backed_off]
     looks += situation.silent_nodes.values()
     looks.append(deadline(start, policy.active_deadline_seconds))
+    looks.append(pending_deadline(pending_since(status), policy.pending_deadline_seconds))
     return tell(situation, status, (*leaving, *_creations(situation, creation.due)), events, looks)
+
+
+def why_pending(situation: Situation) -> tuple[str, str, str | None]:
+    """Return why not all replicas run, in a word and a sentence, and the pod that says so, if one does."""
+    creation = _creation(situation)
+    waiting = why_not_created(situation, backed_off=creation.backed_off, gated=creation.gated)
+    reason, sentence = why_not_running(situation, waiting)
+    pod = trouble(situation)
+    return reason, sentence, pod.name if pod else None
 
 
 def hold(situation: Situation) -> Plan:

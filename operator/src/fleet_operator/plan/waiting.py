@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fleet_operator.plan.model import ObservedPod
     from fleet_operator.plan.situation import Situation
 
-__all__ = ["PASSING", "Waiting", "why_in_doubt", "why_not_created", "why_not_running"]
+__all__ = ["PASSING", "Waiting", "trouble", "why_in_doubt", "why_not_created", "why_not_running"]
 
 # What every pod passes through; anything else that a pod waits for is worth telling.
 PASSING = frozenset({"ContainerCreating", "PodInitializing"})
@@ -71,11 +71,11 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
 
 def why_not_running(situation: Situation, not_created: Waiting | None) -> Waiting:
     """Return why not every replica runs: the first trouble of any pod, else why pods are missing."""
-    trouble = _trouble(situation)
-    if trouble is not None:
-        said = f": {trouble.message}" if trouble.message else ""
-        reason = as_reason(trouble.reason, "PodWaiting")
-        return Waiting(reason, advised(reason, f"{trouble.name} waits, {trouble.reason}{said}"))
+    pod = trouble(situation)
+    if pod is not None:
+        said = f": {pod.message}" if pod.message else ""
+        reason = as_reason(pod.reason, "PodWaiting")
+        return Waiting(reason, advised(reason, f"{pod.name} waits, {pod.reason}{said}"))
     return not_created or Waiting("Starting", _starting(situation))
 
 
@@ -93,7 +93,7 @@ def why_in_doubt(situation: Situation) -> Waiting | None:
     )
 
 
-def _trouble(situation: Situation) -> ObservedPod | None:
+def trouble(situation: Situation) -> ObservedPod | None:
     """Return the first pod that waits for something that does not just pass."""
     waiting = (pod for pod in situation.present.values() if not is_up(pod) and pod.exit_code is None)
     return next((pod for pod in waiting if pod.reason and pod.reason not in PASSING), None)

@@ -91,6 +91,12 @@ def test_a_plain_job_is_not_refused():
             "true",
             id="a-suspended-job",
         ),
+        pytest.param(
+            job_manifest("pass", runPolicy={"managedBy": "kueue.x-k8s.io/multikueue"}),
+            "spec.runPolicy.managedBy",
+            "kueue.x-k8s.io/multikueue",
+            id="a-job-of-another-controller",
+        ),
     ],
 )
 def test_refused_by_its_field(job, path, found):

@@ -1,0 +1,105 @@
+"""runPolicy.pendingDeadlineSeconds: how long not all replicas may run, and what is told then."""
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from fleet_operator.api import FleetJobStatus
+from fleet_operator.plan.pending import pending_deadline, pending_since
+from tests.support.plans import Story, at, ended, pending, pserver, trainer
+
+SCHEDULER = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
+LIMIT = {"pendingDeadlineSeconds": 60}
+
+
+def status(**told: tuple[str, datetime]) -> FleetJobStatus:
+    conditions: list[dict[str, Any]] = [
+        {"type": kind, "status": status, "reason": "X", "last_transition_time": moment}
+        for kind, (status, moment) in told.items()
+    ]
+    return FleetJobStatus.model_validate({"conditions": conditions})
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        pytest.param({}, None, id="a-new-job-has-not-waited-yet"),
+        pytest.param({"Running": ("False", at(5))}, at(5), id="since-not-all-run"),
+        pytest.param({"Running": ("True", at(5))}, None, id="not-while-all-run"),
+        pytest.param(
+            {"Running": ("False", at(5)), "Suspended": ("True", at(5))}, None, id="not-while-suspended"
+        ),
+        pytest.param(
+            {"Running": ("False", at(5)), "Suspended": ("False", at(90))}, at(90), id="from-resumption-on"
+        ),
+        pytest.param(
+            {"Running": ("False", at(99)), "Suspended": ("False", at(90))},
+            at(99),
+            id="from-a-later-restart-on",
+        ),
+    ],
+)
+def test_pending_since(told, expected):
+    assert pending_since(status(**told)) == expected
+
+
+@pytest.mark.parametrize(
+    ("since", "seconds", "expected"),
+    [
+        pytest.param(at(5), 60, at(65), id="so-long-after"),
+        pytest.param(at(5), None, None, id="no-limit"),
+        pytest.param(None, 60, None, id="nothing-to-wait-for"),
+    ],
+)
+def test_pending_deadline(since, seconds, expected):
+    assert pending_deadline(since, seconds) == expected
+
+
+def test_the_schedulers_own_reason_is_in_the_status_and_then_in_the_failure():
+    story = Story(runPolicy=LIMIT)
+    waits = pending(trainer(1), "Unschedulable", SCHEDULER)
+    pods = (pserver(0), pserver(1), trainer(0), waits)
+    lines = story.sees(*pods)
+    said = "digits-trainer-1 waits, Unschedulable: 0/4 nodes are available: 4 Insufficient nvidia.com/gpu"
+    assert any(line.startswith(f"Running False Unschedulable: {said}") for line in lines)
+    assert lines[-1] == "look again after 60 s"
+    lines = story.sees(*pods, after=60)
+    assert lines[0].startswith("Failed ")
+    [told] = [line for line in lines if line.startswith("Failed True")]
+    assert told.startswith(
+        "Failed True PendingDeadlineExceeded: not all replicas ran within"
+        f" runPolicy.pendingDeadlineSeconds, 60 s: {said}"
+    )
+    failure = story.job.status.last_failure
+    assert failure is not None
+    assert (failure.pod, failure.reason) == ("digits-trainer-1", "Unschedulable")
+    assert SCHEDULER.rstrip(".") in failure.message
+
+
+def test_a_replica_that_finds_no_node_after_a_restart_is_waited_for_as_long_again():
+    story = Story(runPolicy=LIMIT)
+    story.sees(pserver(0), pserver(1), trainer(0), trainer(1), after=30)
+    story.sees(pserver(0), pserver(1), trainer(0), ended(trainer(1), 1), after=100)
+    again = (pserver(0), pserver(1), trainer(0), pending(trainer(1, "0.1"), "Unschedulable", SCHEDULER))
+    assert story.sees(*again, after=159)[-1] == "look again after 1 s"
+    story.sees(*again, after=160)
+    assert story.job.status.state == "Failed"
+
+
+def test_a_job_that_runs_in_time_has_no_deadline_left():
+    story = Story(runPolicy=LIMIT)
+    story.sees(pserver(0), pserver(1))
+    assert not any(
+        "look" in line for line in story.sees(pserver(0), pserver(1), trainer(0), trainer(1), after=59)
+    )
+    story.sees(pserver(0), pserver(1), trainer(0), trainer(1), after=600)
+    assert story.job.status.state == "Running"
+
+
+def test_time_in_suspension_does_not_count():
+    story = Story(runPolicy={**LIMIT, "suspend": True})
+    story.sees()
+    story.edit(suspend=False)
+    story.sees(after=600)
+    assert story.sees(after=610)[-1] == "look again after 50 s"
