@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.behaviours import BEHAVIOURS, NEVER, exit_code_of
+from tests.support.behaviours import BEHAVIOURS, exit_code_of
 from tests.support.jobs import collective_manifest, manifest
 from tests.support.kube import is_running
 
@@ -71,9 +71,7 @@ async def test_on_a_cluster(namespace: Namespace, behaviour: Behaviour):
             "all pods running",
             lambda found: len(found) == replicas and all(map(is_running, found.values())),
         )
-        done = {"trainer-0", "trainer-1"} - {
-            name for name, codes in behaviour.lives.items() if codes[-1] == NEVER
-        }
+        done = {"trainer-0", "trainer-1"} - {name for name, codes in behaviour.lives.items() if codes[-1] < 0}
         await namespace.end(*(f"digits-{name}" for name in done))
     job = await namespace.until_state("digits", behaviour.state)
     (told,) = [each for each in job["status"]["conditions"] if each["type"] == behaviour.state]

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["BEHAVIOURS", "LIFE", "NEVER", "Behaviour", "exit_code_of"]
+__all__ = ["BEHAVIOURS", "LATE", "LIFE", "NEVER", "Behaviour", "exit_code_of"]
 
-NEVER = -1
-"""The exit code of a life that does not end by itself."""
+NEVER, LATE = -1, -2
+"""In place of exit codes: a life that does not end by itself, and one that outlives those of the others."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,8 @@ BEHAVIOURS = (
     ),
     Behaviour(
         "trainers-that-have-no-vote-do-not-hold-a-success-up",
-        {"trainer-1": (NEVER,)},
-        {"successPolicy": "RankZero", "runPolicy": {"cleanPodPolicy": "None"}},
+        {"trainer-1": (LATE,)},
+        {"successPolicy": "RankZero"},
     ),
 )
 
@@ -152,9 +152,12 @@ if server:
     listener = socket.create_server((os.environ["PADDLE_CURRENT_IP"], int(os.environ["PADDLE_PORT"])))
 else:
     pathlib.Path(f"started-{index}").touch()
-if code < 0:
+if code == -1:
     until(lambda: False)
-if code:
+if code == -2:
+    until(lambda: marked("completed") == trainers - 1)
+    time.sleep(0.7)  # the job has succeeded by then
+if code > 0:
     until(lambda: marked("started") == trainers)
     pathlib.Path(f"failed-{name}-{life}").touch()
     sys.exit(code)
