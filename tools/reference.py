@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleet.wire import TRANSITIONS, Kind, Side, State
 from fleet_operator.api.crd import build_crd
-from fleet_operator.api.rules import IMMUTABLE, RULES
+from fleet_operator.api.rules import CHANGES, IMMUTABLE, RULES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -73,6 +73,7 @@ def fleetjob_page() -> str:
             "## Rules across fields",
             *(f"- `spec.{rule.field}`: expected {rule.expected}." for rule in RULES),
             f"- Immutable: {', '.join(f'`spec.{rule.field}`' for rule in IMMUTABLE)}.",
+            *(f"- When `spec.{rule.field}` changes: expected {rule.expected}." for rule in CHANGES),
             "",
             "## status",
             *_table("status", status),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fleet_operator.cluster.client import ApiError
-from tests.support.jobs import manifest
+from tests.support.jobs import collective_manifest, manifest
 from tests.support.kube import condition, is_running
 
 if TYPE_CHECKING:
@@ -127,3 +127,69 @@ async def test_an_eviction_is_no_failure(namespace: Namespace):
     )
     job = await namespace.until_state("digits", "Running")
     assert (job["status"].get("failures", 0), job["status"]["restarts"]) == (0, 1)
+
+
+BOUNDS = {"minReplicas": 1, "maxReplicas": 3}
+
+
+async def scale(namespace: Namespace, trainers: int) -> Manifest:
+    """Do what an autoscaler does."""
+    path = namespace.path("fleetjobs", "digits", subresource="scale")
+    return await namespace.client.merge_patch(path, {"spec": {"replicas": trainers}})
+
+
+async def test_trainers_of_an_asynchronous_job_come_and_go_while_the_others_go_on(namespace: Namespace):
+    before = await run(namespace, syncMode="Async", trainer={"replicas": 2, **BOUNDS})
+    scaled = await scale(namespace, 3)
+    assert "fleetjob.dev/role=trainer" in scaled["status"]["selector"]
+    grown = await namespace.until_running("digits", *SERVERS, *TRAINERS, "digits-trainer-2")
+    await scale(namespace, 1)
+    after = await namespace.until_running("digits", *SERVERS, "digits-trainer-0")
+    for name, pod in after.items():
+        assert pod["metadata"]["uid"] == before[name]["metadata"]["uid"]
+    assert grown.keys() - after.keys() == {"digits-trainer-1", "digits-trainer-2"}
+    job = await namespace.until_job(
+        "digits", "one trainer", lambda job: job["status"].get("trainerReplicas") == 1
+    )
+    assert job["status"].get("restarts", 0) == 0
+    await namespace.end("digits-trainer-0")
+    await namespace.until_state("digits", "Succeeded")
+
+
+async def test_a_collective_job_starts_anew_with_another_number_of_trainers(namespace: Namespace):
+    await namespace.create_job(collective_manifest(trainer={"replicas": 2, **BOUNDS}))
+    await namespace.until_running("digits", *TRAINERS)
+    await scale(namespace, 3)
+    three = (*TRAINERS, "digits-trainer-2")
+    pods = await namespace.until_pods(
+        "digits",
+        "three pods of the second life",
+        lambda pods: set(pods) == set(three) and all(map(is_running, pods.values())),
+    )
+    for pod in pods.values():
+        env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+        assert (env["WORLD_SIZE"], env["FLEET_RESTARTS"]) == ("3", "1")
+
+
+@pytest.mark.parametrize(
+    ("trainer", "wanted", "message"),
+    [
+        pytest.param({"replicas": 2}, 3, "names no trainer.minReplicas", id="without-bounds"),
+        pytest.param({"replicas": 2, **BOUNDS}, 4, "to trainer.maxReplicas", id="out-of-bounds"),
+        pytest.param({"replicas": 2, **BOUNDS}, 3, "set runPolicy.suspend first", id="a-synchronous-job"),
+    ],
+)
+async def test_trainers_that_cannot_change_say_why(
+    namespace: Namespace, trainer: Manifest, wanted: int, message: str
+):
+    await namespace.create_job(manifest(trainer=trainer))
+    with pytest.raises(ApiError) as refused:
+        await scale(namespace, wanted)
+    assert message in str(refused.value)
+
+
+async def test_a_synchronous_job_may_be_resized_while_it_is_suspended(namespace: Namespace):
+    await namespace.create_job(manifest(trainer={"replicas": 2, **BOUNDS}, runPolicy={"suspend": True}))
+    await scale(namespace, 3)
+    await patch(namespace, runPolicy={"suspend": False})
+    await namespace.until_running("digits", *SERVERS, *TRAINERS, "digits-trainer-2")

@@ -25,7 +25,11 @@ async def test_invalid_job_is_refused(namespace: Namespace, case: InvalidCase):
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        pytest.param({"trainer": {"replicas": 3}}, "spec.trainer", id="changed"),
+        pytest.param({"trainer": {"port": 7000}}, "spec.trainer.port", id="changed"),
+        pytest.param({"trainer": {"template": None}}, "spec.trainer.template", id="removed-from-a-role"),
+        pytest.param(
+            {"trainer": {"minReplicas": 1, "maxReplicas": 3}}, "spec.trainer.maxReplicas", id="bounds-added"
+        ),
         pytest.param({"nodePool": {"gpusPerTrainer": 1}}, "spec.nodePool", id="added"),
         pytest.param({"template": None}, "spec.template", id="removed"),
         pytest.param(

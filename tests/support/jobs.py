@@ -130,6 +130,34 @@ INVALID = (
     InvalidCase(
         "half-a-replica", _at("spec.trainer.replicas", 1.5), "spec.trainer.replicas", ("1.5", "whole number")
     ),
+    InvalidCase(
+        "one-bound-without-the-other",
+        _at("spec.trainer.maxReplicas", 4),
+        "spec.trainer.maxReplicas",
+        ("together", "minReplicas"),
+    ),
+    InvalidCase(
+        "fewer-than-the-least",
+        _at("spec.trainer", {"replicas": 1, "minReplicas": 2, "maxReplicas": 4}),
+        "spec.trainer.replicas",
+        ("from trainer.minReplicas",),
+    ),
+    InvalidCase(
+        "more-than-the-most",
+        _at("spec.trainer", {"replicas": 5, "minReplicas": 2, "maxReplicas": 4}),
+        "spec.trainer.replicas",
+        ("to trainer.maxReplicas",),
+    ),
+    InvalidCase(
+        "too-many-processes-to-come",
+        _at(
+            "spec.trainer",
+            {"replicas": 1, "minReplicas": 1, "maxReplicas": 100, "slotsPerPod": 8},
+            _COLLECTIVE,
+        ),
+        "spec.trainer.replicas",
+        ("100 x 8",),
+    ),
     InvalidCase("trainer-is-a-list", _at("spec.trainer", [1]), "spec.trainer", ("a list of 1", "a map")),
     InvalidCase(
         "port-out-of-range", _at("spec.pserver.port", 65536), "spec.pserver.port", ("65536", "at most 65535")
@@ -207,7 +235,7 @@ INVALID = (
         ("7", "text"),
     ),
     InvalidCase(
-        "sync-mode-of-a-later-version", _at("spec.syncMode", "Async"), "spec.syncMode", ("'Async'", "'Sync'")
+        "unknown-sync-mode", _at("spec.syncMode", "Eager"), "spec.syncMode", ("'Eager'", "'HalfAsync'")
     ),
     InvalidCase(
         "unknown-success-policy", _at("spec.successPolicy", "Most"), "spec.successPolicy", ("'RankZero'",)
@@ -344,6 +372,7 @@ VALID = {
     "parameter-server": manifest(),
     "collective": _COLLECTIVE,
     "one-of-each-by-default": manifest("a", pserver={}, trainer={}),
+    "elastic": manifest(syncMode="Async", trainer={"replicas": 2, "minReplicas": 1, "maxReplicas": 8}),
     "longest-name": manifest("d" * 48),
     "most-replicas": manifest(pserver={"replicas": 700}, trainer={"replicas": 700}),
     "fields-left-empty": manifest(syncMode=None, runPolicy=None, nodePool=None, pserver={"replicas": None}),

@@ -121,6 +121,13 @@ class Story:
         assert (again.status, again.actions, again.events) == (self.plan.status, self.plan.actions, ())
         return describe(self.plan)
 
+    def scale(self, trainers: int) -> None:
+        """Change the number of trainers, as a person or an autoscaler may."""
+        trainer = self.job.spec.trainer.model_copy(update={"replicas": trainers})
+        metadata = self.job.metadata.model_copy(update={"generation": self.job.metadata.generation + 1})
+        spec = self.job.spec.model_copy(update={"trainer": trainer})
+        self.job = self.job.model_copy(update={"spec": spec, "metadata": metadata})
+
     def edit(self, **run_policy: Any) -> None:
         """Change the job's run policy, as a person may while it is there."""
         spec = self.job.spec

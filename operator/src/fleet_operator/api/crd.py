@@ -13,7 +13,7 @@ import yaml
 
 from fleet_operator.api.job import FleetJob, FleetJobSpec
 from fleet_operator.api.names import API_GROUP, API_VERSION, KIND, MAX_NAME_LENGTH, NAME_PATTERN, PLURAL
-from fleet_operator.api.rules import IMMUTABLE, RULES
+from fleet_operator.api.rules import CHANGES, IMMUTABLE, RULES
 from fleet_operator.api.status import FleetJobStatus
 
 __all__ = ["build_crd", "render_crd"]
@@ -57,7 +57,14 @@ def build_crd() -> dict[str, Any]:
                     "name": API_VERSION.partition("/")[2],
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}},
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.trainer.replicas",
+                            "statusReplicasPath": ".status.trainerReplicas",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
                     "additionalPrinterColumns": [
                         {"name": name, "type": kind, "jsonPath": path} for name, kind, path in _COLUMNS
                     ],
@@ -85,7 +92,7 @@ def _object_schema() -> dict[str, Any]:
     spec = _structural(FleetJobSpec.model_json_schema(mode="validation"))
     spec["x-kubernetes-validations"] = [
         {"rule": rule.cel, "message": f"expected {rule.expected}", "fieldPath": f".{rule.field}"}
-        for rule in (*RULES, *IMMUTABLE)
+        for rule in (*RULES, *IMMUTABLE, *CHANGES)
     ]
     name = "metadata.name: expected"
     return {

@@ -56,6 +56,9 @@ class SyncMode(StrEnum):
     """When a parameter server applies gradients. Handed to the script's strategy."""
 
     SYNC = "Sync"
+    ASYNC = "Async"
+    HALF_ASYNC = "HalfAsync"
+    GEO = "Geo"
 
 
 class SuccessPolicy(StrEnum):
@@ -161,6 +164,10 @@ class TrainerSpec(Model):
     """The trainers."""
 
     replicas: Replicas = Field(default=1, description="How many trainer pods share the data.")
+    min_replicas: Replicas | None = Field(
+        default=None, description="With maxReplicas: between them replicas may change while the job is there."
+    )
+    max_replicas: Replicas | None = Field(default=None, description="The other bound of minReplicas.")
     port: Port = Field(default=6175, description="Where the processes of a collective job find each other.")
     template: PodTemplate | None = Field(default=None, description="Replaces spec.template for this role.")
     slots_per_pod: Annotated[StrictInt, Field(ge=1, le=64)] | None = Field(
@@ -217,7 +224,10 @@ class FleetJobSpec(Model):
     template: PodTemplate | None = Field(default=None, description="The pods of every role without its own.")
     pserver: PserverSpec | None = Field(default=None, description="Mode ParameterServer only.")
     trainer: TrainerSpec = Field(description="How many trainers there are and what they run.")
-    sync_mode: SyncMode = Field(default=SyncMode.SYNC, description="Sync: all trainers move step by step.")
+    sync_mode: SyncMode = Field(
+        default=SyncMode.SYNC,
+        description=("Sync: all trainers move step by step. Async, HalfAsync, Geo: each at its own pace."),
+    )
     failure_policy: FailurePolicy = FailurePolicy()
     success_policy: SuccessPolicy = Field(
         default=SuccessPolicy.ALL, description="Which trainers must succeed. Parameter servers have no vote."
@@ -293,6 +303,16 @@ class FleetJob(Model):
         if self.spec.mode is not Mode.COLLECTIVE:
             return 1
         return self.spec.trainer.slots_per_pod or self.gpus_per_trainer or 1
+
+    @property
+    def most_trainers(self) -> int:
+        """How many trainers the job may come to have."""
+        return max(self.spec.trainer.replicas, self.spec.trainer.max_replicas or 0)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether trainers can come and go while the others work on: no step and no rendezvous binds them."""
+        return self.spec.mode is Mode.PARAMETER_SERVER and self.spec.sync_mode is not SyncMode.SYNC
 
     @property
     def gpus_per_trainer(self) -> int:

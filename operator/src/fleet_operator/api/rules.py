@@ -13,12 +13,11 @@ from fleet_operator.api.base import MAX_PORT, MAX_REPLICAS
 from fleet_operator.api.failure_policy import FailureAction, RuleAction
 from fleet_operator.api.job import FleetJob, Mode
 from fleet_operator.api.names import MAX_NAME_LENGTH, METRICS_PORT, NAME_PATTERN
-from fleet_operator.api.role import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["IMMUTABLE", "RULES", "Rule", "TransitionRule", "name_problem"]
+__all__ = ["CHANGES", "IMMUTABLE", "RULES", "ChangeRule", "Rule", "TransitionRule", "name_problem"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +52,56 @@ class TransitionRule:
         return f"has(self.{self.field}) == has(oldSelf.{self.field}) && (!has(self.{self.field}) || {same})"
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeRule:
+    """Under which conditions a field of the spec may change."""
+
+    field: str
+    expected: str
+    cel: str  # true while the field is as it was, or may be what it is
+
+
 # Pods are built from the spec whenever one is restarted: were it to change meanwhile, the replicas of one job
 # would differ. Only runPolicy says nothing about pods; but whoever manages a job has begun to.
 IMMUTABLE = (
     TransitionRule("mode", optional=False),
     TransitionRule("template", optional=True),
     TransitionRule("pserver", optional=True),
-    TransitionRule("trainer", optional=False),
+    TransitionRule("trainer.port", optional=False),
+    TransitionRule("trainer.template", optional=True),
+    TransitionRule("trainer.slotsPerPod", optional=True),
+    TransitionRule("trainer.minReplicas", optional=True),
+    TransitionRule("trainer.maxReplicas", optional=True),
     TransitionRule("syncMode", optional=False),
     TransitionRule("failurePolicy", optional=False),
     TransitionRule("successPolicy", optional=False),
     TransitionRule("startupPolicy", optional=False),
     TransitionRule("nodePool", optional=True),
     TransitionRule("runPolicy.managedBy", optional=True),
+)
+
+_SAME_TRAINERS = "self.trainer.replicas == oldSelf.trainer.replicas"
+
+CHANGES = (
+    ChangeRule(
+        field="trainer.replicas",
+        expected=(
+            "no change of spec.trainer.replicas: this job names no trainer.minReplicas and"
+            " trainer.maxReplicas to move between, delete the job and create it again"
+        ),
+        cel=f"{_SAME_TRAINERS} || has(self.trainer.maxReplicas)",
+    ),
+    ChangeRule(
+        field="trainer.replicas",
+        expected=(
+            "no change of spec.trainer.replicas while a job of syncMode Sync runs, because its trainers move"
+            " step by step: set runPolicy.suspend first, or use syncMode Async, HalfAsync or Geo"
+        ),
+        cel=(
+            f"{_SAME_TRAINERS} || self.mode != 'ParameterServer' || self.syncMode != 'Sync' ||"
+            " self.runPolicy.suspend"
+        ),
+    ),
 )
 
 
@@ -95,8 +131,21 @@ _SLOTS_CEL = (
 _MANAGER = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 
 
+_MOST_CEL = (
+    "(has(self.trainer.maxReplicas) && self.trainer.maxReplicas > self.trainer.replicas ?"
+    " self.trainer.maxReplicas : self.trainer.replicas)"
+)
+
+
 def _processes(job: FleetJob) -> int:
-    return job.replicas(Role.TRAINER) * job.slots_per_pod
+    return job.most_trainers * job.slots_per_pod
+
+
+def _is_within_bounds(job: FleetJob) -> bool:
+    trainer = job.spec.trainer
+    if trainer.min_replicas is None or trainer.max_replicas is None:
+        return True
+    return trainer.min_replicas <= trainer.replicas <= trainer.max_replicas
 
 
 RULES = (
@@ -132,11 +181,29 @@ RULES = (
         found=lambda job: str(job.spec.trainer.slots_per_pod),
     ),
     Rule(
+        field="trainer.maxReplicas",
+        expected="trainer.minReplicas and trainer.maxReplicas together, or neither of them",
+        cel="has(self.trainer.minReplicas) == has(self.trainer.maxReplicas)",
+        holds=lambda job: (job.spec.trainer.min_replicas is None) == (job.spec.trainer.max_replicas is None),
+        found=lambda job: "nothing" if job.spec.trainer.max_replicas is None else "no trainer.minReplicas",
+    ),
+    Rule(
+        field="trainer.replicas",
+        expected="a number from trainer.minReplicas to trainer.maxReplicas",
+        cel=(
+            "!has(self.trainer.minReplicas) || !has(self.trainer.maxReplicas) ||"
+            " (self.trainer.minReplicas <= self.trainer.replicas &&"
+            " self.trainer.replicas <= self.trainer.maxReplicas)"
+        ),
+        holds=_is_within_bounds,
+        found=lambda job: str(job.spec.trainer.replicas),
+    ),
+    Rule(
         field="trainer.replicas",
         expected=f"at most {MAX_REPLICAS} processes (replicas times slots): each environment lists all",
-        cel=f"self.trainer.replicas * {_SLOTS_CEL} <= {MAX_REPLICAS}",
+        cel=f"{_MOST_CEL} * {_SLOTS_CEL} <= {MAX_REPLICAS}",
         holds=lambda job: _processes(job) <= MAX_REPLICAS,
-        found=lambda job: f"{job.spec.trainer.replicas} x {job.slots_per_pod} processes",
+        found=lambda job: f"{job.most_trainers} x {job.slots_per_pod} processes",
     ),
     Rule(
         field="trainer.port",

@@ -154,6 +154,8 @@ class FleetJobStatus(StatusModel):
     conditions: tuple[Condition, ...] = ()
     pservers: str | None = Field(default=None, description="Ready or completed, of those wanted: 2/2.")
     trainers: str | None = Field(default=None, description="Running or completed, of those wanted: 2/2.")
+    trainer_replicas: int | None = Field(default=None, description="Trainers that have a pod now.")
+    selector: str | None = Field(default=None, description="Selects the trainers' pods, for autoscalers.")
     restarts: int = Field(default=0, description="Restarts of single replicas and of the whole job.")
     failures: int = Field(default=0, description="Those that count against runPolicy.backoffLimit.")
     job_restarts: int = Field(default=0, description="How often all replicas were started anew.")

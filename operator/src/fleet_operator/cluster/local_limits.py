@@ -33,7 +33,7 @@ APPLIED_TO_CONTAINER = {
     "terminationMessagePath",
     "terminationMessagePolicy",
 }
-NOT_APPLIED_TO_JOB = ("nodePool",)
+NOT_APPLIED_TO_JOB = ("nodePool", "trainer.minReplicas", "trainer.maxReplicas")
 
 
 def templates(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -115,10 +115,18 @@ def _variable_refusals(path: str, entry: Mapping[str, Any]) -> Iterator[Problem]
             yield Problem(f"{where}.fieldPath", str(source.get("fieldPath")), known)
 
 
+def _at(spec: Mapping[str, Any], path: str) -> Any:
+    """Return what a field of the spec holds, or None."""
+    value: Any = spec
+    for name in path.split("."):
+        value = (value or {}).get(name)
+    return value
+
+
 def not_applied(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of what the manifest asks for and a run on this machine leaves out."""
     spec = document["spec"]
-    names = [f"spec.{name}" for name in NOT_APPLIED_TO_JOB if spec.get(name)]
+    names = [f"spec.{path}" for path in NOT_APPLIED_TO_JOB if _at(spec, path)]
     for template in templates(spec).values():
         pod_spec = template["spec"]
         main_index, main = main_container(pod_spec)

@@ -16,6 +16,7 @@ from fleet_operator.plan.failure import find_failures, loses_parameters
 from fleet_operator.plan.model import Event, Plan
 from fleet_operator.plan.pending import pending_deadline, pending_since
 from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, judge
+from fleet_operator.plan.scaling import is_resized, scaled_sentence
 from fleet_operator.plan.situation import Situation
 from fleet_operator.plan.status import build_status
 from fleet_operator.plan.step import hold, step, why_pending
@@ -120,6 +121,22 @@ def suspended(situation: Situation) -> Plan | None:
     return hold(situation)
 
 
+def resized(situation: Situation) -> Plan | None:
+    """Start a job anew whose trainers are bound together when another number of them is wanted.
+
+    Where they are not, those that are missing are created, and those that are not wanted are of no present
+    attempt and go: nothing needs to be decided.
+    """
+    job, ledger = situation.job, situation.ledger
+    before, wanted = job.status.role(Role.TRAINER).replicas, job.replicas(Role.TRAINER)
+    begun = any(own.created or own.completed for own in ledger.roles.values())
+    if job.is_elastic or not begun or not is_resized(before=before, wanted=wanted):
+        return None
+    sentence = scaled_sentence(before=before, wanted=wanted, elastic=False)
+    situation = situation.with_ledger(ledger.with_new_life())
+    return step(situation, {ConditionType.RESTARTING: (True, "Scaled", sentence)})
+
+
 def failed(situation: Situation) -> Plan | None:
     """Answer failed replicas as failurePolicy says: fail the job, restart it, or restart them."""
     failures = find_failures(situation)
@@ -179,6 +196,7 @@ DECISIONS = (
     rejected,
     overdue,
     suspended,
+    resized,
     failed,
     stuck,
 )

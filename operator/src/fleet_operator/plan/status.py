@@ -13,6 +13,7 @@ from fleet_operator.api import (
     Role,
     RoleStatus,
 )
+from fleet_operator.api.names import LABEL_JOB_NAME, LABEL_ROLE
 from fleet_operator.plan.indexes import format_indexes
 from fleet_operator.plan.pods import has_failed, is_active, is_up
 from fleet_operator.plan.progress import progress_of
@@ -63,6 +64,8 @@ def build_status(
         conditions=_conditions(before, told, situation),
         pservers=f"{up[Role.PSERVER]}/{job.replicas(Role.PSERVER)}" if Role.PSERVER in up else None,
         trainers=f"{up[Role.TRAINER]}/{job.replicas(Role.TRAINER)}",
+        trainer_replicas=next(each.active for each in roles if each.role is Role.TRAINER),
+        selector=f"{LABEL_JOB_NAME}={job.name},{LABEL_ROLE}={Role.TRAINER.value}",
         restarts=ledger.restarts,
         failures=ledger.failures,
         job_restarts=ledger.job_restarts,
@@ -85,6 +88,7 @@ def _without_counts(status: FleetJobStatus) -> FleetJobStatus:
         update={
             "pservers": None,
             "trainers": None,
+            "trainer_replicas": None,
             "progress": None,
             "roles": tuple(RoleStatus(role=each.role, restarts=each.restarts) for each in status.roles),
             "conditions": tuple(each.model_copy(update={"message": ""}) for each in status.conditions),
@@ -125,7 +129,7 @@ def _role_status(situation: Situation, role: Role) -> RoleStatus:
         replicas=situation.job.replicas(role),
         active=sum(is_active(pod) for pod in pods),
         ready=sum(pod.ready for pod in pods),
-        succeeded=len(own.completed),
+        succeeded=len(situation.completed(role)),
         failed=sum(has_failed(pod) for pod in pods),
         restarts=tuple(own.restarts[index] for index in sorted(own.restarts)),
         created_indexes=format_indexes(own.created),

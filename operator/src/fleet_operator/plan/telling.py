@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import ConditionType
+from fleet_operator.api import ConditionType, Role
 from fleet_operator.plan.model import Event, Plan
+from fleet_operator.plan.scaling import is_resized, scaled_sentence
 from fleet_operator.plan.status import only_counts_differ
 from fleet_operator.plan.times import until
 
@@ -59,10 +60,19 @@ def tell(
     return Plan(
         status=status,
         actions=actions,
-        events=(*events, *_events(before, status)),
+        events=(*_scaled(situation, status), *events, *_events(before, status)),
         requeue_after=until(situation.now, *looks),
         urgent=bool(actions) or not only_counts_differ(before, status),
     )
+
+
+def _scaled(situation: Situation, after: FleetJobStatus) -> tuple[Event, ...]:
+    """Return the event that the number of trainers has been changed, if it has."""
+    before, wanted = (status.role(Role.TRAINER).replicas for status in (situation.job.status, after))
+    if after.finished or not is_resized(before=before, wanted=wanted):
+        return ()
+    sentence = scaled_sentence(before=before, wanted=wanted, elastic=situation.job.is_elastic)
+    return (Event("Normal", "Scaled", sentence),)
 
 
 def _events(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:

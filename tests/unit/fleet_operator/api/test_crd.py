@@ -9,7 +9,7 @@ import yaml
 
 from fleet_operator.api import FleetJob, parse_job
 from fleet_operator.api.crd import build_crd, render_crd
-from fleet_operator.api.rules import IMMUTABLE, RULES
+from fleet_operator.api.rules import CHANGES, IMMUTABLE, RULES
 from tests.support import jobs
 
 COMMITTED = Path(__file__).parents[4] / "crds" / "fleetjobs.fleetjob.dev.yaml"
@@ -95,19 +95,36 @@ def test_everything_left_out_is_written_out_by_the_schema(schema):
 
 def test_every_rule_is_in_it_and_points_at_a_field(schema):
     rules = schema["properties"]["spec"]["x-kubernetes-validations"]
-    assert [each["rule"] for each in rules] == [each.cel for each in (*RULES, *IMMUTABLE)]
+    assert [each["rule"] for each in rules] == [each.cel for each in (*RULES, *IMMUTABLE, *CHANGES)]
     paths = {path for path, _ in nodes(schema["properties"]["spec"])}
     assert {each["fieldPath"] for each in rules} <= paths
 
 
 def test_all_but_the_run_policy_is_immutable(schema):
+    spec = schema["properties"]["spec"]
     whole = {each.field for each in IMMUTABLE if "." not in each.field}
-    assert whole == set(schema["properties"]["spec"]["properties"]) - {"runPolicy"}
-    required = set(schema["properties"]["spec"]["required"])
-    defaulted = {
-        name for name, node in schema["properties"]["spec"]["properties"].items() if "default" in node
+    assert whole == set(spec["properties"]) - {"runPolicy", "trainer"}
+    parts = {each.field for each in IMMUTABLE if each.field.startswith("trainer.")}
+    assert parts == {f"trainer.{name}" for name in spec["properties"]["trainer"]["properties"]} - {
+        "trainer.replicas"
     }
-    assert {each.field for each in IMMUTABLE if not each.optional} == (required | defaulted) - {"runPolicy"}
+    for part, prefix in ((spec, ""), (spec["properties"]["trainer"], "trainer.")):
+        there = {*part.get("required", ())} | {
+            name for name, node in part["properties"].items() if "default" in node
+        }
+        for each in IMMUTABLE:
+            if each.field.startswith(prefix) and "." not in (name := each.field.removeprefix(prefix)):
+                assert each.optional is (name not in there), each.field
+
+
+def test_the_number_of_trainers_is_what_scales(schema):
+    scale = build_crd()["spec"]["versions"][0]["subresources"]["scale"]
+    for path in scale.values():
+        node = schema
+        for name in path.removeprefix(".").split("."):
+            node = node["properties"][name]
+    assert scale["specReplicasPath"] == ".spec.trainer.replicas"
+    assert schema["properties"]["status"]["properties"]["selector"]["type"] == "string"
 
 
 def test_what_kubectl_shows():
@@ -115,7 +132,7 @@ def test_what_kubectl_shows():
     version = spec["versions"][0]
     assert spec["names"]["shortNames"] == ["fj"]
     assert spec["names"]["categories"] == ["all"]
-    assert version["subresources"] == {"status": {}}
+    assert version["subresources"]["status"] == {}
     columns = [column["name"] for column in version["additionalPrinterColumns"]]
     assert columns == ["Mode", "State", "Pservers", "Trainers", "Progress", "Restarts", "Age"]
 

@@ -30,7 +30,7 @@ def test_accepts(document):
 
 
 def test_tells_all_problems_at_once_in_whole_sentences():
-    document = jobs.manifest(syncMode="Async", trainer={"replicas": 0, "ports": 1})
+    document = jobs.manifest(syncMode="Eager", trainer={"replicas": 0, "ports": 1})
     with pytest.raises(InvalidJob) as caught:
         parse_job(document)
     assert caught.value.problems == (
@@ -38,16 +38,17 @@ def test_tells_all_problems_at_once_in_whole_sentences():
         Problem(
             "spec.trainer.ports",
             "an unknown field",
-            "one of replicas, port, template, slotsPerPod (did you mean port?)",
+            "one of replicas, minReplicas, maxReplicas, port, template, slotsPerPod (did you mean port?)",
         ),
-        Problem("spec.syncMode", "'Async'", "'Sync'"),
+        Problem("spec.syncMode", "'Eager'", "one of 'Sync', 'Async', 'HalfAsync', 'Geo'"),
     )
     assert str(caught.value) == (
         "FleetJob digits is not valid:\n"
         "  spec.trainer.replicas: found 0, expected at least 1\n"
         "  spec.trainer.ports: found an unknown field,"
-        " expected one of replicas, port, template, slotsPerPod (did you mean port?)\n"
-        "  spec.syncMode: found 'Async', expected 'Sync'"
+        " expected one of replicas, minReplicas, maxReplicas, port, template, slotsPerPod"
+        " (did you mean port?)\n"
+        "  spec.syncMode: found 'Eager', expected one of 'Sync', 'Async', 'HalfAsync', 'Geo'"
     )
 
 

@@ -52,10 +52,15 @@ class Cluster(RuleBasedStateMachine):
         clean=st.sampled_from(["Running", "All", "None"]),
         startup=st.sampled_from(["InOrder", "AnyOrder"]),
         limit=st.integers(0, 3),
+        sync=st.sampled_from(["Sync", "Async"]),
     )
-    def create_job(self, policy: str, success: SuccessPolicy, clean: str, startup: str, limit: int) -> None:
+    def create_job(
+        self, policy: str, success: SuccessPolicy, clean: str, startup: str, limit: int, sync: str
+    ) -> None:
         self.job = jobs.job(
             jobs.manifest(
+                syncMode=sync,
+                trainer={"replicas": 2, "minReplicas": 1, "maxReplicas": 3},
                 failurePolicy={"action": policy},
                 successPolicy=success.value,
                 startupPolicy=startup,
@@ -192,6 +197,12 @@ class Cluster(RuleBasedStateMachine):
     def suspend_or_resume(self, suspend: bool) -> None:
         policy = self.job.spec.run_policy.model_copy(update={"suspend": suspend})
         spec = self.job.spec.model_copy(update={"run_policy": policy})
+        self.job = self.job.model_copy(update={"spec": spec})
+
+    @rule(trainers=st.integers(1, 3))
+    def scale(self, trainers: int) -> None:
+        trainer = self.job.spec.trainer.model_copy(update={"replicas": trainers})
+        spec = self.job.spec.model_copy(update={"trainer": trainer})
         self.job = self.job.model_copy(update={"spec": spec})
 
     # What must hold.
