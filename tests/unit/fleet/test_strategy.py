@@ -3,14 +3,28 @@ from typing import Any
 
 import pytest
 
+import fleet
 from fleet import DistributedStrategy
-from fleet.errors import ConfigurationError
+from fleet.errors import ConfigurationError, TranspileError
+from fleet.role_maker.variables import SYNC_MODES
+from fleet.transpiler import DistributedMode, DistributeTranspilerConfig
+
+
+class Named:
+    """A mode of the user's own, as far as a strategy looks at it."""
+
+    name = "named"
+    programs = DistributedMode.ASYNC
+
+    def agreement(self):
+        return {}
 
 
 def test_defaults():
     strategy = DistributedStrategy()
     assert dataclasses.asdict(strategy) | {"transpiler": None} == {
         "sync_mode": None,
+        "mode": None,
         "overlap": True,
         "cross_step": False,
         "server_kernels": "default",
@@ -29,12 +43,39 @@ def test_a_strategy_does_not_change():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sync_mode": False}, r"strategy\.sync_mode = False: asynchronous training is not supported yet"),
         ({"sync_mode": "Sync"}, r"strategy\.sync_mode is 'Sync'; expected True or False"),
         ({"overlap": 1}, r"strategy\.overlap is 1; expected True or False"),
         ({"cross_step": True}, r"strategy\.cross_step = True: .* not supported yet; use False"),
         ({"server_kernels": "fused"}, r"strategy\.server_kernels is 'fused'; expected default"),
         ({"grad_clip": 5.0}, r"strategy\.grad_clip = 5\.0: .* not supported yet; use None"),
+        ({"mode": "geo"}, r"strategy\.mode is 'geo'; expected an instance of a subclass of fleet\.param"),
+        (
+            {"sync_mode": True, "transpiler": DistributeTranspilerConfig(sync_mode=False)},
+            r"strategy\.sync_mode is True, and strategy\.transpiler asks for half_async",
+        ),
+        (
+            {"sync_mode": True, "transpiler": DistributeTranspilerConfig(geo_sgd_mode=True)},
+            r"strategy\.sync_mode is True, and strategy\.transpiler asks for geo",
+        ),
+        (
+            {
+                "sync_mode": False,
+                "transpiler": DistributeTranspilerConfig(sync_mode=False, completely_not_async=True),
+            },
+            r"strategy\.sync_mode is False, and strategy\.transpiler asks for sync",
+        ),
+        (
+            {"mode": Named(), "sync_mode": False},
+            r"strategy\.mode is 'named', and strategy\.sync_mode asks for asynchronous training",
+        ),
+        (
+            {"mode": Named(), "transpiler": DistributeTranspilerConfig(half_async=True)},
+            r"strategy\.mode is 'named', and strategy\.transpiler asks for half_async",
+        ),
+        (
+            {"transpiler": DistributeTranspilerConfig(geo_sgd_mode=True, half_async=True)},
+            r"strategy\.transpiler: config\.geo_sgd_mode = True and config\.half_async = True",
+        ),
         ({"transpiler": {}}, r"strategy\.transpiler is \{\}; expected a DistributeTranspilerConfig"),
     ],
 )
@@ -49,19 +90,80 @@ def test_an_unknown_field_is_an_error():
         make(overlapp=True)
 
 
-def test_the_job_decides_what_the_strategy_leaves_open():
-    assert DistributedStrategy(overlap=False).resolved("Sync") == DistributedStrategy(
-        overlap=False, sync_mode=True
-    )
+CONFIG_OF = {
+    DistributedMode.SYNC: {},
+    DistributedMode.ASYNC: {"runtime_split_send_recv": True},
+    DistributedMode.HALF_ASYNC: {"half_async": True},
+    DistributedMode.GEO: {"geo_sgd_mode": True},
+}
 
 
-@pytest.mark.parametrize("mode", ["Async", "HalfAsync", "Geo"])
-def test_modes_that_do_not_run_yet_are_named(mode):
-    with pytest.raises(
-        ConfigurationError, match=f"FLEET_SYNC_MODE is '{mode}', which does not run yet; use Sync"
-    ):
-        DistributedStrategy().resolved(mode)
-    assert DistributedStrategy(sync_mode=True).resolved(mode).sync_mode is True
+def mode_of(strategy: DistributedStrategy, job: str = "Sync") -> DistributedMode:
+    """Return the mode that a program is transpiled for."""
+    resolved = strategy.resolved(job)
+    return resolved.transpiler.distributed_mode(bool(resolved.sync_mode))
+
+
+@pytest.mark.parametrize(("job", "mode"), list(zip(SYNC_MODES, DistributedMode, strict=True)))
+def test_the_job_decides_what_the_strategy_leaves_open(job, mode):
+    strategy = DistributedStrategy(overlap=False)
+    assert mode_of(strategy, job) is mode
+    assert strategy.resolved(job).overlap is False
+    assert strategy == DistributedStrategy(overlap=False)
+
+
+@pytest.mark.parametrize("job", SYNC_MODES)
+@pytest.mark.parametrize(
+    ("strategy", "mode"),
+    [
+        pytest.param(DistributedStrategy(sync_mode=True), DistributedMode.SYNC, id="sync"),
+        pytest.param(DistributedStrategy(sync_mode=False), DistributedMode.HALF_ASYNC, id="not-sync"),
+        *(
+            pytest.param(
+                DistributedStrategy(
+                    transpiler=DistributeTranspilerConfig(sync_mode=mode is DistributedMode.SYNC, **fields)
+                ),
+                mode,
+                id=f"config-of-{mode.name.lower()}",
+            )
+            for mode, fields in CONFIG_OF.items()
+            if mode is not DistributedMode.SYNC
+        ),
+        pytest.param(fleet.create_sync_strategy(), DistributedMode.SYNC, id="create-sync"),
+        pytest.param(fleet.create_async_strategy(), DistributedMode.ASYNC, id="create-async"),
+        pytest.param(fleet.create_half_async_strategy(), DistributedMode.HALF_ASYNC, id="create-half-async"),
+        pytest.param(fleet.create_geo_strategy(), DistributedMode.GEO, id="create-geo"),
+    ],
+)
+def test_what_the_strategy_says_counts_whatever_the_job_says(strategy, mode, job):
+    assert mode_of(strategy, job) is mode
+
+
+def test_the_factory_has_the_four_strategies():
+    assert fleet.StrategyFactory.create_geo_strategy(7) == fleet.create_geo_strategy(update_frequency=7)
+    for name in ("sync", "async", "half_async"):
+        made = getattr(fleet.StrategyFactory, f"create_{name}_strategy")()
+        assert made == getattr(fleet, f"create_{name}_strategy")()
+
+
+def test_geo_pushes_as_often_as_the_strategy_says():
+    assert fleet.create_geo_strategy().transpiler.geo_sgd_need_push_nums == 100
+    assert fleet.create_geo_strategy(7).transpiler.geo_sgd_need_push_nums == 7
+
+
+def test_a_created_strategy_keeps_the_rest_of_its_config_and_changes_no_config_of_the_script():
+    config = DistributeTranspilerConfig(min_block_size=16384, enable_dc_asgd=True)
+    strategy = fleet.create_async_strategy(transpiler=config, overlap=False)
+    assert (strategy.transpiler.min_block_size, strategy.transpiler.enable_dc_asgd) == (16384, True)
+    assert strategy.overlap is False
+    assert config == DistributeTranspilerConfig(min_block_size=16384, enable_dc_asgd=True)
+
+
+def test_what_belongs_to_another_mode_than_the_jobs_is_named():
+    strategy = DistributedStrategy(transpiler=DistributeTranspilerConfig(enable_dc_asgd=True))
+    assert mode_of(strategy, "Async") is DistributedMode.ASYNC
+    with pytest.raises(TranspileError, match=r"enable_dc_asgd = True .* the mode is geo"):
+        mode_of(strategy, "Geo")
 
 
 def test_an_unknown_mode_is_an_error():

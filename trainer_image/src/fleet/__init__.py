@@ -31,7 +31,14 @@ if TYPE_CHECKING:
         default_main_program,
         default_startup_program,
     )
-    from fleet.strategy import DistributedStrategy
+    from fleet.strategy import (
+        DistributedStrategy,
+        StrategyFactory,
+        create_async_strategy,
+        create_geo_strategy,
+        create_half_async_strategy,
+        create_sync_strategy,
+    )
     from fleet.transpiler import (
         DistributeTranspiler,
         DistributeTranspilerConfig,
@@ -60,7 +67,17 @@ _MODULE_OF = {
         ("Block", "Operator", "Program", "Variable", "default_main_program", "default_startup_program"),
         "fleet.program",
     ),
-    "DistributedStrategy": "fleet.strategy",
+    **dict.fromkeys(
+        (
+            "DistributedStrategy",
+            "StrategyFactory",
+            "create_async_strategy",
+            "create_geo_strategy",
+            "create_half_async_strategy",
+            "create_sync_strategy",
+        ),
+        "fleet.strategy",
+    ),
     **dict.fromkeys(
         ("DistributeTranspiler", "DistributeTranspilerConfig", "HashName", "PSDispatcher", "RoundRobin"),
         "fleet.transpiler",
@@ -87,8 +104,13 @@ __all__ = [
     "RoleError",
     "RoundRobin",
     "StateLostError",
+    "StrategyFactory",
     "TranspileError",
     "Variable",
+    "create_async_strategy",
+    "create_geo_strategy",
+    "create_half_async_strategy",
+    "create_sync_strategy",
     "default_main_program",
     "default_startup_program",
     "report",

@@ -1,14 +1,35 @@
-"""The strategy: how a job trains, as far as the script decides it."""
+"""The strategy: how a job trains, as far as the script decides it.
 
+The mode follows from what says something about it: a `mode` object of the script's own, `sync_mode`, or the
+transpiler config's fields. Where two of them contradict each other the strategy cannot be made; where none
+says anything, the job decides (`FLEET_SYNC_MODE`).
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
-from fleet.errors import ConfigurationError
+from fleet.errors import ConfigurationError, TranspileError
 from fleet.role_maker.variables import SYNC_MODES
-from fleet.transpiler.config import DistributeTranspilerConfig
+from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 
-__all__ = ["DistributedStrategy"]
+__all__ = [
+    "DistributedStrategy",
+    "StrategyFactory",
+    "create_async_strategy",
+    "create_geo_strategy",
+    "create_half_async_strategy",
+    "create_sync_strategy",
+]
 
 _KERNELS = ("default",)
+_MODE_OF_JOB: Final = dict(zip(SYNC_MODES, DistributedMode, strict=True))
+_FIELDS_OF_MODE: Final[dict[DistributedMode, dict[str, bool]]] = {
+    DistributedMode.SYNC: {"sync_mode": True, "runtime_split_send_recv": False},
+    DistributedMode.ASYNC: {"sync_mode": False, "runtime_split_send_recv": True},
+    DistributedMode.HALF_ASYNC: {"sync_mode": False, "half_async": True},
+    DistributedMode.GEO: {"sync_mode": False, "geo_sgd_mode": True},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +39,10 @@ class DistributedStrategy:
     Attributes
     ----------
     sync_mode : bool or None
-        True for synchronous training. None takes what the job asks for (`FLEET_SYNC_MODE`).
+        True for synchronous training, False for an asynchronous mode: the one that `transpiler` asks for,
+        else half-async. None leaves it to `transpiler`, and then to the job (`FLEET_SYNC_MODE`).
+    mode : TrainingMode or None
+        A mode of your own, an instance of a subclass of `fleet.parameter_server.modes.Mode`.
     overlap : bool
         Send a gradient the moment it exists. False sends all of them in `optimizer.step()`, which
         allows gradients to be changed after the backward pass.
@@ -38,6 +62,7 @@ class DistributedStrategy:
     """
 
     sync_mode: bool | None = None
+    mode: TrainingMode | None = None
     overlap: bool = True
     cross_step: bool = False
     server_kernels: str = "default"
@@ -49,8 +74,6 @@ class DistributedStrategy:
             _check_bool("sync_mode", self.sync_mode)
         _check_bool("overlap", self.overlap)
         _check_bool("cross_step", self.cross_step)
-        if self.sync_mode is False:
-            raise ConfigurationError(_not_yet("sync_mode = False", "asynchronous training", "True"))
         if self.cross_step:
             raise ConfigurationError(_not_yet("cross_step = True", "waiting layer by layer", "False"))
         if self.server_kernels not in _KERNELS:
@@ -65,6 +88,36 @@ class DistributedStrategy:
             raise ConfigurationError(
                 f"strategy.transpiler is {self.transpiler!r}; expected a DistributeTranspilerConfig"
             )
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        """Refuse a strategy whose parts ask for different modes."""
+        try:
+            asked = self.transpiler.asks_for()
+        except TranspileError as error:
+            raise ConfigurationError(f"strategy.transpiler: {error}") from error
+        if self.mode is not None:
+            if not isinstance(getattr(self.mode, "programs", None), DistributedMode):
+                raise ConfigurationError(
+                    f"strategy.mode is {self.mode!r}; expected an instance of a subclass of "
+                    "fleet.parameter_server.modes.Mode"
+                )
+            for name, other in (("sync_mode", self.sync_mode), ("transpiler", asked)):
+                if other is not None:
+                    raise ConfigurationError(
+                        f"strategy.mode is {self.mode.name!r}, and strategy.{name} asks for {_said(other)}; "
+                        f"leave {name} at its default where a mode is given"
+                    )
+        if self.sync_mode is True and asked not in (None, DistributedMode.SYNC):
+            raise ConfigurationError(
+                f"strategy.sync_mode is True, and strategy.transpiler asks for {_said(asked)}; "
+                "set sync_mode = False, or leave the config's fields of the mode at their defaults"
+            )
+        if self.sync_mode is False and asked is DistributedMode.SYNC:
+            raise ConfigurationError(
+                "strategy.sync_mode is False, and strategy.transpiler asks for sync (completely_not_async = "
+                "True); set one of them to the other"
+            )
 
     def resolved(self, job_sync_mode: str) -> "DistributedStrategy":
         """Return this strategy with what it leaves open taken from the job.
@@ -77,25 +130,111 @@ class DistributedStrategy:
         Returns
         -------
         DistributedStrategy
-            With a `sync_mode` that is not None.
+            With a `sync_mode` that is not None and a `transpiler` that says the mode, unless `mode` does.
 
         Raises
         ------
         ConfigurationError
-            The job asks for a mode that does not run yet, and the strategy for none.
+            The job asks for a mode that there is not.
         """
-        if self.sync_mode is not None:
-            return self
         if job_sync_mode not in SYNC_MODES:
             raise ConfigurationError(
                 f"FLEET_SYNC_MODE is {job_sync_mode!r}; expected one of {', '.join(SYNC_MODES)}"
             )
-        if job_sync_mode != "Sync":
-            raise ConfigurationError(
-                f"FLEET_SYNC_MODE is {job_sync_mode!r}, which does not run yet; use Sync (spec.syncMode of a "
-                "FleetJob), or set strategy.sync_mode = True"
-            )
-        return replace(self, sync_mode=True)
+        if self.mode is not None:
+            return self
+        mode = self.transpiler.asks_for()
+        if mode is None and self.sync_mode is None:
+            mode = _MODE_OF_JOB[job_sync_mode]
+        elif mode is None:
+            mode = DistributedMode.SYNC if self.sync_mode else DistributedMode.HALF_ASYNC
+        return replace(
+            self,
+            sync_mode=mode is DistributedMode.SYNC,
+            transpiler=_config_for(mode, self.transpiler),
+        )
+
+
+def create_sync_strategy(**fields: Any) -> DistributedStrategy:
+    """Return a strategy for synchronous training.
+
+    Parameters
+    ----------
+    **fields
+        As of `DistributedStrategy`, `transpiler` included: its fields of the mode are set here.
+    """
+    return _create(DistributedMode.SYNC, fields)
+
+
+def create_async_strategy(**fields: Any) -> DistributedStrategy:
+    """Return a strategy for asynchronous training, in which each gradient is applied when it comes.
+
+    Parameters
+    ----------
+    **fields
+        As of `create_sync_strategy`.
+    """
+    return _create(DistributedMode.ASYNC, fields)
+
+
+def create_half_async_strategy(**fields: Any) -> DistributedStrategy:
+    """Return a strategy for half-asynchronous training, in which trainers do not wait for servers either.
+
+    Parameters
+    ----------
+    **fields
+        As of `create_sync_strategy`.
+    """
+    return _create(DistributedMode.HALF_ASYNC, fields)
+
+
+def create_geo_strategy(update_frequency: int = 100, **fields: Any) -> DistributedStrategy:
+    """Return a strategy for GEO: trainers step by themselves and exchange what has changed.
+
+    Parameters
+    ----------
+    update_frequency : int
+        After how many steps.
+    **fields
+        As of `create_sync_strategy`.
+    """
+    return _create(DistributedMode.GEO, fields, geo_sgd_need_push_nums=update_frequency)
+
+
+class StrategyFactory:
+    """The four strategies under the original's name."""
+
+    create_sync_strategy = staticmethod(create_sync_strategy)
+    create_async_strategy = staticmethod(create_async_strategy)
+    create_half_async_strategy = staticmethod(create_half_async_strategy)
+    create_geo_strategy = staticmethod(create_geo_strategy)
+
+
+def _create(mode: DistributedMode, fields: dict[str, Any], **of_config: bool | int) -> DistributedStrategy:
+    config = fields.pop("transpiler", None)
+    config = _config_for(mode, config if config is not None else DistributeTranspilerConfig())
+    return DistributedStrategy(
+        sync_mode=mode is DistributedMode.SYNC, transpiler=_with(config, of_config), **fields
+    )
+
+
+def _config_for(mode: DistributedMode, config: DistributeTranspilerConfig) -> DistributeTranspilerConfig:
+    """Return a config that asks for a mode, unless it does so already."""
+    return config if config.asks_for() is mode else _with(config, _FIELDS_OF_MODE[mode])
+
+
+def _with(config: DistributeTranspilerConfig, fields: Mapping[str, bool | int]) -> DistributeTranspilerConfig:
+    """Return a copy of a config with some fields set; checked when it is used."""
+    copy = replace(config)
+    for name, value in fields.items():
+        setattr(copy, name, value)
+    return copy
+
+
+def _said(mode: DistributedMode | bool | None) -> str:
+    if isinstance(mode, DistributedMode):
+        return mode.name.lower()
+    return f"{'synchronous' if mode else 'asynchronous'} training"
 
 
 def _check_bool(name: str, value: object) -> None:

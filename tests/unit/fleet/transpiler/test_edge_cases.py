@@ -56,11 +56,48 @@ def config(**fields: Any) -> DistributeTranspilerConfig:
         pytest.param({"pservers": 6174}, {}, "'6174' is not host:port", id="servers-a-number"),
         pytest.param({}, {"mode": "nccl2"}, "config.mode = 'nccl2' .*fleet.collective", id="nccl2"),
         pytest.param({}, {"mode": "collective"}, "config.mode = 'collective'", id="collective"),
-        pytest.param({}, {"geo_sgd_mode": True}, "config.geo_sgd_mode = True", id="geo"),
-        pytest.param({}, {"geo_sgd_need_push_nums": 7}, "config.geo_sgd_need_push_nums = 7", id="geo-push"),
-        pytest.param({}, {"half_async": True}, "config.half_async = True", id="half-async"),
-        pytest.param({}, {"completely_not_async": True}, "completely_not_async", id="completely-not-async"),
-        pytest.param({}, {"enable_dc_asgd": True}, "config.enable_dc_asgd = True", id="dc-asgd"),
+        pytest.param(
+            {},
+            {"geo_sgd_need_push_nums": 7},
+            "need_push_nums = 7 belongs to GEO, and the mode is sync",
+            id="pushes-outside-geo",
+        ),
+        pytest.param(
+            {},
+            {"geo_sgd_mode": True, "geo_sgd_need_push_nums": 0},
+            "geo_sgd_need_push_nums is 0; .* at least 1",
+            id="never-pushed",
+        ),
+        pytest.param(
+            {},
+            {"geo_sgd_mode": True, "half_async": True},
+            "geo_sgd_mode = True and config.half_async = True ask for two modes",
+            id="geo-and-half-async",
+        ),
+        pytest.param(
+            {},
+            {"geo_sgd_mode": True, "completely_not_async": True},
+            "geo_sgd_mode = True and config.completely_not_async = True",
+            id="geo-and-sync",
+        ),
+        pytest.param(
+            {}, {"half_async": True}, "half_async = True needs asynchronous", id="half-async-in-sync"
+        ),
+        pytest.param(
+            {}, {"enable_dc_asgd": True}, "enable_dc_asgd = True .* the mode is sync", id="dc-asgd-in-sync"
+        ),
+        pytest.param(
+            {"sync_mode": False},
+            {"enable_dc_asgd": True},
+            "enable_dc_asgd = True .* the mode is half_async",
+            id="dc-asgd-in-half-async",
+        ),
+        pytest.param(
+            {},
+            {"enable_dc_asgd": True, "geo_sgd_mode": True},
+            "enable_dc_asgd = True .* the mode is geo",
+            id="dc-asgd-in-geo",
+        ),
         pytest.param({}, {"nccl_comm_num": 2}, "config.nccl_comm_num = 2", id="nccl-comm-num"),
         pytest.param(
             {},
@@ -172,6 +209,27 @@ def test_a_clone_taken_before_is_transpiled_on_its_own():
             DistributedMode.ASYNC,
             id="the-sender-cuts-the-gradients",
         ),
+        pytest.param(False, {"half_async": True}, DistributedMode.HALF_ASYNC, id="half-async-by-name"),
+        pytest.param(
+            False,
+            {"half_async": True, "runtime_split_send_recv": True},
+            DistributedMode.HALF_ASYNC,
+            id="half-async-as-the-originals-strategy-says-it",
+        ),
+        pytest.param(
+            False,
+            {"half_async": True, "runtime_split_send_recv": True, "completely_not_async": True},
+            DistributedMode.SYNC,
+            id="sync-as-the-originals-strategy-says-it",
+        ),
+        pytest.param(True, {"geo_sgd_mode": True}, DistributedMode.GEO, id="geo-by-its-own-flag"),
+        pytest.param(False, {"geo_sgd_mode": True}, DistributedMode.GEO, id="geo-is-asynchronous-too"),
+        pytest.param(
+            False,
+            {"geo_sgd_mode": True, "sync_mode": False, "runtime_split_send_recv": True},
+            DistributedMode.GEO,
+            id="geo-as-the-originals-strategy-says-it",
+        ),
     ],
 )
 def test_mode(sync_mode, fields, mode):
@@ -180,17 +238,8 @@ def test_mode(sync_mode, fields, mode):
     assert transpiler.get_trainer_program().attr("distributed_mode") == mode
     listen = transpiler.get_pserver_program(ONE).global_block().ops[0]
     assert listen.attr("distributed_mode") == mode
-
-
-@pytest.mark.parametrize("fields", [{}, {"runtime_split_send_recv": True}])
-def test_modes_that_do_not_run_yet_are_refused_before_any_work(fields):
-    transpiler = DistributeTranspiler(config(**fields))
-    transpiler.transpile(**GOOD, program=captured(), sync_mode=False)
-    name = "async" if fields else "half-async"
-    with pytest.raises(TranspileError, match=f"for {name} training, which does not run yet"):
-        trainer_plan(transpiler.get_trainer_program())
-    with pytest.raises(TranspileError, match=f"for {name} training, which does not run yet"):
-        server_plan(transpiler.get_pserver_program(ONE))
+    assert trainer_plan(transpiler.get_trainer_program()).mode is mode
+    assert server_plan(transpiler.get_pserver_program(ONE)).mode is mode
 
 
 def test_a_sender_that_cuts_the_gradients_sends_them_whole():

@@ -66,13 +66,17 @@ class Client:
         """The number of steps made, from the job's beginning."""
         self._job = job
         self._identity = Identity(job_hash(job.name, job.uid), plan.trainer_id, job.attempt)
-        self._store = store
+        self.store = store
         self._settings = settings
         self._controls: list[ControlClient] = []
         self._peers: list[_Peer] = []
         self._heartbeat: Heartbeat | None = None
         self._awaited: set[int] = set()
+        self._awaited_from = 0
         self._unchanged: set[int] = set()
+        self._sending = 0
+        self._turn = threading.RLock()
+        """Held for the frames of a whole step, so that nothing else comes between them."""
         self._open = 0
         self._failure: FleetError | None = None
         self._changed = threading.Condition()
@@ -94,19 +98,23 @@ class Client:
             self.close()
             raise
 
+    # What a mode asks for; see `fleet.parameter_server.modes.Session`.
+
+    def advance(self) -> None:
+        """Count a step as made."""
+        self.step += 1
+
+    def expect_values(self) -> None:
+        """Await a value, or the word that there is none, for each block; before what it answers is sent."""
+        self._expect(self.step)
+
     def begin_step(self, hyper_parameters: Sequence[dict[str, Any]]) -> None:
         """Announce a step with its hyper-parameters, before its first gradient."""
-        self.check()
-        with self._changed:
-            self._awaited = {block.id for block in self.plan.blocks}
-            self._unchanged = set()
-        payload = pack_hyper(hyper_parameters)
-        for peer in self._holders():
-            peer.send(Kind.HYPER, payload, step=self.step)
+        self._begin_step(self.step, hyper_parameters)
 
     def send_gradient(self, block: PlannedBlock, payload: memoryview) -> None:
-        """Enqueue a gradient; its memory must not change until the step is over."""
-        self._peers[block.server].send(Kind.GRAD, payload, step=self.step, block=block.id)
+        """Enqueue a gradient; its memory must not change until the servers have it."""
+        self._peers[block.server].send(Kind.GRAD, payload, step=self._sending, block=block.id)
 
     def end_step(self, absent: Iterable[PlannedBlock]) -> None:
         """Announce that nothing more comes, and for which blocks nothing came."""
@@ -114,19 +122,87 @@ class Client:
         for block in absent:
             by_server.setdefault(block.server, []).append(block.id)
         for peer in self._holders():
-            peer.send(Kind.STEP_END, pack_blocks(by_server.get(peer.server, ())), step=self.step)
+            peer.send(Kind.STEP_END, pack_blocks(by_server.get(peer.server, ())), step=self._sending)
 
-    def adopt_values(self) -> None:
-        """Wait for the values after this step; they become the parameters, and the step counts as made.
+    def send_step(
+        self, step: int, hyper_parameters: Sequence[dict[str, Any]], gradients: Mapping[int, memoryview]
+    ) -> None:
+        """Enqueue a whole step at once, gradients by block; a thread of the mode's own may do it."""
+        with self._turn:
+            self._begin_step(step, hyper_parameters)
+            for block in self.plan.blocks:
+                if block.id in gradients:
+                    self.send_gradient(block, gradients[block.id])
+            self.end_step([block for block in self.plan.blocks if block.id not in gradients])
+
+    def flush(self) -> None:
+        """Wait until what was enqueued is on its way: its memory may change then."""
+        log = WaitLog()
+        for peer in self._holders():
+            while not peer.flushed(_LOOK_SECONDS):
+                self.check()
+                what = f"{peer.endpoint} to take gradients"
+                waited = log.note(peer.endpoint, lambda: f"waiting for {what}")  # noqa: B023
+                if waited >= self._settings.stalled_seconds:
+                    raise DeadlineExceededError(f"waited {waited:.0f} s for {what}")
+
+    def request_values(self) -> None:
+        """Expect values, and ask for the present one of each block."""
+        self.check()
+        with self._turn:
+            self._expect(0)
+            for peer in self._holders():
+                peer.send(Kind.PULL)
+
+    @property
+    def values_arrived(self) -> bool:
+        """Whether all the values expected have landed."""
+        with self._changed:
+            return not self._awaited
+
+    def wait_for_values(self) -> None:
+        """Wait until they have.
 
         Raises
         ------
         FleetError
             A server reported an error, came back without its state, or vanished.
         """
-        self._wait(lambda: not self._awaited, self._describe_awaited)
-        self._store.adopt(self._unchanged)
-        self.step += 1
+        self.wait_until(lambda: not self._awaited, self._describe_awaited)
+
+    def adopt_values(self) -> None:
+        """Make the values that have landed the parameters."""
+        self.store.adopt(self._unchanged)
+
+    def fail(self, error: FleetError) -> None:
+        """Keep an error until the training thread asks next; the first one counts."""
+        with self._changed:
+            if self._failure is None:
+                self._failure = error
+            self._changed.notify_all()
+
+    def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
+        """Wait for something that another thread brings about.
+
+        Raises
+        ------
+        FleetError
+            What another thread has found, or the wait has lasted too long.
+        """
+        log, began = WaitLog(), time.monotonic()
+        with self._changed:
+            while not done():
+                self.check()
+                self._changed.wait(_LOOK_SECONDS)
+                waited = log.note("step", lambda: f"waiting for {describe()}")
+                if waited >= self._settings.stalled_seconds + self._settings.silent_seconds:
+                    raise DeadlineExceededError(f"waited {waited:.0f} s for {describe()}")
+        progress.count("wait_seconds", time.monotonic() - began)
+
+    def wake(self) -> None:
+        """Let who waits look again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def barrier(self) -> None:
         """Wait until every trainer that has not completed calls this."""
@@ -153,12 +229,12 @@ class Client:
         self.check()
         for peer in self._peers:
             peer.send(Kind.COMPLETE)
-        self._wait(lambda: self._open == 0, lambda: "the parameter servers to take note of the end")
+        self.wait_until(lambda: self._open == 0, lambda: "the parameter servers to take note of the end")
         self.close()
 
     def close(self) -> None:
         """End the session now; whoever still waits in it, or comes later, gets an error."""
-        self._fail(FleetError("the session with the parameter servers has ended"))
+        self.fail(FleetError("the session with the parameter servers has ended"))
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None
@@ -178,7 +254,7 @@ class Client:
     def landed(self, block: int, step: int, *, changed: bool) -> None:
         """Take note of a block's answer."""
         with self._changed:
-            if block not in self._awaited or step < self.step:
+            if block not in self._awaited or step < self._awaited_from:
                 raise RemoteProtocolError(
                     f"a server sent {self.plan.blocks[block].name} of step {step}, which nobody awaits at "
                     f"step {self.step}"
@@ -198,7 +274,7 @@ class Client:
         elif isinstance(error, BrokenConnectionError) and self._heartbeat is not None:
             self._heartbeat.connection_ended(server, error)
         else:
-            self._fail(error)
+            self.fail(error)
 
     def _start(self) -> None:
         plan, settings = self.plan, self._settings
@@ -209,11 +285,11 @@ class Client:
         self._controls = [ControlClient(endpoint, trainer, self._job.attempt) for endpoint in plan.endpoints]
         replies = self._join(deadline)
         for server, reply in enumerate(replies):
-            peer = _Peer(plan, server, self._identity, self._store.landing, self)
+            peer = _Peer(plan, server, self._identity, self.store.landing, self)
             peer.connect(reply, settings)
             self._peers.append(peer)
         incarnations = [reply.incarnation for reply in replies]
-        self._heartbeat = Heartbeat(self._controls, incarnations, settings, self._fail)
+        self._heartbeat = Heartbeat(self._controls, incarnations, settings, self.fail)
         for peer in self._peers:
             peer.start()
         self._heartbeat.start()
@@ -222,8 +298,21 @@ class Client:
         self.step = min(steps, default=0)
         self._pull()
 
+    def _begin_step(self, step: int, hyper_parameters: Sequence[dict[str, Any]]) -> None:
+        self.check()
+        self._sending = step
+        payload = pack_hyper(hyper_parameters)
+        for peer in self._holders():
+            peer.send(Kind.HYPER, payload, step=step)
+
+    def _expect(self, step: int) -> None:
+        with self._changed:
+            self._awaited = {block.id for block in self.plan.blocks}
+            self._awaited_from = step
+            self._unchanged = set()
+
     def _join(self, deadline: float) -> "list[control_pb2.JoinReply]":
-        checksums = self._store.checksums()
+        checksums = self.store.checksums()
         replies = []
         for server, control in enumerate(self._controls):
             owned = {block.id: checksums[block.id] for block in self.plan.blocks_on(server)}
@@ -250,32 +339,12 @@ class Client:
         )
 
     def _pull(self) -> None:
-        with self._changed:
-            self._awaited = {block.id for block in self.plan.blocks}
-        for peer in self._holders():
-            peer.send(Kind.PULL)
-        self._wait(lambda: not self._awaited, self._describe_awaited)
-        self._store.adopt()
+        self.request_values()
+        self.wait_for_values()
+        self.adopt_values()
 
     def _holders(self) -> "list[_Peer]":
         return [peer for peer in self._peers if peer.blocks]
-
-    def _fail(self, error: FleetError) -> None:
-        with self._changed:
-            if self._failure is None:
-                self._failure = error
-            self._changed.notify_all()
-
-    def _wait(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
-        log, began = WaitLog(), time.monotonic()
-        with self._changed:
-            while not done():
-                self.check()
-                self._changed.wait(_LOOK_SECONDS)
-                waited = log.note("step", lambda: f"waiting for {describe()}")
-                if waited >= self._settings.stalled_seconds + self._settings.silent_seconds:
-                    raise DeadlineExceededError(f"waited {waited:.0f} s for {describe()}")
-        progress.count("wait_seconds", time.monotonic() - began)
 
     def _describe_awaited(self) -> str:
         """Name the servers and a variable that the step waits for, and whom they wait for in turn."""
@@ -299,7 +368,7 @@ class _Peer:
     ) -> None:
         self.server = server
         self.blocks: Mapping[int, PlannedBlock] = {block.id: block for block in plan.blocks_on(server)}
-        self._endpoint = plan.endpoints[server]
+        self.endpoint = plan.endpoints[server]
         self._identity = identity
         self._landing = landing
         self._owner = owner
@@ -307,7 +376,7 @@ class _Peer:
 
     def connect(self, reply: "control_pb2.JoinReply", settings: Settings) -> None:
         """Open the data connection and greet."""
-        host, _ = split_endpoint(self._endpoint)
+        host, _ = split_endpoint(self.endpoint)
         sizes = {block: len(self._landing(block)) for block in self.blocks}
         sending = Conversation(Side.TRAINER, self._identity, sizes, remote=False)
         receiving = Conversation(Side.SERVER, self._identity, sizes, remote=True)
@@ -325,13 +394,13 @@ class _Peer:
             answer, payload = read_frame(connected, memoryview(bytearray(HEADER_BYTES)), receiving)
         except OSError as error:
             raise PeerLostError(
-                f"no data connection to parameter server {self._endpoint}, port {reply.data_port}: {error}"
+                f"no data connection to parameter server {self.endpoint}, port {reply.data_port}: {error}"
             ) from error
         if answer.kind is Kind.ERROR:
             raise read_error(bytes(payload))
         read_hello(bytes(payload))
         connected.settimeout(None)
-        peer = f"parameter server {self._endpoint}"
+        peer = f"parameter server {self.endpoint}"
         self._connection = Connection(connected, peer, sending, receiving, self)
 
     def start(self) -> None:
@@ -343,6 +412,10 @@ class _Peer:
         """Enqueue a frame."""
         if self._connection is not None:
             self._connection.send(self._header(kind, payload, **fields), payload)
+
+    def flushed(self, timeout_seconds: float) -> bool:
+        """Wait a while for all frames to be on their way; return whether they are."""
+        return self._connection is None or self._connection.flushed(timeout_seconds)
 
     def close(self) -> None:
         """Close the connection."""

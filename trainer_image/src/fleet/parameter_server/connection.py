@@ -76,6 +76,8 @@ class Connection:
         self._started = False
         self._finishing = False
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._pending = 0
+        self._progress = threading.Condition()
         self._receiver = threading.Thread(target=self._receive, name=f"fleet-receive {peer}", daemon=True)
         self._sender = threading.Thread(target=self._send, name=f"fleet-send {peer}", daemon=True)
 
@@ -89,8 +91,15 @@ class Connection:
             self._receiver.start()
 
     def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
-        """Enqueue a frame; never waits. The payload must not change until the peer has it."""
+        """Enqueue a frame; never waits. The payload must not change until the kernel has it."""
+        with self._progress:
+            self._pending += 1
         self._queue.put((header, payload))
+
+    def flushed(self, timeout_seconds: float) -> bool:
+        """Wait a while for the kernel to have every frame enqueued; return whether it has."""
+        with self._progress:
+            return self._progress.wait_for(lambda: self._pending == 0, timeout_seconds)
 
     def finish(self, timeout_seconds: float) -> None:
         """Send what is enqueued, let the peer read it, and close; frames that still come are dropped."""
@@ -146,6 +155,9 @@ class Connection:
                     buffers += (pack_header(header), payload)
                 send_all(self._socket, buffers)
                 progress.count("bytes_sent", sum(map(len, buffers)))
+                with self._progress:
+                    self._pending -= len(batch)
+                    self._progress.notify_all()
         except OSError as error:  # the receiving thread sees the same end, and reports it
             _log.debug("sending to %s ended: %s", self._peer, error)
             hang_up(self._socket)

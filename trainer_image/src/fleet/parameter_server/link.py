@@ -50,8 +50,6 @@ class Link:
     identity : Identity
         Which start of which trainer.
     mode : ServerMode
-    value_bytes : callable
-        Gives the bytes of a block's value.
     owner : LinkOwner
     connected : socket.socket
     sending, receiving : Conversation
@@ -62,7 +60,6 @@ class Link:
         self,
         identity: Identity,
         mode: ServerMode,
-        value_bytes: Callable[[int], memoryview],
         owner: LinkOwner,
         connected: socket.socket,
         sending: Conversation,
@@ -70,7 +67,6 @@ class Link:
     ) -> None:
         self.identity = identity
         self._mode = mode
-        self._value_bytes = value_bytes
         self._owner = owner
         self._connection = Connection(connected, f"trainer {identity.trainer}", sending, receiving, self)
 
@@ -80,7 +76,7 @@ class Link:
 
     def send_value(self, answer: Answer) -> None:
         """Enqueue a block's value, or that it was not stepped."""
-        payload = self._value_bytes(answer.block) if answer.changed else b""
+        payload = self._mode.value(self.identity.trainer, answer.block) if answer.changed else b""
         kind = Kind.PARAM if answer.changed else Kind.UNCHANGED
         self._send(kind, payload, step=answer.step, block=answer.block)
 

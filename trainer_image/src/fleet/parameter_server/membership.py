@@ -36,10 +36,16 @@ class _Member:
     lost: float | None = None
     """When the data connection ended; None while there is one, or none yet."""
     completed: bool = False
+    gone: bool = False
+    """Whether it vanished for good, and the others went on."""
 
     @property
     def joined(self) -> bool:
         return self.attempt >= 0
+
+    @property
+    def live(self) -> bool:
+        return not self.completed and not self.gone
 
 
 class Membership:
@@ -66,8 +72,13 @@ class Membership:
 
     @property
     def live(self) -> tuple[int, ...]:
-        """The trainers that have not finished, whether they are heard or not."""
-        return tuple(trainer for trainer, member in enumerate(self._members) if not member.completed)
+        """The trainers that have not finished and are not given up, whether they are heard or not."""
+        return tuple(trainer for trainer, member in enumerate(self._members) if member.live)
+
+    @property
+    def gone(self) -> tuple[int, ...]:
+        """The trainers that were given up and have not come back."""
+        return tuple(trainer for trainer, member in enumerate(self._members) if member.gone)
 
     def attempt(self, trainer: int) -> int:
         """Return the attempt under which a trainer joined last; -1 before its first join."""
@@ -114,14 +125,18 @@ class Membership:
 
     def complete(self, trainer: int) -> None:
         """Note that a trainer has finished."""
-        self._members[trainer].completed = True
+        self._members[trainer].completed, self._members[trainer].gone = True, False
+
+    def give_up(self, trainer: int) -> None:
+        """Count on a trainer no more, unless it joins again."""
+        self._members[trainer].gone = True
 
     def absences(self, now: float) -> Sequence[Absence]:
-        """Return the trainers that have not completed and are not heard."""
+        """Return the live trainers that are not heard."""
         return [
             absence
             for trainer, member in enumerate(self._members)
-            if not member.completed and (absence := self._absence(trainer, member, now)) is not None
+            if member.live and (absence := self._absence(trainer, member, now)) is not None
         ]
 
     def _absence(self, trainer: int, member: _Member, now: float) -> Absence | None:

@@ -33,6 +33,7 @@ class ParameterStore:
         for block in blocks:
             by_name.setdefault(block.param, []).append(block)
         named = {name: parameters[name] for name in by_name}
+        self.parameters: Mapping[str, Parameter] = named
         extents = {name: Extent(parameter.dtype, tuple(parameter.shape)) for name, parameter in named.items()}
         exchanged = {name for name, parameter in named.items() if _may_move(parameter)}
         pinned = any(parameter.is_cuda for parameter in named.values())
@@ -42,11 +43,16 @@ class ParameterStore:
             _Slot(named[name], of_param, landing[name], present[name] if name in exchanged else None)
             for name, of_param in by_name.items()
         ]
+        self._slot_by_name = dict(zip(by_name, self._slots, strict=True))
         self._slot_of = {block.id: slot for slot in self._slots for block in slot.blocks}
 
     def landing(self, block: int) -> memoryview:
         """Return where the bytes of a block's next value belong."""
         return self._slot_of[block].landing(block)
+
+    def landed(self, name: str) -> Tensor:
+        """Return the value of a parameter that has landed and is not adopted; memory of the host."""
+        return self._slot_by_name[name].landed
 
     def adopt(self, unchanged: Collection[int] = ()) -> None:
         """Make the values that have landed the parameters.
@@ -80,6 +86,10 @@ class _Slot:
         if present is not None:
             present.copy_(parameter.detach())
             parameter.data = present
+
+    @property
+    def landed(self) -> Tensor:
+        return self._landing
 
     def landing(self, block: int) -> memoryview:
         return self._landing_bytes[self._ranges[block]]

@@ -25,8 +25,8 @@ from fleet.errors import (
 from fleet.parameter_server.connection import BrokenConnectionError
 from fleet.parameter_server.control_service import ControlService
 from fleet.parameter_server.link import Link, greet
-from fleet.parameter_server.membership import SILENT, AlreadyJoinedError, Membership
-from fleet.parameter_server.modes import Answer, Missing, make_server_mode
+from fleet.parameter_server.membership import SILENT, Absence, AlreadyJoinedError, Membership
+from fleet.parameter_server.modes import Answer, Missing, mode_of_server
 from fleet.parameter_server.proto import control_pb2
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
@@ -75,7 +75,9 @@ class Server:
         self._job_hash = job_hash(job.name, job.uid)
         self._settings = settings
         self._shard = Shard(plan, parameters)
-        self._mode = make_server_mode(plan.mode, self._shard, plan.trainers)
+        mode = mode_of_server(plan)
+        self._survives_loss = mode.survives_loss
+        self._mode = mode.make_server(self._shard, plan.trainers)
         self._incarnation = secrets.token_hex(8)
         self._membership = Membership(plan.trainers, settings, time.monotonic())
         self._links: dict[int, Link] = {}
@@ -114,22 +116,31 @@ class Server:
         Raises
         ------
         PeerLostError
-            A trainer vanished for good; the others have been told.
+            A trainer vanished for good. In a mode that cannot go on without it the others have been told;
+            in one that can, they have completed.
         """
         absent, stalled = WaitLog(), WaitLog()
         try:
-            with self._changed:
-                while self._membership.live:
-                    if self._closing:
-                        return
-                    self._look_for_absent(absent)
+            while True:
+                with self._changed:
+                    gone = self._membership.gone
+                    if self._closing or not self._membership.live:
+                        break
+                    lost = self._look_for_absent(absent)
                     self._look_for_stalled(stalled)
-                    self._changed.wait(_LOOK_SECONDS)
+                    if not lost:
+                        self._changed.wait(_LOOK_SECONDS)
+                for trainer, error in lost:
+                    self._give_up(trainer, error)
         except PeerLostError as error:
             self._dismiss(error)
             raise
-        _log.info("parameter server %s: every trainer has completed", self._plan.endpoint)
+        if self._closing:
+            return
         self._dismiss(None)
+        if gone:
+            raise PeerLostError(f"{_named(gone)} vanished for good; every other trainer has completed")
+        _log.info("parameter server %s: every trainer has completed", self._plan.endpoint)
 
     def close(self) -> None:
         """Stop serving now; safe to repeat."""
@@ -168,7 +179,7 @@ class Server:
                 replaced = f"trainer {trainer} was replaced by its attempt {attempt}"
                 old.fail(FleetError(f"{replaced}; this process has attempt {old.identity.attempt}"), 1.0)
             self._mode.admit(trainer)
-        step = self._mode.step
+        step = self._mode.step_of(trainer)
         _log.log(
             logging.WARNING if again else logging.INFO,
             "trainer %d joined %s(attempt %d) at step %d",
@@ -247,7 +258,8 @@ class Server:
             self._membership.complete(link.identity.trainer)
             self._release_barrier()
             self._changed.notify_all()
-        _log.info("trainer %d completed at step %d", link.identity.trainer, self._mode.step)
+        trainer = link.identity.trainer
+        _log.info("trainer %d completed at step %d", trainer, self._mode.step_of(trainer))
 
     def ended(self, link: Link, error: FleetError | None) -> None:
         """Take note that a link receives nothing more."""
@@ -263,13 +275,27 @@ class Server:
             "trainer %d (attempt %d), at step %d: %s; waiting for it to come back",
             trainer,
             link.identity.attempt,
-            self._mode.step,
+            self._mode.step_of(trainer),
             error,
         )
         if isinstance(error, BrokenConnectionError):
             link.finish(0.0)
         else:
             link.fail(error, 1.0)
+
+    def _give_up(self, trainer: int, error: PeerLostError) -> None:
+        """Let the others go on without a trainer; should it speak again, it must join again."""
+        with self._changed:
+            self._membership.give_up(trainer)
+            self._release_barrier()
+            link = self._links.pop(trainer, None)
+            remaining = self._membership.live
+        if link is not None:
+            link.fail(error, 1.0)
+        _log.error(
+            "%s; %s", error, f"training goes on with {_named(remaining)}" if remaining else "none is left"
+        )
+        self.answer(self._mode.complete(trainer))
 
     # Data connections.
 
@@ -293,7 +319,7 @@ class Server:
             _log.warning("refused a data connection from %s: %s", address[0], error)
             connected.close()
             return
-        link = Link(identity, self._mode, self._shard.value_bytes, self, connected, sending, receiving)
+        link = Link(identity, self._mode, self, connected, sending, receiving)
         with self._changed:
             # Between the greeting and now, a join may have put another attempt in this one's place.
             current = self._membership.attempt(identity.trainer) == identity.attempt
@@ -336,17 +362,15 @@ class Server:
 
     # Watching, with the lock held.
 
-    def _look_for_absent(self, log: WaitLog) -> None:
+    def _look_for_absent(self, log: WaitLog) -> list[tuple[int, PeerLostError]]:
+        """Name who is not heard; return who has vanished for good, or raise where all need it."""
         now = time.monotonic()
         absences = self._membership.absences(now)
-        for absence in absences:
-            if now >= absence.deadline:
-                raise PeerLostError(
-                    f"trainer {absence.trainer} {absence.reason} {now - absence.since:.0f} s ago, at step "
-                    f"{self._mode.step}; it has vanished for good, as FLAGS_rpc_deadline is "
-                    f"{self._settings.deadline_seconds * 1000:.0f} ms (a trainer that ends well calls "
-                    "fleet.stop_worker())"
-                )
+        lost = [
+            (absence.trainer, self._vanished(absence, now)) for absence in absences if now >= absence.deadline
+        ]
+        if lost and not self._survives_loss:
+            raise lost[0][1]
         self._name_silent({absence.trainer for absence in absences if absence.reason == SILENT})
         subject = tuple((absence.trainer, absence.reason) for absence in absences) or None
         words = ", ".join(
@@ -354,6 +378,15 @@ class Server:
             for absence in absences
         )
         log.note(subject, lambda: f"parameter server {self._plan.endpoint} waits: {words}")
+        return lost
+
+    def _vanished(self, absence: Absence, now: float) -> PeerLostError:
+        return PeerLostError(
+            f"trainer {absence.trainer} {absence.reason} {now - absence.since:.0f} s ago, at step "
+            f"{self._mode.step_of(absence.trainer)}; it has vanished for good, as FLAGS_rpc_deadline is "
+            f"{self._settings.deadline_seconds * 1000:.0f} ms (a trainer that ends well calls "
+            "fleet.stop_worker())"
+        )
 
     def _name_silent(self, silent: set[int]) -> None:
         for trainer in sorted(silent - self._silent):
@@ -361,7 +394,7 @@ class Server:
                 "trainer %d has given no sign of life for %.0f s, at step %d",
                 trainer,
                 self._settings.silent_seconds,
-                self._mode.step,
+                self._mode.step_of(trainer),
             )
         self._silent = silent
 
@@ -377,8 +410,7 @@ class Server:
             raise DeadlineExceededError(f"{self._describe(missing)} for {waited:.0f} s, although it lives")
 
     def _describe(self, missing: Missing) -> str:
-        trainers = ", ".join(f"trainer {trainer}" for trainer in missing.trainers)
-        return f"step {missing.step} waits for {missing.block} of {trainers}"
+        return f"step {missing.step} waits for {missing.block} of {_named(missing.trainers)}"
 
     def _release_barrier(self) -> None:
         if self._barrier_arrived and self._barrier_arrived.issuperset(self._membership.live):
@@ -396,3 +428,7 @@ class Server:
                 else:
                     link.finish(_FLUSH_SECONDS)
         self.close()
+
+
+def _named(trainers: Sequence[int]) -> str:
+    return ", ".join(f"trainer {trainer}" for trainer in trainers)

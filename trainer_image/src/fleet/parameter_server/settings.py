@@ -17,6 +17,10 @@ class Settings:
     deadline_seconds: float = 180.0
     socket_buffer_bytes: int | None = None
     """Size of the data connections' kernel buffers; None lets the kernel tune them."""
+    send_queue_size: int = 20
+    """Half-async: how many gradients of one block may wait before a step does."""
+    max_merge_var_num: int = 20
+    """Half-async: how many of them are merged at most."""
 
     @property
     def silent_seconds(self) -> float:
@@ -34,12 +38,15 @@ class Settings:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Settings":
-        """Read ``FLEET_HEARTBEAT_SECONDS``, ``FLAGS_rpc_deadline`` (ms) and ``FLEET_SOCKET_BUFFER_BYTES``.
+        """Read the settings.
+
+        ``FLEET_HEARTBEAT_SECONDS``, ``FLAGS_rpc_deadline`` (ms), ``FLEET_SOCKET_BUFFER_BYTES``,
+        ``FLAGS_communicator_send_queue_size`` and ``FLAGS_communicator_max_merge_var_num``.
 
         Raises
         ------
         ConfigurationError
-            A value is no positive number; the message names the variable.
+            A value is no positive number, or a count no whole one; the message names the variable.
         """
         buffer_bytes = environ.get("FLEET_SOCKET_BUFFER_BYTES")
         return cls(
@@ -48,7 +55,16 @@ class Settings:
             socket_buffer_bytes=int(_positive(environ, "FLEET_SOCKET_BUFFER_BYTES", 0))
             if buffer_bytes
             else None,
+            send_queue_size=_count(environ, "FLAGS_communicator_send_queue_size", 20),
+            max_merge_var_num=_count(environ, "FLAGS_communicator_max_merge_var_num", 20),
         )
+
+
+def _count(environ: Mapping[str, str], name: str, default: int) -> int:
+    number = _positive(environ, name, default)
+    if number != int(number):
+        raise ConfigurationError(f"{name} is {environ[name]!r}; expected a whole number")
+    return int(number)
 
 
 def _positive(environ: Mapping[str, str], name: str, default: float) -> float:

@@ -32,6 +32,7 @@ class Shard:
     def __init__(self, plan: ServerPlan, parameters: Mapping[str, Tensor]) -> None:
         self.blocks: Mapping[int, PlannedBlock] = {block.id: block for block in plan.blocks}
         extents = {block.id: Extent(dtype_of(block.dtype), block.shape) for block in plan.blocks}
+        self._extents = extents
         self._values = Arena(extents)
         self._gradients = [Arena(extents) for _ in range(plan.trainers)]
         self._updates = {}
@@ -40,8 +41,9 @@ class Shard:
             value.copy_(
                 parameters[block.param].detach().reshape(-1)[block.begin : block.end].view(block.shape)
             )
-            group = plan.groups[block.group]
-            self._updates[block.id] = DenseUpdate(group.optimizer_class, value, group.hyper_parameters)
+            group = plan.groups.get(block.group)
+            if group is not None:  # in GEO the trainers have optimizers, and the servers none
+                self._updates[block.id] = DenseUpdate(group.optimizer_class, value, group.hyper_parameters)
         self._value_bytes = {number: bytes_of(self._values[number]) for number in self.blocks}
         self._gradient_bytes = [
             {number: bytes_of(arena[number]) for number in self.blocks} for arena in self._gradients
@@ -52,6 +54,21 @@ class Shard:
     def block_bytes(self) -> Mapping[int, int]:
         """Bytes of each block's tensor."""
         return {number: len(value) for number, value in self._value_bytes.items()}
+
+    def value(self, block: int) -> Tensor:
+        """Return a block's value, not a copy."""
+        return self._values[block]
+
+    def gradient(self, trainer: int, block: int) -> Tensor:
+        """Return what a trainer has sent for a block last, not a copy."""
+        return self._gradients[trainer][block]
+
+    def copy_values(self) -> Arena[int]:
+        """Return a copy of all values, by block."""
+        copies = Arena(self._extents)
+        for block in self.blocks:
+            copies[block].copy_(self._values[block])
+        return copies
 
     def value_bytes(self, block: int) -> memoryview:
         """Return the bytes of a block's value."""
@@ -87,6 +104,6 @@ class Shard:
 
     def state(self) -> Iterator[tuple[int, str, Any]]:
         """Iterate over the optimizers' state: block, name of the entry, tensor or number."""
-        for number in sorted(self.blocks):
+        for number in sorted(self._updates):
             for name, value in self._updates[number].state().items():
                 yield number, name, value

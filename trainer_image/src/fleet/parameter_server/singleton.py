@@ -279,7 +279,7 @@ class Fleet:
 
     def _transpile(self, program: Program, strategy: DistributedStrategy) -> None:
         role = self._started_role()
-        self._transpiler = DistributeTranspiler(strategy.transpiler)
+        self._transpiler = DistributeTranspiler(strategy.transpiler, mode=strategy.mode)
         self._transpiler.transpile(
             role.index if role.is_worker else 0,
             program=program,

@@ -10,7 +10,8 @@ from torch.nn import Parameter
 from fleet.parameter_server.arena import bytes_of, dtype_of
 from fleet.parameter_server.client import Client
 from fleet.parameter_server.gradients import GradientFlow
-from fleet.parameter_server.modes import make_trainer_mode
+from fleet.parameter_server.local_steps import LocalSteps
+from fleet.parameter_server.modes import mode_of_trainer
 from fleet.parameter_server.parameters import ParameterStore
 from fleet.parameter_server.settings import Settings
 from fleet.program import Source
@@ -43,8 +44,16 @@ class Trainer:
         self._parameters: Mapping[str, Parameter] = source.parameters
         self._store = ParameterStore(self.plan.blocks, self._parameters)
         self._client = Client(self.plan, job, self._store, settings)
-        mode = make_trainer_mode(self.plan.mode, self._client)
-        self.flow = GradientFlow(self.plan, self._parameters, source.optimizer, mode, overlap=overlap)
+        self._optimizer = source.optimizer
+        mode = mode_of_trainer(plan, settings)
+        self.steps_locally = mode.steps_locally
+        """Whether the user's own optimizer steps, and has the state."""
+        self._mode = mode.make_trainer(self._client)
+        self.flow: GradientFlow | LocalSteps
+        if mode.steps_locally:
+            self.flow = LocalSteps(source.optimizer, self._mode)
+        else:
+            self.flow = GradientFlow(plan, self._parameters, source.optimizer, self._mode, overlap=overlap)
 
     @property
     def current_step(self) -> int:
@@ -59,6 +68,7 @@ class Trainer:
     def start(self) -> None:
         """Join the servers and take their values; see `Client.start`."""
         self._client.start()
+        self._mode.start()
         self.flow.attach()
 
     def step(self) -> None:
@@ -79,12 +89,14 @@ class Trainer:
         """
         self.flow.check_nothing_in_flight("the training was ended")
         self.flow.detach()
+        self._mode.stop()
         self._client.complete()
 
     def close(self) -> None:
         """End without a word: to the servers this trainer is lost."""
         self.flow.detach()
         self._client.close()
+        self._mode.close()
 
     def fetch_state(self) -> dict[str, dict[str, Any]]:
         """Fetch the optimizers' state from the servers, put together by parameter.
@@ -94,7 +106,13 @@ class Trainer:
         dict
             Per parameter's name the entries that torch.optim has for it. An entry of the blocks' shapes
             gets the parameter's; of any other, as a count of steps, the first block's stands for all.
+            Where trainers step by themselves the state is this trainer's own.
         """
+        if self.steps_locally:
+            own = self._optimizer.state
+            return {
+                name: dict(own[parameter]) for name, parameter in self._parameters.items() if parameter in own
+            }
         pieces: dict[tuple[int, str], Tensor] = {}
         data = bytearray()
         for piece in self._client.optimizer_state():

@@ -239,6 +239,8 @@ class Program:
         The program that creates this one's persistable variables.
     source : Source or None
         The PyTorch objects behind it; not part of what the program says.
+    mode : object or None
+        A training mode of the user's own that the program was transpiled for; not part of what it says.
     """
 
     def __init__(self) -> None:
@@ -246,6 +248,7 @@ class Program:
         self.attrs: dict[str, Attribute] = {}
         self.startup_program: Program | None = None
         self.source: Source | None = None
+        self.mode: object | None = None
 
     def attr(self, name: str) -> Any:
         """Return one of `attrs`; ValueError when there is none of this name."""
@@ -288,6 +291,7 @@ class Program:
         copy.attrs = dict(self.attrs)
         copy.startup_program = self.startup_program.clone() if self.startup_program else None
         copy.source = self.source
+        copy.mode = self.mode
         return copy
 
     def fingerprint(self) -> str:

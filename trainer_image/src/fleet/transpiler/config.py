@@ -1,15 +1,18 @@
 """What the user may configure about transpiling: the original's fields, with its defaults."""
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from enum import IntEnum
+from typing import Protocol
 
 from fleet.errors import TranspileError
 from fleet.transpiler.dispatch import PSDispatcher, RoundRobin
 
-__all__ = ["DistributeTranspilerConfig", "DistributedMode"]
+__all__ = ["DistributeTranspilerConfig", "DistributedMode", "TrainingMode"]
 
 _SMALLEST_BLOCK = 8192
+_PUSH_NUMS = 100
 
 
 class DistributedMode(IntEnum):
@@ -19,6 +22,21 @@ class DistributedMode(IntEnum):
     ASYNC = 1
     HALF_ASYNC = 2
     GEO = 3
+
+
+class TrainingMode(Protocol):
+    """What the programs say about a mode of the user's own; see `fleet.parameter_server.modes.Mode`."""
+
+    @property
+    def name(self) -> str:
+        """What the mode is called."""
+
+    @property
+    def programs(self) -> DistributedMode:
+        """The mode whose programs it runs on."""
+
+    def agreement(self) -> Mapping[str, str]:
+        """Return what every process must have in common, beside the name."""
 
 
 @dataclass(slots=True)
@@ -39,6 +57,17 @@ class DistributeTranspilerConfig:
         Asynchronous training in which the sender cuts the gradients; without it, half-asynchronous.
     mode : str
         ``pserver``. Collective training has a fleet of its own.
+    half_async : bool
+        Half-asynchronous training, also where the sender cuts the gradients.
+    completely_not_async : bool
+        With an asynchronous `sync_mode`: synchronous training after all, as the original's
+        `SyncStrategy` says it.
+    enable_dc_asgd : bool
+        Asynchronous training that compensates for delay (DC-ASGD).
+    geo_sgd_mode : bool
+        GEO: trainers step by themselves, and exchange what has changed now and then.
+    geo_sgd_need_push_nums : int
+        After how many steps a trainer of GEO sends what has changed.
     wait_port : bool
         Trainers wait until every server accepts connections before they start, and say for whom. Without
         it a server that is not there yet is waited for in the call that joins it. Either way for
@@ -64,7 +93,7 @@ class DistributeTranspilerConfig:
     half_async: bool = False
     completely_not_async: bool = False
     geo_sgd_mode: bool = False
-    geo_sgd_need_push_nums: int = 100
+    geo_sgd_need_push_nums: int = _PUSH_NUMS
     nccl_comm_num: int = 1
     use_hierarchical_allreduce: bool = False
     hierarchical_allreduce_inter_nranks: int = 0
@@ -107,6 +136,11 @@ class DistributeTranspilerConfig:
             raise TranspileError(
                 f"config.min_block_size is {size!r}; expected a whole number of at least {_SMALLEST_BLOCK}"
             )
+        pushes = self.geo_sgd_need_push_nums
+        if isinstance(pushes, bool) or not isinstance(pushes, int) or pushes < 1:
+            raise TranspileError(
+                f"config.geo_sgd_need_push_nums is {pushes!r}; expected a whole number of steps, at least 1"
+            )
 
     def _check_mode(self) -> None:
         if self.mode in _COLLECTIVE_MODES:
@@ -128,15 +162,57 @@ class DistributeTranspilerConfig:
         Raises
         ------
         TranspileError
-            `runtime_split_send_recv` is set for synchronous training.
+            Two fields contradict each other; the message names them.
         """
-        if not (sync_mode and self.sync_mode):
-            return DistributedMode.ASYNC if self.runtime_split_send_recv else DistributedMode.HALF_ASYNC
-        if self.runtime_split_send_recv:
+        mode = self._mode(sync_mode)
+        self.check_options(mode)
+        return mode
+
+    def asks_for(self) -> DistributedMode | None:
+        """Return the mode that these fields ask for by themselves; None where they leave it open."""
+        flags = (self.geo_sgd_mode, self.half_async, self.completely_not_async, self.runtime_split_send_recv)
+        return None if self.sync_mode and not any(flags) else self._mode(sync_mode=False)
+
+    def check_options(self, mode: DistributedMode) -> None:
+        """Check the fields that have a meaning in one mode only.
+
+        Raises
+        ------
+        TranspileError
+            Such a field is set, and the mode is another.
+        """
+        if self.enable_dc_asgd and mode is not DistributedMode.ASYNC:
             raise TranspileError(
-                "config.runtime_split_send_recv = True needs asynchronous training; "
-                "set config.sync_mode = False too, or leave it at False"
+                f"config.enable_dc_asgd = True compensates for the delay of async training, and the mode is "
+                f"{mode.name.lower()}; use the async mode (sync_mode = False and "
+                "runtime_split_send_recv = True), or leave it at False"
             )
+        if self.geo_sgd_need_push_nums != _PUSH_NUMS and mode is not DistributedMode.GEO:
+            raise TranspileError(
+                f"config.geo_sgd_need_push_nums = {self.geo_sgd_need_push_nums} belongs to GEO, and the mode "
+                f"is {mode.name.lower()}; set config.geo_sgd_mode = True, or leave it at {_PUSH_NUMS}"
+            )
+
+    def _mode(self, sync_mode: bool) -> DistributedMode:
+        if self.geo_sgd_mode:
+            for name in ("half_async", "completely_not_async"):
+                if getattr(self, name):
+                    raise TranspileError(
+                        f"config.geo_sgd_mode = True and config.{name} = True ask for two modes; "
+                        "set one of them to False"
+                    )
+            return DistributedMode.GEO
+        if not (sync_mode and self.sync_mode):
+            if self.completely_not_async:
+                return DistributedMode.SYNC
+            whole = self.runtime_split_send_recv and not self.half_async
+            return DistributedMode.ASYNC if whole else DistributedMode.HALF_ASYNC
+        for name in ("runtime_split_send_recv", "half_async"):
+            if getattr(self, name):
+                raise TranspileError(
+                    f"config.{name} = True needs asynchronous training; "
+                    "set config.sync_mode = False too, or leave it at False"
+                )
         return DistributedMode.SYNC
 
 
@@ -148,11 +224,6 @@ def _meant(name: str, known: list[str]) -> str:
 _COLLECTIVE = "collective training does not go through the transpiler, use fleet.collective"
 _COLLECTIVE_MODES = ("nccl2", "collective")
 _NOT_YET = {
-    "enable_dc_asgd": "delay compensation needs the asynchronous mode",
-    "half_async": "half-asynchronous training does not run yet",
-    "completely_not_async": "half-asynchronous training does not run yet",
-    "geo_sgd_mode": "GEO training does not run yet",
-    "geo_sgd_need_push_nums": "GEO training does not run yet",
     "nccl_comm_num": _COLLECTIVE,
     "use_hierarchical_allreduce": _COLLECTIVE,
     "hierarchical_allreduce_inter_nranks": _COLLECTIVE,

@@ -1,13 +1,13 @@
 """The layout: every block of a job, its name and its server, worked out once and shared by all programs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from fleet.errors import TranspileError
 from fleet.program.agreement import agreement_of
 from fleet.program.ir import Operator, OpRole, Program, Variable
-from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig
+from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 from fleet.transpiler.dispatch import PSDispatcher
 from fleet.transpiler.slicing import slice_variable
 
@@ -27,6 +27,8 @@ class ParamBlock:
     shape: tuple[int, ...]
     sliced: bool
     group: int
+    merge_add: bool = False
+    """Whether gradients of several steps are summed rather than averaged when they travel together."""
 
     @property
     def suffix(self) -> str:
@@ -42,6 +44,11 @@ class ParamBlock:
     def grad_name(self) -> str:
         """The gradient block's name, the same for all trainers."""
         return self.grad.name + self.suffix
+
+    @property
+    def delta_name(self) -> str:
+        """The name of what GEO sends instead of a gradient."""
+        return f"{self.name}.delta"
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,10 @@ class Layout:
         The endpoint of each block.
     agreement : mapping
         What all processes of the job must have in common.
+    config : DistributeTranspilerConfig
+        Not to be changed.
+    custom : TrainingMode or None
+        The user's own mode, if it is one.
     """
 
     mode: DistributedMode
@@ -67,6 +78,16 @@ class Layout:
     blocks: tuple[ParamBlock, ...]
     servers: tuple[str, ...]
     agreement: Mapping[str, str]
+    config: DistributeTranspilerConfig = field(default_factory=DistributeTranspilerConfig)
+    custom: TrainingMode | None = None
+
+    @property
+    def sender_cuts(self) -> bool:
+        """Whether gradients are handed over whole, and cut by the one who sends them."""
+        return self.config.runtime_split_send_recv and self.mode in (
+            DistributedMode.ASYNC,
+            DistributedMode.HALF_ASYNC,
+        )
 
     @property
     def by_param(self) -> dict[str, tuple[ParamBlock, ...]]:
@@ -82,6 +103,8 @@ class Layout:
 
     def sent_name(self, block: ParamBlock, trainer_id: int) -> str:
         """Return the name under which a trainer sends its gradient for a block."""
+        if self.mode is DistributedMode.GEO:
+            return block.delta_name
         suffixed = self.mode is DistributedMode.SYNC and self.trainers > 1
         return f"{block.grad_name}.trainer_{trainer_id}" if suffixed else block.grad_name
 
@@ -124,6 +147,7 @@ def lay_out(
     mode: DistributedMode,
     endpoints: Sequence[str],
     trainers: int,
+    custom: TrainingMode | None = None,
 ) -> Layout:
     """Cut the parameters into blocks and give each block a server.
 
@@ -137,6 +161,8 @@ def lay_out(
     endpoints : sequence of str
         Checked.
     trainers : int
+    custom : TrainingMode, optional
+        The user's own mode; `mode` is then the one whose programs it runs on.
 
     Returns
     -------
@@ -151,14 +177,28 @@ def lay_out(
     blocks = _cut(program, config, len(endpoints))
     servers = _dispatch(config.split_method(endpoints), blocks, endpoints)
     agreement = agreement_of(program) | {
-        "mode": mode.name.lower(),
+        **_mode_agreement(config, mode, custom),
         "trainers": str(trainers),
         "endpoints": ",".join(endpoints),
         "slice_var_up": str(config.slice_var_up),
         "min_block_size": str(config.min_block_size),
         "split_method": config.split_method.__qualname__,
     }
-    return Layout(mode, tuple(endpoints), trainers, blocks, servers, agreement)
+    return Layout(mode, tuple(endpoints), trainers, blocks, servers, agreement, config, custom)
+
+
+def _mode_agreement(
+    config: DistributeTranspilerConfig, mode: DistributedMode, custom: TrainingMode | None
+) -> dict[str, str]:
+    if custom is not None:
+        options = {f"{custom.name}: {fact}": value for fact, value in custom.agreement().items()}
+        return {"mode": custom.name, "programs of the mode": mode.name.lower(), **options}
+    agreement = {"mode": mode.name.lower()}
+    if mode is DistributedMode.ASYNC:
+        agreement["enable_dc_asgd"] = str(config.enable_dc_asgd)
+    if mode is DistributedMode.GEO:
+        agreement["geo_sgd_need_push_nums"] = str(config.geo_sgd_need_push_nums)
+    return agreement
 
 
 def _cut(program: Program, config: DistributeTranspilerConfig, num_servers: int) -> tuple[ParamBlock, ...]:
@@ -185,6 +225,7 @@ def _cut(program: Program, config: DistributeTranspilerConfig, num_servers: int)
                 shape=piece.shape,
                 sliced=len(slices) > 1,
                 group=optimizer.attr("param_group"),
+                merge_add=optimizer.type == "sgd",
             )
             for piece in slices
         )

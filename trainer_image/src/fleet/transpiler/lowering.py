@@ -8,13 +8,13 @@ blocks of the job, sorted by parameter name (code points) and then by offset.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fleet.errors import TranspileError
 from fleet.program.agreement import fingerprint_of
 from fleet.program.ir import Block, Operator, Program
 from fleet.program.optimizers import HyperParameter, class_path, hyper_parameters_of
-from fleet.transpiler.config import DistributedMode
+from fleet.transpiler.config import DistributedMode, TrainingMode
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -95,6 +95,12 @@ class TrainerPlan:
     """What every process of the job must have in common, by name, for messages."""
     fingerprint: str
     """Hex digest of `agreement`: equal on all processes that may work together."""
+    merge_add: frozenset[int]
+    """The param groups whose gradients are summed, not averaged, when those of several steps are merged."""
+    push_nums: int
+    """GEO: after how many steps a trainer sends what has changed."""
+    custom: TrainingMode | None
+    """The user's own mode, which takes the place of `mode`."""
 
     def blocks_of(self, param: str) -> tuple[PlannedBlock, ...]:
         """Return the blocks of one parameter in order of offset."""
@@ -123,6 +129,10 @@ class ServerPlan:
     agreement: Mapping[str, str]
     """As in `TrainerPlan`."""
     fingerprint: str
+    dc_asgd: bool
+    """Whether gradients are compensated for their delay."""
+    custom: TrainingMode | None
+    """As in `TrainerPlan`."""
 
 
 def trainer_plan(program: Program) -> TrainerPlan:
@@ -140,9 +150,9 @@ def trainer_plan(program: Program) -> TrainerPlan:
     Raises
     ------
     TranspileError
-        The program is not a trainer's, its mode does not run yet, or its operators contradict each other.
+        The program is not a trainer's, or its operators contradict each other.
     """
-    mode = _runnable_mode(program, "trainer", "get_trainer_program()")
+    mode = _mode_of(program, "trainer", "get_trainer_program()")
     block = program.global_block()
     endpoints = tuple(program.attr("endpoints"))
     sends = [op for op in block.ops if op.type == "send"]
@@ -158,7 +168,9 @@ def trainer_plan(program: Program) -> TrainerPlan:
         for name, server in zip(op.output("Out"), op.attr("epmap"), strict=True)
     }
     lowered = [
-        planned for op in sends for planned in _lower_blocks(block, op, tuple(op.input("X")), endpoints)
+        planned
+        for op in sends
+        for planned in _lower_blocks(block, op, _sent_names(op), endpoints, geo=mode is DistributedMode.GEO)
     ]
     for planned in lowered:
         if received.get(planned.name) != planned.endpoint:
@@ -185,16 +197,18 @@ def startup_plan(program: Program) -> TrainerPlan:
     Raises
     ------
     TranspileError
-        The program is not a trainer's, or its mode does not run yet.
+        The program is not a trainer's.
     """
-    mode = _runnable_mode(program, "trainer", "transpile(), in its startup program,")
+    mode = _mode_of(program, "trainer", "transpile(), in its startup program,")
     block = program.global_block()
     endpoints = tuple(program.attr("endpoints"))
     lowered = [
         planned
         for op in reversed(block.ops)
         if op.type == "recv"
-        for planned in _lower_blocks(block, op, tuple(op.output("Out")), endpoints)
+        for planned in _lower_blocks(
+            block, op, tuple(op.output("Out")), endpoints, geo=mode is DistributedMode.GEO
+        )
     ]
     return _trainer_plan(program, mode, lowered)
 
@@ -213,6 +227,9 @@ def _trainer_plan(program: Program, mode: DistributedMode, lowered: list[Planned
         send_order=tuple(planned.id for planned in lowered),
         agreement=agreement,
         fingerprint=fingerprint_of(agreement),
+        merge_add=frozenset(program.attr("merge_add")),
+        push_nums=program.attr("push_nums"),
+        custom=cast("TrainingMode | None", program.mode),
     )
 
 
@@ -231,19 +248,22 @@ def server_plan(program: Program) -> ServerPlan:
     Raises
     ------
     TranspileError
-        The program is not a server's, its mode does not run yet, or its operators contradict each other.
+        The program is not a server's, or its operators contradict each other.
     """
-    mode = _runnable_mode(program, "pserver", "get_pserver_program(endpoint)")
+    mode = _mode_of(program, "pserver", "get_pserver_program(endpoint)")
     (listen,) = program.global_block().ops
     endpoint, server = listen.attr("endpoint"), listen.attr("pserver_id")
     blocks: list[PlannedBlock] = []
     groups: dict[int, GroupPlan] = {}
+    compensated = False
     for idx in listen.attr("optimize_blocks"):
         ops = program.block(idx).ops
         planned = _lower_optimize(program.global_block(), ops[-1], server, endpoint)
-        _check_mean(ops, planned, listen.attr("Fanin"))
+        if mode is DistributedMode.SYNC:
+            _check_mean(ops, planned, listen.attr("Fanin"))
+        compensated |= any(op.type == "ref_by_trainer_id" for op in ops)
         blocks.append(planned)
-        if planned.group not in groups:
+        if planned.group not in groups and mode is not DistributedMode.GEO:
             groups[planned.group] = _lower_group(program, ops, planned.name)
     agreement: dict[str, str] = dict(program.attr("agreement"))
     return ServerPlan(
@@ -256,27 +276,28 @@ def server_plan(program: Program) -> ServerPlan:
         groups=groups,
         agreement=agreement,
         fingerprint=fingerprint_of(agreement),
+        dc_asgd=compensated,
+        custom=cast("TrainingMode | None", program.mode),
     )
 
 
-def _runnable_mode(program: Program, role: str, made_by: str) -> DistributedMode:
+def _mode_of(program: Program, role: str, made_by: str) -> DistributedMode:
     found = program.attrs.get("role")
     if found != role:
         raise TranspileError(
             f"expected a {role}'s program, found {f'one of a {found}' if found else 'one not transpiled'}; "
             f"run what DistributeTranspiler.{made_by} returned"
         )
-    mode = DistributedMode(program.attr("distributed_mode"))
-    if mode is not DistributedMode.SYNC:
-        name = mode.name.lower().replace("_", "-")
-        raise TranspileError(
-            f"the program is for {name} training, which does not run yet; transpile with sync_mode=True"
-        )
-    return mode
+    return DistributedMode(program.attr("distributed_mode"))
+
+
+def _sent_names(op: Operator) -> tuple[str, ...]:
+    """Return the names of what a send operator sends, also where the sender cuts it."""
+    return tuple(op.attr("send_varnames") if op.has_attr("send_varnames") else op.input("X"))
 
 
 def _lower_blocks(
-    block: Block, op: Operator, names: tuple[str, ...], endpoints: tuple[str, ...]
+    block: Block, op: Operator, names: tuple[str, ...], endpoints: tuple[str, ...], *, geo: bool
 ) -> list[PlannedBlock]:
     """Return the blocks that a send or recv operator carries; their offsets follow from their sizes."""
     param_name, grad = op.attr("op_role_var")
@@ -287,26 +308,31 @@ def _lower_blocks(
     for index, (name, endpoint, block_id) in enumerate(
         zip(names, op.attr("epmap"), op.attr("block_ids"), strict=True)
     ):
-        variable = block.var(name)
+        if not sliced:
+            shape = param.shape
+        elif op.has_attr("sections"):  # the sender cuts: the slices are no variables
+            shape = (op.attr("sections")[index], *param.shape[1:])
+        else:
+            shape = block.var(name).shape
         suffix = f".block{index}" if sliced else ""
         planned.append(
             PlannedBlock(
                 id=block_id,
                 name=param.name + suffix,
-                grad=grad + suffix,
+                grad=f"{param.name}{suffix}.delta" if geo else grad + suffix,
                 param=param.name,
                 param_shape=param.shape,
                 dtype=param.dtype,
                 index=index,
                 begin=begin,
-                end=begin + variable.numel,
-                shape=variable.shape,
+                end=begin + prod(shape),
+                shape=shape,
                 server=endpoints.index(endpoint),
                 endpoint=endpoint,
                 group=op.attr("param_group"),
             )
         )
-        begin += variable.numel
+        begin += prod(shape)
     if begin != param.numel:
         raise TranspileError(
             f"the program carries {begin} of the {param.numel} elements of {param.name} in {op.type}"
@@ -321,8 +347,7 @@ def _check_ids(blocks: tuple[PlannedBlock, ...]) -> None:
 
 
 def _lower_optimize(root: Block, op: Operator, server: int, endpoint: str) -> PlannedBlock:
-    (name,) = op.input("Param")
-    (grad,) = op.input("Grad")
+    name, grad = op.attr("op_role_var")
     variable = root.var(name)
     begin = op.attr("begin")
     return PlannedBlock(

@@ -15,7 +15,9 @@ def build_pserver_program(main: Program, layout: Layout, endpoint: str) -> Progr
     """Build the program that the server at `endpoint` runs.
 
     Block 0 holds only `listen_and_serv`. Each further block steps one slice: in synchronous mode the sum
-    of the trainers' gradients, times one over their number, then the captured optimize operators.
+    of the trainers' gradients, times one over their number, then the captured optimize operators. In
+    asynchronous modes the operators step each gradient, compensated for its delay where the config says so;
+    in GEO what a trainer has changed is added.
 
     Parameters
     ----------
@@ -42,8 +44,14 @@ def build_pserver_program(main: Program, layout: Layout, endpoint: str) -> Progr
         )
         received += _declare_gradients(root, piece, layout)
         block = program.create_block()
+        if layout.mode is DistributedMode.GEO:
+            _append_addition(block, piece)
+            grad_to_block_id.append(f"{piece.delta_name}:{block.idx}")
+            continue
         if layout.mode is DistributedMode.SYNC:
             _append_mean(block, piece, layout)
+        elif layout.config.enable_dc_asgd:
+            _append_compensation(block, piece, layout)
         for op in operators[piece.param.name]:
             _append_on_slice(block, main.global_block(), op, piece)
         grad_to_block_id.append(f"{piece.grad_name}:{block.idx}")
@@ -64,6 +72,7 @@ def build_pserver_program(main: Program, layout: Layout, endpoint: str) -> Progr
         },
     )
     program.attrs = _server_attributes(layout, endpoint)
+    program.mode = layout.custom
     return program
 
 
@@ -90,7 +99,9 @@ def build_pserver_startup(startup: Program, main: Program, layout: Layout, endpo
     created_by = {op.output("Out")[0]: op for op in startup.global_block().ops}
     for piece in layout.on(endpoint):
         optimizer = operators[piece.param.name][-1]
-        for slot in optimizer.input_names:
+        # In GEO the trainers have optimizers, and the servers none.
+        slots = ("Param",) if layout.mode is DistributedMode.GEO else optimizer.input_names
+        for slot in slots:
             if slot == "Grad":
                 continue
             (name,) = optimizer.input(slot)
@@ -103,7 +114,12 @@ def build_pserver_startup(startup: Program, main: Program, layout: Layout, endpo
             op = created_by[name]
             attrs = dict(op.attrs) | (_origin(piece) if slot == "Param" else {})
             block.append_op(op.type, outputs={"Out": [variable.name]}, attrs=attrs)
+        for backup in _backups(piece, layout):
+            block.create_var(backup)
+            role: dict[str, Attribute] = {"op_role": int(OpRole.FORWARD)}
+            block.append_op("assign", {"X": [piece.name]}, {"Out": [backup.name]}, role)
     program.attrs = _server_attributes(layout, endpoint)
+    program.mode = layout.custom
     return program
 
 
@@ -132,7 +148,8 @@ def _origin(piece: ParamBlock) -> dict[str, Attribute]:
 def _declare_gradients(root: Block, piece: ParamBlock, layout: Layout) -> list[str]:
     """Declare a slice's gradient, and each trainer's where they have names of their own."""
     sent = list(dict.fromkeys(layout.sent_name(piece, trainer) for trainer in range(layout.trainers)))
-    for name in dict.fromkeys((piece.grad_name, *sent)):
+    declared = sent if layout.mode is DistributedMode.GEO else (piece.grad_name, *sent)
+    for name in dict.fromkeys(declared):
         root.create_var(Variable(name, piece.shape, piece.grad.dtype))
     return sent
 
@@ -147,6 +164,46 @@ def _append_mean(block: Block, piece: ParamBlock, layout: Layout) -> None:
         {"Out": [piece.grad_name]},
         {"scale": 1.0 / layout.trainers, **role},
     )
+
+
+def _backups(piece: ParamBlock, layout: Layout) -> list[Variable]:
+    """Return the value that each trainer was sent last, which DC-ASGD compares with the present one."""
+    if not layout.config.enable_dc_asgd:
+        return []
+    names = [f"{piece.name}.trainer_{trainer}_bak" for trainer in range(layout.trainers)]
+    return [Variable(name, piece.shape, piece.param.dtype, persistable=True) for name in names]
+
+
+def _append_compensation(block: Block, piece: ParamBlock, layout: Layout) -> None:
+    """Append DC-ASGD: the gradient, plus its square times what changed since its trainer got the value."""
+    root = block.program.global_block()
+    backups = _backups(piece, layout)
+    role: dict[str, Attribute] = {"op_role": _OPTIMIZE, "op_role_var": [piece.name, piece.grad_name]}
+    trainer, backup = "@TRAINER_ID@", f"{piece.name}.local_bak"
+    drift, half, whole = (f"{piece.name}.dc_asgd_{number}" for number in range(3))
+    for variable in backups:
+        root.create_var(variable)
+    block.create_var(Variable(trainer, (1,), "int64"))
+    for name in (backup, drift, half, whole):
+        block.create_var(Variable(name, piece.shape, piece.param.dtype))
+    grad = piece.grad_name
+    inputs = {"X": [variable.name for variable in backups], "TrainerId": [trainer]}
+    block.append_op("ref_by_trainer_id", inputs, {"Out": [backup]}, role)
+    block.append_op("elementwise_sub", {"X": [piece.name], "Y": [backup]}, {"Out": [drift]}, role)
+    block.append_op("elementwise_mul", {"X": [drift], "Y": [grad]}, {"Out": [half]}, role)
+    block.append_op("elementwise_mul", {"X": [half], "Y": [grad]}, {"Out": [whole]}, role)
+    block.append_op("elementwise_add", {"X": [grad], "Y": [whole]}, {"Out": [grad]}, role)
+
+
+def _append_addition(block: Block, piece: ParamBlock) -> None:
+    """Append what a server of GEO does: it adds what a trainer has changed."""
+    attrs: dict[str, Attribute] = {
+        "param_group": piece.group,
+        "op_role": _OPTIMIZE,
+        "op_role_var": [piece.name, piece.delta_name],
+        **_origin(piece),
+    }
+    block.append_op("sum", {"X": [piece.name, piece.delta_name]}, {"Out": [piece.name]}, attrs)
 
 
 def _append_on_slice(block: Block, captured: Block, op: Operator, piece: ParamBlock) -> None:

@@ -16,6 +16,7 @@ def build_trainer_program(main: Program, layout: Layout, trainer_id: int) -> Pro
 
     Each gradient leaves right after the operator that produces it, so that the network works while the
     rest of the backward pass computes. What the servers do is gone: optimize operators and their state.
+    In GEO the optimize operators stay, and what has changed leaves behind them.
 
     Parameters
     ----------
@@ -36,18 +37,24 @@ def build_trainer_program(main: Program, layout: Layout, trainer_id: int) -> Pro
     """
     program = main.clone()
     block = program.global_block()
-    block.ops[:] = [op for op in block.ops if op.attrs.get("op_role") != OpRole.OPTIMIZE]
-    _drop_unused_variables(block)
-    _insert_sends(block, layout, trainer_id)
+    if layout.mode is DistributedMode.GEO:
+        for blocks in layout.by_param.values():
+            _append_push(block, blocks, layout, trainer_id)
+    else:
+        block.ops[:] = [op for op in block.ops if op.attrs.get("op_role") != OpRole.OPTIMIZE]
+        _drop_unused_variables(block)
+        _insert_sends(block, layout, trainer_id)
     if layout.mode is DistributedMode.SYNC:
         _append_barrier(block, "send_barrier", layout, trainer_id, ())
     _append_receives(block, layout, trainer_id)
     program.attrs = trainer_attributes(layout, trainer_id)
+    program.mode = layout.custom
     return program
 
 
 def trainer_attributes(layout: Layout, trainer_id: int) -> dict[str, Attribute]:
     """Return the facts about the whole job that a trainer's program carries."""
+    merge_add: list[Attribute] = [*sorted({block.group for block in layout.blocks if block.merge_add})]
     return {
         "role": "trainer",
         "trainer_id": trainer_id,
@@ -55,6 +62,8 @@ def trainer_attributes(layout: Layout, trainer_id: int) -> dict[str, Attribute]:
         "endpoints": list(layout.endpoints),
         "distributed_mode": int(layout.mode),
         "wait_port": True,
+        "merge_add": merge_add,
+        "push_nums": layout.config.geo_sgd_need_push_nums,
         "agreement": dict(layout.agreement),
     }
 
@@ -70,10 +79,12 @@ def rewrite_startup(startup: Program, layout: Layout, trainer_id: int) -> None:
     trainer_id : int
     """
     block = startup.global_block()
-    block.ops[:] = [op for op in block.ops if op.type != "init_state"]
+    if layout.mode is not DistributedMode.GEO:
+        block.ops[:] = [op for op in block.ops if op.type != "init_state"]
     _drop_unused_variables(block)
     _append_receives(block, layout, trainer_id, barrier=True)
     startup.attrs = trainer_attributes(layout, trainer_id)
+    startup.mode = layout.custom
 
 
 def _drop_unused_variables(block: Block) -> None:
@@ -108,16 +119,9 @@ def _insert_sends(block: Block, layout: Layout, trainer_id: int) -> None:
 
 def _append_send(block: Block, blocks: tuple[ParamBlock, ...], layout: Layout, trainer_id: int) -> None:
     names = [layout.sent_name(piece, trainer_id) for piece in blocks]
-    sections: list[Attribute] = [piece.shape[0] if piece.shape else 1 for piece in blocks]
-    attrs: dict[str, Attribute] = {
-        "epmap": [layout.servers[piece.id] for piece in blocks],
-        "trainer_id": trainer_id,
-        "block_ids": [piece.id for piece in blocks],
-        "param_group": blocks[0].group,
-        "op_role": _RPC,
-        "op_role_var": [blocks[0].param.name, blocks[0].grad.name],
-    }
-    if len(blocks) > 1 and layout.mode is DistributedMode.ASYNC:
+    sections = _sections(blocks)
+    attrs = _carried(blocks, layout, trainer_id)
+    if len(blocks) > 1 and layout.sender_cuts:
         # The sender cuts the gradient when it has merged enough of them.
         attrs |= {"sections": sections, "send_varnames": list(names)}
         names = [blocks[0].grad.name]
@@ -131,6 +135,32 @@ def _append_send(block: Block, blocks: tuple[ParamBlock, ...], layout: Layout, t
             {"sections": sections, "op_role": _DIST},
         )
     block.append_op("send", {"X": names}, attrs=attrs)
+
+
+def _append_push(block: Block, blocks: tuple[ParamBlock, ...], layout: Layout, trainer_id: int) -> None:
+    """Append the send of what GEO exchanges: a parameter's change, cut by the sender."""
+    attrs = _carried(blocks, layout, trainer_id) | {
+        "sections": _sections(blocks),
+        "send_varnames": [piece.delta_name for piece in blocks],
+        "push_nums": layout.config.geo_sgd_need_push_nums,
+    }
+    block.append_op("send", {"X": [blocks[0].param.name]}, attrs=attrs)
+
+
+def _sections(blocks: tuple[ParamBlock, ...]) -> list[Attribute]:
+    return [piece.shape[0] if piece.shape else 1 for piece in blocks]
+
+
+def _carried(blocks: tuple[ParamBlock, ...], layout: Layout, trainer_id: int) -> dict[str, Attribute]:
+    """Return the attributes of an operator that carries a parameter's blocks."""
+    return {
+        "epmap": [layout.servers[piece.id] for piece in blocks],
+        "trainer_id": trainer_id,
+        "block_ids": [piece.id for piece in blocks],
+        "param_group": blocks[0].group,
+        "op_role": _RPC,
+        "op_role_var": [blocks[0].param.name, blocks[0].grad.name],
+    }
 
 
 def _append_barrier(
@@ -147,21 +177,14 @@ def _append_barrier(
 def _append_receives(block: Block, layout: Layout, trainer_id: int, *, barrier: bool = False) -> None:
     """Append what brings the servers' values in: receives, a barrier, and the joining of cut parameters."""
     by_param = layout.by_param
-    for name, blocks in by_param.items():
+    for blocks in by_param.values():
         for piece in blocks if blocks[0].sliced else ():
             block.create_var(Variable(piece.name, piece.shape, piece.param.dtype))
-        attrs: dict[str, Attribute] = {
-            "epmap": [layout.servers[piece.id] for piece in blocks],
-            "trainer_id": trainer_id,
-            "block_ids": [piece.id for piece in blocks],
-            "param_group": blocks[0].group,
-            "op_role": _RPC,
-            "op_role_var": [name, blocks[0].grad.name],
-        }
-        block.append_op("recv", outputs={"Out": [piece.name for piece in blocks]}, attrs=attrs)
+        received = [piece.name for piece in blocks]
+        block.append_op("recv", outputs={"Out": received}, attrs=_carried(blocks, layout, trainer_id))
     if barrier or layout.mode is DistributedMode.SYNC:
-        received = tuple(piece.name for piece in layout.blocks)
-        _append_barrier(block, "fetch_barrier", layout, trainer_id, received)
+        everything = tuple(piece.name for piece in layout.blocks)
+        _append_barrier(block, "fetch_barrier", layout, trainer_id, everything)
     for name, blocks in by_param.items():
         if blocks[0].sliced:
             block.append_op(

@@ -8,7 +8,7 @@ from fleet.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import TranspileError
 from fleet.program.defaults import default_main_program, default_startup_program
 from fleet.program.ir import Program
-from fleet.transpiler.config import DistributeTranspilerConfig
+from fleet.transpiler.config import DistributeTranspilerConfig, TrainingMode
 from fleet.transpiler.layout import Layout, lay_out
 from fleet.transpiler.pserver import build_pserver_program, build_pserver_startup
 from fleet.transpiler.report import log_layout
@@ -24,6 +24,8 @@ class DistributeTranspiler:
     ----------
     config : DistributeTranspilerConfig, optional
         The defaults otherwise.
+    mode : TrainingMode, optional
+        A mode of your own, which then decides instead of the config; see `fleet.parameter_server.modes`.
 
     Examples
     --------
@@ -35,8 +37,11 @@ class DistributeTranspiler:
     then ``get_pserver_program(endpoint)`` on a server, ``get_trainer_program()`` on a trainer.
     """
 
-    def __init__(self, config: DistributeTranspilerConfig | None = None) -> None:
+    def __init__(
+        self, config: DistributeTranspilerConfig | None = None, *, mode: TrainingMode | None = None
+    ) -> None:
         self.config = config if config is not None else DistributeTranspilerConfig()
+        self._mode = mode
         self._layout: Layout | None = None
         self._main = Program()
         self._startup = Program()
@@ -83,7 +88,7 @@ class DistributeTranspiler:
         startup = _startup_of(main, program, startup_program)
         _check_untouched(main, startup)
         self.config.check()
-        mode = self.config.distributed_mode(sync_mode)
+        mode = self._mode.programs if self._mode is not None else self.config.distributed_mode(sync_mode)
         _check_trainers(trainer_id, trainers)
         endpoints = split_endpoints(pservers)
         if (problem := endpoints_problem(endpoints)) is not None:
@@ -91,7 +96,7 @@ class DistributeTranspiler:
                 f"pservers is {pservers!r}: {problem}; expected host:port, comma separated, each server once"
             )
         config = replace(self.config)
-        layout = lay_out(main, config, mode, endpoints, trainers)
+        layout = lay_out(main, config, mode, endpoints, trainers, self._mode)
         trainer_program = build_trainer_program(main, layout, trainer_id)
 
         self._layout, self._main, self._startup = layout, main.clone(), startup.clone()

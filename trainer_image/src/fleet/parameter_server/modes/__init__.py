@@ -1,47 +1,85 @@
-"""How trainers and servers keep step: one file per mode, all behind the interface of `interface`."""
+"""How trainers and servers keep step: one file per mode, all behind the interface of `interface`.
 
-from typing import TYPE_CHECKING
+`Mode` is the public interface: subclass it and hand an instance over as ``DistributedStrategy(mode=…)``.
+`ImmediateServer` and `AnsweredTrainer` are halves to build on.
+"""
 
 from fleet.errors import ConfigurationError
-from fleet.parameter_server.modes.interface import Answer, Missing, ServerMode, TrainerMode
-from fleet.parameter_server.modes.sync import SyncServer, SyncTrainer
-from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.modes.answered import AnsweredTrainer
+from fleet.parameter_server.modes.asynchronous import Async
+from fleet.parameter_server.modes.geo import Geo
+from fleet.parameter_server.modes.half_async import HalfAsync
+from fleet.parameter_server.modes.immediate import ImmediateServer
+from fleet.parameter_server.modes.interface import Answer, Missing, Mode, ServerMode, Session, TrainerMode
+from fleet.parameter_server.modes.sync import Sync
+from fleet.parameter_server.settings import Settings
 from fleet.transpiler.config import DistributedMode
+from fleet.transpiler.lowering import ServerPlan, TrainerPlan
 
-if TYPE_CHECKING:
-    from fleet.parameter_server.client import Client
+__all__ = [
+    "Answer",
+    "AnsweredTrainer",
+    "Async",
+    "Geo",
+    "HalfAsync",
+    "ImmediateServer",
+    "Missing",
+    "Mode",
+    "ServerMode",
+    "Session",
+    "Sync",
+    "TrainerMode",
+    "mode_of_server",
+    "mode_of_trainer",
+]
 
-__all__ = ["Answer", "Missing", "ServerMode", "TrainerMode", "make_server_mode", "make_trainer_mode"]
 
-_MODES = {DistributedMode.SYNC: (SyncServer, SyncTrainer)}
-
-
-def make_server_mode(mode: DistributedMode, shard: Shard, num_trainers: int) -> ServerMode:
-    """Build the server's half of a mode.
+def mode_of_server(plan: ServerPlan) -> Mode:
+    """Return the mode in which a server's plan is to be followed.
 
     Raises
     ------
     ConfigurationError
-        This runtime has no such mode.
+        The plan has a mode of the user's own that is no `Mode`.
     """
-    return _halves(mode)[0](shard, num_trainers)
+    if plan.custom is not None:
+        return _checked(plan.custom)
+    match plan.mode:
+        case DistributedMode.SYNC:
+            return Sync()
+        case DistributedMode.ASYNC:
+            return Async(dc_asgd=plan.dc_asgd)
+        case DistributedMode.HALF_ASYNC:
+            return HalfAsync()
+        case DistributedMode.GEO:
+            return Geo()
 
 
-def make_trainer_mode(mode: DistributedMode, client: "Client") -> TrainerMode:
-    """Build the trainer's half of a mode.
+def mode_of_trainer(plan: TrainerPlan, settings: Settings) -> Mode:
+    """Return the mode in which a trainer's plan is to be followed.
 
     Raises
     ------
     ConfigurationError
-        This runtime has no such mode.
+        The plan has a mode of the user's own that is no `Mode`.
     """
-    return _halves(mode)[1](client)
+    if plan.custom is not None:
+        return _checked(plan.custom)
+    match plan.mode:
+        case DistributedMode.SYNC:
+            return Sync()
+        case DistributedMode.ASYNC:
+            return Async()
+        case DistributedMode.HALF_ASYNC:
+            return HalfAsync(settings.send_queue_size, settings.max_merge_var_num)
+        case DistributedMode.GEO:
+            return Geo(plan.push_nums)
 
 
-def _halves(mode: DistributedMode) -> tuple[type[SyncServer], type[SyncTrainer]]:
-    if mode not in _MODES:
+def _checked(mode: object) -> Mode:
+    if not isinstance(mode, Mode):
         raise ConfigurationError(
-            f"the program asks for the mode {mode.name}, and this runtime has "
-            f"{', '.join(known.name for known in _MODES)}; set sync_mode=True (FLEET_SYNC_MODE=Sync)"
+            f"the training mode {mode!r} is a {type(mode).__name__}; expected an instance of a subclass of "
+            "fleet.parameter_server.modes.Mode"
         )
-    return _MODES[mode]
+    return mode

@@ -1,13 +1,24 @@
-"""What server and trainer ask of a sync mode."""
+"""What a training mode is: two halves, one on each server and one on each trainer.
 
-from collections.abc import Sequence
+A mode of your own is a subclass of `Mode`, handed over as ``DistributedStrategy(mode=MyMode())``. Nothing in
+this package needs to know it. docs/modes.md shows one.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from fleet.transpiler.lowering import PlannedBlock
+from fleet.errors import FleetError
+from fleet.transpiler.config import DistributedMode
+from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import HyperParameters
 
-__all__ = ["Answer", "Missing", "ServerMode", "TrainerMode"]
+if TYPE_CHECKING:
+    from fleet.parameter_server.parameters import ParameterStore
+    from fleet.parameter_server.shard import Shard
+
+__all__ = ["Answer", "Missing", "Mode", "ServerMode", "Session", "TrainerMode"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +50,25 @@ class ServerMode(Protocol):
 
     @property
     def step(self) -> int:
-        """The number of steps that every block has made."""
+        """How far the training is: in sync mode the number of steps that every block has made."""
+
+    def step_of(self, trainer: int) -> int:
+        """Return the step that a trainer makes next; where a restarted one goes on."""
 
     def admit(self, trainer: int) -> None:
         """Begin anew with a trainer: what an earlier life of it has sent and is not applied is dropped."""
 
     def pull(self, trainer: int) -> Sequence[Answer]:
-        """Return the present value of every block, for a trainer that has sent nothing yet."""
+        """Return the present value of every block, for a trainer that asks for it."""
 
     def destination(self, trainer: int, block: int) -> memoryview:
         """Return where the bytes of a gradient belong."""
+
+    def value(self, trainer: int, block: int) -> memoryview:
+        """Return the bytes that an answer carries to a trainer.
+
+        They are sent later, by another thread: they must not change before the trainer has them.
+        """
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
         """Take the hyper-parameters of a trainer's step."""
@@ -60,7 +80,7 @@ class ServerMode(Protocol):
         """Take a trainer's word that it has no gradient for these blocks."""
 
     def complete(self, trainer: int) -> Sequence[Answer]:
-        """Go on without a trainer that has finished."""
+        """Go on without a trainer that has finished, or that is lost for good."""
 
     def missing(self) -> Missing | None:
         """Return what the step in progress waits for; None while nothing has begun to wait."""
@@ -69,8 +89,13 @@ class ServerMode(Protocol):
 class TrainerMode(Protocol):
     """What becomes of a trainer's gradients, and when its parameters change.
 
-    Called by the training thread: per step `begin`, `send` for each gradient as it comes, `finish`.
+    Called by the training thread: `start` once the servers' values are the parameters; per step `begin`,
+    `send` for each gradient as it comes, `finish`; at the end `stop`, or `close` where it ends for a reason.
+    Where the mode steps locally, a step is only `finish`, after the user's own optimizer has stepped.
     """
+
+    def start(self) -> None:
+        """Begin, with the servers' values as the parameters."""
 
     def begin(self, hyper_parameters: HyperParameters) -> None:
         """Begin a step, just before its first gradient."""
@@ -80,3 +105,103 @@ class TrainerMode(Protocol):
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
         """End the step, without a gradient for these blocks; the parameters are then those to go on with."""
+
+    def stop(self) -> None:
+        """Let nothing be lost: send what is left, and take the last values."""
+
+    def close(self) -> None:
+        """End the threads of this half now, if it has some."""
+
+
+class Session(Protocol):
+    """What a trainer's half has of the servers. Every wait has a deadline, and raises what has failed."""
+
+    plan: TrainerPlan
+    """The blocks, the trainers, the servers."""
+    store: "ParameterStore"
+    """The parameters, and where values land."""
+    step: int
+    """The number of steps that this trainer has made; `advance` counts on."""
+
+    def advance(self) -> None:
+        """Count a step as made."""
+
+    def expect_values(self) -> None:
+        """Await a value, or the word that there is none, for each block; before what it answers is sent."""
+
+    def begin_step(self, hyper_parameters: HyperParameters) -> None:
+        """Announce a step with its hyper-parameters, before its first gradient."""
+
+    def send_gradient(self, block: PlannedBlock, payload: memoryview) -> None:
+        """Enqueue a gradient; its memory must not change until the servers have it."""
+
+    def end_step(self, absent: Sequence[PlannedBlock]) -> None:
+        """Announce that nothing more comes, and for which blocks nothing came."""
+
+    def send_step(
+        self, step: int, hyper_parameters: HyperParameters, gradients: Mapping[int, memoryview]
+    ) -> None:
+        """Enqueue a whole step at once, gradients by block; a thread of the mode's own may do it."""
+
+    def flush(self) -> None:
+        """Wait until what was enqueued is on its way: its memory may change then."""
+
+    def request_values(self) -> None:
+        """Expect values, and ask for the present one of each block."""
+
+    @property
+    def values_arrived(self) -> bool:
+        """Whether all the values expected have landed."""
+
+    def wait_for_values(self) -> None:
+        """Wait until they have."""
+
+    def adopt_values(self) -> None:
+        """Make the values that have landed the parameters; only the training thread may."""
+
+    def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
+        """Wait for something that another thread brings about, which then calls `wake`."""
+
+    def wake(self) -> None:
+        """Let who waits look again."""
+
+    def fail(self, error: FleetError) -> None:
+        """Hand an error to the training thread, which raises it when it next asks for something."""
+
+    def check(self) -> None:
+        """Raise the error that a thread has found, if there is one."""
+
+
+class Mode(ABC):
+    """A training mode: how trainers and servers keep step.
+
+    Instances are values: both halves of every process are made from equal ones.
+
+    Attributes
+    ----------
+    name : str
+        Trainers and servers must agree on it.
+    programs : DistributedMode
+        The mode of the original whose transpiled programs this one runs on; ASYNC unless said otherwise.
+    steps_locally : bool
+        Whether a trainer steps its parameters with the user's own optimizer, as in GEO.
+    survives_loss : bool
+        Whether the others go on when a trainer is lost for good. Otherwise all end.
+    """
+
+    name: ClassVar[str]
+    programs: ClassVar[DistributedMode] = DistributedMode.ASYNC
+    steps_locally: ClassVar[bool] = False
+    survives_loss: ClassVar[bool] = True
+
+    def agreement(self) -> Mapping[str, str]:
+        """Return what every process must have in common beside the name, fact by fact."""
+        return {}
+
+    @abstractmethod
+    def make_server(self, shard: "Shard", num_trainers: int) -> ServerMode:
+        """Build the half of one server."""
+
+    @abstractmethod
+    def make_trainer(self, session: Session) -> TrainerMode:
+        """Build the half of one trainer."""

@@ -4,21 +4,39 @@ Gradients are summed in the order of the trainers whatever the order of their ar
 reproduced to the bit. No trainer waits for another here: each one's gradients land in memory of its own.
 """
 
+import logging
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from fleet.errors import ConfigurationError, RemoteProtocolError
-from fleet.parameter_server.modes.interface import Answer, Missing
+from fleet.parameter_server.modes.answered import AnsweredTrainer
+from fleet.parameter_server.modes.interface import Answer, Missing, Mode, ServerMode, Session, TrainerMode
 from fleet.parameter_server.shard import Shard
-from fleet.transpiler.lowering import PlannedBlock
+from fleet.transpiler.config import DistributedMode
 from fleet.wire import HyperParameters
 
-if TYPE_CHECKING:
-    from fleet.parameter_server.client import Client
+__all__ = ["Sync", "SyncServer"]
 
-__all__ = ["SyncServer", "SyncTrainer"]
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Sync(Mode):
+    """The sync mode. A trainer that is lost ends the job: the others' step cannot be made."""
+
+    name: ClassVar[str] = "sync"
+    programs: ClassVar[DistributedMode] = DistributedMode.SYNC
+    survives_loss: ClassVar[bool] = False
+
+    def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
+        """Build the server's half."""
+        return SyncServer(shard, num_trainers)
+
+    def make_trainer(self, session: Session) -> TrainerMode:
+        """Build the trainer's half."""
+        return AnsweredTrainer(session)
 
 
 @dataclass(slots=True)
@@ -59,6 +77,11 @@ class SyncServer:
         with self._changed:
             return self._lowest_step()
 
+    def step_of(self, trainer: int) -> int:
+        """Return the step that a trainer makes next: the same for all of them."""
+        del trainer
+        return self.step
+
     def admit(self, trainer: int) -> None:
         """Begin anew with a trainer: what an earlier life of it has sent and is not applied is dropped."""
         with self._changed:
@@ -79,6 +102,11 @@ class SyncServer:
     def destination(self, trainer: int, block: int) -> memoryview:
         """Return where the bytes of a gradient belong."""
         return self._shard.gradient_bytes(trainer, block)
+
+    def value(self, trainer: int, block: int) -> memoryview:
+        """Return the bytes of a value: nobody steps the block before every trainer has it and answers."""
+        del trainer
+        return self._shard.value_bytes(block)
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
         """Take the hyper-parameters of a trainer's step.
@@ -160,7 +188,15 @@ class SyncServer:
     def complete(self, trainer: int) -> Sequence[Answer]:
         """Go on without a trainer that has finished."""
         with self._changed:
+            left = trainer in self._live
             self._live.discard(trainer)
+            if left and self._live:
+                _log.info(
+                    "trainer %d takes part no more: from step %d on the mean is over %s",
+                    trainer,
+                    self._lowest_step(),
+                    ", ".join(f"trainer {other}" for other in sorted(self._live)),
+                )
             ready = self._take_ready(self._rounds)
         return self._apply(ready)
 
@@ -204,32 +240,6 @@ class SyncServer:
                 self._changed.notify_all()
                 answers.append(Answer(block, round_.step, tuple(self._live), changed=bool(contributors)))
         return answers
-
-
-class SyncTrainer:
-    """The trainer's half of the sync mode; see `TrainerMode`.
-
-    Parameters
-    ----------
-    client : Client
-        The session with the servers.
-    """
-
-    def __init__(self, client: "Client") -> None:
-        self._client = client
-
-    def begin(self, hyper_parameters: HyperParameters) -> None:
-        """Begin a step, just before its first gradient."""
-        self._client.begin_step(hyper_parameters)
-
-    def send(self, block: PlannedBlock, payload: memoryview) -> None:
-        """Send a block's gradient."""
-        self._client.send_gradient(block, payload)
-
-    def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """End the step, and wait until the servers' new values are the parameters."""
-        self._client.end_step(absent)
-        self._client.adopt_values()
 
 
 def _difference(found: HyperParameters, expected: HyperParameters) -> str:

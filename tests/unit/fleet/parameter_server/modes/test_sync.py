@@ -1,50 +1,28 @@
 """The sync mode of a server: when a block is stepped, with whose gradients, and who hears of it."""
 
 import itertools
+import logging
 
 import numpy as np
 import pytest
-import torch
 
 from fleet.errors import ConfigurationError, RemoteProtocolError
-from fleet.parameter_server.modes import Answer, Missing, make_server_mode
-from fleet.parameter_server.shard import Shard
-from fleet.program import Program
-from fleet.transpiler import DistributeTranspiler, server_plan
-from fleet.transpiler.config import DistributedMode
-
-HYPER = ({"lr": 1.0},)
+from fleet.parameter_server.modes import Answer, Missing, Sync
+from tests.support.modes import RATE_OF_ONE as HYPER
+from tests.support.modes import OneServer
 
 
-class Setup:
-    """One server that holds ``b`` (block 0) and ``w`` (block 1), both zero, for so many trainers."""
-
-    def __init__(self, trainers: int) -> None:
-        model = torch.nn.ParameterDict({"b": torch.zeros(1), "w": torch.zeros(4, 1)})
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        program = Program.from_optimizer(optimizer, model)
-        transpiler = DistributeTranspiler()
-        transpiler.transpile(
-            0, program=program, pservers="a:1", trainers=trainers, startup_program=program.startup_program
-        )
-        assert program.source is not None
-        plan = server_plan(transpiler.get_pserver_program("a:1"))
-        self.shard = Shard(plan, program.source.parameters)
-        self.mode = make_server_mode(DistributedMode.SYNC, self.shard, trainers)
-        for trainer in range(trainers):
-            self.mode.begin(trainer, 0, HYPER)
-
-    def send(self, trainer: int, block: int, value: float, step: int = 0) -> list[Answer]:
-        np.frombuffer(self.mode.destination(trainer, block), dtype=np.float32)[:] = value
-        return list(self.mode.gradient(trainer, block, step))
-
-    def value(self, block: int) -> float:
-        return float(np.frombuffer(self.shard.value_bytes(block), dtype=np.float32)[0])
+def sync_server(trainers: int) -> OneServer:
+    """Return a server whose trainers have all begun step 0."""
+    server = OneServer(Sync(), trainers)
+    for trainer in range(trainers):
+        server.begin(trainer)
+    return server
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_gradients_are_summed_in_trainer_order_whatever_their_arrival(order):
-    setup = Setup(3)
+    setup = sync_server(3)
     gradients = {0: 1e8, 1: -1e8, 2: 1.0}  # any other order of summing loses the 1
     *early, last = [setup.send(trainer, 0, gradients[trainer]) for trainer in order]
     assert early == [[], []]
@@ -53,7 +31,7 @@ def test_gradients_are_summed_in_trainer_order_whatever_their_arrival(order):
 
 
 def test_a_block_does_not_wait_for_other_blocks():
-    setup = Setup(2)
+    setup = sync_server(2)
     setup.send(0, 1, 2.0)
     assert setup.send(1, 1, 4.0) == [Answer(1, 1, (0, 1))]
     assert setup.value(1) == -3.0
@@ -64,7 +42,7 @@ def test_a_block_does_not_wait_for_other_blocks():
 
 
 def test_absent_on_one_trainer_counts_as_zeros_with_the_same_divisor():
-    setup = Setup(2)
+    setup = sync_server(2)
     setup.send(0, 0, 3.0)
     setup.send(0, 1, 3.0)
     assert setup.mode.end(0, 0, []) == []
@@ -74,7 +52,7 @@ def test_absent_on_one_trainer_counts_as_zeros_with_the_same_divisor():
 
 
 def test_absent_on_all_trainers_is_not_stepped():
-    setup = Setup(2)
+    setup = sync_server(2)
     for trainer in range(2):
         setup.send(trainer, 0, 1.0)
     assert setup.mode.end(0, 0, [1]) == []
@@ -84,21 +62,31 @@ def test_absent_on_all_trainers_is_not_stepped():
 
 
 def test_a_completed_trainer_is_waited_for_no_more_and_leaves_the_divisor():
-    setup = Setup(2)
+    setup = sync_server(2)
     setup.send(0, 0, 3.0)
     setup.send(0, 1, 3.0)
     assert list(setup.mode.complete(1)) == [Answer(0, 1, (0,)), Answer(1, 1, (0,))]
     assert setup.value(0) == -3.0
 
 
+def test_the_log_says_over_whom_the_mean_is_once_a_trainer_has_finished(caplog):
+    setup = sync_server(3)
+    with caplog.at_level(logging.INFO):
+        setup.mode.complete(1)
+        setup.mode.complete(1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "trainer 1 takes part no more: from step 0 on the mean is over trainer 0, trainer 2"
+    ]
+
+
 def test_when_the_last_trainer_completes_nothing_is_stepped():
-    setup = Setup(1)
+    setup = sync_server(1)
     assert list(setup.mode.complete(0)) == []
     assert setup.mode.step == 0
 
 
 def test_what_a_dead_life_sent_is_dropped_unless_it_was_applied():
-    setup = Setup(2)
+    setup = sync_server(2)
     setup.send(0, 0, 1.0)
     setup.send(1, 0, 1.0)
     setup.send(1, 1, 100.0)
@@ -113,7 +101,7 @@ def test_what_a_dead_life_sent_is_dropped_unless_it_was_applied():
 
 
 def test_what_is_absent_in_a_step_that_was_made_is_answered_too():
-    setup = Setup(2)
+    setup = sync_server(2)
     for trainer in range(2):
         setup.send(trainer, 0, 1.0)
         setup.send(trainer, 1, 1.0)
@@ -123,7 +111,7 @@ def test_what_is_absent_in_a_step_that_was_made_is_answered_too():
 
 
 def test_other_hyper_parameters_are_named_with_both_trainers():
-    setup = Setup(1)
+    setup = sync_server(1)
     setup.mode.begin(0, 1, ({"lr": 0.5, "momentum": 0.0},))
     with pytest.raises(
         ConfigurationError, match=r"step 1: trainer 1 .* than trainer 0: lr=0\.25 instead of lr=0\.5 in"
@@ -132,13 +120,13 @@ def test_other_hyper_parameters_are_named_with_both_trainers():
 
 
 def test_another_number_of_param_groups_is_named():
-    setup = Setup(1)
+    setup = sync_server(1)
     with pytest.raises(ConfigurationError, match="2 param groups instead of 1"):
         setup.mode.begin(1, 0, ({"lr": 1.0}, {"lr": 1.0}))
 
 
 def test_hyper_parameters_of_the_step_are_used():
-    setup = Setup(1)
+    setup = sync_server(1)
     setup.send(0, 0, 1.0)
     setup.send(0, 1, 1.0)
     setup.mode.begin(0, 1, ({"lr": 0.25},))
@@ -148,38 +136,33 @@ def test_hyper_parameters_of_the_step_are_used():
 
 @pytest.mark.parametrize("step", [1, 5])
 def test_a_gradient_from_the_future_is_refused(step):
-    setup = Setup(2)
+    setup = sync_server(2)
     with pytest.raises(RemoteProtocolError, match=rf"gradient of b for step {step}, expected step 0"):
         setup.send(0, 0, 1.0, step=step)
 
 
 def test_a_gradient_sent_twice_is_refused():
-    setup = Setup(2)
+    setup = sync_server(2)
     setup.send(0, 0, 1.0)
     with pytest.raises(RemoteProtocolError, match="gradient of b for step 0, expected the next step"):
         setup.send(0, 0, 1.0)
 
 
 def test_a_step_that_ends_without_a_word_about_a_block_is_refused():
-    setup = Setup(2)
+    setup = sync_server(2)
     setup.send(0, 0, 1.0)
     with pytest.raises(RemoteProtocolError, match="ends step 0 but neither sent w"):
         setup.mode.end(0, 0, [])
 
 
 def test_absent_blocks_of_another_server_are_refused():
-    setup = Setup(2)
+    setup = sync_server(2)
     with pytest.raises(RemoteProtocolError, match="1 of the absent blocks are not of this server"):
         setup.mode.end(0, 0, [0, 1, 2])
 
 
 def test_who_is_missing_is_known_once_somebody_waits():
-    setup = Setup(3)
+    setup = sync_server(3)
     assert setup.mode.missing() is None
     setup.send(1, 1, 1.0)
     assert setup.mode.missing() == Missing(0, (0, 2), "w")
-
-
-def test_a_mode_that_does_not_run_yet_is_named():
-    with pytest.raises(ConfigurationError, match="asks for the mode GEO, and this runtime has SYNC"):
-        make_server_mode(DistributedMode.GEO, Setup(1).shard, 1)

@@ -1,0 +1,161 @@
+"""The two halves of a mode without processes: a server with scripted trainers, and a scripted session."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fleet.errors import FleetError
+from fleet.parameter_server.modes import Answer, Mode
+from fleet.parameter_server.parameters import ParameterStore
+from fleet.parameter_server.shard import Shard
+from fleet.program import Program
+from fleet.transpiler import (
+    DistributeTranspiler,
+    PlannedBlock,
+    ServerPlan,
+    TrainerPlan,
+    server_plan,
+    trainer_plan,
+)
+from fleet.wire import HyperParameters
+
+MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
+RATE_OF_ONE: HyperParameters = ({"lr": 1.0},)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    """Return the optimizer whose arithmetic is simplest: what is subtracted is the gradient."""
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+def two_parameters() -> torch.nn.Module:
+    """Return ``b`` (block 0) and ``w`` (block 1), both zero."""
+    return torch.nn.ParameterDict({"b": torch.zeros(1), "w": torch.zeros(4, 1)})
+
+
+def plans(
+    mode: Mode, trainers: int, optimizer: MakeOptimizer = sgd
+) -> tuple[ServerPlan, TrainerPlan, Mapping[str, Any]]:
+    """Return the plans of one server and of trainer 0, and the parameters."""
+    model = two_parameters()
+    program = Program.from_optimizer(optimizer(model.parameters()), model)
+    transpiler = DistributeTranspiler(mode=mode)
+    transpiler.transpile(
+        0, program=program, pservers="a:1", trainers=trainers, startup_program=program.startup_program
+    )
+    assert program.source is not None
+    server = server_plan(transpiler.get_pserver_program("a:1"))
+    return server, trainer_plan(transpiler.get_trainer_program()), program.source.parameters
+
+
+class OneServer:
+    """One server's half, and what each trainer sends it."""
+
+    def __init__(self, mode: Mode, trainers: int, optimizer: MakeOptimizer = sgd) -> None:
+        plan, _, parameters = plans(mode, trainers, optimizer)
+        self.shard = Shard(plan, parameters)
+        self.mode = mode.make_server(self.shard, trainers)
+
+    def begin(self, trainer: int, step: int = 0, hyper: HyperParameters = RATE_OF_ONE) -> None:
+        """Let a trainer begin a step."""
+        self.mode.begin(trainer, step, hyper)
+
+    def send(self, trainer: int, block: int, value: float, step: int = 0) -> list[Answer]:
+        """Let a trainer's gradient land."""
+        np.frombuffer(self.mode.destination(trainer, block), dtype=np.float32)[:] = value
+        return list(self.mode.gradient(trainer, block, step))
+
+    def value(self, block: int) -> float:
+        """Return a block's value now."""
+        return float(np.frombuffer(self.shard.value_bytes(block), dtype=np.float32)[0])
+
+    def sent(self, trainer: int, block: int) -> float:
+        """Return what an answer carries to a trainer."""
+        return float(np.frombuffer(self.mode.value(trainer, block), dtype=np.float32)[0])
+
+
+class ScriptedSession:
+    """A session whose server is the test: it records what is sent, and lets values land when told to."""
+
+    def __init__(self, mode: Mode, trainers: int = 2, optimizer: MakeOptimizer = sgd) -> None:
+        _, self.plan, parameters = plans(mode, trainers, optimizer)
+        self.store = ParameterStore(self.plan.blocks, parameters)
+        self.parameters = parameters
+        self.step = 0
+        self.sent: list[tuple[int, HyperParameters, dict[int, list[float]]]] = []
+        self.requests = 0
+        self.failure: FleetError | None = None
+        self._awaited = False
+
+    def land(self, values: Mapping[str, float]) -> None:
+        """Let a value arrive for every parameter, each filled with one number."""
+        for block in self.plan.blocks:
+            np.frombuffer(self.store.landing(block.id), dtype=np.float32)[:] = values[block.param]
+        self._awaited = False
+
+    def advance(self) -> None:
+        """Count a step."""
+        self.step += 1
+
+    def expect_values(self) -> None:
+        """Await values."""
+        self._awaited = True
+
+    def begin_step(self, hyper_parameters: HyperParameters) -> None:
+        """Record a step's beginning."""
+        self.sent.append((self.step, hyper_parameters, {}))
+
+    def send_gradient(self, block: PlannedBlock, payload: memoryview) -> None:
+        """Record a gradient."""
+        self.sent[-1][2][block.id] = np.frombuffer(payload, dtype=np.float32).tolist()
+
+    def end_step(self, absent: Sequence[PlannedBlock]) -> None:
+        """Do nothing."""
+
+    def send_step(
+        self, step: int, hyper_parameters: HyperParameters, gradients: Mapping[int, memoryview]
+    ) -> None:
+        """Record a whole step."""
+        read = {
+            block: np.frombuffer(payload, dtype=np.float32).tolist() for block, payload in gradients.items()
+        }
+        self.sent.append((step, hyper_parameters, read))
+
+    def flush(self) -> None:
+        """Do nothing: everything is on its way at once."""
+
+    def request_values(self) -> None:
+        """Count the request."""
+        self.requests += 1
+        self._awaited = True
+
+    @property
+    def values_arrived(self) -> bool:
+        """Whether `land` followed."""
+        return not self._awaited
+
+    def wait_for_values(self) -> None:
+        """Refuse to wait: a scripted test lets values land before."""
+        assert not self._awaited, "the mode waits for values that the script has not let land"
+
+    def adopt_values(self) -> None:
+        """Make what landed the parameters."""
+        self.store.adopt()
+
+    def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
+        """Refuse to wait."""
+        assert done(), f"the mode waits for {describe()}"
+
+    def wake(self) -> None:
+        """Do nothing."""
+
+    def fail(self, error: FleetError) -> None:
+        """Keep an error."""
+        self.failure = error
+
+    def check(self) -> None:
+        """Raise it."""
+        if self.failure is not None:
+            raise self.failure

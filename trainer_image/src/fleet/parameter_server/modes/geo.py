@@ -1,0 +1,149 @@
+"""GEO: trainers step by themselves, and every so many steps exchange what has changed.
+
+A trainer keeps the value it agreed on with the servers last, `old`. It sends the N-th part of what it has
+changed since, and counts it as agreed; the servers add it. When their value `ps` arrives, what the others
+have changed is added to the parameters: ``w += ps - old; old = ps``. Local steps go on in between.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from fleet.errors import ConfigurationError
+from fleet.parameter_server.arena import Arena, Extent, bytes_of
+from fleet.parameter_server.modes.immediate import ImmediateServer
+from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TrainerMode
+from fleet.parameter_server.shard import Shard
+from fleet.transpiler.config import DistributedMode
+from fleet.transpiler.lowering import PlannedBlock
+from fleet.wire import HyperParameters
+
+__all__ = ["Geo", "GeoServer", "GeoTrainer"]
+
+
+@dataclass(frozen=True)
+class Geo(Mode):
+    """The GEO mode.
+
+    Attributes
+    ----------
+    push_nums : int
+        After how many steps a trainer sends what has changed.
+    """
+
+    push_nums: int = 100
+
+    name: ClassVar[str] = "geo"
+    programs: ClassVar[DistributedMode] = DistributedMode.GEO
+    steps_locally: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.push_nums < 1:
+            raise ConfigurationError(f"Geo.push_nums is {self.push_nums}; expected at least 1 step")
+
+    def agreement(self) -> Mapping[str, str]:
+        """Return how often trainers send."""
+        return {"push_nums": str(self.push_nums)}
+
+    def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
+        """Build the server's half."""
+        return GeoServer(shard, num_trainers)
+
+    def make_trainer(self, session: Session) -> TrainerMode:
+        """Build the trainer's half."""
+        return GeoTrainer(session, self.push_nums)
+
+
+class GeoServer(ImmediateServer):
+    """The server's half of GEO: it adds what comes, and answers with the sum; see `ServerMode`."""
+
+    def apply(self, trainer: int, block: int, hyper_parameters: HyperParameters) -> None:
+        """Add what a trainer has changed."""
+        del hyper_parameters
+        self.shard.value(block).add_(self.shard.gradient(trainer, block))
+
+
+class GeoTrainer:
+    """The trainer's half of GEO; see `TrainerMode`.
+
+    Parameters
+    ----------
+    session : Session
+    push_nums : int
+        After how many steps what has changed is sent.
+    """
+
+    def __init__(self, session: Session, push_nums: int) -> None:
+        self._session = session
+        self._push_nums = push_nums
+        parameters = session.store.parameters
+        extents = {name: Extent(value.dtype, tuple(value.shape)) for name, value in parameters.items()}
+        self._agreed = Arena(extents)
+        self._delta = Arena(extents)
+        self._in_flight = False
+
+    def start(self) -> None:
+        """Agree on the values that the servers gave."""
+        for name, parameter in self._session.store.parameters.items():
+            self._agreed[name].copy_(parameter.detach())
+
+    def begin(self, hyper_parameters: HyperParameters) -> None:
+        """Do nothing: the trainer's own optimizer has the hyper-parameters."""
+
+    def send(self, block: PlannedBlock, payload: memoryview) -> None:
+        """Do nothing: gradients stay here."""
+
+    def finish(self, absent: Sequence[PlannedBlock]) -> None:
+        """Count a local step; take what has arrived, and send what has changed when it is time to."""
+        del absent
+        session = self._session
+        session.advance()
+        if self._in_flight and session.values_arrived:
+            self._receive()
+        if session.step % self._push_nums == 0:
+            if self._in_flight:  # the memory of what was sent is still in use
+                self._receive()
+            self._push()
+
+    def stop(self) -> None:
+        """Send what has changed since the last time, and end with the servers' values."""
+        if self._in_flight:
+            self._receive()
+        if self._session.step % self._push_nums:
+            self._push()
+        else:
+            self._session.request_values()
+        self._session.wait_for_values()
+        self._session.adopt_values()
+
+    def close(self) -> None:
+        """Do nothing: there is no thread."""
+
+    @torch.no_grad()
+    def _push(self) -> None:
+        session, plan = self._session, self._session.plan
+        for name, parameter in session.store.parameters.items():
+            delta, agreed = self._delta[name], self._agreed[name]
+            torch.sub(parameter.detach().to(agreed.device), agreed, out=delta)
+            delta.div_(plan.trainers)
+            agreed.add_(delta)
+        session.expect_values()
+        payloads: dict[int, memoryview] = {}
+        for block in plan.blocks:
+            size = self._delta[block.param].element_size()
+            whole = bytes_of(self._delta[block.param])
+            payloads[block.id] = whole[block.begin * size : block.end * size]
+        session.send_step(session.step - 1, (), payloads)
+        self._in_flight = True
+
+    @torch.no_grad()
+    def _receive(self) -> None:
+        session = self._session
+        session.wait_for_values()
+        for name, parameter in session.store.parameters.items():
+            landed, agreed = session.store.landed(name), self._agreed[name]
+            parameter.add_((landed - agreed).to(parameter.device))
+            agreed.copy_(landed)
+        self._in_flight = False

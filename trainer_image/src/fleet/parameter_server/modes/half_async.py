@@ -1,0 +1,275 @@
+"""Half-async: a trainer never waits for its servers, as long as they keep up.
+
+Gradients are copied into queues, one per block. A sending thread takes what has gathered, up to
+`max_merge_var_num` steps at once, merges it and sends it as one step; a receiving thread asks for values, and
+``optimizer.step()`` adopts the newest that are complete. Only a full queue makes it wait.
+
+Merging follows the original: the gradients of plain SGD are summed, as several steps of it would sum them;
+those of any other optimizer, momentum included, are averaged.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fleet.errors import ConfigurationError, FleetError
+from fleet.parameter_server.arena import Arena, Extent, bytes_of, dtype_of
+from fleet.parameter_server.modes.asynchronous import AsyncServer
+from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TrainerMode
+from fleet.parameter_server.shard import Shard
+from fleet.transpiler.config import DistributedMode
+from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
+from fleet.wire import HyperParameters
+
+__all__ = ["GradientQueues", "HalfAsync", "HalfAsyncServer", "HalfAsyncTrainer", "Merged"]
+
+
+@dataclass(frozen=True)
+class HalfAsync(Mode):
+    """The half-async mode.
+
+    Attributes
+    ----------
+    send_queue_size : int
+        How many gradients of one block may wait before a step does.
+    max_merge_var_num : int
+        How many of them are merged at most.
+    """
+
+    send_queue_size: int = 20
+    max_merge_var_num: int = 20
+
+    name: ClassVar[str] = "half_async"
+    programs: ClassVar[DistributedMode] = DistributedMode.HALF_ASYNC
+
+    def __post_init__(self) -> None:
+        for field in ("send_queue_size", "max_merge_var_num"):
+            if getattr(self, field) < 1:
+                raise ConfigurationError(f"HalfAsync.{field} is {getattr(self, field)}; expected at least 1")
+
+    def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
+        """Build the server's half."""
+        return HalfAsyncServer(shard, num_trainers)
+
+    def make_trainer(self, session: Session) -> TrainerMode:
+        """Build the trainer's half."""
+        return HalfAsyncTrainer(session, self.send_queue_size, self.max_merge_var_num)
+
+
+class HalfAsyncServer(AsyncServer):
+    """The server's half: as in async, but a trainer gets values when it asks for them."""
+
+    answers_gradients = False
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What leaves as one step: the last of the steps merged, its hyper-parameters, and gradients by block."""
+
+    step: int
+    hyper_parameters: HyperParameters
+    gradients: Mapping[int, Tensor]
+
+
+class GradientQueues:
+    """The gradients that wait for the sending thread, by block. Any thread may call.
+
+    Parameters
+    ----------
+    plan : TrainerPlan
+    send_queue_size, max_merge_var_num : int
+        As in `HalfAsync`.
+    """
+
+    def __init__(self, plan: TrainerPlan, send_queue_size: int, max_merge_var_num: int) -> None:
+        self._plan = plan
+        self._size = send_queue_size
+        self._at_most = max_merge_var_num
+        self._queues: dict[int, deque[tuple[int, Tensor]]] = {block.id: deque() for block in plan.blocks}
+        self._steps: deque[tuple[int, HyperParameters]] = deque()
+        self._free: dict[int, list[Tensor]] = {block.id: [] for block in plan.blocks}
+        self._merged = Arena({block.id: Extent(dtype_of(block.dtype), block.shape) for block in plan.blocks})
+        self._lock = threading.Lock()
+
+    def has_room(self, block: int) -> bool:
+        """Whether another gradient of a block may wait."""
+        with self._lock:
+            return len(self._queues[block]) < self._size
+
+    def put(self, block: PlannedBlock, step: int, payload: memoryview) -> None:
+        """Copy a block's gradient; it does not leave before its step is `complete`."""
+        with self._lock:
+            free = self._free[block.id]
+            copy = free.pop() if free else torch.empty(block.shape, dtype=dtype_of(block.dtype))
+        bytes_of(copy)[:] = payload
+        with self._lock:
+            self._queues[block.id].append((step, copy))
+
+    def complete(self, step: int, hyper_parameters: HyperParameters) -> None:
+        """Let a step's gradients leave: there are no more of it."""
+        with self._lock:
+            self._steps.append((step, hyper_parameters))
+
+    @property
+    def empty(self) -> bool:
+        """Whether no step waits."""
+        with self._lock:
+            return not self._steps
+
+    def merge(self) -> Merged | None:
+        """Take the oldest complete steps, as many as may be merged.
+
+        Returns
+        -------
+        Merged or None
+            The gradients lie in memory that the next call writes to again. None when no step waits.
+        """
+        with self._lock:
+            if not self._steps:
+                return None
+            taken = [self._steps.popleft() for _ in range(min(self._at_most, len(self._steps)))]
+            step, hyper_parameters = taken[-1]
+            of_blocks = {block: self._take(queue, step) for block, queue in self._queues.items()}
+        gradients = {
+            block: self._merge_block(block, waiting) for block, waiting in of_blocks.items() if waiting
+        }
+        with self._lock:
+            for block, waiting in of_blocks.items():
+                self._free[block] += waiting
+        return Merged(step, hyper_parameters, gradients)
+
+    @staticmethod
+    def _take(queue: deque[tuple[int, Tensor]], step: int) -> list[Tensor]:
+        taken = []
+        while queue and queue[0][0] <= step:
+            taken.append(queue.popleft()[1])
+        return taken
+
+    def _merge_block(self, block: int, gradients: Sequence[Tensor]) -> Tensor:
+        total = self._merged[block].copy_(gradients[0])
+        for gradient in gradients[1:]:
+            total.add_(gradient)
+        if len(gradients) > 1 and self._plan.blocks[block].group not in self._plan.merge_add:
+            total.div_(len(gradients))
+        return total
+
+
+class HalfAsyncTrainer:
+    """The trainer's half of the half-async mode; see `TrainerMode`.
+
+    Parameters
+    ----------
+    session : Session
+    send_queue_size, max_merge_var_num : int
+        As in `HalfAsync`.
+    """
+
+    def __init__(self, session: Session, send_queue_size: int = 20, max_merge_var_num: int = 20) -> None:
+        self._session = session
+        self._queues = GradientQueues(session.plan, send_queue_size, max_merge_var_num)
+        self._hyper: HyperParameters = ()
+        self._work = threading.Condition()
+        self._sending = False
+        self._stale = False
+        """Whether gradients have left since values were asked for."""
+        self._asked = False
+        """Whether values were asked for and are not adopted."""
+        self._stopping = False
+        self._threads = [
+            threading.Thread(target=self._guard, args=(loop,), name=f"fleet-{name}", daemon=True)
+            for name, loop in (("communicate", self._send_loop), ("pull", self._pull_loop))
+        ]
+
+    def start(self) -> None:
+        """Start both threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def begin(self, hyper_parameters: HyperParameters) -> None:
+        """Begin a step, just before its first gradient."""
+        self._hyper = hyper_parameters
+
+    def send(self, block: PlannedBlock, payload: memoryview) -> None:
+        """Copy a gradient into its queue; wait while that is full."""
+        queues = self._queues
+        if not queues.has_room(block.id):
+            self._session.wait_until(
+                lambda: queues.has_room(block.id), lambda: f"room in the queue of {block.grad}"
+            )
+        queues.put(block, self._session.step, payload)
+
+    def finish(self, absent: Sequence[PlannedBlock]) -> None:
+        """End the step; adopt the newest values, if all of them have arrived."""
+        del absent
+        session = self._session
+        session.check()
+        self._queues.complete(session.step, self._hyper)
+        session.advance()
+        with self._work:
+            if self._asked and session.values_arrived:
+                session.adopt_values()
+                self._asked = False
+            self._work.notify_all()
+
+    def stop(self) -> None:
+        """Send every gradient that waits, end the threads, and take the values that follow."""
+        session = self._session
+        session.wait_until(
+            lambda: self._queues.empty and not self._sending, lambda: "the queued gradients to leave"
+        )
+        self.close()
+        if self._asked:
+            session.wait_for_values()
+        session.request_values()
+        session.wait_for_values()
+        session.adopt_values()
+
+    def close(self) -> None:
+        """End both threads."""
+        with self._work:
+            self._stopping = True
+            self._work.notify_all()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
+
+    def _guard(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except FleetError as error:
+            self._session.fail(error)
+
+    def _send_loop(self) -> None:
+        while True:
+            with self._work:
+                self._work.wait_for(lambda: self._stopping or not self._queues.empty)
+                if self._stopping:
+                    return
+                self._sending = True
+            merged = self._queues.merge()
+            self._session.wake()  # there is room again
+            if merged is not None:
+                payloads = {block: bytes_of(gradient) for block, gradient in merged.gradients.items()}
+                self._session.send_step(merged.step, merged.hyper_parameters, payloads)
+                self._session.flush()
+            with self._work:
+                self._sending = False
+                self._stale = True
+                self._work.notify_all()
+            self._session.wake()
+
+    def _pull_loop(self) -> None:
+        """Ask for values whenever gradients have left since, and the values before are the parameters."""
+        while True:
+            with self._work:
+                self._work.wait_for(lambda: self._stopping or (self._stale and not self._asked))
+                if self._stopping:
+                    return
+                # With the lock held: once `_asked` is seen, the values before do not count as arrived.
+                self._session.request_values()
+                self._stale, self._asked = False, True

@@ -1,0 +1,124 @@
+"""What modes have in common in which a server applies each gradient when it comes, and waits for nobody."""
+
+import threading
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from fleet.errors import RemoteProtocolError
+from fleet.parameter_server.arena import bytes_of
+from fleet.parameter_server.modes.interface import Answer, Missing
+from fleet.parameter_server.shard import Shard
+from fleet.wire import HyperParameters
+
+__all__ = ["ImmediateServer"]
+
+
+class ImmediateServer:
+    """The server's half of a mode without a barrier; see `ServerMode`.
+
+    A trainer is sent a copy of a value, one per trainer and block, taken when the value is decided to be
+    sent: others may change the value before the bytes have left. Subclasses say what becomes of a gradient
+    (`apply`) and may refuse a trainer's value until it asks (`answers_gradients`).
+
+    Parameters
+    ----------
+    shard : Shard
+        The blocks.
+    num_trainers : int
+        How many trainers take part.
+    """
+
+    answers_gradients = True
+    """Whether a gradient is answered with the value after it."""
+
+    def __init__(self, shard: Shard, num_trainers: int) -> None:
+        self.shard = shard
+        self._sent = [shard.copy_values() for _ in range(num_trainers)]
+        self._hyper: list[HyperParameters] = [() for _ in range(num_trainers)]
+        self._steps = [dict.fromkeys(shard.blocks, 0) for _ in range(num_trainers)]
+        self._locks = {block: threading.Lock() for block in shard.blocks}
+
+    @property
+    def step(self) -> int:
+        """The number of steps that the trainer which is ahead has made."""
+        return max((self.step_of(trainer) for trainer in range(len(self._steps))), default=0)
+
+    def step_of(self, trainer: int) -> int:
+        """Return the step that a trainer makes next: the one after its last that is wholly here."""
+        return min(self._steps[trainer].values(), default=0)
+
+    def admit(self, trainer: int) -> None:
+        """Begin anew with a trainer; what its earlier life has sent is applied already."""
+
+    def pull(self, trainer: int) -> Sequence[Answer]:
+        """Return the present value of every block."""
+        return [self._answer(trainer, block) for block in self.shard.blocks]
+
+    def destination(self, trainer: int, block: int) -> memoryview:
+        """Return where the bytes of a gradient belong."""
+        return self.shard.gradient_bytes(trainer, block)
+
+    def value(self, trainer: int, block: int) -> memoryview:
+        """Return the bytes of the value as it was when the answer was made."""
+        return bytes_of(self._sent[trainer][block])
+
+    def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
+        """Take the hyper-parameters of a trainer's step; other trainers may have others."""
+        del step
+        self._hyper[trainer] = hyper_parameters
+
+    def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
+        """Apply a gradient, unless an earlier life of the trainer has brought this step's."""
+        with self._locks[block]:
+            if step >= self._steps[trainer][block]:
+                self.apply(trainer, block, self._hyper[trainer])
+                self._steps[trainer][block] = step + 1
+        return [self._answer(trainer, block)] if self.answers_gradients else []
+
+    def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
+        """Take a trainer's word that it has no gradient for these blocks; it gets their values all the same.
+
+        Raises
+        ------
+        RemoteProtocolError
+            A block is unknown, or was neither sent nor is absent.
+        """
+        steps = self._steps[trainer]
+        unknown = [block for block in absent if block not in steps]
+        early = [
+            self.shard.blocks[block].name
+            for block, made in steps.items()
+            if made <= step and block not in absent
+        ]
+        if unknown or early:
+            raise RemoteProtocolError(
+                f"trainer {trainer} ends step {step}: {len(unknown)} of the absent blocks are not of this "
+                f"server, and it neither sent {', '.join(early[:3]) or 'some'} nor said that there is no "
+                "gradient; expected a word about each block"
+            )
+        for block in absent:
+            steps[block] = max(steps[block], step + 1)
+        return [self._answer(trainer, block) for block in absent] if self.answers_gradients else []
+
+    def complete(self, trainer: int) -> Sequence[Answer]:
+        """Go on without a trainer; nobody has waited for it."""
+        del trainer
+        return ()
+
+    def missing(self) -> Missing | None:
+        """Return None: nobody is waited for."""
+        return None
+
+    def apply(self, trainer: int, block: int, hyper_parameters: HyperParameters) -> None:
+        """Let a gradient change its block. Called with the block's lock held."""
+        self.shard.apply(block, [trainer], 1, hyper_parameters)
+
+    def last_sent(self, trainer: int, block: int) -> Tensor:
+        """Return the value of a block that a trainer was sent last."""
+        return self._sent[trainer][block]
+
+    def _answer(self, trainer: int, block: int) -> Answer:
+        with self._locks[block]:
+            self._sent[trainer][block].copy_(self.shard.value(block))
+        return Answer(block, self._steps[trainer][block], (trainer,))
