@@ -90,11 +90,10 @@ def test_an_unknown_field_is_an_error():
         make(overlapp=True)
 
 
-CONFIG_OF = {
-    DistributedMode.SYNC: {},
-    DistributedMode.ASYNC: {"runtime_split_send_recv": True},
-    DistributedMode.HALF_ASYNC: {"half_async": True},
-    DistributedMode.GEO: {"geo_sgd_mode": True},
+CONFIGS: dict[DistributedMode, dict[str, Any]] = {
+    DistributedMode.ASYNC: {"sync_mode": False, "runtime_split_send_recv": True},
+    DistributedMode.HALF_ASYNC: {"sync_mode": False, "half_async": True},
+    DistributedMode.GEO: {"sync_mode": False, "geo_sgd_mode": True},
 }
 
 
@@ -120,14 +119,11 @@ def test_the_job_decides_what_the_strategy_leaves_open(job, mode):
         pytest.param(DistributedStrategy(sync_mode=False), DistributedMode.HALF_ASYNC, id="not-sync"),
         *(
             pytest.param(
-                DistributedStrategy(
-                    transpiler=DistributeTranspilerConfig(sync_mode=mode is DistributedMode.SYNC, **fields)
-                ),
+                DistributedStrategy(transpiler=DistributeTranspilerConfig(**fields)),
                 mode,
                 id=f"config-of-{mode.name.lower()}",
             )
-            for mode, fields in CONFIG_OF.items()
-            if mode is not DistributedMode.SYNC
+            for mode, fields in CONFIGS.items()
         ),
         pytest.param(fleet.create_sync_strategy(), DistributedMode.SYNC, id="create-sync"),
         pytest.param(fleet.create_async_strategy(), DistributedMode.ASYNC, id="create-async"),

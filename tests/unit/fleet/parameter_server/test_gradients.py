@@ -20,6 +20,10 @@ class Recorder:
         self.hyper: Any = None
         self.bytes: dict[str, bytes] = {}
 
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
+
     def begin(self, hyper_parameters: Any) -> None:
         self.said.append("begin")
         self.hyper = hyper_parameters

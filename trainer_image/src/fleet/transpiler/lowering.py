@@ -229,7 +229,7 @@ def _trainer_plan(program: Program, mode: DistributedMode, lowered: list[Planned
         fingerprint=fingerprint_of(agreement),
         merge_add=frozenset(program.attr("merge_add")),
         push_nums=program.attr("push_nums"),
-        custom=cast("TrainingMode | None", program.mode),
+        custom=_custom_mode(program, mode),
     )
 
 
@@ -277,7 +277,7 @@ def server_plan(program: Program) -> ServerPlan:
         agreement=agreement,
         fingerprint=fingerprint_of(agreement),
         dc_asgd=compensated,
-        custom=cast("TrainingMode | None", program.mode),
+        custom=_custom_mode(program, mode),
     )
 
 
@@ -289,6 +289,19 @@ def _mode_of(program: Program, role: str, made_by: str) -> DistributedMode:
             f"run what DistributeTranspiler.{made_by} returned"
         )
     return DistributedMode(program.attr("distributed_mode"))
+
+
+def _custom_mode(program: Program, mode: DistributedMode) -> TrainingMode | None:
+    """Return the user's own mode that the program was transpiled for, if it is one."""
+    custom = cast("TrainingMode | None", program.mode)
+    name = program.attr("agreement")["mode"]
+    if name != (custom.name if custom is not None else mode.name.lower()):
+        raise TranspileError(
+            f"the program was transpiled for the mode {name!r}, and its `mode` is "
+            f"{'none' if custom is None else repr(custom.name)}; set program.mode to the mode's object (a "
+            "program that was read from JSON has none)"
+        )
+    return custom
 
 
 def _sent_names(op: Operator) -> tuple[str, ...]:
