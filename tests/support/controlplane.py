@@ -100,6 +100,10 @@ class ControlPlane:
         self._run_api_server()
         self._until(lambda: self._answers("/readyz"), "the API server again")
 
+    def program(self, name: str) -> Path:
+        """Return where one of the programs is."""
+        return self._programs[name]
+
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         """Run kubectl as the administrator; return what it prints, errors included if `check` is off."""
         ended = subprocess.run(

@@ -1,4 +1,4 @@
-"""``fleetjob``: run a job on this machine, look at what the operator would make of it, or be the operator."""
+"""``fleetjob``: run a job on this machine or a cluster, look after it, or be the operator."""
 
 from fleet_operator.cli.app import app, main
 

@@ -1,7 +1,6 @@
-"""The command line: ``fleetjob run``, ``render``, ``validate`` and ``operator``."""
+"""The command line ``fleetjob``, also ``kubectl fleet``: what needs no cluster, and how mistakes are told."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: Typer reads these annotations.
 import os
 import sys
 from datetime import datetime
@@ -14,24 +13,22 @@ import yaml
 from fleet_operator.api import parse_job
 from fleet_operator.build import ClusterHosts, build_pod, build_service
 from fleet_operator.cli.manifest import STDIN, ManifestError, load_manifest, project_root
+from fleet_operator.cli.options import Manifest
+from fleet_operator.cli.remote import register
 from fleet_operator.errors import InvalidJob, OperatorError
 from fleet_operator.plan.model import Attempt
 
 INVALID = 2  # also what Typer exits with for arguments that it does not understand
+NOBODY_READS = 141  # a shell's for SIGPIPE
+PLUGIN = "kubectl-fleet"  # what kubectl runs for `kubectl fleet`
 UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 
 app = typer.Typer(
     name="fleetjob",
     help="Train PyTorch models with parameter servers or collectively, from one manifest.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-Manifest = Annotated[
-    Path,
-    typer.Option("--filename", "-f", metavar="FILE", help="The FleetJob's manifest; - is standard input."),
-]
 
 
 @app.command()
@@ -97,14 +94,20 @@ def operator() -> None:
     raise typer.Exit(run_operator())
 
 
+register(app)
+
+
 def main() -> NoReturn:
     """Run the command line; a mistake of the user's is a sentence, never a traceback."""
     try:
-        app()
+        app(prog_name="kubectl fleet" if Path(sys.argv[0]).name == PLUGIN else None)
     except (InvalidJob, ManifestError) as error:
         _fail(str(error), INVALID)
     except OperatorError as error:
         _fail(str(error), 1)
+    except BrokenPipeError:  # whoever read what we print has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(NOBODY_READS)
     except OSError as error:
         _fail(f"{error.strerror}: {error.filename}" if error.filename else str(error), 1)
     except KeyboardInterrupt:

@@ -28,6 +28,7 @@ TOKEN_SECONDS = 60.0
 """How long a token read from a file is used before it is read again."""
 
 MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
 
 
 class ApiError(ClusterError):
@@ -56,6 +57,7 @@ class ApiClient:
         self._connection = connection
         self._on_request = on_request
         self._session: aiohttp.ClientSession | None = None
+        self._server_name: str | None = None
         self._bearer: str | None = None
         self._bearer_read_at = -TOKEN_SECONDS
 
@@ -69,6 +71,7 @@ class ApiClient:
     async def start(self) -> None:
         """Open the session; connections are made when they are needed."""
         https = self._connection.server.startswith("https:")
+        self._server_name = self._connection.tls_server_name if https else None
         connector = aiohttp.TCPConnector(ssl=self._connection.ssl_context() if https else False, limit=0)
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -98,6 +101,11 @@ class ApiClient:
         """Merge `patch` into the object at `path`."""
         return await self._request("PATCH", path, body=patch, content_type=MERGE_PATCH)
 
+    async def apply(self, path: str, manifest: Mapping[str, Any], *, manager: str) -> dict[str, Any]:
+        """Have the object at `path` as the manifest says, and leave alone what it does not speak of."""
+        params = {"fieldManager": manager, "fieldValidation": "Strict"}
+        return await self._request("PATCH", path, params=params, body=manifest, content_type=APPLY_PATCH)
+
     async def delete(self, path: str, options: Mapping[str, Any]) -> dict[str, Any]:
         """Delete the object at `path`, under the preconditions in `options`; return the server's answer."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
@@ -118,11 +126,39 @@ class ApiClient:
         """
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
         async with self._open.get(
-            self._connection.server + path, params=params, headers=self._headers(), timeout=timeout
+            self._connection.server + path,
+            params=params,
+            headers=self._headers(),
+            timeout=timeout,
+            server_hostname=self._server_name,
         ) as response:
             if response.status != 200:
                 raise _error(response.status, await response.read())
             yield _lines(response)
+
+    @asynccontextmanager
+    async def chunks(self, path: str, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open what is no JSON, a log: its bytes as they come, until one side ends it.
+
+        Raises
+        ------
+        ApiError
+            The server refused it.
+        aiohttp.ClientError, TimeoutError
+            The connection was lost.
+        """
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        headers = {**self._headers(), "Accept": "*/*"}
+        async with self._open.get(
+            self._connection.server + path,
+            params=params,
+            headers=headers,
+            timeout=timeout,
+            server_hostname=self._server_name,
+        ) as response:
+            if response.status != 200:
+                raise _error(response.status, await response.read())
+            yield response.content.iter_any()
 
     async def _request(
         self,
@@ -140,7 +176,12 @@ class ApiClient:
             headers["Content-Type"] = content_type
         try:
             async with self._open.request(
-                verb, self._connection.server + path, params=params, data=data, headers=headers
+                verb,
+                self._connection.server + path,
+                params=params,
+                data=data,
+                headers=headers,
+                server_hostname=self._server_name,
             ) as response:
                 status = response.status
                 answer = await response.read()

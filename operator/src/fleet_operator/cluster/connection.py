@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from fleet_operator.cluster.credentials import ExecPlugin
 from fleet_operator.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class Connection:
         The address, as in ``https://10.0.0.1:443``, without a slash at its end.
     token_file : Path, optional
         Read again before it grows old: the kubelet replaces it every hour.
+    plugin : ExecPlugin, optional
+        Asked for tokens instead.
     """
 
     server: str
@@ -43,11 +46,15 @@ class Connection:
     client_certificate: str | None = None
     client_key: str | None = field(default=None, repr=False)
     verify: bool = True
+    tls_server_name: str | None = None
+    plugin: ExecPlugin | None = None
 
     def bearer(self) -> str | None:
         """Return the token to send now, or None."""
         if self.token_file is not None:
             return self.token_file.read_text(encoding="utf-8").strip()
+        if self.plugin is not None:
+            return self.plugin.token()
         return self.token
 
     def ssl_context(self) -> ssl.SSLContext:
@@ -80,19 +87,45 @@ def connect(environ: Mapping[str, str], *, kubeconfig: Path | None = None) -> Co
     ConnectionSettingsError
         There is none, or it is not usable.
     """
-    if kubeconfig is not None:
-        return from_kubeconfig(kubeconfig)
-    if environ.get("KUBERNETES_SERVICE_HOST"):
+    if kubeconfig is None and environ.get("KUBERNETES_SERVICE_HOST"):
         return from_pod(environ)
-    if paths := environ.get("KUBECONFIG"):
-        return from_kubeconfig(Path(paths.split(":")[0]))
+    return connect_user(environ, kubeconfig=kubeconfig)
+
+
+def connect_user(
+    environ: Mapping[str, str], *, kubeconfig: Path | None = None, context: str | None = None
+) -> Connection:
+    """Find the API server as kubectl does: a kubeconfig before the pod that we may run in.
+
+    Parameters
+    ----------
+    environ : mapping
+        Read for ``KUBECONFIG``, ``HOME`` and ``KUBERNETES_SERVICE_HOST``.
+    kubeconfig : Path, optional
+        The only file to look at.
+    context : str, optional
+        The context to take instead of the current one.
+
+    Raises
+    ------
+    ConnectionSettingsError
+        There is none, or it is not usable.
+    """
     default = Path(environ.get("HOME") or Path.home()) / ".kube" / "config"
-    if default.is_file():
-        return from_kubeconfig(default)
-    raise ConnectionSettingsError(
-        "no API server: not in a pod (KUBERNETES_SERVICE_HOST is not set), KUBECONFIG is not set, and "
-        f"{default} is not there; set KUBECONFIG to a kubeconfig file"
-    )
+    listed = [Path(each) for each in environ.get("KUBECONFIG", "").split(":") if each]
+    paths = [kubeconfig] if kubeconfig is not None else listed
+    if not paths and default.is_file():
+        paths = [default]
+    if not paths and context is None and environ.get("KUBERNETES_SERVICE_HOST"):
+        return from_pod(environ)
+    if not paths:
+        raise ConnectionSettingsError(
+            "no API server: not in a pod (KUBERNETES_SERVICE_HOST is not set), KUBECONFIG is not set, and "
+            f"{default} is not there; set KUBECONFIG to a kubeconfig file"
+        )
+    # As kubectl: of several files the first that has a name counts, and one that is not there is passed over.
+    there = [path for path in paths if len(paths) == 1 or path.is_file()]
+    return from_kubeconfig(*(there or paths[:1]), context=context)
 
 
 def from_pod(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Connection:
@@ -112,46 +145,76 @@ def from_pod(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Conn
         ) from error
 
 
-def from_kubeconfig(path: Path) -> Connection:
-    """Connect as a kubeconfig's current context says."""
+def from_kubeconfig(*paths: Path, context: str | None = None) -> Connection:
+    """Connect as the current context of some kubeconfigs says, or as the one that is named."""
+    configs = [(path, _read(path)) for path in paths]
+    current = context or next((each["current-context"] for _, each in configs if _has_context(each)), None)
+    if current is None:
+        raise ConnectionSettingsError(
+            f"the kubeconfig {paths[0]} has no current-context; name one by --context"
+        )
+    _, chosen = _named(configs, "contexts", "context", current)
+    beside_cluster, cluster = _named(configs, "clusters", "cluster", chosen.get("cluster"))
+    beside_user, user = _named(configs, "users", "user", chosen.get("user"))
+    if "auth-provider" in user:
+        raise ConnectionSettingsError(
+            f"the kubeconfig {beside_user} gets its credentials from an auth-provider, which Kubernetes has "
+            "given up; use an exec plugin, a token, a tokenFile or a client certificate"
+        )
+    server = str(cluster.get("server") or "").rstrip("/")
+    if not server:
+        raise ConnectionSettingsError(
+            f"the kubeconfig {beside_cluster} has no server in its cluster {chosen.get('cluster')!r}"
+        )
+    token_file = user.get("tokenFile")
+    plugin = ExecPlugin(user["exec"], beside_user.parent) if "exec" in user else None
+    certificate, key = (
+        (_data(user, beside_user, "client-certificate"), _data(user, beside_user, "client-key"))
+        if plugin is None
+        else plugin.certificate()
+    )
+    return Connection(
+        server=server,
+        namespace=chosen.get("namespace") or "default",
+        ca_data=_data(cluster, beside_cluster, "certificate-authority"),
+        token=user.get("token"),
+        token_file=beside_user.parent / token_file if token_file else None,
+        client_certificate=certificate,
+        client_key=key,
+        verify=not cluster.get("insecure-skip-tls-verify", False),
+        tls_server_name=cluster.get("tls-server-name"),
+        plugin=plugin,
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise ConnectionSettingsError(f"cannot read the kubeconfig {path}: {error}") from error
-    if not isinstance(config, dict) or not config.get("current-context"):
+    if not isinstance(config, dict):
         raise ConnectionSettingsError(f"the kubeconfig {path} has no current-context")
-    context = _named(config, path, "contexts", "context", config["current-context"])
-    cluster = _named(config, path, "clusters", "cluster", context.get("cluster"))
-    user = _named(config, path, "users", "user", context.get("user"))
-    for unsupported in ("exec", "auth-provider"):
-        if unsupported in user:
-            raise ConnectionSettingsError(
-                f"the kubeconfig {path} gets its credentials from an {unsupported} plugin, which is not "
-                "supported here; use a token, a tokenFile or a client certificate"
-            )
-    server = str(cluster.get("server") or "").rstrip("/")
-    if not server:
-        raise ConnectionSettingsError(
-            f"the kubeconfig {path} has no server in its cluster {context.get('cluster')!r}"
-        )
-    token_file = user.get("tokenFile")
-    return Connection(
-        server=server,
-        namespace=context.get("namespace") or "default",
-        ca_data=_data(cluster, path, "certificate-authority"),
-        token=user.get("token"),
-        token_file=path.parent / token_file if token_file else None,
-        client_certificate=_data(user, path, "client-certificate"),
-        client_key=_data(user, path, "client-key"),
-        verify=not cluster.get("insecure-skip-tls-verify", False),
+    return config
+
+
+def _has_context(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("current-context"))
+
+
+def _named(
+    configs: list[tuple[Path, dict[str, Any]]], plural: str, singular: str, name: object
+) -> tuple[Path, dict[str, Any]]:
+    known = []
+    for path, config in configs:
+        for entry in config.get(plural) or ():
+            if entry.get("name") == name:
+                return path, entry.get(singular) or {}
+            known.append(str(entry.get("name")))
+    there = f"there are {', '.join(known)}" if known else "there are none"
+    path = configs[0][0]
+    raise ConnectionSettingsError(
+        f"the kubeconfig {path} has nothing named {name!r} in its {plural}: {there}"
     )
-
-
-def _named(config: Mapping[str, Any], path: Path, plural: str, singular: str, name: object) -> dict[str, Any]:
-    for entry in config.get(plural) or ():
-        if entry.get("name") == name:
-            return entry.get(singular) or {}
-    raise ConnectionSettingsError(f"the kubeconfig {path} has nothing named {name!r} in its {plural}")
 
 
 def _data(section: Mapping[str, Any], path: Path, name: str) -> str | None:

@@ -64,6 +64,8 @@ class ListWatch(Generic[T]):
         Told when everything had to be listed again.
     selector : str, optional
         A label selector, applied by the server.
+    field_selector : str, optional
+        A field selector, applied by the server.
     namespace : str, optional
         The namespace that `path` is limited to, if it is.
     """
@@ -78,6 +80,7 @@ class ListWatch(Generic[T]):
         on_change: Callable[[Key], None],
         on_relist: Callable[[], None] | None = None,
         selector: str | None = None,
+        field_selector: str | None = None,
         namespace: str | None = None,
     ) -> None:
         self._client = client
@@ -87,6 +90,8 @@ class ListWatch(Generic[T]):
         self._on_change = on_change
         self._on_relist = on_relist
         self._selector = {"labelSelector": selector} if selector else {}
+        if field_selector:
+            self._selector["fieldSelector"] = field_selector
         self._namespace = namespace
         self._version = ""
         self._backoff = _backoff()

@@ -10,6 +10,7 @@ from fleet_operator.cluster.connection import (
     Connection,
     ConnectionSettingsError,
     connect,
+    connect_user,
     from_kubeconfig,
     from_pod,
 )
@@ -108,10 +109,48 @@ def test_a_cluster_without_a_server_says_so(tmp_path: Path):
         from_kubeconfig(kubeconfig(tmp_path, server=None))
 
 
-def test_a_plugin_for_credentials_is_refused_by_name(tmp_path: Path):
-    path = kubeconfig(tmp_path, user={"exec": {"command": "gke-auth"}})
-    with pytest.raises(ConnectionSettingsError, match="an exec plugin, which is not supported"):
+def test_a_plugin_that_kubernetes_has_given_up_is_refused_by_name(tmp_path: Path):
+    path = kubeconfig(tmp_path, user={"auth-provider": {"name": "gcp"}})
+    with pytest.raises(ConnectionSettingsError, match="an auth-provider, which Kubernetes has given up"):
         from_kubeconfig(path)
+
+
+def test_a_program_gives_the_token(tmp_path: Path):
+    program = tmp_path / "sign-in"
+    program.write_text('#!/bin/sh\necho \'{"status": {"token": "from the program"}}\'\n')
+    program.chmod(0o755)
+    found = from_kubeconfig(kubeconfig(tmp_path, user={"exec": {"command": "./sign-in"}}))
+    assert found.bearer() == "from the program"
+
+
+def test_a_context_can_be_named_and_several_kubeconfigs_are_one(tmp_path: Path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first = kubeconfig(tmp_path / "a")
+    second = tmp_path / "b" / "config"
+    second.write_text(
+        yaml.safe_dump(
+            {
+                "contexts": [{"name": "there", "context": {"cluster": "far", "user": "u", "namespace": "n"}}],
+                "clusters": [{"name": "far", "cluster": {"server": "https://far"}}],
+            }
+        )
+    )
+    environ = {"KUBECONFIG": f"{first}:{tmp_path / 'absent'}:{second}"}
+    found = connect_user(environ, context="there")
+    assert (found.server, found.namespace, found.bearer()) == ("https://far", "n", "secret")
+    assert connect_user(environ).server == "https://10.0.0.1:6443"
+    with pytest.raises(ConnectionSettingsError, match="nothing named 'nowhere' in its contexts: there are"):
+        connect_user(environ, context="nowhere")
+
+
+def test_a_person_in_a_pod_is_asked_for_no_kubeconfig(tmp_path: Path):
+    environ = {"HOME": str(tmp_path), "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    with pytest.raises(ConnectionSettingsError, match="in a pod, but its service account cannot be read"):
+        connect_user(environ)
+    (tmp_path / ".kube").mkdir()
+    kubeconfig(tmp_path / ".kube")
+    assert connect_user(environ).namespace == "team"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,306 @@
+"""``fleetjob logs``: what the replicas of a job say, merged, through all of their lives.
+
+While it follows, each pod has a task that reads its log; a pod that comes in the place of another, with a uid
+of its own, gets one too. Lines wait in one short queue, so a replica that writes faster than the terminal
+takes is slowed down by its own connection, and memory stays small however much is written. A log whose
+connection breaks is opened again where it broke: every line carries its time, which is not shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import aiohttp
+import typer
+
+from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, MAIN_CONTAINER, PLURAL
+from fleet_operator.cli.summary import Summary
+from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.view import collection
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from typing import Any
+
+    from fleet_operator.api import Role
+    from fleet_operator.cli.session import Session, Watched
+
+LINE_BYTES = 64 * 1024
+"""A line that is longer is shown in pieces."""
+
+QUEUED_LINES = 256
+RETRY_SECONDS = 1.0
+_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which lines of which replicas."""
+
+    role: Role | None = None
+    index: int | None = None
+    tail: int | None = None
+    since_seconds: int | None = None
+    container: str | None = None
+    timestamps: bool = False
+
+    def takes(self, pod: Mapping[str, Any]) -> bool:
+        """Whether a pod is of a replica that is wanted."""
+        labels = pod["metadata"].get("labels") or {}
+        return (self.role is None or labels.get(LABEL_ROLE) == self.role.value) and (
+            self.index is None or labels.get(LABEL_INDEX) == str(self.index)
+        )
+
+    def params(self, pod: Mapping[str, Any]) -> dict[str, str]:
+        """Return what to ask the API server for."""
+        names = [each["name"] for each in pod["spec"]["containers"]]
+        main = MAIN_CONTAINER if MAIN_CONTAINER in names else names[0]
+        params = {"container": self.container or main, "timestamps": "true"}
+        if self.tail is not None:
+            params["tailLines"] = str(self.tail)
+        if self.since_seconds is not None:
+            params["sinceSeconds"] = str(self.since_seconds)
+        return params
+
+
+class Logs:
+    """The logs of one job's replicas.
+
+    Parameters
+    ----------
+    session : Session
+        The API server.
+    job : str
+        The job's name.
+    wanted : Wanted
+        Which lines.
+    show : callable
+        Takes a replica's name, such as ``trainer-1``, and one of its lines.
+    note : callable
+        Takes a sentence about what happens meanwhile.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        job: str,
+        wanted: Wanted,
+        *,
+        show: Callable[[str, bytes], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._session = session
+        self._job = job
+        self._wanted = wanted
+        self._show = show
+        self._note = note
+        self._lines: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(QUEUED_LINES)
+        self._readers: dict[str, asyncio.Task[None]] = {}  # by the pods' uids
+        self._seen: set[str] = set()  # replicas of which a life was read
+
+    async def print_once(self) -> int:
+        """Show what there is, one replica after the other."""
+        await self._session.job(self._job)
+        pods = [pod for pod in await self._session.pods(self._job) if self._wanted.takes(pod)]
+        started = [pod for pod in pods if has_started(pod)]
+        if not started:
+            self._note(self._nothing(pods))
+            return 1
+        for pod in sorted(started, key=_order):
+            with self._session.explained(self._job):
+                async for line in self._read(pod, self._wanted.params(pod)):
+                    self._show(replica_of(pod), self._stripped(line))
+        return 0
+
+    async def follow(self) -> int:
+        """Show what there is and what comes, until the job has finished and its replicas have."""
+        await self._session.job(self._job)
+        async with (
+            self._session.watching(PLURAL, job=self._job) as jobs,
+            self._session.watching("pods", job=self._job) as pods,
+        ):
+            printing = asyncio.create_task(self._print(), name="print")
+            minding = asyncio.create_task(self._mind(jobs, pods), name="mind the pods")
+            try:
+                await asyncio.wait({printing, minding}, return_when=asyncio.FIRST_COMPLETED)
+                if printing.done():
+                    printing.result()  # whoever reads what we print is gone
+                minding.result()
+                await self._lines.join()
+            finally:
+                tasks = [printing, minding, *self._readers.values()]
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        return 0
+
+    def _nothing(self, pods: Iterable[Mapping[str, Any]]) -> str:
+        if any(True for _ in pods):
+            return (
+                f"no replica of FleetJob {self._job} has started yet; `fleetjob status {self._job}` says why"
+            )
+        if self._wanted.role is not None or self._wanted.index is not None:
+            return f"FleetJob {self._job} has no pod of this role and index"
+        return f"FleetJob {self._job} has no pods; `fleetjob status {self._job}` says why"
+
+    async def _print(self) -> None:
+        while True:
+            replica, line = await self._lines.get()
+            self._show(replica, line)
+            self._lines.task_done()
+
+    async def _mind(self, jobs: Watched, pods: Watched) -> None:
+        """Have each life of each replica read, and return when no other will come."""
+        said, first = "", True
+        while True:
+            present = [pod for pod in pods.all() if self._wanted.takes(pod)]
+            for pod in present:
+                if has_started(pod) and pod["metadata"]["uid"] not in self._readers:
+                    self._start(pod, at_first=first)
+            first = False
+            known = [Summary.of(job) for job in jobs.all()]
+            if known and (line := f"{known[0].state}: {known[0].sentence}") != said:
+                said = line
+                self._note(f"{self._job} is {line}")
+            over = not known or known[0].status.finished
+            if over and not any(is_running(pod) for pod in present):
+                await asyncio.gather(*self._readers.values())
+                if not known:
+                    self._note(f"FleetJob {self._job} has been deleted")
+                return
+            await _first(jobs.changed, pods.changed)
+
+    def _start(self, pod: Mapping[str, Any], *, at_first: bool) -> None:
+        replica, uid = replica_of(pod), pod["metadata"]["uid"]
+        if replica in self._seen:
+            attempt = (pod["metadata"].get("labels") or {}).get(LABEL_ATTEMPT, "")
+            self._note(f"{replica} has started again (attempt {attempt})")
+        self._seen.add(replica)
+        params = self._wanted.params(pod)
+        if not at_first:  # of what starts while we look, everything is new
+            params.pop("tailLines", None)
+            params.pop("sinceSeconds", None)
+        reading = self._follow_pod(pod, {**params, "follow": "true"})
+        self._readers[uid] = asyncio.create_task(reading, name=f"read {replica}")
+
+    async def _follow_pod(self, pod: Mapping[str, Any], params: dict[str, str]) -> None:
+        """Read one pod's log to its end, however often the connection breaks."""
+        replica, last = replica_of(pod), b""
+        while True:
+            try:
+                async for line in self._read(pod, params):
+                    stamp = _stamp(line)
+                    if stamp and stamp <= last:
+                        continue  # sent again: places in a log are named by the second
+                    last = stamp or last
+                    await self._lines.put((replica, self._stripped(line)))
+            except ApiError as error:
+                if error.status == 404:
+                    return  # the pod is gone, and its log with it
+                if error.status in (400, 401, 403):
+                    self._note(f"the log of {replica} cannot be read: {error}")
+                    return
+            except (aiohttp.ClientError, TimeoutError):
+                pass
+            if not await self._lives_on(pod):
+                return
+            if last:
+                params = {**params, "sinceTime": last[:19].decode() + "Z"}
+                params.pop("tailLines", None)
+                params.pop("sinceSeconds", None)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _lives_on(self, pod: Mapping[str, Any]) -> bool:
+        """Whether this very pod still runs, so that its log goes on."""
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        try:
+            found = await self._session.client.get(f"{collection('pods', self._session.namespace)}/{name}")
+        except ApiError as error:
+            return error.status != 404
+        return bool(found["metadata"]["uid"] == uid and is_running(found))
+
+    async def _read(self, pod: Mapping[str, Any], params: Mapping[str, str]) -> AsyncIterator[bytes]:
+        path = f"{collection('pods', self._session.namespace)}/{pod['metadata']['name']}/log"
+        async with self._session.client.chunks(path, params) as chunks:
+            async for line in lines_of(chunks):
+                yield line
+
+    def _stripped(self, line: bytes) -> bytes:
+        return line if self._wanted.timestamps else _STAMP.sub(b"", line, count=1)
+
+
+async def lines_of(chunks: AsyncIterator[bytes], limit: int = LINE_BYTES) -> AsyncIterator[bytes]:
+    """Cut bytes into lines, and lines that are too long into pieces."""
+    held = b""
+    async for chunk in chunks:
+        held += chunk
+        *lines, held = held.split(b"\n")
+        for line in lines:
+            for at in range(0, max(1, len(line)), limit):
+                yield line[at : at + limit]
+        while len(held) >= limit:
+            yield held[:limit]
+            held = held[limit:]
+    if held:
+        yield held
+
+
+def replica_of(pod: Mapping[str, Any]) -> str:
+    """Return the name of a pod's replica, such as ``trainer-1``."""
+    labels = pod["metadata"].get("labels") or {}
+    return f"{labels.get(LABEL_ROLE, '?')}-{labels.get(LABEL_INDEX, '?')}"
+
+
+def has_started(pod: Mapping[str, Any]) -> bool:
+    """Whether any of a pod's containers has got so far as to have a log."""
+    states = [each.get("state") or {} for each in pod.get("status", {}).get("containerStatuses") or ()]
+    return any("running" in state or "terminated" in state for state in states)
+
+
+def is_running(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod has not ended."""
+    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def _order(pod: Mapping[str, Any]) -> tuple[str, int]:
+    labels = pod["metadata"].get("labels") or {}
+    return labels.get(LABEL_ROLE, ""), int(labels.get(LABEL_INDEX, "0"))
+
+
+def _stamp(line: bytes) -> bytes:
+    """Return a line's time so that times compare as bytes; empty if it has none."""
+    found = _STAMP.match(line)
+    return b"" if found is None else found[1] + (found[2] or b"").ljust(9, b"0")
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Wait until one of some events is set, and clear all of them."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    for event in events:
+        event.clear()
+
+
+def print_with(*, prefixes: bool, colour: bool, write: Callable[[str], None]) -> Callable[[str, bytes], None]:
+    """Return what shows a line behind its replica's name, in a colour of the replica's own."""
+    colours = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
+    chosen: dict[str, str] = {}
+
+    def show(replica: str, line: bytes) -> None:
+        text = line.decode(errors="replace")
+        if not prefixes:
+            write(text)
+            return
+        prefix = f"[{replica}]"
+        if colour:
+            prefix = typer.style(prefix, fg=chosen.setdefault(replica, colours[len(chosen) % len(colours)]))
+        write(f"{prefix} {text}")
+
+    return show

@@ -1,0 +1,45 @@
+"""The options and arguments that commands share."""
+
+# No `from __future__ import annotations` here: Typer reads these annotations.
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleet_operator.cli.completion import complete_jobs
+
+
+class Output(StrEnum):
+    """For whom something is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+Name = Annotated[
+    str, typer.Argument(metavar="JOB", help="The FleetJob's name.", autocompletion=complete_jobs)
+]
+OptionalName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JOB]", help="One job in full.", autocompletion=complete_jobs, show_default=False
+    ),
+]
+Manifest = Annotated[
+    Path,
+    typer.Option("--filename", "-f", metavar="FILE", help="The FleetJob's manifest; - is standard input."),
+]
+Namespace = Annotated[
+    str | None,
+    typer.Option("--namespace", "-n", help="The namespace. Default: the one of the kubeconfig's context."),
+]
+Context = Annotated[
+    str | None, typer.Option(help="The kubeconfig's context. Default: its current one.", show_default=False)
+]
+Kubeconfig = Annotated[
+    Path | None,
+    typer.Option(help="The kubeconfig. Default: KUBECONFIG, ~/.kube/config, or the pod's own account."),
+]
+Printed = Annotated[Output, typer.Option("--output", "-o", help="text for people, json for programs.")]
+Timeout = Annotated[float | None, typer.Option(min=0.1, help="Stop waiting after so many seconds.")]

@@ -1,0 +1,228 @@
+"""The commands that speak to a cluster: ``fleetjob submit``, ``status``, ``logs`` and so on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from fleet_operator.api import Role, parse_job
+from fleet_operator.cli.manifest import load_manifest
+from fleet_operator.cli.options import (
+    Context,
+    Kubeconfig,
+    Manifest,
+    Name,
+    Namespace,
+    OptionalName,
+    Output,
+    Printed,
+    Timeout,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from fleet_operator.cli.session import Session
+
+    Work = Callable[[Session], Awaitable[int]]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (submit, status, logs, events, suspend, resume, scale, delete):
+        app.command()(command)
+
+
+def submit(
+    filename: Manifest,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the job has finished; tell what happens meanwhile.")
+    ] = False,
+    timeout: Timeout = None,
+    output: Printed = Output.TEXT,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Create a job on the cluster, or bring it up to its manifest.
+
+    Exit status: 0 if the API server took it, and with --wait if the job succeeded; 1 if not, 2 if the
+    manifest is not valid, 124 after --timeout. Ctrl-C ends the waiting, not the job.
+    """
+    from fleet_operator.cli.change import submit as work
+
+    document = load_manifest(filename)
+    parse_job(document)
+    as_json = output is Output.JSON
+    _exit_after(
+        lambda session: work(
+            session,
+            document,
+            wait=wait,
+            timeout_seconds=timeout,
+            as_json=as_json,
+            show=typer.echo,
+            say=_aside if as_json else typer.echo,
+        ),
+        (kubeconfig, context, namespace or document["metadata"].get("namespace")),
+    )
+
+
+def status(
+    name: OptionalName = None,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", "-w", help="Go on: a live table, or lines where there is no terminal."),
+    ] = False,
+    everywhere: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="The jobs of all namespaces.")
+    ] = False,
+    output: Printed = Output.TEXT,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show how jobs are, and why.
+
+    With --watch and a name it ends when the job has: exit status 0 if it succeeded, 1 if not.
+    """
+    from fleet_operator.cli.status import show_status, watch_status
+
+    if name is not None and everywhere:
+        raise typer.BadParameter("a JOB is in one namespace: give -n NAMESPACE, not --all-namespaces")
+    as_json = output is Output.JSON
+    if watch and as_json:
+        raise typer.BadParameter("--watch shows text: leave out -o json, or use kubectl get -w -o json")
+
+    def work(session: Session) -> Awaitable[int]:
+        if watch:
+            return watch_status(session, name, everywhere=everywhere, say=typer.echo)
+        return show_status(session, name, everywhere=everywhere, as_json=as_json, say=typer.echo)
+
+    _exit_after(work, (kubeconfig, context, namespace))
+
+
+def logs(
+    name: Name,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job has finished, through all restarts.")
+    ] = False,
+    role: Annotated[Role | None, typer.Option(help="Only the replicas of this role.")] = None,
+    index: Annotated[int | None, typer.Option(min=0, help="Only this replica of the role.")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, help="Only the last so many lines of each.")] = None,
+    since: Annotated[int | None, typer.Option(min=1, help="Only the last so many seconds.")] = None,
+    container: Annotated[
+        str | None, typer.Option("--container", "-c", help="The container. Default: the main one.")
+    ] = None,
+    timestamps: Annotated[bool, typer.Option("--timestamps", help="Show each line's time.")] = False,
+    prefix: Annotated[bool, typer.Option(help="Show whose line it is.")] = True,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show what the replicas of a job say, merged.
+
+    With --follow the lives of a replica that is started again follow each other.
+    """
+    from fleet_operator.cli.logs import Logs, Wanted, print_with
+
+    if index is not None and role is None:
+        raise typer.BadParameter(f"--index {index} of which role? Add --role trainer or --role pserver")
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    wanted = Wanted(role, index, tail, since, container, timestamps)
+    show = print_with(prefixes=prefix, colour=colour, write=typer.echo)
+
+    def work(session: Session) -> Awaitable[int]:
+        reading = Logs(session, name, wanted, show=show, note=lambda line: _aside(f"-- {line}"))
+        return reading.follow() if follow else reading.print_once()
+
+    _exit_after(work, (kubeconfig, context, namespace))
+
+
+def events(
+    name: Name,
+    output: Printed = Output.TEXT,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show what has happened to a job."""
+    from fleet_operator.cli.story import show_events
+
+    as_json = output is Output.JSON
+    _exit_after(
+        lambda session: show_events(session, name, as_json=as_json, say=typer.echo),
+        (kubeconfig, context, namespace),
+    )
+
+
+def suspend(
+    name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None
+) -> None:
+    """Let no pod of a job run until it is resumed."""
+    from fleet_operator.cli.change import suspend as work
+
+    _exit_after(
+        lambda session: work(session, name, suspended=True, say=typer.echo), (kubeconfig, context, namespace)
+    )
+
+
+def resume(
+    name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None
+) -> None:
+    """Let a suspended job run; it starts anew."""
+    from fleet_operator.cli.change import suspend as work
+
+    _exit_after(
+        lambda session: work(session, name, suspended=False, say=typer.echo), (kubeconfig, context, namespace)
+    )
+
+
+def scale(
+    name: Name,
+    trainers: Annotated[int, typer.Option(min=1, help="How many trainers there shall be.")],
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Change how many trainers a job has."""
+    from fleet_operator.cli.change import scale as work
+
+    _exit_after(
+        lambda session: work(session, name, trainers=trainers, say=typer.echo),
+        (kubeconfig, context, namespace),
+    )
+
+
+def delete(
+    name: Name,
+    wait: Annotated[bool, typer.Option("--wait", help="Return once none of its pods is left.")] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Stop waiting after so many seconds (exit status 124).")
+    ] = 120.0,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Delete a job and all that it owns."""
+    from fleet_operator.cli.change import delete as work
+
+    _exit_after(
+        lambda session: work(session, name, wait=wait, timeout_seconds=timeout, say=typer.echo),
+        (kubeconfig, context, namespace),
+    )
+
+
+def _exit_after(work: Work, where: tuple[Path | None, str | None, str | None]) -> NoReturn:
+    """Do some work in a session with the cluster, and exit with the status that it returns."""
+    from fleet_operator.cli.session import Where, in_session  # aiohttp takes a while: not for `validate`
+
+    raise typer.Exit(in_session(Where(*where), work))
+
+
+def _aside(line: str) -> None:
+    typer.echo(line, err=True)

@@ -1,0 +1,190 @@
+"""A person's session with an API server: where it is, which namespace is meant, and refusals as sentences."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fleet_operator.api.names import LABEL_JOB_NAME, PLURAL
+from fleet_operator.cluster.client import ApiClient, ApiError
+from fleet_operator.cluster.connection import connect_user
+from fleet_operator.cluster.interface import Key
+from fleet_operator.cluster.store import Entry, Store, key_of, version_of
+from fleet_operator.cluster.view import collection
+from fleet_operator.cluster.watch import ListWatch, list_pages
+from fleet_operator.errors import OperatorError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+    from pathlib import Path
+
+T = TypeVar("T")
+Manifest = dict[str, Any]
+
+MANAGER = "fleetjob"
+"""Under which name the API server notes what this program has set."""
+
+
+class ClusterRefusal(OperatorError):  # noqa: N818  the name says what happened, as the message does
+    """The API server refused what was asked, or gave no answer; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which cluster and which namespace; None is what the kubeconfig says."""
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+    namespace: str | None = None
+
+
+class Session:
+    """One API server, as a person uses it.
+
+    Parameters
+    ----------
+    client : ApiClient
+        The API server.
+    server : str
+        Its address, for what people are told.
+    namespace : str
+        The namespace that is meant.
+    """
+
+    def __init__(self, client: ApiClient, server: str, namespace: str) -> None:
+        self.client = client
+        self.server = server
+        self.namespace = namespace
+
+    def path(self, name: str = "", subresource: str = "") -> str:
+        """Return the path of the FleetJobs, of one of them, or of a part of it."""
+        return "/".join(part for part in (collection(PLURAL, self.namespace), name, subresource) if part)
+
+    async def job(self, name: str) -> Manifest:
+        """Return a FleetJob."""
+        with self.explained(name):
+            return await self.client.get(self.path(name))
+
+    async def jobs(self, *, everywhere: bool = False) -> list[Manifest]:
+        """Return the FleetJobs of the namespace, or of all namespaces."""
+        path = collection(PLURAL, None if everywhere else self.namespace)
+        with self.explained():
+            return [item async for page in list_pages(self.client, path) for item in page["items"]]
+
+    async def pods(self, job: str) -> list[Manifest]:
+        """Return the pods of a job, by name."""
+        selector = {"labelSelector": f"{LABEL_JOB_NAME}={job}"}
+        with self.explained():
+            pages = list_pages(self.client, collection("pods", self.namespace), selector)
+            return [item async for page in pages for item in page["items"]]
+
+    @contextlib.contextmanager
+    def explained(self, job: str | None = None) -> Iterator[None]:
+        """Turn an error of the API server's into a sentence that says what to do."""
+        try:
+            yield
+        except ApiError as error:
+            raise ClusterRefusal(self._sentence(error, job)) from error
+
+    def _sentence(self, error: ApiError, job: str | None) -> str:
+        said = str(error)
+        match error.status:
+            case 0:
+                return f"{said}; is the cluster up, and is this the right --context?"
+            case 401:
+                return f"{self.server} does not know who you are ({said}); sign in again"
+            case 403 if error.reason == "Forbidden" and "exceeded quota" not in said:
+                return f"you may not do this: {said}; ask whoever administers the cluster for the right"
+            case 404 if job is not None and f'"{job}"' in said:
+                return f"no FleetJob {job} in namespace {self.namespace}; `fleetjob status -A` lists all"
+            case 404 if job is None or "could not find" in said:
+                return (
+                    f"{self.server} does not know FleetJobs ({said}); install the chart fleet-operator first"
+                )
+            case 409:
+                return f"{said}; somebody else has changed it: look, and try again"
+            case status if status >= 500 or status == 429:
+                return f"{self.server} is in trouble: {said}; try again later"
+        return said
+
+    @contextlib.asynccontextmanager
+    async def watching(
+        self, plural: str, *, job: str | None = None, everywhere: bool = False
+    ) -> AsyncIterator[Watched]:
+        """Keep the FleetJobs, or the pods of one, in step with the API server while the context lasts.
+
+        Raises
+        ------
+        ClusterRefusal
+            The first list was refused; what breaks later is tried again for ever.
+        """
+        path = collection(plural, None if everywhere else self.namespace)
+        field = f"metadata.name={job}" if job is not None and plural == PLURAL else None
+        label = f"{LABEL_JOB_NAME}={job}" if job is not None and plural != PLURAL else None
+        with self.explained():
+            await self.client.get(path, {"limit": "1"})
+        watched = Watched()
+        watch = ListWatch(
+            self.client,
+            path,
+            store=watched.store,
+            reduce=_whole,
+            on_change=lambda _: watched.changed.set(),
+            selector=label,
+            field_selector=field,
+        )
+        running = asyncio.create_task(watch.run(), name=f"watch {path}")
+        try:
+            await watch.synced.wait()
+            yield watched
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+class Watched:
+    """Objects as they are now, and an event that tells that one has changed."""
+
+    def __init__(self) -> None:
+        self.store: Store[Manifest] = Store()
+        self.changed = asyncio.Event()
+
+    def all(self) -> list[Manifest]:
+        """Return what there is, by namespace and name."""
+        return [entry.value for entry in sorted(self.store, key=lambda entry: entry.key)]
+
+    async def change(self, seconds: float | None = None) -> bool:
+        """Wait for the next change; False if there was none for so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.changed.wait()
+        except TimeoutError:
+            return False
+        self.changed.clear()
+        return True
+
+
+def _whole(manifest: Mapping[str, Any]) -> Entry[Manifest]:
+    key = key_of(manifest)
+    return Entry(key, manifest["metadata"]["uid"], version_of(manifest), Key(*key), None, dict(manifest))
+
+
+@contextlib.asynccontextmanager
+async def open_session(where: Where) -> AsyncIterator[Session]:
+    """Find the cluster and open a session with it."""
+    connection = connect_user(os.environ, kubeconfig=where.kubeconfig, context=where.context)
+    async with ApiClient(connection) as client:
+        yield Session(client, connection.server, where.namespace or connection.namespace)
+
+
+def in_session(where: Where, work: Callable[[Session], Awaitable[T]]) -> T:
+    """Do some work in a session of its own, from code that is not asynchronous."""
+
+    async def run() -> T:
+        async with open_session(where) as session:
+            return await work(session)
+
+    return asyncio.run(run())

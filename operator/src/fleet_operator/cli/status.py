@@ -1,0 +1,128 @@
+"""``fleetjob status``: jobs as they are, once or for as long as somebody watches."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from fleet_operator.api import JobState
+from fleet_operator.api.names import API_VERSION, PLURAL
+from fleet_operator.cli.session import ClusterRefusal
+from fleet_operator.cli.summary import ABSENT, Summary, age, details, now
+from fleet_operator.cli.table import STYLES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from datetime import datetime
+
+    from fleet_operator.cli.session import Session, Watched
+
+REDRAW_SECONDS = 1.0
+
+
+async def show_status(
+    session: Session, name: str | None, *, everywhere: bool, as_json: bool, say: Callable[[str], None]
+) -> int:
+    """Show one job in full, or all of them in a table; return the exit status."""
+    if name is not None:
+        job = await session.job(name)
+        say(json.dumps(job, indent=2) if as_json else "\n".join(details(Summary.of(job), now())))
+        return 0
+    jobs = await session.jobs(everywhere=everywhere)
+    if as_json:
+        say(json.dumps({"apiVersion": API_VERSION, "kind": "FleetJobList", "items": jobs}, indent=2))
+    elif jobs:
+        console = Console()
+        console.print(table_of(map(Summary.of, jobs), now(), everywhere=everywhere))
+    else:
+        where = "any namespace" if everywhere else f"namespace {session.namespace}"
+        say(f"no FleetJob in {where}")
+    return 0
+
+
+async def watch_status(
+    session: Session, name: str | None, *, everywhere: bool, say: Callable[[str], None]
+) -> int:
+    """Show jobs until interrupted; one job until it has finished, and then return 0 if it succeeded."""
+    if name is not None:
+        await session.job(name)  # a name that is not there is a mistake, not something to wait for
+    console = Console()
+    async with session.watching(PLURAL, job=name, everywhere=everywhere) as watched:
+        if console.is_terminal:
+            return await _table(watched, name, everywhere=everywhere, console=console)
+        return await _lines(watched, name, everywhere=everywhere, say=say)
+
+
+async def _table(watched: Watched, name: str | None, *, everywhere: bool, console: Console) -> int:
+    def render() -> Table:
+        return table_of(map(Summary.of, watched.all()), now(), everywhere=everywhere)
+
+    with Live(get_renderable=render, console=console, auto_refresh=False) as live:
+        while True:
+            live.refresh()
+            if (ended := _end(watched, name)) is not None:
+                return ended
+            await watched.change(REDRAW_SECONDS)  # ages grow though nothing changes
+
+
+async def _lines(watched: Watched, name: str | None, *, everywhere: bool, say: Callable[[str], None]) -> int:
+    said: dict[tuple[str, str], str] = {}
+    while True:
+        jobs = {(job.namespace, job.name): job for job in map(Summary.of, watched.all())}
+        for key, job in jobs.items():
+            if said.get(key) != (line := job.line()):
+                said[key] = line
+                say(f"{job.namespace}/{line}" if everywhere else line)
+        for key in said.keys() - jobs.keys():
+            del said[key]
+            say(f"{key[1]} is gone")
+        if (ended := _end(watched, name)) is not None:
+            return ended
+        await watched.change()
+
+
+def _end(watched: Watched, name: str | None) -> int | None:
+    """Return the exit status once the one job that is watched has come to its end."""
+    if name is None:
+        return None
+    jobs = watched.all()
+    if not jobs:
+        raise ClusterRefusal(f"FleetJob {name} has been deleted")
+    job = Summary.of(jobs[0])
+    if not job.status.finished:
+        return None
+    return 0 if job.status.state is JobState.SUCCEEDED else 1
+
+
+def table_of(jobs: Iterable[Summary], moment: datetime, *, everywhere: bool) -> Table:
+    """Return a table of jobs at this moment."""
+    table = Table(box=None, pad_edge=False, header_style="", padding=(0, 3, 0, 0))
+    for heading in (*(("NAMESPACE",) if everywhere else ()), "NAME", "STATE"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("PSERVERS", "TRAINERS", "PROGRESS", "LOSS", "ETA", "RESTARTS", "AGE"):
+        table.add_column(heading, no_wrap=True, justify="left")
+    table.add_column("WHY", overflow="ellipsis", no_wrap=True, ratio=1)
+    for job in jobs:
+        first = (job.namespace,) if everywhere else ()
+        state = Text(job.state, style=STYLES.get(job.state, ""))
+        table.add_row(*first, job.name, state, *_numbers(job), job.age(moment), Text(job.sentence))
+    return table
+
+
+def _numbers(job: Summary) -> Sequence[str]:
+    status, progress = job.status, job.status.progress
+    loss: Any = progress.loss if progress is not None else None
+    eta = progress.eta_seconds if progress is not None else None
+    return (
+        status.pservers or ABSENT,
+        status.trainers or ABSENT,
+        job.progress,
+        ABSENT if loss is None else f"{loss:.4g}",
+        ABSENT if eta is None else age(eta),
+        str(status.restarts),
+    )

@@ -1,0 +1,136 @@
+"""Pure: a FleetJob of an API server in a few words, whatever version of the operator has written it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from fleet_operator.api import ConditionType, FleetJobStatus, JobState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ABSENT = "-"
+UNSEEN = "no operator has looked at it yet; is one running? (kubectl get deployments -A | grep fleet)"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What people want to see of a job."""
+
+    namespace: str
+    name: str
+    mode: str
+    status: FleetJobStatus
+    created: datetime | None
+    backoff_limit: int | None
+    generation: int
+    raw: Mapping[str, Any] = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> Summary:
+        """Read a job; what cannot be understood of its status is as if it were not there."""
+        metadata, spec = manifest["metadata"], manifest.get("spec") or {}
+        try:
+            status = FleetJobStatus.model_validate(manifest.get("status") or {})
+        except ValidationError:
+            status = FleetJobStatus()
+        created = metadata.get("creationTimestamp")
+        return cls(
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            mode=spec.get("mode", ABSENT),
+            status=status,
+            created=datetime.fromisoformat(created) if created else None,
+            backoff_limit=(spec.get("runPolicy") or {}).get("backoffLimit"),
+            generation=metadata.get("generation", 0),
+            raw=manifest,
+        )
+
+    @property
+    def state(self) -> str:
+        """The state in one word."""
+        return str((self.raw.get("status") or {}).get("state") or JobState.PENDING)
+
+    @property
+    def reason(self) -> str:
+        """Why it is in this state, in one word."""
+        told = self.status.explanation
+        return told.reason if told is not None else ""
+
+    @property
+    def sentence(self) -> str:
+        """Why it is in this state, for people."""
+        told = self.status.explanation
+        if told is None:
+            return "" if self.status.state is not None else UNSEEN
+        waits = self.status.condition(ConditionType.RUNNING)
+        if self.status.state is JobState.RESTARTING and waits is not None and waits.message:
+            return f"{told.message}; {waits.message}"
+        return told.message
+
+    @property
+    def progress(self) -> str:
+        """How far the training is, in one word."""
+        return self.status.progress.summary if self.status.progress is not None else ABSENT
+
+    def age(self, now: datetime) -> str:
+        """How long ago the job was created."""
+        return ABSENT if self.created is None else age((now - self.created).total_seconds())
+
+    def line(self) -> str:
+        """Return all that changes, in one line."""
+        status = self.status
+        counts = [f"pservers {status.pservers}"] if status.pservers else []
+        counts += [f"trainers {status.trainers}"] if status.trainers else []
+        counts += [self.progress] if status.progress is not None else []
+        if status.progress is not None and status.progress.loss is not None:
+            counts.append(f"loss {status.progress.loss:.4g}")
+        counts += [f"restarts {status.restarts}"] if status.restarts else []
+        said = f": {self.sentence}" if self.sentence else ""
+        return f"{self.name} {self.state} {' '.join(counts)}".rstrip() + said
+
+
+def details(job: Summary, now: datetime) -> list[str]:
+    """Return all there is to say about one job, a line each."""
+    status = job.status
+    lines = [f"{job.name} ({job.mode}) in {job.namespace}: {job.state}"]
+    lines += [f"  {job.sentence}"] if job.sentence else []
+    told: dict[str, str] = {}
+    if (progress := status.progress) is not None:
+        parts = [progress.summary]
+        if progress.step is not None and progress.total_steps is not None:
+            parts.append(f"step {progress.step} of {progress.total_steps}")
+        parts += [f"loss {progress.loss:.6g}"] if progress.loss is not None else []
+        parts += [f"about {age(progress.eta_seconds)} left"] if progress.eta_seconds is not None else []
+        told["progress"] = ", ".join(parts)
+    for role in status.roles:
+        counts = {"active": role.active, "ready": role.ready, "completed": role.succeeded}
+        shown = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        told[f"{role.role}s"] = f"{role.replicas} wanted" + (f", {shown}" if shown else "")
+    limit = "" if job.backoff_limit is None else f" of the {job.backoff_limit} that are allowed"
+    told["restarts"] = f"{status.restarts} ({status.failures} failures{limit})"
+    if (failure := status.last_failure) is not None:
+        told["last failure"] = failure.message
+    told["age"] = job.age(now)
+    width = max(map(len, told))
+    lines += [f"  {name:{width}}  {value}" for name, value in told.items()]
+    if status.observed_generation not in (None, job.generation):
+        lines.append("  the operator has not looked at the last change of the spec yet")
+    return lines
+
+
+def age(seconds: float) -> str:
+    """Return a length of time as kubectl shows it: 45s, 12m, 5h, 3d."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def now() -> datetime:
+    """Return the time of day in UTC."""
+    return datetime.now(UTC)
