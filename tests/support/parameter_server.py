@@ -12,7 +12,7 @@ from fleet.errors import FleetError
 from fleet.parameter_server.server import Server
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import Trainer
-from fleet.program import Program
+from fleet.program import GradClip, Program
 from fleet.role_maker import JobIdentity
 from fleet.transpiler import DistributeTranspiler, DistributeTranspilerConfig, server_plan, trainer_plan
 from tests.support.processes import free_ports
@@ -60,6 +60,9 @@ class Loopback:
     model : callable
         Makes the model; called once per replica.
     settings : Settings
+    grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
+    groups : callable
+        Gives what the optimizer is made of: the model's parameters, or param groups.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class Loopback:
         optimizer: MakeOptimizer = sgd,
         model: Callable[[], torch.nn.Module] = small_model,
         settings: Settings = QUICK,
+        grad_clip: GradClip | None = None,
+        groups: Callable[[Any], Any] = lambda model: model.parameters(),
     ) -> None:
         self.num_trainers = trainers
         self.settings = settings
@@ -76,14 +81,16 @@ class Loopback:
         self.endpoints = [f"{HOST}:{port}" for port in free_ports(servers)]
         self._optimizer = optimizer
         self._model = model
+        self._grad_clip = grad_clip
+        self._groups = groups
         self.servers: list[RunningServer] = []
         self.trainers: list[Trainer] = []
 
     def transpile(self, trainer: int = 0, **changes: Any) -> tuple[DistributeTranspiler, Program]:
         """Return the transpiler and the program of one replica; `changes` make it differ from the others."""
         model = changes.get("model", self._model)()
-        optimizer = changes.get("optimizer", self._optimizer)(model.parameters())
-        program = Program.from_optimizer(optimizer, model)
+        optimizer = changes.get("optimizer", self._optimizer)(self._groups(model))
+        program = Program.from_optimizer(optimizer, model, changes.get("grad_clip", self._grad_clip))
         transpiler = DistributeTranspiler(changes.get("config", DistributeTranspilerConfig()))
         transpiler.transpile(
             trainer,

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fleet.program import Program
+from fleet.program import GradClip, Program
 
 Shapes = Mapping[str, Sequence[int]]
 
@@ -24,8 +24,14 @@ def never(model: torch.nn.Module, x: Any, y: Any) -> Any:
     raise AssertionError("capture ran the model")
 
 
-def captured(shapes: Shapes | None = None, optimizer: str = "SGD", **options: Any) -> Program:
+def captured(
+    shapes: Shapes | None = None,
+    optimizer: str = "SGD",
+    grad_clip: GradClip | None = None,
+    **options: Any,
+) -> Program:
     """Capture a program over parameters of the given shapes; two of them, one of which is cut, by default."""
     module = Parameters(shapes if shapes is not None else {"w": (400, 100), "b": (100,)})
     optimizer_class = getattr(torch.optim, optimizer)
-    return Program.capture(module, never, optimizer_class(module.parameters(), **{"lr": 0.1, **options}))
+    made = optimizer_class(module.parameters(), **{"lr": 0.1, **options})
+    return Program.capture(module, never, made, grad_clip)

@@ -13,7 +13,9 @@ import torch
 
 from fleet.collective import Fleet
 from fleet.errors import ConfigurationError
+from fleet.program import ClipGradByNorm
 from fleet.role_maker import Role, UserDefinedRoleMaker
+from fleet.strategy import DistributedStrategy
 from tests.support.processes import alive, free_ports, wait_for
 
 PS_ROLE = UserDefinedRoleMaker(
@@ -259,3 +261,10 @@ def test_misuse_is_explained(misuse, message):
     with pytest.raises(ConfigurationError) as error:
         misuse(Fleet())
     assert message in str(error.value)
+
+
+def test_clipping_on_servers_is_refused_where_there_are_none():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    strategy = DistributedStrategy(grad_clip=ClipGradByNorm(1.0))
+    with pytest.raises(ConfigurationError, match=r"no servers here to clip; call torch\.nn\.utils"):
+        Fleet().distributed_optimizer(optimizer, strategy)

@@ -46,6 +46,32 @@ def test_a_run_is_one_step_of_the_optimizer(model):
     executor.close()
 
 
+@pytest.mark.parametrize(
+    ("clip", "in_torch"),
+    [
+        (fleet.ClipGradByValue(0.01, -0.02), lambda p: [each.grad.clamp_(-0.02, 0.01) for each in p]),
+        (
+            fleet.ClipGradByNorm(0.05),
+            lambda p: [torch.nn.utils.clip_grad_norm_(each, 0.05) for each in p],
+        ),
+        (fleet.ClipGradByGlobalNorm(0.05), lambda p: torch.nn.utils.clip_grad_norm_(p, 0.05)),
+    ],
+)
+def test_a_local_run_clips_as_the_program_says(clip, in_torch, model):
+    torch.manual_seed(0)
+    alone = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    program = fleet.Program.capture(
+        model, mean_square, torch.optim.SGD(model.parameters(), lr=0.1), grad_clip=clip
+    )
+    fleet.Executor().run(program, FEED)
+    mean_square(alone, torch.ones(4, 3), torch.zeros(4, 1))["loss"].backward()
+    in_torch(list(alone.parameters()))
+    optimizer.step()
+    assert torch.equal(model.weight, alone.weight)
+    assert torch.equal(model.bias, alone.bias)
+
+
 def test_outputs_parameters_and_gradients_can_be_fetched(model):
     program = program_of(model)
     fetched: list[str | fleet.Variable] = [

@@ -47,7 +47,7 @@ def test_a_strategy_does_not_change():
         ({"overlap": 1}, r"strategy\.overlap is 1; expected True or False"),
         ({"cross_step": True}, r"strategy\.cross_step = True: .* not supported yet; use False"),
         ({"server_kernels": "fused"}, r"strategy\.server_kernels is 'fused'; expected default"),
-        ({"grad_clip": 5.0}, r"strategy\.grad_clip = 5\.0: .* not supported yet; use None"),
+        ({"grad_clip": 5.0}, r"strategy\.grad_clip is 5\.0; expected None, fleet\.ClipGradByValue\(max\)"),
         ({"mode": "geo"}, r"strategy\.mode is 'geo'; expected an instance of a subclass of fleet\.param"),
         (
             {"sync_mode": True, "transpiler": DistributeTranspilerConfig(sync_mode=False)},

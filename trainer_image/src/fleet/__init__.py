@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from fleet.place import CPUPlace, CUDAPlace
     from fleet.program import (
         Block,
+        ClipGradByGlobalNorm,
+        ClipGradByNorm,
+        ClipGradByValue,
         Operator,
         Program,
         Variable,
@@ -64,7 +67,17 @@ _MODULE_OF = {
     "Executor": "fleet.executor",
     **dict.fromkeys(("CPUPlace", "CUDAPlace"), "fleet.place"),
     **dict.fromkeys(
-        ("Block", "Operator", "Program", "Variable", "default_main_program", "default_startup_program"),
+        (
+            "Block",
+            "ClipGradByGlobalNorm",
+            "ClipGradByNorm",
+            "ClipGradByValue",
+            "Operator",
+            "Program",
+            "Variable",
+            "default_main_program",
+            "default_startup_program",
+        ),
         "fleet.program",
     ),
     **dict.fromkeys(
@@ -88,6 +101,9 @@ __all__ = [
     "Block",
     "CPUPlace",
     "CUDAPlace",
+    "ClipGradByGlobalNorm",
+    "ClipGradByNorm",
+    "ClipGradByValue",
     "ConfigurationError",
     "DeadlineExceededError",
     "DistributeTranspiler",

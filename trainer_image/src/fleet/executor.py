@@ -3,13 +3,14 @@
 The loop form and this one drive the same sessions; see `fleet.parameter_server.sessions`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from fleet import lifecycle
 from fleet.environment import process_environment
@@ -17,7 +18,17 @@ from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.sessions import find_trainer, sends, source_of, start_server, start_trainer
 from fleet.parameter_server.trainer import Trainer
 from fleet.place import CPUPlace, Place
-from fleet.program import Program, Source, Variable, default_main_program
+from fleet.program import (
+    ClipGradByGlobalNorm,
+    ClipGradByNorm,
+    ClipGradByValue,
+    GradClip,
+    Program,
+    Source,
+    Variable,
+    default_main_program,
+)
+from fleet.program.clip import clip_of
 from fleet.role_maker import JobIdentity
 from fleet.role_maker.interface import identity_of
 from fleet.role_maker.variables import Variables
@@ -97,7 +108,7 @@ class Executor:
         trainer = self._session(chosen) if role == "trainer" else None
         inputs = self._inputs(chosen, feed or {})
         names = [entry if isinstance(entry, str) else entry.name for entry in fetch_list or ()]
-        return self._step(source, trainer, inputs, names)
+        return self._step(source, trainer, inputs, names, clip_of(chosen))
 
     def close(self) -> None:
         """Tell the servers that this trainer has finished; safe to repeat, and on a server."""
@@ -156,7 +167,12 @@ class Executor:
         return value.to(self._place.device) if isinstance(value, Tensor) else value
 
     def _step(
-        self, source: Source, trainer: Trainer | None, inputs: Mapping[str, Any], names: Sequence[str]
+        self,
+        source: Source,
+        trainer: Trainer | None,
+        inputs: Mapping[str, Any],
+        names: Sequence[str],
+        clip: GradClip | None,
     ) -> list[npt.NDArray[Any]]:
         if source.loss_fn is None:
             raise ConfigurationError(
@@ -179,10 +195,25 @@ class Executor:
             )
         loss.backward()  # type: ignore[no-untyped-call]
         if trainer is None:
+            _clip(clip, source.parameters.values())
             source.optimizer.step()
         else:
             trainer.step()
         return [_fetch(name, outputs, source) for name in names]
+
+
+def _clip(clip: GradClip | None, parameters: Collection[Parameter]) -> None:
+    """Clip the gradients of one process's step, as parameter servers clip the averaged ones."""
+    match clip:
+        case ClipGradByValue():
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.clamp_(clip.low, clip.max)
+        case ClipGradByNorm():
+            for parameter in parameters:
+                torch.nn.utils.clip_grad_norm_(parameter, clip.clip_norm)
+        case ClipGradByGlobalNorm():
+            torch.nn.utils.clip_grad_norm_(parameters, clip.clip_norm)
 
 
 def _computes(program: Program) -> bool:

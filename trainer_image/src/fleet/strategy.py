@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from fleet.errors import ConfigurationError, TranspileError
+from fleet.program.clip import GradClip, check_grad_clip
 from fleet.role_maker.variables import SYNC_MODES
 from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 
@@ -50,8 +51,9 @@ class DistributedStrategy:
         Wait for new values layer by layer in the next forward pass. Not supported yet.
     server_kernels : str
         ``default``: the user's own kernel flags on the servers.
-    grad_clip : object
-        Clip gradients on the servers. Not supported yet.
+    grad_clip : ClipGradByValue, ClipGradByNorm, ClipGradByGlobalNorm or None
+        Clip the gradients on the servers, after they were averaged over the trainers. Synchronous training
+        only.
     transpiler : DistributeTranspilerConfig
         How parameters are cut into blocks and dispatched.
 
@@ -66,7 +68,7 @@ class DistributedStrategy:
     overlap: bool = True
     cross_step: bool = False
     server_kernels: str = "default"
-    grad_clip: object = None
+    grad_clip: GradClip | None = None
     transpiler: DistributeTranspilerConfig = field(default_factory=DistributeTranspilerConfig)
 
     def __post_init__(self) -> None:
@@ -81,9 +83,7 @@ class DistributedStrategy:
                 f"strategy.server_kernels is {self.server_kernels!r}; expected {' or '.join(_KERNELS)}"
             )
         if self.grad_clip is not None:
-            raise ConfigurationError(
-                _not_yet(f"grad_clip = {self.grad_clip!r}", "clipping gradients on the servers", "None")
-            )
+            check_grad_clip("strategy.grad_clip", self.grad_clip)
         if not isinstance(self.transpiler, DistributeTranspilerConfig):
             raise ConfigurationError(
                 f"strategy.transpiler is {self.transpiler!r}; expected a DistributeTranspilerConfig"

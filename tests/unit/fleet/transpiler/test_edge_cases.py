@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import fleet
-from fleet.errors import ConfigurationError, TranspileError
+from fleet.errors import TranspileError
 from fleet.program import OpRole, Program
-from fleet.strategy import DistributedStrategy
 from fleet.transpiler import (
     DistributedMode,
     DistributeTranspiler,
@@ -252,22 +251,28 @@ def test_a_sender_that_cuts_the_gradients_sends_them_whole():
     assert send.attr("send_varnames") == ["w@GRAD.block0", "w@GRAD.block1"]
 
 
-def test_global_norm_clipping_by_operators_names_itself():
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("lars", r"operator lars \(reading w@GRAD\) is neither an optimizer nor weight decay nor clipping"),
+        ("clip_by_global_norm", r"w is stepped by sgd, clip_by_global_norm, which .* then the optimizer"),
+    ],
+)
+def test_operators_that_no_server_carries_out_name_themselves(kind, message):
     program = captured()
     block = program.global_block()
-    block.append_op(
-        "clip_by_global_norm",
-        {"X": ["w@GRAD"]},
-        {"Out": ["w@GRAD"]},
-        {"op_role": int(OpRole.OPTIMIZE), "op_role_var": ["w", "w@GRAD"]},
-    )
-    with pytest.raises(TranspileError, match=r"clip_by_global_norm .*GlobalNorm"):
+    role: Any = {"op_role": int(OpRole.OPTIMIZE), "op_role_var": ["w", "w@GRAD"], "max_norm": 1.0}
+    block.append_op(kind, {"X": ["w@GRAD"]}, {"Out": ["w@GRAD"]}, role)
+    with pytest.raises(TranspileError, match=message):
         DistributeTranspiler().transpile(**GOOD, program=program)
 
 
-def test_global_norm_clipping_by_strategy_names_itself():
-    with pytest.raises(ConfigurationError, match=r"strategy\.grad_clip = 1\.0"):
-        DistributedStrategy(grad_clip=1.0)
+def test_global_norm_clipping_transpiles():
+    program = captured(grad_clip=fleet.ClipGradByGlobalNorm(1.0))
+    transpiler = DistributeTranspiler()
+    transpiler.transpile(**GOOD, program=program)
+    ops = transpiler.get_pserver_program(ONE).block(1).ops
+    assert [op.type for op in ops] == ["sum", "scale", "clip_by_global_norm", "sgd"]
 
 
 def test_is_distributed_names_itself():

@@ -204,6 +204,12 @@ class Fleet:
             raise ConfigurationError(
                 f"distributed_optimizer: found {type(optimizer).__name__}; expected a torch.optim.Optimizer"
             )
+        if strategy is not None and strategy.grad_clip is not None:
+            raise ConfigurationError(
+                f"strategy.grad_clip is {strategy.grad_clip!r}, and there are no servers here to clip; call "
+                "torch.nn.utils.clip_grad_norm_ or clip_grad_value_ between backward() and step(), where the "
+                "gradients are averaged already"
+            )
         group = self._started_group()
         named = named_parameters(optimizer, model)
         self._compare(group, optimizer, named)

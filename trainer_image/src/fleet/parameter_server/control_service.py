@@ -34,6 +34,9 @@ class ControlBackend(Protocol):
     def stats(self) -> control_pb2.StatsReply:
         """Say what has been done."""
 
+    def norm(self, request: control_pb2.NormRequest) -> None:
+        """Take another server's part of a norm; ConfigurationError refuses it."""
+
     def optimizer_state(self) -> Iterator[tuple[int, str, object]]:
         """Iterate over block, name and value of the optimizers' state."""
 
@@ -132,6 +135,15 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
         context: grpc.ServicerContext,  # noqa: ARG002 - gRPC's signature
     ) -> control_pb2.StatsReply:
         return self._backend.stats()
+
+    def Norm(  # noqa: N802 - the service's name
+        self, request: control_pb2.NormRequest, context: grpc.ServicerContext
+    ) -> control_pb2.NormReply:
+        try:
+            self._backend.norm(request)
+        except ConfigurationError as error:
+            _refuse(context, error)
+        return control_pb2.NormReply()
 
     def State(  # noqa: N802 - the service's name
         self,

@@ -26,10 +26,11 @@ from fleet.parameter_server.connection import BrokenConnectionError
 from fleet.parameter_server.control_service import ControlService
 from fleet.parameter_server.link import Link, greet
 from fleet.parameter_server.membership import SILENT, Absence, AlreadyJoinedError, Membership
-from fleet.parameter_server.modes import Answer, Missing, mode_of_server
+from fleet.parameter_server.modes import Answer, Missing, NormExchange, NormPart, mode_of_server
 from fleet.parameter_server.proto import control_pb2
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.siblings import Siblings
 from fleet.parameter_server.sockets import bind_address, hang_up, listen, tune
 from fleet.parameter_server.waiting import WaitLog, split_endpoint
 from fleet.program import describe_difference
@@ -78,6 +79,10 @@ class Server:
         mode = mode_of_server(plan)
         self._survives_loss = mode.survives_loss
         self._mode = mode.make_server(self._shard, plan.trainers)
+        self._siblings = Siblings(plan, job, settings, self._fail)
+        if isinstance(self._mode, NormExchange):
+            self._mode.connect(self._siblings.tell)
+        self._failure: FleetError | None = None
         self._incarnation = secrets.token_hex(8)
         self._membership = Membership(plan.trainers, settings, time.monotonic())
         self._links: dict[int, Link] = {}
@@ -116,8 +121,8 @@ class Server:
         Raises
         ------
         PeerLostError
-            A trainer vanished for good. In a mode that cannot go on without it the others have been told;
-            in one that can, they have completed.
+            A trainer vanished for good, or a server that this one needs. In a mode that cannot go on without
+            it the others have been told; in one that can, they have completed.
         """
         absent, stalled = WaitLog(), WaitLog()
         try:
@@ -126,13 +131,15 @@ class Server:
                     gone = self._membership.gone
                     if self._closing or not self._membership.live:
                         break
+                    if self._failure is not None:
+                        raise self._failure
                     lost = self._look_for_absent(absent)
                     self._look_for_stalled(stalled)
                     if not lost:
                         self._changed.wait(_LOOK_SECONDS)
                 for trainer, error in lost:
                     self._give_up(trainer, error)
-        except PeerLostError as error:
+        except FleetError as error:
             self._dismiss(error)
             raise
         if self._closing:
@@ -152,6 +159,7 @@ class Server:
             self._listener.close()
         for link in list(self._links.values()):
             link.finish(0.0)
+        self._siblings.close()
         if self._control is not None:
             self._control.stop()
             self._control = None
@@ -222,6 +230,24 @@ class Server:
             return control_pb2.BarrierReply(
                 passed=self._barrier >= target, missing_trainers=missing if self._barrier < target else ()
             )
+
+    def norm(self, request: control_pb2.NormRequest) -> None:
+        """Take another server's part of a norm, and step what it was the last part of."""
+        self._check_job(request)
+        if request.fingerprint != self._plan.fingerprint:
+            raise ConfigurationError(
+                f"parameter server {self._plan.endpoint} does not run the same training as server "
+                f"{request.server}; run one script with the same settings in every role"
+            )
+        if not isinstance(self._mode, NormExchange):
+            raise ConfigurationError("this parameter server's training mode clips by no norm")
+        part = NormPart(request.step, request.key, request.server, dict(request.sums))
+        try:
+            self.answer(self._mode.norm(part))
+        except RemoteProtocolError as error:
+            raise ConfigurationError(str(error)) from error
+        except FleetError as error:  # this server's own failure, which no connection of a trainer reports
+            self._fail(error)
 
     def stats(self) -> control_pb2.StatsReply:
         """Say what has been done so far."""
@@ -297,6 +323,13 @@ class Server:
         )
         self.answer(self._mode.complete(trainer))
 
+    def _fail(self, error: FleetError) -> None:
+        """End the serving because of an error that one of the other threads has found."""
+        with self._changed:
+            if self._failure is None:
+                self._failure = error
+            self._changed.notify_all()
+
     # Data connections.
 
     def _accept(self, listener: socket.socket) -> None:
@@ -349,11 +382,11 @@ class Server:
                 )
             )
 
-    def _check_job(self, request: control_pb2.JoinRequest) -> None:
+    def _check_job(self, request: control_pb2.JoinRequest | control_pb2.NormRequest) -> None:
         found, expected = (request.job_name, request.job_uid), (self._job.name, self._job.uid)
         if found != expected:
             raise ConfigurationError(
-                f"a trainer of job {found[0]!r} (uid {found[1]!r}) came to a server of job {expected[0]!r} "
+                f"a replica of job {found[0]!r} (uid {found[1]!r}) came to a server of job {expected[0]!r} "
                 f"(uid {expected[1]!r}); are two jobs configured with the same addresses?"
             )
 
@@ -410,6 +443,9 @@ class Server:
             raise DeadlineExceededError(f"{self._describe(missing)} for {waited:.0f} s, although it lives")
 
     def _describe(self, missing: Missing) -> str:
+        if missing.servers:
+            named = ", ".join(f"parameter server {self._plan.endpoints[each]}" for each in missing.servers)
+            return f"step {missing.step} waits for the part of {named} in {missing.block}"
         return f"step {missing.step} waits for {missing.block} of {_named(missing.trainers)}"
 
     def _release_barrier(self) -> None:

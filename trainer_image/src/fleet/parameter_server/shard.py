@@ -9,7 +9,7 @@ from torch import Tensor
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.arena import Arena, Extent, bytes_of, dtype_of
 from fleet.transpiler.lowering import PlannedBlock, ServerPlan
-from fleet.update import DenseUpdate, average_in_order
+from fleet.update import DenseUpdate, average_in_order, sum_of_squares
 from fleet.wire import HyperParameters
 
 __all__ = ["Shard"]
@@ -19,7 +19,9 @@ class Shard:
     """The blocks of one server in flat arenas.
 
     Values lie in one arena and gradients in one per trainer, so that no trainer's bytes wait for
-    another's. Calls about different blocks may come at the same time.
+    another's. The means of gradients that are clipped by a norm lie in an arena of their own: a trainer
+    that comes back may send its gradients again while the norm is not known yet. Calls about different
+    blocks may come at the same time.
 
     Parameters
     ----------
@@ -30,11 +32,14 @@ class Shard:
     """
 
     def __init__(self, plan: ServerPlan, parameters: Mapping[str, Tensor]) -> None:
+        self.plan = plan
         self.blocks: Mapping[int, PlannedBlock] = {block.id: block for block in plan.blocks}
         extents = {block.id: Extent(dtype_of(block.dtype), block.shape) for block in plan.blocks}
         self._extents = extents
         self._values = Arena(extents)
         self._gradients = [Arena(extents) for _ in range(plan.trainers)]
+        self._means = Arena({block: extents[block] for norm in plan.norms for block in norm.blocks})
+        self._ranges = plan.ranges
         self._updates = {}
         for block in plan.blocks:
             value = self._values[block.id]
@@ -93,14 +98,41 @@ class Shard:
         hyper_parameters : tuple of mappings
             Those of the step, by param group.
         """
+        options = self._options(block, hyper_parameters)
+        gradients = [self._gradients[trainer][block] for trainer in trainers]
+        mean = average_in_order(gradients, divisor)
+        if block in self._ranges:
+            mean.clamp_(*self._ranges[block])
+        self._updates[block].apply(mean, options)
+
+    def average(
+        self, block: int, trainers: Sequence[int], divisor: int, hyper_parameters: HyperParameters
+    ) -> float:
+        """Put a block's mean gradient aside, for `apply_clipped`, and return its sum of squares.
+
+        Parameters
+        ----------
+        block, trainers, divisor, hyper_parameters
+            As of `apply`; the gradients are not modified.
+        """
+        self._options(block, hyper_parameters)
+        mean = self._means[block].copy_(self._gradients[trainers[0]][block])
+        rest = [self._gradients[trainer][block] for trainer in trainers[1:]]
+        return sum_of_squares(average_in_order([mean, *rest], divisor))
+
+    def apply_clipped(self, block: int, coefficient: float, hyper_parameters: HyperParameters) -> None:
+        """Step a block by its mean gradient times a factor; see `average`."""
+        options = self._options(block, hyper_parameters)
+        self._updates[block].apply(self._means[block].mul_(coefficient), options)
+
+    def _options(self, block: int, hyper_parameters: HyperParameters) -> Mapping[str, Any]:
         group = self.blocks[block].group
         if group >= len(hyper_parameters):
             raise ConfigurationError(
                 f"block {self.blocks[block].name} belongs to param group {group}, but the trainer's "
                 f"optimizer has {len(hyper_parameters)} groups; build the optimizer alike in every role"
             )
-        gradients = [self._gradients[trainer][block] for trainer in trainers]
-        self._updates[block].apply(average_in_order(gradients, divisor), hyper_parameters[group])
+        return hyper_parameters[group]
 
     def state(self) -> Iterator[tuple[int, str, Any]]:
         """Iterate over the optimizers' state: block, name of the entry, tensor or number."""

@@ -196,7 +196,7 @@ class Fleet:
                 "with a param group for each part of the model"
             )
         chosen = (strategy if strategy is not None else DistributedStrategy()).resolved(role.sync_mode)
-        self._transpile(Program.from_optimizer(optimizer, model), chosen)
+        self._transpile(Program.from_optimizer(optimizer, model, chosen.grad_clip), chosen)
         self._overlap = chosen.overlap
 
         def minimize(loss_fn: Callable[..., Any]) -> None:
@@ -205,7 +205,7 @@ class Fleet:
                     "minimize() runs the model: give it, as in "
                     "fleet.distributed_optimizer(optimizer, model=model)"
                 )
-            self._transpile(Program.capture(model, loss_fn, optimizer), chosen)
+            self._transpile(Program.capture(model, loss_fn, optimizer, chosen.grad_clip), chosen)
 
         self._optimizer = DistributedOptimizer(optimizer, minimize)
         return self._optimizer

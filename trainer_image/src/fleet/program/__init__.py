@@ -6,12 +6,17 @@ from PyTorch. Only the last one imports torch, and only when it is used.
 """
 
 from fleet.program.agreement import agreement_of, describe_difference, fingerprint_of
+from fleet.program.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, GradClip
 from fleet.program.defaults import default_main_program, default_startup_program
 from fleet.program.ir import Attribute, Block, Operator, OpRole, Program, Source, Variable
 
 __all__ = [
     "Attribute",
     "Block",
+    "ClipGradByGlobalNorm",
+    "ClipGradByNorm",
+    "ClipGradByValue",
+    "GradClip",
     "OpRole",
     "Operator",
     "Program",

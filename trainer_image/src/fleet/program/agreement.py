@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from fleet.program.clip import CLIP_TYPES, describe_clip
 from fleet.program.optimizers import KERNEL_FLAGS, hyper_parameters_of
 
 if TYPE_CHECKING:
@@ -24,11 +25,13 @@ def agreement_of(program: "Program") -> dict[str, str]:
 
     Names, shapes, dtypes and param groups of the parameters; class and structural hyper-parameters of
     the optimizer, which are those that are not numbers. Numbers, as the learning rate, may change
-    during training and are compared step by step instead.
+    during training and are compared step by step instead. And how gradients are clipped, if they are.
     """
     block = program.global_block()
     agreement: dict[str, str] = {}
     for op in block.ops:
+        if op.type in CLIP_TYPES:
+            agreement["grad_clip"] = describe_clip(op)
         if not op.has_attr("optimizer"):
             continue
         (name,) = op.input("Param")

@@ -15,6 +15,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from fleet.errors import TranspileError
+from fleet.program.clip import GradClip, check_grad_clip, clip_attributes, clip_type
 from fleet.program.elementwise import is_elementwise
 from fleet.program.ir import Attribute, Block, OpRole, Program, Source, Variable
 from fleet.program.optimizers import (
@@ -48,19 +49,28 @@ class _Group:
         return f"learning_rate_{self.index}"
 
 
-def capture(model: torch.nn.Module, loss_fn: Callable[..., Any], optimizer: torch.optim.Optimizer) -> Program:
+def capture(
+    model: torch.nn.Module,
+    loss_fn: Callable[..., Any],
+    optimizer: torch.optim.Optimizer,
+    grad_clip: GradClip | None = None,
+) -> Program:
     """Build the Program of a step; see `Program.capture`."""
     if not isinstance(model, torch.nn.Module):
         raise TranspileError(f"capture needs a torch.nn.Module as its model, found {_kind(model)}")
     feeds = _feeds(loss_fn)
-    return _build(optimizer, model, loss_fn, feeds)
+    return _build(optimizer, model, loss_fn, feeds, grad_clip)
 
 
-def from_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None) -> Program:
+def from_optimizer(
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module | None = None,
+    grad_clip: GradClip | None = None,
+) -> Program:
     """Build the Program of a loop's step; see `Program.from_optimizer`."""
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TranspileError(f"model must be a torch.nn.Module or None, found {_kind(model)}")
-    return _build(optimizer, model, None, ())
+    return _build(optimizer, model, None, (), grad_clip)
 
 
 def _kind(value: object) -> str:
@@ -93,8 +103,11 @@ def _build(
     model: torch.nn.Module | None,
     loss_fn: Callable[..., Any] | None,
     feeds: tuple[str, ...],
+    grad_clip: GradClip | None,
 ) -> Program:
     _check_optimizer(optimizer)
+    if grad_clip is not None:
+        check_grad_clip("grad_clip", grad_clip)
     if model is not None:
         _refuse_sparse_modules(model)
     names, named = _names(optimizer, model)
@@ -124,7 +137,7 @@ def _build(
     for index in sorted({group_of[parameter] for parameter in parameters.values()}):
         block.create_var(Variable(groups[index].learning_rate, (1,), persistable=True))
     for name in sorted(parameters):
-        _optimize(block, name, groups[group_of[parameters[name]]])
+        _optimize(block, name, groups[group_of[parameters[name]]], grad_clip)
     _start_up(startup.global_block(), program)
 
     program.startup_program = startup
@@ -245,9 +258,12 @@ def _accumulate(block: Block, name: str) -> None:
     )
 
 
-def _optimize(block: Block, name: str, group: _Group) -> None:
+def _optimize(block: Block, name: str, group: _Group, grad_clip: GradClip | None) -> None:
     parameter, grad = block.var(name), f"{name}@GRAD"
     role: dict[str, Attribute] = {"op_role": int(OpRole.OPTIMIZE), "op_role_var": [name, grad]}
+    if grad_clip is not None:
+        attrs = {**clip_attributes(grad_clip), **role}
+        block.append_op(clip_type(grad_clip), {"X": [grad]}, {"Out": [grad]}, attrs)
     if group.decay:
         decay = f"{name}@DECAY"
         block.create_var(Variable(decay, parameter.shape, parameter.dtype))

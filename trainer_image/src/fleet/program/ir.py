@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from torch.nn import Module, Parameter
     from torch.optim import Optimizer
 
+    from fleet.program.clip import GradClip
+
 __all__ = ["Attribute", "Block", "OpRole", "Operator", "Program", "Source", "Variable"]
 
 T = TypeVar("T")
@@ -354,7 +356,13 @@ class Program:
         return read_program(text, cls)
 
     @classmethod
-    def capture(cls, model: "Module", loss_fn: Callable[..., Any], optimizer: "Optimizer") -> "Program":
+    def capture(
+        cls,
+        model: "Module",
+        loss_fn: Callable[..., Any],
+        optimizer: "Optimizer",
+        grad_clip: "GradClip | None" = None,
+    ) -> "Program":
         """Describe one training step of a PyTorch script, without running or tracing the model.
 
         Parameters
@@ -366,6 +374,8 @@ class Program:
             tensors with ``loss`` among them. The names in its signature are the program's data.
         optimizer : torch.optim.Optimizer
             Its class and param groups give the optimize operators.
+        grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
+            Clip the gradients before the optimize operators.
 
         Returns
         -------
@@ -380,12 +390,17 @@ class Program:
         """
         from fleet.program import capture, defaults
 
-        program = capture.capture(model, loss_fn, optimizer)
+        program = capture.capture(model, loss_fn, optimizer, grad_clip)
         defaults.set_default_programs(program)
         return program
 
     @classmethod
-    def from_optimizer(cls, optimizer: "Optimizer", model: "Module | None" = None) -> "Program":
+    def from_optimizer(
+        cls,
+        optimizer: "Optimizer",
+        model: "Module | None" = None,
+        grad_clip: "GradClip | None" = None,
+    ) -> "Program":
         """Describe the step of a loop that calls ``loss.backward()`` and ``optimizer.step()`` itself.
 
         Parameters
@@ -395,6 +410,8 @@ class Program:
         model : torch.nn.Module, optional
             Gives the names. Without it they come from ``torch.optim.X(model.named_parameters())``, else
             they are ``param_{group}_{i}``.
+        grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
+            As in `capture`.
 
         Returns
         -------
@@ -408,7 +425,7 @@ class Program:
         """
         from fleet.program import capture
 
-        return capture.from_optimizer(optimizer, model)
+        return capture.from_optimizer(optimizer, model, grad_clip)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Program):

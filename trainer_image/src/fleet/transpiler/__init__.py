@@ -3,6 +3,7 @@
 Pure: it opens no socket, starts no thread and reads no clock; and it imports no torch.
 """
 
+from fleet.transpiler.clipping import NormPlan
 from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig
 from fleet.transpiler.dispatch import HashName, PSDispatcher, RoundRobin
 from fleet.transpiler.lowering import (
@@ -24,6 +25,7 @@ __all__ = [
     "GroupPlan",
     "HashName",
     "HyperParameter",
+    "NormPlan",
     "PSDispatcher",
     "PlannedBlock",
     "RoundRobin",

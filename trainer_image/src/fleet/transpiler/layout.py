@@ -6,6 +6,7 @@ from itertools import groupby
 
 from fleet.errors import TranspileError
 from fleet.program.agreement import agreement_of
+from fleet.program.clip import CLIP_TYPES
 from fleet.program.ir import Operator, OpRole, Program, Variable
 from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 from fleet.transpiler.dispatch import PSDispatcher
@@ -110,7 +111,7 @@ class Layout:
 
 
 def optimize_operators(program: Program) -> dict[str, list[Operator]]:
-    """Return the operators that step each parameter, by its name: weight decay first, the optimizer last.
+    """Return the operators that step each parameter, by its name: clipping first, the optimizer last.
 
     Raises
     ------
@@ -126,11 +127,11 @@ def optimize_operators(program: Program) -> dict[str, list[Operator]]:
             )
         if not op.has_attr("op_role") or op.attr("op_role") != OpRole.OPTIMIZE:
             continue
-        if not op.has_attr("op_role_var") or not (op.has_attr("optimizer") or op.type in ("scale", "sum")):
+        known = op.has_attr("optimizer") or op.type in CLIP_TYPES or op.type in ("scale", "sum")
+        if not op.has_attr("op_role_var") or not known:
             raise TranspileError(
                 f"operator {op.type} (reading {', '.join(op.input_arg_names) or 'nothing'}) is neither an "
-                "optimizer nor weight decay, and parameter servers cannot carry it out; gradient clipping by "
-                "operators, GlobalNorm included, is not supported yet"
+                "optimizer nor weight decay nor clipping, and parameter servers cannot carry it out"
             )
         found.setdefault(op.attr("op_role_var")[0], []).append(op)
     if not found:
@@ -138,6 +139,13 @@ def optimize_operators(program: Program) -> dict[str, list[Operator]]:
             "no optimizer: the program has no optimize operators; "
             "make it with Program.capture(model, loss_fn, optimizer) before it is transpiled"
         )
+    for name, ops in found.items():
+        places = [0 if op.type in CLIP_TYPES else 2 if op.has_attr("optimizer") else 1 for op in ops]
+        if places != sorted(places) or places.count(0) > 1 or places.count(2) != 1:
+            raise TranspileError(
+                f"{name} is stepped by {', '.join(op.type for op in ops)}, which parameter servers cannot "
+                "carry out; expected one way of clipping at most, then weight decay, then the optimizer"
+            )
     return found
 
 

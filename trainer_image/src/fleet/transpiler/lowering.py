@@ -14,6 +14,7 @@ from fleet.errors import TranspileError
 from fleet.program.agreement import fingerprint_of
 from fleet.program.ir import Block, Operator, Program
 from fleet.program.optimizers import HyperParameter, class_path, hyper_parameters_of
+from fleet.transpiler.clipping import NormPlan, lower_norms, lower_ranges
 from fleet.transpiler.config import DistributedMode, TrainingMode
 
 if TYPE_CHECKING:
@@ -126,6 +127,10 @@ class ServerPlan:
     """The blocks this server owns, in order of id; empty when it owns none."""
     groups: Mapping[int, GroupPlan]
     """The param groups that `blocks` refer to, by index."""
+    ranges: Mapping[int, tuple[float, float]]
+    """Least and largest value of a gradient's elements, by block, where they are clipped by value."""
+    norms: tuple[NormPlan, ...]
+    """The norms by which gradients are clipped, where they are."""
     agreement: Mapping[str, str]
     """As in `TrainerPlan`."""
     fingerprint: str
@@ -255,6 +260,7 @@ def server_plan(program: Program) -> ServerPlan:
     endpoint, server = listen.attr("endpoint"), listen.attr("pserver_id")
     blocks: list[PlannedBlock] = []
     groups: dict[int, GroupPlan] = {}
+    operators: dict[int, list[Operator]] = {}
     compensated = False
     for idx in listen.attr("optimize_blocks"):
         ops = program.block(idx).ops
@@ -263,6 +269,7 @@ def server_plan(program: Program) -> ServerPlan:
             _check_mean(ops, planned, listen.attr("Fanin"))
         compensated |= any(op.type == "ref_by_trainer_id" for op in ops)
         blocks.append(planned)
+        operators[planned.id] = ops
         if planned.group not in groups and mode is not DistributedMode.GEO:
             groups[planned.group] = _lower_group(program, ops, planned.name)
     agreement: dict[str, str] = dict(program.attr("agreement"))
@@ -274,6 +281,8 @@ def server_plan(program: Program) -> ServerPlan:
         trainers=listen.attr("Fanin"),
         blocks=tuple(blocks),
         groups=groups,
+        ranges=lower_ranges(operators),
+        norms=lower_norms(operators, tuple(program.attr("endpoints"))),
         agreement=agreement,
         fingerprint=fingerprint_of(agreement),
         dc_asgd=compensated,

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from fleet.program.ir import Attribute, Block, Operator, OpRole, Program, Variable
+from fleet.transpiler.clipping import clipping_attributes
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.layout import Layout, ParamBlock, optimize_operators
 
@@ -53,7 +54,7 @@ def build_pserver_program(main: Program, layout: Layout, endpoint: str) -> Progr
         elif layout.config.enable_dc_asgd:
             _append_compensation(block, piece, layout)
         for op in operators[piece.param.name]:
-            _append_on_slice(block, main.global_block(), op, piece)
+            _append_on_slice(block, main.global_block(), op, piece, layout)
         grad_to_block_id.append(f"{piece.grad_name}:{block.idx}")
     root.append_op(
         "listen_and_serv",
@@ -206,7 +207,7 @@ def _append_addition(block: Block, piece: ParamBlock) -> None:
     block.append_op("sum", {"X": [piece.name, piece.delta_name]}, {"Out": [piece.name]}, attrs)
 
 
-def _append_on_slice(block: Block, captured: Block, op: Operator, piece: ParamBlock) -> None:
+def _append_on_slice(block: Block, captured: Block, op: Operator, piece: ParamBlock, layout: Layout) -> None:
     """Append a captured operator with the parameter's variables replaced by those of the slice."""
     root = block.program.global_block()
     names: dict[str, str] = {}
@@ -219,6 +220,7 @@ def _append_on_slice(block: Block, captured: Block, op: Operator, piece: ParamBl
             root.create_var(variable)
     sliced = op.renamed(names)
     attrs = dict(op.attrs) | {"op_role_var": [piece.name, piece.grad_name]}
+    attrs |= clipping_attributes(op, piece, layout)
     if op.has_attr("optimizer"):
         attrs |= _origin(piece)
     block.append_op(op.type, sliced.inputs, sliced.outputs, attrs)

@@ -8,6 +8,7 @@ from fleet.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import TranspileError
 from fleet.program.defaults import default_main_program, default_startup_program
 from fleet.program.ir import Program
+from fleet.transpiler.clipping import check_clipping
 from fleet.transpiler.config import DistributeTranspilerConfig, TrainingMode
 from fleet.transpiler.layout import Layout, lay_out
 from fleet.transpiler.pserver import build_pserver_program, build_pserver_startup
@@ -89,6 +90,7 @@ class DistributeTranspiler:
         _check_untouched(main, startup)
         self.config.check()
         mode = self._mode.programs if self._mode is not None else self.config.distributed_mode(sync_mode)
+        check_clipping(main, mode.name.lower() if self._mode is None else self._mode.name)
         _check_trainers(trainer_id, trainers)
         endpoints = split_endpoints(pservers)
         if (problem := endpoints_problem(endpoints)) is not None:

@@ -10,7 +10,16 @@ from fleet.parameter_server.modes.asynchronous import Async
 from fleet.parameter_server.modes.geo import Geo
 from fleet.parameter_server.modes.half_async import HalfAsync
 from fleet.parameter_server.modes.immediate import ImmediateServer
-from fleet.parameter_server.modes.interface import Answer, Missing, Mode, ServerMode, Session, TrainerMode
+from fleet.parameter_server.modes.interface import (
+    Answer,
+    Missing,
+    Mode,
+    NormExchange,
+    ServerMode,
+    Session,
+    TrainerMode,
+)
+from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.modes.sync import Sync
 from fleet.parameter_server.settings import Settings
 from fleet.transpiler.config import DistributedMode
@@ -25,6 +34,8 @@ __all__ = [
     "ImmediateServer",
     "Missing",
     "Mode",
+    "NormExchange",
+    "NormPart",
     "ServerMode",
     "Session",
     "Sync",

@@ -7,9 +7,10 @@ this package needs to know it. docs/modes.md shows one.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from fleet.errors import FleetError
+from fleet.parameter_server.modes.norms import NormPart
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import HyperParameters
@@ -18,7 +19,16 @@ if TYPE_CHECKING:
     from fleet.parameter_server.parameters import ParameterStore
     from fleet.parameter_server.shard import Shard
 
-__all__ = ["Answer", "Missing", "Mode", "ServerMode", "Session", "TrainerMode"]
+__all__ = [
+    "Answer",
+    "Missing",
+    "Mode",
+    "NormExchange",
+    "ServerMode",
+    "Session",
+    "TellNorm",
+    "TrainerMode",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +48,9 @@ class Missing:
     step: int
     trainers: tuple[int, ...]
     block: str
-    """One of the blocks waited for, by name."""
+    """One of the blocks waited for, by name; or what else is."""
+    servers: tuple[int, ...] = ()
+    """The servers whose part is awaited, where a norm is."""
 
 
 class ServerMode(Protocol):
@@ -84,6 +96,21 @@ class ServerMode(Protocol):
 
     def missing(self) -> Missing | None:
         """Return what the step in progress waits for; None while nothing has begun to wait."""
+
+
+TellNorm = Callable[[NormPart, Sequence[int]], None]
+"""Tells a server's part of a norm to the servers of these indexes, without waiting for them."""
+
+
+@runtime_checkable
+class NormExchange(Protocol):
+    """A server's half that clips gradients by norms over several servers; only the sync mode's does."""
+
+    def connect(self, tell: TellNorm) -> None:
+        """Tell other servers this one's part through `tell` from now on."""
+
+    def norm(self, part: NormPart) -> Sequence[Answer]:
+        """Take another server's part; return what follows from it."""
 
 
 class TrainerMode(Protocol):

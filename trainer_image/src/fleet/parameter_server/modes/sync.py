@@ -2,6 +2,9 @@
 
 Gradients are summed in the order of the trainers whatever the order of their arrival, so a run can be
 reproduced to the bit. No trainer waits for another here: each one's gradients land in memory of its own.
+
+A block that is clipped by a norm is averaged first, and stepped once the norm is known: by whatever call
+brings the last part of it, a trainer's gradient or another server's word. No thread waits for it.
 """
 
 import logging
@@ -12,7 +15,16 @@ from typing import ClassVar
 
 from fleet.errors import ConfigurationError, RemoteProtocolError
 from fleet.parameter_server.modes.answered import AnsweredTrainer
-from fleet.parameter_server.modes.interface import Answer, Missing, Mode, ServerMode, Session, TrainerMode
+from fleet.parameter_server.modes.interface import (
+    Answer,
+    Missing,
+    Mode,
+    ServerMode,
+    Session,
+    TellNorm,
+    TrainerMode,
+)
+from fleet.parameter_server.modes.norms import KnownNorm, NormBook, NormPart
 from fleet.parameter_server.shard import Shard
 from fleet.transpiler.config import DistributedMode
 from fleet.wire import HyperParameters
@@ -47,6 +59,12 @@ class _Round:
     arrived: set[int] = field(default_factory=set)
     absent: set[int] = field(default_factory=set)
     applying: bool = False
+    averaged: tuple[int, ...] | None = None
+    """Whose gradients have been averaged, while the block waits for the norm that clips it."""
+    hyper: HyperParameters = ()
+    """The hyper-parameters that it will then be stepped with."""
+    again: set[int] = field(default_factory=set)
+    """Trainers that came back meanwhile: they will send what is not needed any more."""
 
     @property
     def settled(self) -> set[int]:
@@ -66,6 +84,7 @@ class SyncServer:
 
     def __init__(self, shard: Shard, num_trainers: int) -> None:
         self._shard = shard
+        self._norms = NormBook(shard.plan.norms, shard.plan.server, _tell_nobody)
         self._live = set(range(num_trainers))
         self._rounds = {block: _Round() for block in shard.blocks}
         self._hyper: dict[int, dict[int, HyperParameters]] = {}
@@ -86,13 +105,15 @@ class SyncServer:
         """Begin anew with a trainer: what an earlier life of it has sent and is not applied is dropped."""
         with self._changed:
             self._live.add(trainer)
+            self._changed.wait_for(lambda: not any(round_.applying for round_ in self._rounds.values()))
             for of_step in self._hyper.values():
                 of_step.pop(trainer, None)
             for round_ in self._rounds.values():
-                if not round_.applying:
+                if round_.averaged is not None:
+                    round_.again.add(trainer)
+                else:
                     round_.arrived.discard(trainer)
                     round_.absent.discard(trainer)
-            self._changed.wait_for(lambda: not any(round_.applying for round_ in self._rounds.values()))
 
     def pull(self, trainer: int) -> Sequence[Answer]:
         """Return the present value of every block, for a trainer that has sent nothing yet."""
@@ -104,9 +125,16 @@ class SyncServer:
         return self._shard.gradient_bytes(trainer, block)
 
     def value(self, trainer: int, block: int) -> memoryview:
-        """Return the bytes of a value: nobody steps the block before every trainer has it and answers."""
-        del trainer
-        return self._shard.value_bytes(block)
+        """Return the bytes of a value: nobody steps the block before every trainer has it and answers.
+
+        Nobody but a trainer that came back while the block awaits a norm, which needs nothing more of it:
+        that one gets a copy.
+        """
+        with self._changed:
+            if trainer not in self._rounds[block].again:
+                return self._shard.value_bytes(block)
+            self._changed.wait_for(lambda: not self._rounds[block].applying)
+            return memoryview(bytes(self._shard.value_bytes(block)))
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
         """Take the hyper-parameters of a trainer's step.
@@ -143,6 +171,9 @@ class SyncServer:
             round_ = self._rounds[block]
             if step < round_.step:  # of before this trainer's restart: applied, or stepped without it
                 return [Answer(block, round_.step, (trainer,))]
+            if step == round_.step and trainer in round_.again:
+                round_.again.remove(trainer)
+                return []
             if step > round_.step or trainer in round_.settled:
                 raise RemoteProtocolError(
                     f"trainer {trainer} sent a gradient of {self._shard.blocks[block].name} for step {step}, "
@@ -171,10 +202,11 @@ class SyncServer:
             late = [block for block in absent if self._rounds[block].step > step]
             for block in set(absent).difference(late):
                 self._rounds[block].absent.add(trainer)
+                self._rounds[block].again.discard(trainer)
             open_ = [
                 self._shard.blocks[block].name
                 for block, round_ in self._rounds.items()
-                if round_.step == step and trainer not in round_.settled
+                if round_.step == step and (trainer not in round_.settled or trainer in round_.again)
             ]
             if open_:
                 raise RemoteProtocolError(
@@ -200,13 +232,38 @@ class SyncServer:
             ready = self._take_ready(self._rounds)
         return self._apply(ready)
 
+    def connect(self, tell: TellNorm) -> None:
+        """Tell other servers this one's part of a norm through `tell` from now on."""
+        self._norms = NormBook(self._shard.plan.norms, self._shard.plan.server, tell)
+
+    def norm(self, part: NormPart) -> Sequence[Answer]:
+        """Take another server's part of a norm; return what follows from it.
+
+        Raises
+        ------
+        RemoteProtocolError
+            This server has no part in such a norm.
+        """
+        try:
+            with self._changed:
+                present = self._rounds[self._norms.first_block(part.key)].step
+            known = self._norms.hear(part, present)
+        except KeyError as error:
+            raise RemoteProtocolError(
+                f"server {part.server} tells its part of the norm of {part.key or 'all gradients'}, in which "
+                "this server has no part with it; do all replicas run the same script?"
+            ) from error
+        return self._apply_clipped(known) if known is not None else []
+
     def missing(self) -> Missing | None:
         """Return what the step in progress waits for; None while nothing has begun to wait."""
         with self._changed:
             for block, round_ in self._rounds.items():
                 waited_for = self._live - round_.settled
-                if round_.settled and waited_for and not round_.applying:
+                if round_.settled and waited_for and not round_.applying and round_.averaged is None:
                     return Missing(round_.step, tuple(sorted(waited_for)), self._shard.blocks[block].name)
+        if (awaited := self._norms.awaited()) is not None:
+            return Missing(awaited.step, (), f"the norm of {awaited.norm.name}", awaited.servers)
         return None
 
     def _lowest_step(self) -> int:
@@ -217,29 +274,66 @@ class SyncServer:
         ready = []
         for block in blocks:
             round_ = self._rounds[block]
-            if self._live and not round_.applying and round_.settled >= self._live:
+            claimed = round_.applying or round_.averaged is not None
+            if self._live and not claimed and round_.settled >= self._live:
                 round_.applying = True
                 ready.append(block)
         return ready
 
     def _apply(self, blocks: Sequence[int]) -> list[Answer]:
         """Step claimed blocks, outside of the lock."""
-        answers = []
+        answers: list[Answer] = []
         for block in blocks:
             round_ = self._rounds[block]
             with self._changed:
                 contributors, divisor = sorted(round_.arrived), len(self._live)
                 of_step = self._hyper.get(round_.step, {})
+            hyper = of_step[contributors[0]] if contributors else ()
+            if block in self._norms:
+                answers += self._average(block, contributors, divisor, hyper)
+                continue
             if contributors:
-                self._shard.apply(block, contributors, divisor, of_step[contributors[0]])
-            with self._changed:
-                round_.step += 1
-                round_.arrived.clear()
-                round_.absent.clear()
-                round_.applying = False
-                self._changed.notify_all()
-                answers.append(Answer(block, round_.step, tuple(self._live), changed=bool(contributors)))
+                self._shard.apply(block, contributors, divisor, hyper)
+            answers.append(self._finish(block, changed=bool(contributors)))
         return answers
+
+    def _average(
+        self, block: int, contributors: Sequence[int], divisor: int, hyper: HyperParameters
+    ) -> list[Answer]:
+        """Average a claimed block, which then waits for its norm; step what waits for nothing any more."""
+        round_ = self._rounds[block]
+        squares = self._shard.average(block, contributors, divisor, hyper) if contributors else 0.0
+        with self._changed:
+            step = round_.step
+            round_.averaged, round_.hyper, round_.applying = tuple(contributors), hyper, False
+            self._changed.notify_all()
+        known = self._norms.note(step, block, squares)
+        return self._apply_clipped(known) if known is not None else []
+
+    def _apply_clipped(self, known: KnownNorm) -> list[Answer]:
+        """Step the blocks whose norm is known."""
+        answers: list[Answer] = []
+        for block in known.norm.blocks:
+            round_ = self._rounds[block]
+            with self._changed:
+                contributors, round_.applying = round_.averaged, True
+            if contributors:
+                self._shard.apply_clipped(block, known.coefficient, round_.hyper)
+            answers.append(self._finish(block, changed=bool(contributors)))
+        return answers
+
+    def _finish(self, block: int, *, changed: bool) -> Answer:
+        """Close a block's round; the answer is for those that have sent what was awaited of them."""
+        round_ = self._rounds[block]
+        with self._changed:
+            trainers = tuple(trainer for trainer in self._live if trainer not in round_.again)
+            self._rounds[block] = _Round(round_.step + 1)
+            self._changed.notify_all()
+        return Answer(block, round_.step + 1, trainers, changed=changed)
+
+
+def _tell_nobody(part: NormPart, servers: Sequence[int]) -> None:
+    """Tell a norm that no other server has a part in."""
 
 
 def _difference(found: HyperParameters, expected: HyperParameters) -> str:

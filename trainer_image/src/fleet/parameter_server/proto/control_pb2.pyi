@@ -348,3 +348,81 @@ class StatePiece(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StatePiece: _TypeAlias = StatePiece  # noqa: Y015
+
+@_typing.final
+class NormRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SumsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    JOB_NAME_FIELD_NUMBER: _builtins.int
+    JOB_UID_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    SUMS_FIELD_NUMBER: _builtins.int
+    job_name: _builtins.str
+    job_uid: _builtins.str
+    fingerprint: _builtins.str
+    """The digest of what all processes of the job must have in common."""
+    server: _builtins.int
+    """The index of the server that speaks."""
+    step: _builtins.int
+    key: _builtins.str
+    """A parameter's name; empty for the norm over all parameters."""
+    @_builtins.property
+    def sums(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
+        """The sum of squares by number of block, of the blocks on that server."""
+
+    def __init__(
+        self,
+        *,
+        job_name: _builtins.str = ...,
+        job_uid: _builtins.str = ...,
+        fingerprint: _builtins.str = ...,
+        server: _builtins.int = ...,
+        step: _builtins.int = ...,
+        key: _builtins.str = ...,
+        sums: _abc.Mapping[_builtins.int, _builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "job_name", b"job_name", "job_uid", b"job_uid", "key", b"key", "server", b"server", "step", b"step", "sums", b"sums"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NormRequest: _TypeAlias = NormRequest  # noqa: Y015
+
+@_typing.final
+class NormReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NormReply: _TypeAlias = NormReply  # noqa: Y015

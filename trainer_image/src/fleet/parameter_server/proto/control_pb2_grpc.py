@@ -59,6 +59,11 @@ class ParameterServerStub:
                 request_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.StateRequest.SerializeToString,
                 response_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.StatePiece.FromString,
                 _registered_method=True)
+        self.Norm = channel.unary_unary(
+                '/fleet.parameter_server.v1.ParameterServer/Norm',
+                request_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.NormRequest.SerializeToString,
+                response_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.NormReply.FromString,
+                _registered_method=True)
 
 
 class ParameterServerServicer:
@@ -99,6 +104,13 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Norm(self, request, context):
+        """From another server: its part of a norm over gradients that lie on both.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ParameterServerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +138,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.State,
                     request_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.StateRequest.FromString,
                     response_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.StatePiece.SerializeToString,
+            ),
+            'Norm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Norm,
+                    request_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.NormRequest.FromString,
+                    response_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.NormReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +280,33 @@ class ParameterServer:
             '/fleet.parameter_server.v1.ParameterServer/State',
             fleet_dot_parameter__server_dot_proto_dot_control__pb2.StateRequest.SerializeToString,
             fleet_dot_parameter__server_dot_proto_dot_control__pb2.StatePiece.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Norm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet.parameter_server.v1.ParameterServer/Norm',
+            fleet_dot_parameter__server_dot_proto_dot_control__pb2.NormRequest.SerializeToString,
+            fleet_dot_parameter__server_dot_proto_dot_control__pb2.NormReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class ParameterServerStub:
     """What this server has done so far."""
     State: _grpc.UnaryStreamMultiCallable[_control_pb2.StateRequest, _control_pb2.StatePiece]
     """The state of this server's optimizers, block by block, in order of block number."""
+    Norm: _grpc.UnaryUnaryMultiCallable[_control_pb2.NormRequest, _control_pb2.NormReply]
+    """From another server: its part of a norm over gradients that lie on both."""
 
 @_typing.type_check_only
 class ParameterServerAsyncStub(ParameterServerStub):
@@ -55,6 +57,8 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """What this server has done so far."""
     State: _aio.UnaryStreamMultiCallable[_control_pb2.StateRequest, _control_pb2.StatePiece]  # type: ignore[assignment]
     """The state of this server's optimizers, block by block, in order of block number."""
+    Norm: _aio.UnaryUnaryMultiCallable[_control_pb2.NormRequest, _control_pb2.NormReply]  # type: ignore[assignment]
+    """From another server: its part of a norm over gradients that lie on both."""
 
 class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -96,5 +100,13 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_control_pb2.StatePiece], _abc.AsyncIterator[_control_pb2.StatePiece]]:
         """The state of this server's optimizers, block by block, in order of block number."""
+
+    @_abc_1.abstractmethod
+    def Norm(
+        self,
+        request: _control_pb2.NormRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.NormReply, _abc.Awaitable[_control_pb2.NormReply]]:
+        """From another server: its part of a norm over gradients that lie on both."""
 
 def add_ParameterServerServicer_to_server(servicer: ParameterServerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

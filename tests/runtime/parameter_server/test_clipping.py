@@ -1,0 +1,153 @@
+"""Gradients clipped on the servers: as torch.nn.utils clips the averaged gradient in one process."""
+
+import dataclasses
+import re
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import fleet
+from fleet.errors import ConfigurationError, FleetError, PeerLostError
+from fleet.parameter_server import waiting
+from fleet.parameter_server.modes import NormPart
+from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.siblings import Siblings
+from fleet.transpiler import server_plan
+from tests.support.parameter_server import loopback, small_model
+from tests.support.processes import wait_for
+from tests.support.training import Training, assert_same_bits, one_thread, train_alone, train_together
+
+
+def backward(model: Any, step: int, trainer: int, no_sync: Any) -> None:
+    """Leave gradients whose norms are far apart, from step to step and from parameter to parameter."""
+    x = torch.linspace(-1, 1, 60).reshape(3, 20) * (step + 1) ** 2
+    (model(x) - trainer - 1).square().mean().backward()
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.02, momentum=0.9, weight_decay=0.01)
+
+
+def by_norm(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        torch.nn.utils.clip_grad_norm_(parameter, 0.5)
+
+
+TRAINING = Training(small_model, momentum, backward)
+WAYS = [
+    pytest.param(
+        fleet.ClipGradByValue(0.01),
+        lambda model: torch.nn.utils.clip_grad_value_(model.parameters(), 0.01),
+        id="by-value",
+    ),
+    pytest.param(fleet.ClipGradByNorm(0.5), by_norm, id="by-norm"),
+    pytest.param(
+        fleet.ClipGradByGlobalNorm(0.5),
+        lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5),
+        id="by-global-norm",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def unclipped():
+    with one_thread():
+        return train_alone(TRAINING)
+
+
+@pytest.mark.parametrize(("clip", "in_torch"), WAYS)
+def test_the_result_is_torch_s_and_two_runs_are_equal_to_the_bit(clip, in_torch, unclipped):
+    with one_thread():
+        expected = train_alone(TRAINING, in_torch)
+    first, second = train_together(TRAINING, grad_clip=clip)
+    assert_same_bits(first, second)
+    for name, value in expected.items():
+        assert not torch.allclose(value, unclipped[name], rtol=1e-3), f"{name} was not clipped"
+        torch.testing.assert_close(first[name], value, rtol=1e-5, atol=1e-7)
+    if isinstance(clip, fleet.ClipGradByValue):
+        assert_same_bits(first, expected)
+    again, _ = train_together(TRAINING, grad_clip=clip)
+    assert_same_bits(again, first)
+
+
+@pytest.mark.parametrize(("clip", "in_torch"), WAYS[1:])
+def test_the_number_of_servers_changes_the_norm_by_rounding_at_most(clip, in_torch):
+    runs = [train_together(TRAINING, servers=servers, grad_clip=clip)[0] for servers in (1, 3)]
+    for name, value in runs[0].items():
+        torch.testing.assert_close(runs[1][name], value, rtol=1e-6, atol=1e-8)
+
+
+def test_trainers_that_clip_otherwise_are_refused():
+    with loopback(grad_clip=fleet.ClipGradByNorm(1.0)) as job:
+        trainer, _, _ = job.make_trainer(grad_clip=fleet.ClipGradByNorm(2.0))
+        with pytest.raises(ConfigurationError, match=r"grad_clip: .*=1\.0\) here, .*=2\.0\) there"):
+            trainer.start()
+
+
+def test_a_norm_that_lacks_a_server_is_said_by_name_while_it_is_awaited(caplog, monkeypatch):
+    def tell_nobody(siblings: Siblings, part: NormPart, servers: Any) -> None: ...
+
+    monkeypatch.setattr(waiting, "FIRST_WORD_SECONDS", 0.1)
+    monkeypatch.setattr(Siblings, "tell", tell_nobody)
+    with loopback(servers=2, grad_clip=fleet.ClipGradByGlobalNorm(1.0)) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        backward(model, 0, 0, None)
+
+        def step_in_vain() -> None:
+            with pytest.raises(FleetError, match="has ended"):
+                trainer.step()
+
+        stepping = threading.Thread(target=step_in_vain, daemon=True)
+        stepping.start()
+        other = job.endpoints[1]
+        said = f"step 0 waits for the part of parameter server {other} in the norm of all gradients"
+        wait_for(lambda: f"parameter server {job.endpoints[0]}: {said}" in caplog.text, "the server's words")
+        told = re.compile(rf"waiting for .* of step 0 from .*{said}")
+        wait_for(lambda: told.search(caplog.text), "the trainer's words")
+        trainer.close()
+        stepping.join(10)
+        assert not stepping.is_alive()
+
+
+def test_a_server_that_never_takes_a_part_is_lost_and_named():
+    quick = Settings(heartbeat_seconds=0.05, deadline_seconds=0.5)
+    with loopback(servers=1, grad_clip=fleet.ClipGradByGlobalNorm(1.0)) as job:
+        plan = server_plan(job.transpile()[0].get_pserver_program(job.endpoints[0]))
+        # The port is bound by nobody: a server that has gone.
+        gone = job.endpoints[0].rpartition(":")[0] + ":1"
+        failures: list[FleetError] = []
+        plan = dataclasses.replace(plan, endpoints=(job.endpoints[0], gone))
+        siblings = Siblings(plan, job.job, quick, failures.append)
+        siblings.tell(NormPart(3, "", 0, {0: 1.0}), [1])
+        wait_for(lambda: failures, "the failure")
+        siblings.close()
+    assert isinstance(failures[0], PeerLostError)
+    assert (
+        f"the norm of all gradients at step 3: parameter server {gone} has not taken the part of "
+        f"{job.endpoints[0]} within 0.5 s"
+    ) in str(failures[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"fingerprint": "other"}, "does not run the same training as server 1"),
+        ({"server": 0}, "in which this server has no part with it"),
+    ],
+)
+def test_a_server_of_another_training_is_refused(change, words):
+    clip = fleet.ClipGradByGlobalNorm(1.0)
+    with loopback(servers=2, grad_clip=clip) as job:
+        plan = server_plan(job.transpile()[0].get_pserver_program(job.endpoints[1]))
+        if "fingerprint" in change:
+            plan = dataclasses.replace(plan, fingerprint=change["fingerprint"])
+        failures: list[FleetError] = []
+        siblings = Siblings(plan, job.job, job.settings, failures.append)
+        siblings.tell(NormPart(0, "", change.get("server", 1), {0: 1.0}), [0])
+        wait_for(lambda: failures, "the refusal")
+        siblings.close()
+    assert isinstance(failures[0], ConfigurationError)
+    assert words in str(failures[0])

@@ -1,0 +1,169 @@
+"""The same training twice: by trainers and servers in this process, and by one model alone.
+
+The one model does what a job must come to: gradients summed in the order of the trainers, scaled by one over
+their number, clipped, and one step of the optimizer.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fleet.parameter_server.optimizer import DistributedOptimizer
+from tests.support.parameter_server import Loopback, loopback
+
+NoSync = Callable[[], AbstractContextManager[None]]
+Values = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained, and how.
+
+    Attributes
+    ----------
+    model : callable
+        Makes the model, alike at every call.
+    optimizer : callable
+        Makes the optimizer from what `groups` gives.
+    backward : callable
+        Called as ``backward(model, step, trainer, no_sync)``: leaves a trainer's gradients of a step.
+    groups : callable
+        Gives parameters or param groups of a model.
+    scheduler : callable, optional
+        Makes a scheduler on an optimizer.
+    metrics : tuple of float
+        What the scheduler's ``step`` is called with, step by step; empty where it takes nothing.
+    steps : tuple of int
+        How many steps each trainer makes.
+    """
+
+    model: Callable[[], torch.nn.Module]
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    backward: Callable[[Any, int, int, NoSync], None]
+    groups: Callable[[Any], Any] = lambda model: model.parameters()
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+    metrics: tuple[float, ...] = ()
+    steps: tuple[int, ...] = (4, 4)
+
+    def advance(self, scheduler: Any, step: int) -> None:
+        """Step a scheduler, if there is one."""
+        if scheduler is not None:
+            scheduler.step(*self.metrics[step : step + 1])
+
+
+def values_of(model: torch.nn.Module) -> Values:
+    """Return a copy of a model's parameters."""
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def train_alone(training: Training, clip: Callable[[torch.nn.Module], Any] | None = None) -> Values:
+    """Train with one model."""
+    model = training.model()
+    optimizer = training.optimizer(training.groups(model))
+    scheduler = training.scheduler(optimizer) if training.scheduler is not None else None
+    for step in range(max(training.steps)):
+        of_trainers = []
+        for trainer in (index for index, steps in enumerate(training.steps) if step < steps):
+            optimizer.zero_grad()
+            training.backward(model, step, trainer, nullcontext)
+            of_trainers.append([parameter.grad for parameter in model.parameters()])
+        for parameter, *gradients in zip(model.parameters(), *of_trainers, strict=True):
+            present = [gradient for gradient in gradients if gradient is not None]
+            parameter.grad = None
+            if present:
+                total = present[0].clone()
+                for gradient in present[1:]:
+                    total += gradient
+                parameter.grad = total * (1.0 / len(of_trainers)) if len(of_trainers) > 1 else total
+        if clip is not None:
+            clip(model)
+        optimizer.step()
+        training.advance(scheduler, step)
+    return values_of(model)
+
+
+def train_together(training: Training, servers: int = 2, **arguments: Any) -> list[Values]:
+    """Train with so many servers, and a trainer for each entry of ``training.steps``.
+
+    Returns
+    -------
+    list of mapping
+        What each trainer's model ends with.
+    """
+    with (
+        one_thread(),
+        loopback(
+            servers=servers,
+            trainers=len(training.steps),
+            optimizer=training.optimizer,
+            model=training.model,
+            groups=training.groups,
+            **arguments,
+        ) as job,
+    ):
+        return _run(job, training)
+
+
+def _run(job: Loopback, training: Training) -> list[Values]:
+    ended: dict[int, Values] = {}
+    errors: list[BaseException] = []
+
+    def train(index: int) -> None:
+        try:
+            trainer, model, wrapped = job.make_trainer(index)
+            optimizer = DistributedOptimizer(wrapped, never_minimized)
+            trainer.start()
+            optimizer.bind(trainer)
+            scheduler = training.scheduler(optimizer) if training.scheduler is not None else None
+            for step in range(training.steps[index]):
+                optimizer.zero_grad()
+                training.backward(model, step, index, optimizer.no_sync)
+                optimizer.step()
+                training.advance(scheduler, step)
+            trainer.complete()
+            ended[index] = values_of(model)
+        except BaseException as error:  # noqa: BLE001 - raised below, in the test's own thread
+            errors.append(error)
+            for other in job.trainers:
+                other.close()
+
+    threads = [threading.Thread(target=train, args=(i,), daemon=True) for i in range(len(training.steps))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a trainer still trains"
+    if errors:
+        raise errors[0]
+    for running in job.servers:
+        running.join()
+        assert running.failure is None
+    return [ended[index] for index in sorted(ended)]
+
+
+def never_minimized(loss_fn: Callable[..., Any]) -> None:
+    """Stand in for what these loops do not call."""
+    raise AssertionError("minimize was called")
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread: more of them may sum in another order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def assert_same_bits(found: Values, expected: Values) -> None:
+    """Compare parameters bit by bit, and name those that differ."""
+    assert found.keys() == expected.keys()
+    differing = [name for name, value in expected.items() if not torch.equal(found[name], value)]
+    assert not differing, f"other bits in {', '.join(differing)}"

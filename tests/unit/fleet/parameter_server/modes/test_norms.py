@@ -1,0 +1,215 @@
+"""Norms over several servers: each part counts once, each norm is known once, on all servers alike."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.errors import RemoteProtocolError
+from fleet.parameter_server.modes import Answer, Missing, NormPart, Sync
+from fleet.parameter_server.modes.norms import AwaitedNorm, KnownNorm, NormBook
+from fleet.parameter_server.modes.sync import SyncServer
+from fleet.parameter_server.shard import Shard
+from fleet.program import ClipGradByGlobalNorm, ClipGradByNorm, Program
+from fleet.transpiler import (
+    DistributeTranspiler,
+    DistributeTranspilerConfig,
+    NormPlan,
+    PSDispatcher,
+    server_plan,
+)
+
+HYPER = ({"lr": 1.0},)
+ALL = NormPlan("", 1.0, (0, 2), (0, 1, 2))
+
+
+def silent(part, servers):
+    raise AssertionError("nobody else has a part")
+
+
+def unheard(part, servers):
+    """Tell a part to servers that this test has no use for."""
+
+
+@given(st.permutations([("own", 0), ("own", 2), ("other", 1), ("other", 2)]), st.booleans())
+def test_in_any_order_the_last_part_makes_the_norm_known_once(order, twice):
+    told: list[tuple[NormPart, tuple[int, ...]]] = []
+    book = NormBook([ALL], 0, lambda part, servers: told.append((part, tuple(servers))))
+    own, others = {0: 1.0, 2: 4.0}, {1: {1: 9.0, 5: 2.0}, 2: {3: 16.0}}
+    found = []
+    for kind, number in order:
+        if kind == "own":
+            found.append(book.note(7, number, own[number]))
+        else:
+            part = NormPart(7, "", number, others[number])
+            found.append(book.hear(part, 7))
+            if twice and found[-1] is None:
+                found.append(book.hear(part, 7))
+    *early, last = found
+    assert early == [None] * len(early)
+    assert last == KnownNorm(7, ALL, 1.0 / (32.0**0.5 + 1e-6))
+    assert told == [(NormPart(7, "", 0, own), (1, 2))]
+    assert book.awaited() is None
+
+
+def test_a_norm_of_one_server_is_told_to_nobody():
+    book = NormBook([NormPlan("w", 1.0, (4,), (2,))], 2, silent)
+    assert 4 in book
+    assert 3 not in book
+    known = book.note(0, 4, 0.25)
+    assert known is not None
+    assert known.coefficient == 1.0
+
+
+def test_who_is_awaited_is_known_once_this_server_has_told_its_part():
+    book = NormBook([ALL], 1, unheard)
+    book.hear(NormPart(3, "", 2, {9: 1.0}), 3)
+    book.note(3, 0, 1.0)
+    assert book.awaited() is None
+    book.note(3, 2, 1.0)
+    assert book.awaited() == AwaitedNorm(3, ALL, (0,))
+
+
+def test_what_is_told_again_after_the_norm_was_known_is_dropped():
+    book = NormBook([NormPlan("", 1.0, (0,), (0, 1))], 0, unheard)
+    for step in range(3):
+        part = NormPart(step, "", 1, {1: 1.0})
+        book.note(step, 0, 1.0)
+        assert book.hear(part, step) is not None
+        assert book.hear(part, step) is None  # before the step was counted as made
+        assert book.hear(part, step + 1) is None
+    assert len(book._parts) == 1
+
+
+class SecondHalfElsewhere(PSDispatcher):
+    def dispatch(self, varlist):
+        return [self.eps[block.name == "w.block1"] for block in varlist]
+
+
+class Server:
+    """Server 0 of two, which holds ``b`` (block 0) and the first half of ``w`` (block 1), all zero."""
+
+    def __init__(self, trainers: int, clip: ClipGradByNorm | ClipGradByGlobalNorm) -> None:
+        model = torch.nn.ParameterDict({"b": torch.zeros(1), "w": torch.zeros(2, 10000)})
+        program = Program.from_optimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, clip)
+        transpiler = DistributeTranspiler(DistributeTranspilerConfig(split_method=SecondHalfElsewhere))
+        transpiler.transpile(
+            0,
+            program=program,
+            pservers="a:1,b:1",
+            trainers=trainers,
+            startup_program=program.startup_program,
+        )
+        assert program.source is not None
+        self.told: list[NormPart] = []
+        self.shard = Shard(server_plan(transpiler.get_pserver_program("a:1")), program.source.parameters)
+        mode = Sync().make_server(self.shard, trainers)
+        assert isinstance(mode, SyncServer)
+        mode.connect(lambda part, _: self.told.append(part))
+        self.mode = mode
+        for trainer in range(trainers):
+            mode.begin(trainer, 0, HYPER)
+
+    def send(self, trainer: int, block: int, value: float, step: int = 0) -> list[Answer]:
+        np.frombuffer(self.mode.destination(trainer, block), dtype=np.float32)[:] = value
+        return list(self.mode.gradient(trainer, block, step))
+
+    def value(self, block: int) -> float:
+        return float(np.frombuffer(self.shard.value_bytes(block), dtype=np.float32)[0])
+
+
+def their_part(square: float, step: int = 0, key: str = "") -> NormPart:
+    return NormPart(step, key, 1, {2: square})
+
+
+def test_nothing_is_stepped_before_the_norm_is_known_and_then_all_of_it():
+    server = Server(2, ClipGradByGlobalNorm(5.0))
+    for trainer in range(2):
+        assert server.send(trainer, 0, 3.0) == []
+    for trainer in range(2):
+        assert server.send(trainer, 1, 0.0) == []
+    assert server.told == [NormPart(0, "", 0, {0: 9.0, 1: 0.0})]
+    assert (server.value(0), server.mode.step) == (0.0, 0)
+    assert server.mode.missing() == Missing(0, (), "the norm of all gradients", (1,))
+    answers = server.mode.norm(their_part(91.0))  # the norm is 10: halved
+    assert answers == [Answer(0, 1, (0, 1)), Answer(1, 1, (0, 1))]
+    assert server.value(0) == pytest.approx(-1.5, rel=1e-6)
+    assert (server.mode.step, server.mode.missing()) == (1, None)
+
+
+def test_the_last_part_may_be_this_servers_own():
+    server = Server(1, ClipGradByGlobalNorm(5.0))
+    assert server.mode.norm(their_part(91.0)) == []
+    assert server.send(0, 0, 3.0) == []
+    assert server.send(0, 1, 0.0) == [Answer(0, 1, (0,)), Answer(1, 1, (0,))]
+    assert server.value(0) == pytest.approx(-1.5, rel=1e-6)
+
+
+def test_the_norm_of_one_parameter_holds_up_no_other():
+    server = Server(1, ClipGradByNorm(1.0))
+    assert server.send(0, 1, 1.0) == []
+    assert server.send(0, 0, 2.0) == [Answer(0, 1, (0,))]
+    assert server.value(0) == pytest.approx(-1.0, rel=1e-5)
+    assert server.mode.norm(their_part(0.0, key="w")) == [Answer(1, 1, (0,))]
+    assert server.value(1) == pytest.approx(-0.01, rel=1e-5)  # 10000 ones have the norm 100
+
+
+def test_what_is_absent_everywhere_has_no_part_and_is_not_stepped():
+    server = Server(2, ClipGradByGlobalNorm(1.0))
+    for trainer in range(2):
+        server.send(trainer, 0, 1.0)
+        server.mode.end(trainer, 0, [1])
+    assert server.told == [NormPart(0, "", 0, {0: 1.0, 1: 0.0})]
+    assert server.mode.norm(their_part(0.0)) == [Answer(0, 1, (0, 1)), Answer(1, 1, (0, 1), changed=False)]
+
+
+def test_a_trainer_that_comes_back_while_a_norm_is_awaited_changes_nothing():
+    """Its gradient is in the part that was told: what it sends again is taken, and not used."""
+    server = Server(2, ClipGradByGlobalNorm(1000.0))
+    for trainer in range(2):
+        server.send(trainer, 0, 4.0)
+        server.send(trainer, 1, 0.0)
+    server.mode.admit(0)
+    server.mode.begin(0, 0, HYPER)
+    assert server.send(0, 0, 99.0) == []
+    with pytest.raises(RemoteProtocolError, match="for step 0, expected the next step"):
+        server.send(0, 0, 99.0)
+    with pytest.raises(RemoteProtocolError, match=r"neither sent w\.block0"):
+        server.mode.end(0, 0, [])
+    before = server.mode.value(0, 1), server.mode.value(1, 1)
+    # Block 1 has not come again: the trainer awaits no answer about it yet.
+    assert server.mode.norm(their_part(0.0)) == [Answer(0, 1, (0, 1)), Answer(1, 1, (1,))]
+    assert server.value(0) == -4.0
+    # What it has been answered about that block does not change under its hands.
+    assert [value.obj is server.shard.value_bytes(1).obj for value in before] == [False, True]
+    assert server.send(0, 1, 99.0) == [Answer(1, 1, (0,))]
+    assert server.value(1) == 0.0
+    assert server.mode.end(0, 0, []) == []
+
+
+def test_a_trainer_that_comes_back_may_say_that_there_is_no_gradient():
+    server = Server(1, ClipGradByGlobalNorm(1000.0))
+    server.send(0, 0, 4.0)
+    server.send(0, 1, 0.0)
+    server.mode.admit(0)
+    assert server.mode.end(0, 0, [0, 1]) == []
+    assert server.mode.norm(their_part(0.0)) == [Answer(0, 1, (0,)), Answer(1, 1, (0,))]
+    assert server.value(0) == -4.0
+
+
+def test_a_trainer_that_completes_changes_no_block_that_awaits_its_norm():
+    server = Server(2, ClipGradByGlobalNorm(1000.0))
+    for trainer in range(2):
+        server.send(trainer, 0, 4.0)
+    server.send(0, 1, 6.0)
+    assert server.mode.complete(1) == []
+    assert len(server.told) == 1
+    assert server.mode.norm(their_part(0.0)) == [Answer(0, 1, (0,)), Answer(1, 1, (0,))]
+    assert (server.value(0), server.value(1)) == (-4.0, -6.0)
+
+
+@pytest.mark.parametrize("part", [their_part(1.0, key="v"), NormPart(0, "", 0, {}), NormPart(0, "", 5, {})])
+def test_a_part_of_no_norm_of_this_server_is_refused(part):
+    with pytest.raises(RemoteProtocolError, match="in which this server has no part with it"):
+        Server(1, ClipGradByGlobalNorm(1.0)).mode.norm(part)
