@@ -10,6 +10,7 @@ import torch
 
 import fleet as package
 from fleet import lifecycle
+from fleet.allocator import keep_freed_memory
 from fleet.collective.deadlines import Deadlines
 from fleet.collective.gradients import GradientAverager
 from fleet.collective.group import Group
@@ -64,6 +65,7 @@ class Fleet:
                 "PaddleCloudRoleMaker(is_collective=True), or the fleet of fleet.parameter_server"
             )
         lifecycle.start(role)
+        keep_freed_memory(os.environ)
         place, deadlines = place_of(role, os.environ), Deadlines.from_environ(os.environ)
         self._role, self._group = role, Group.connect(place, deadlines, os.environ)
 

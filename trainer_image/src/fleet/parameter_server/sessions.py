@@ -8,6 +8,7 @@ import os
 import weakref
 
 from fleet import lifecycle
+from fleet.allocator import keep_freed_memory
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.server import Server
 from fleet.parameter_server.settings import Settings
@@ -52,6 +53,7 @@ def start_trainer(program: Program, job: JobIdentity, *, overlap: bool = True) -
         )
     plan = trainer_plan(program) if sends(program) else startup_plan(program)
     lifecycle.start(_trainer_role(plan, job))
+    keep_freed_memory(os.environ)
     trainer = Trainer(plan, source, job, Settings.from_environ(os.environ), overlap=overlap)
     trainer.start()
     _trainers[source] = trainer
