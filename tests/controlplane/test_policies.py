@@ -193,3 +193,81 @@ async def test_a_synchronous_job_may_be_resized_while_it_is_suspended(namespace:
     await scale(namespace, 3)
     await patch(namespace, runPolicy={"suspend": False})
     await namespace.until_running("digits", *SERVERS, *TRAINERS, "digits-trainer-2")
+
+
+async def test_a_job_with_a_sidecar_that_goes_on_finishes_with_its_main_container(namespace: Namespace):
+    containers = [
+        {"name": "istio-proxy", "image": "example.com/proxy:1"},
+        {"name": "fleet", "image": "example.com/trainer:1"},
+    ]
+    native = {"name": "agent", "image": "example.com/agent:1", "restartPolicy": "Always"}
+    template = {"spec": {"containers": containers, "initContainers": [native]}}
+    pods = await run(namespace, template=template, runPolicy={"cleanPodPolicy": "All"})
+    for name in TRAINERS:
+        ended = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+        states = {"istio-proxy": {"running": {}}, "fleet": ended}
+        statuses = [
+            {**each, "state": states[each["name"]]} for each in pods[name]["status"]["containerStatuses"]
+        ]
+        await namespace.client.merge_patch(
+            namespace.path("pods", name, subresource="status"), {"status": {"containerStatuses": statuses}}
+        )
+    job = await namespace.until_state("digits", "Succeeded")
+    assert job["status"]["trainers"] == "2/2"
+
+
+async def test_replicas_on_one_node_and_its_network_do_not_clash(namespace: Namespace):
+    field = {"key": "metadata.name", "operator": "In", "values": ["kwok-0"]}
+    terms = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+    document = manifest(network={"hostNetwork": True, "portRange": {"first": 21000, "last": 21099}})
+    document["spec"]["template"]["spec"]["affinity"] = {
+        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    }
+    await namespace.create_job(document)
+    pods = await namespace.until_running("digits", *SERVERS, *TRAINERS)
+    ports = [
+        port["hostPort"]
+        for pod in pods.values()
+        for container in pod["spec"]["containers"]
+        for port in container["ports"]
+    ]
+    assert {pod["spec"]["nodeName"] for pod in pods.values()} == {"kwok-0"}
+    assert len(ports) == len(set(ports)) == 6
+
+
+async def test_pods_have_what_the_job_says_of_gpus_priority_and_accounts(namespace: Namespace):
+    priority = {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": f"training-{namespace.name}"},
+        "value": 1000,
+    }
+    await namespace.client.create("/apis/scheduling.k8s.io/v1/priorityclasses", priority)
+    await namespace.client.create(
+        namespace.path("serviceaccounts"),
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "trainer"}},
+    )
+    document = manifest(
+        scheduling={"priorityClassName": priority["metadata"]["name"]},
+        nodePool={"gpusPerTrainer": 2, "resourceName": "example.com/gpu", "sharedMemory": "1Gi"},
+    )
+    document["spec"]["template"]["spec"] |= {
+        "serviceAccountName": "trainer",
+        "imagePullSecrets": [{"name": "registry"}],
+    }
+    await namespace.create_job(document)
+    await namespace.until_pods("digits", "the servers", lambda pods: len(pods) == 2)
+    pods = await namespace.until_pods("digits", "all pods", lambda pods: len(pods) == 4)
+    for pod in pods.values():
+        spec = pod["spec"]
+        assert spec["priority"] == 1000
+        assert spec["serviceAccountName"] == "trainer"
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    trainer = pods["digits-trainer-0"]["spec"]
+    assert trainer["containers"][0]["resources"]["limits"] == {"example.com/gpu": "2"}
+    assert {"medium": "Memory", "sizeLimit": "1Gi"} in [each.get("emptyDir") for each in trainer["volumes"]]
+    job = await namespace.until_job(
+        "digits", "why it waits", lambda job: "Unschedulable" in str(job.get("status", {}).get("conditions"))
+    )
+    assert "Insufficient example.com/gpu" in told_of(job, "Running")["message"]

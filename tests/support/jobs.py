@@ -102,8 +102,8 @@ INVALID = (
     ),
     InvalidCase(
         "field-of-a-later-version",
-        _at("spec.scheduling", {"gang": "Volcano"}),
-        "spec.scheduling",
+        _at("spec.telemetry", {"endpoint": "x"}),
+        "spec.telemetry",
         ("unknown field",),
     ),
     InvalidCase("no-mode", _at("spec.mode", ...), "spec.mode", ("nothing", "ParameterServer", "Collective")),
@@ -361,6 +361,36 @@ INVALID = (
         ("'2 Gi'",),
     ),
     InvalidCase(
+        "host-network-without-a-range",
+        _at("spec.network", {"hostNetwork": True}),
+        "spec.network.portRange",
+        ("nothing", "share its ports"),
+    ),
+    InvalidCase(
+        "range-of-too-few-ports",
+        _at("spec.network", {"hostNetwork": True, "portRange": {"first": 20000, "last": 20006}}),
+        "spec.network.portRange",
+        ("too few",),
+    ),
+    InvalidCase(
+        "range-of-privileged-ports",
+        _at("spec.network", {"hostNetwork": True, "portRange": {"first": 80, "last": 20006}}),
+        "spec.network.portRange.first",
+        ("at least 1024",),
+    ),
+    InvalidCase(
+        "host-network-in-a-template",
+        _at("spec.template.spec.hostNetwork", True),
+        "spec.network.hostNetwork",
+        ("in a template", "portRange"),
+    ),
+    InvalidCase(
+        "priority-without-a-name",
+        _at("spec.scheduling", {"priorityClassName": ""}),
+        "spec.scheduling.priorityClassName",
+        ("some text",),
+    ),
+    InvalidCase(
         "node-selector-is-a-list",
         _at("spec.nodePool.nodeSelector", ["gpu"]),
         "spec.nodePool.nodeSelector",
@@ -417,6 +447,8 @@ VALID = {
         trainers=4,
         trainer={"replicas": 4, "port": 29500},
         failurePolicy={"action": "RestartJob"},
+        scheduling={"priorityClassName": "training"},
+        network={"hostNetwork": True, "portRange": {"first": 20000, "last": 20035}},
         nodePool={
             "nodeSelector": {"accelerator": "h100"},
             "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],

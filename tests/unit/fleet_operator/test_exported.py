@@ -8,7 +8,15 @@ import fleet_operator.plan
 
 def test_the_public_surface():
     assert {"FleetJob", "FleetJobStatus", "Role", "parse_job"} <= set(fleet_operator.api.__all__)
-    assert fleet_operator.build.__all__ == ["ClusterHosts", "Hosts", "build_pod", "build_service", "role_env"]
+    assert fleet_operator.build.__all__ == [
+        "ClusterHosts",
+        "Hosts",
+        "ReplicaPorts",
+        "build_pod",
+        "build_service",
+        "replica_ports",
+        "role_env",
+    ]
     assert fleet_operator.plan.__all__ == ["plan"]
     assert fleet_operator.errors.__all__ == ["InvalidJob", "OperatorError", "Problem"]
 

@@ -23,6 +23,7 @@ from fleet_operator.api.base import (
 )
 from fleet_operator.api.failure_policy import FailureAction, FailurePolicy
 from fleet_operator.api.names import CONTROLLER, MAIN_CONTAINER
+from fleet_operator.api.placement import Network, NodePool, PortRange, Scheduling
 from fleet_operator.api.role import Role
 from fleet_operator.api.status import FleetJobStatus
 
@@ -32,7 +33,6 @@ __all__ = [
     "FleetJob",
     "FleetJobSpec",
     "Mode",
-    "NodePool",
     "ObjectMeta",
     "PodSpec",
     "PodTemplate",
@@ -120,6 +120,9 @@ class PodSpec(OpenModel):
     node_selector: dict[str, str] | None = None
     tolerations: tuple[dict[str, Any], ...] | None = None
     volumes: tuple[dict[str, Any], ...] | None = None
+    host_network: StrictBool | None = Field(
+        default=None, description="Only false: spec.network.hostNetwork allots the ports as well."
+    )
 
 
 class TemplateMetadata(Model):
@@ -203,20 +206,6 @@ class RunPolicy(Model):
     )
 
 
-class NodePool(Model):
-    """Where the pods run and what the trainers get of it."""
-
-    node_selector: dict[str, LabelValue] = Field(default={}, description="Added to all pods.")
-    tolerations: tuple[dict[str, Any], ...] = Field(default=(), description="Added to all pods.")
-    resource_name: NonEmpty = Field(default="nvidia.com/gpu", description="What gpusPerTrainer counts.")
-    gpus_per_trainer: Annotated[StrictInt, Field(ge=0, le=64)] = Field(
-        default=0, description="Devices for the main container of each trainer."
-    )
-    shared_memory: Annotated[str, StringConstraints(pattern="^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$")] | None = Field(
-        default=None, description="Size of /dev/shm in the trainers, for example 2Gi."
-    )
-
-
 class FleetJobSpec(Model):
     """What to train with, and what to do when something happens."""
 
@@ -238,6 +227,8 @@ class FleetJobSpec(Model):
     )
     run_policy: RunPolicy = RunPolicy()
     node_pool: NodePool | None = None
+    scheduling: Scheduling | None = None
+    network: Network | None = None
 
 
 class ObjectMeta(Model):
@@ -318,6 +309,12 @@ class FleetJob(Model):
     def gpus_per_trainer(self) -> int:
         """How many devices one trainer pod gets."""
         return self.spec.node_pool.gpus_per_trainer if self.spec.node_pool else 0
+
+    @property
+    def host_ports(self) -> PortRange | None:
+        """Where the replicas' ports are taken from if they share their nodes' network."""
+        network = self.spec.network
+        return network.port_range if network is not None and network.host_network else None
 
     @property
     def managed_elsewhere(self) -> bool:

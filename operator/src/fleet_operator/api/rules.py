@@ -13,6 +13,7 @@ from fleet_operator.api.base import MAX_PORT, MAX_REPLICAS
 from fleet_operator.api.failure_policy import FailureAction, RuleAction
 from fleet_operator.api.job import FleetJob, Mode
 from fleet_operator.api.names import MAX_NAME_LENGTH, METRICS_PORT, NAME_PATTERN
+from fleet_operator.api.role import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,6 +78,8 @@ IMMUTABLE = (
     TransitionRule("successPolicy", optional=False),
     TransitionRule("startupPolicy", optional=False),
     TransitionRule("nodePool", optional=True),
+    TransitionRule("scheduling", optional=True),
+    TransitionRule("network", optional=True),
     TransitionRule("runPolicy.managedBy", optional=True),
 )
 
@@ -146,6 +149,20 @@ def _is_within_bounds(job: FleetJob) -> bool:
     if trainer.min_replicas is None or trainer.max_replicas is None:
         return True
     return trainer.min_replicas <= trainer.replicas <= trainer.max_replicas
+
+
+def _is_wide_enough(job: FleetJob) -> bool:
+    ports = job.host_ports
+    if ports is None:
+        return True
+    replicas = job.replicas(Role.PSERVER) + job.most_trainers
+    return ports.last - ports.first + 1 >= replicas * (job.slots_per_pod + 1)
+
+
+def _shares_the_nodes_network(job: FleetJob) -> bool:
+    spec = job.spec
+    templates = (spec.template, spec.trainer.template, spec.pserver and spec.pserver.template)
+    return any(each is not None and each.spec.host_network for each in templates)
 
 
 RULES = (
@@ -275,5 +292,42 @@ RULES = (
             or all(rule.action is not RuleAction.RESTART_REPLICA for rule in job.spec.failure_policy.rules)
         ),
         found=lambda _: "'RestartReplica'",
+    ),
+    Rule(
+        field="network.portRange",
+        expected="a range of ports, because hostNetwork lets replicas of one node share its ports",
+        cel="!has(self.network) || !self.network.hostNetwork || has(self.network.portRange)",
+        holds=lambda job: (
+            job.spec.network is None
+            or not job.spec.network.host_network
+            or job.spec.network.port_range is not None
+        ),
+        found=lambda _: "nothing",
+    ),
+    Rule(
+        field="network.portRange",
+        expected=(
+            "a port for the metrics and one for each process of every replica, trainer.maxReplicas included"
+        ),
+        cel=(
+            "!has(self.network) || !self.network.hostNetwork || !has(self.network.portRange) ||"
+            " self.network.portRange.last - self.network.portRange.first + 1 >="
+            f" ((has(self.pserver) ? self.pserver.replicas : 0) + {_MOST_CEL}) * ({_SLOTS_CEL} + 1)"
+        ),
+        holds=_is_wide_enough,
+        found=lambda job: "too few ports" if job.host_ports else "nothing",
+    ),
+    Rule(
+        field="network.hostNetwork",
+        expected="spec.network.hostNetwork with a portRange instead of hostNetwork in a template",
+        cel=" && ".join(
+            f"(!has({part}.template) || !has({part}.template.spec.hostNetwork) ||"
+            f" !{part}.template.spec.hostNetwork)"
+            for part in ("self", "self.trainer")
+        )
+        + " && (!has(self.pserver) || !has(self.pserver.template) ||"
+        " !has(self.pserver.template.spec.hostNetwork) || !self.pserver.template.spec.hostNetwork)",
+        holds=lambda job: not _shares_the_nodes_network(job),
+        found=lambda _: "hostNetwork in a template",
     ),
 )

@@ -3,6 +3,7 @@
 from fleet_operator.build.env import role_env
 from fleet_operator.build.hosts import ClusterHosts, Hosts
 from fleet_operator.build.pod import build_pod
+from fleet_operator.build.ports import ReplicaPorts, replica_ports
 from fleet_operator.build.service import build_service
 
-__all__ = ["ClusterHosts", "Hosts", "build_pod", "build_service", "role_env"]
+__all__ = ["ClusterHosts", "Hosts", "ReplicaPorts", "build_pod", "build_service", "replica_ports", "role_env"]

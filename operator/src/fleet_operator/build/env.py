@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import Mode, Role
-from fleet_operator.api.names import METRICS_PORT
+from fleet_operator.build.ports import replica_ports
 
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
@@ -50,7 +50,7 @@ def role_env(job: FleetJob, role: Role, index: int, hosts: Hosts, *, restarts: i
         "FLEET_JOB_UID": job.metadata.uid,
         "FLEET_SYNC_MODE": job.spec.sync_mode.value,
         "FLEET_RESTARTS": str(restarts),
-        "FLEET_METRICS_PORT": str(METRICS_PORT),
+        "FLEET_METRICS_PORT": str(replica_ports(job, role, index).metrics),
     }
     if job.spec.mode is Mode.COLLECTIVE:
         return env | _collective(job, index, hosts)
@@ -59,17 +59,22 @@ def role_env(job: FleetJob, role: Role, index: int, hosts: Hosts, *, restarts: i
 
 def _parameter_server(job: FleetJob, role: Role, index: int, hosts: Hosts) -> dict[str, str]:
     servers = [hosts(Role.PSERVER, i) for i in range(job.replicas(Role.PSERVER))]
-    port = str(job.port(Role.PSERVER))
+    ports = [replica_ports(job, Role.PSERVER, i).first for i in range(len(servers))]
     num_trainers = str(job.replicas(Role.TRAINER))
-    return {
-        "PADDLE_PSERVER_IPS": ",".join(servers),
-        "PADDLE_PSERVER_PORT": port,
-        "PADDLE_PORT": port,
-        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(f"{server}:{port}" for server in servers),
+    env = {
+        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(
+            f"{server}:{port}" for server, port in zip(servers, ports, strict=True)
+        ),
         "PADDLE_TRAINERS": num_trainers,
         "PADDLE_TRAINERS_NUM": num_trainers,
         _ROLE_INDEX[role]: str(index),
     }
+    if job.host_ports is None:  # else no one port is that of all servers, and only the list can be told
+        port = str(job.port(Role.PSERVER))
+        env |= {"PADDLE_PSERVER_IPS": ",".join(servers), "PADDLE_PSERVER_PORT": port, "PADDLE_PORT": port}
+    elif role is Role.PSERVER:
+        env["PADDLE_PORT"] = str(ports[index])
+    return env
 
 
 def _collective(job: FleetJob, index: int, hosts: Hosts) -> dict[str, str]:
@@ -78,9 +83,12 @@ def _collective(job: FleetJob, index: int, hosts: Hosts) -> dict[str, str]:
     With one slot the pod's process is the rank. With more, the command is a launcher that starts the ranks,
     so the pod gets only what is the same for all of its processes.
     """
-    num_nodes, slots, port = job.replicas(Role.TRAINER), job.slots_per_pod, job.port(Role.TRAINER)
+    num_nodes, slots = job.replicas(Role.TRAINER), job.slots_per_pod
+    ports = [replica_ports(job, Role.TRAINER, node).first for node in range(num_nodes)]
     endpoints = [
-        f"{hosts(Role.TRAINER, node)}:{port + slot}" for node in range(num_nodes) for slot in range(slots)
+        f"{hosts(Role.TRAINER, node)}:{ports[node] + slot}"
+        for node in range(num_nodes)
+        for slot in range(slots)
     ]
     num_processes = str(num_nodes * slots)
     env = {
@@ -88,14 +96,14 @@ def _collective(job: FleetJob, index: int, hosts: Hosts) -> dict[str, str]:
         "PADDLE_TRAINERS_NUM": num_processes,
         "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
         "MASTER_ADDR": hosts(Role.TRAINER, 0),
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(ports[0]),
         "WORLD_SIZE": num_processes,
         "LOCAL_WORLD_SIZE": str(slots),
         "NODE_RANK": str(index),
         "NNODES": str(num_nodes),
         "NPROC_PER_NODE": str(slots),
         "PET_MASTER_ADDR": hosts(Role.TRAINER, 0),
-        "PET_MASTER_PORT": str(port),
+        "PET_MASTER_PORT": str(ports[0]),
         "PET_NNODES": str(num_nodes),
         "PET_NODE_RANK": str(index),
         "PET_NPROC_PER_NODE": str(slots),

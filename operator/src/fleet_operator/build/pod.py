@@ -7,24 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api import Mode, Role
 from fleet_operator.api.names import (
+    ANNOTATION_MAIN,
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_ROLE,
-    METRICS_PORT,
     pod_name,
     service_name,
 )
 from fleet_operator.build.env import role_env
 from fleet_operator.build.metadata import job_labels, owner_references
+from fleet_operator.build.placement import place
+from fleet_operator.build.ports import replica_ports
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fleet_operator.api import FleetJob
     from fleet_operator.build.hosts import Hosts
+    from fleet_operator.build.ports import ReplicaPorts
     from fleet_operator.plan.model import Attempt
 
 __all__ = ["build_pod"]
 
-_SHARED_MEMORY = "fleet-shared-memory"
 _UNITS = {"m": Decimal("0.001"), "": Decimal(1), "k": Decimal(1000)}
 
 
@@ -57,8 +61,8 @@ def build_pod(job: FleetJob, role: Role, index: int, attempt: Attempt, hosts: Ho
         _complete_container(container, env)
     for container in spec["containers"]:
         if container["name"] == main:
-            _complete_main(container, job, role)
-    _apply_node_pool(spec, main, job, role)
+            _complete_main(container, job, role, index)
+    place(spec, main, job, role)
     spec.setdefault("automountServiceAccountToken", False)
     # Links add variables for each Service of the namespace: one named fleet-metrics sets FLEET_METRICS_PORT.
     spec.setdefault("enableServiceLinks", False)
@@ -72,7 +76,8 @@ def build_pod(job: FleetJob, role: Role, index: int, attempt: Attempt, hosts: Ho
             "name": name,
             "namespace": job.metadata.namespace,
             "labels": {**template.labels, **job_labels(job), **labels},
-            "annotations": dict(template.annotations),
+            # What injects containers may put them first: this says which one is ours, to kubectl as well.
+            "annotations": {**template.annotations, ANNOTATION_MAIN: main},
             "ownerReferences": owner_references(job),
         },
         "spec": spec,
@@ -86,26 +91,33 @@ def _complete_container(container: dict[str, Any], env: dict[str, str]) -> None:
     container["env"] = [{"name": name, "value": value} for name, value in env.items()] + own
 
 
-def _complete_main(container: dict[str, Any], job: FleetJob, role: Role) -> None:
+def _complete_main(container: dict[str, Any], job: FleetJob, role: Role, index: int) -> None:
     """Add what only the main container has: the ports, the servers' probe, a fitting number of threads."""
-    listening = Role.TRAINER if job.spec.mode is Mode.COLLECTIVE else Role.PSERVER
-    wanted = [("metrics", METRICS_PORT)]
-    if role is listening:
-        wanted.insert(0, (role.value, job.port(role)))
+    own = replica_ports(job, role, index)
     ports = container.setdefault("ports", [])
     taken = {entry.get("containerPort") for entry in ports} | {entry.get("name") for entry in ports}
     ports += [
         {"name": name, "containerPort": port, "protocol": "TCP"}
-        for name, port in wanted
+        for name, port in _wanted_ports(job, role, own)
         if name not in taken and port not in taken
     ]
     if role is Role.PSERVER:
         container.setdefault(
-            "readinessProbe", {"grpc": {"port": job.port(role)}, "periodSeconds": 2, "timeoutSeconds": 2}
+            "readinessProbe", {"grpc": {"port": own.first}, "periodSeconds": 2, "timeoutSeconds": 2}
         )
     threads = _num_threads(container, job.slots_per_pod if role is Role.TRAINER else 1)
     if threads is not None and all(entry["name"] != "OMP_NUM_THREADS" for entry in container["env"]):
         container["env"].append({"name": "OMP_NUM_THREADS", "value": str(threads)})
+
+
+def _wanted_ports(job: FleetJob, role: Role, own: ReplicaPorts) -> Iterator[tuple[str, int]]:
+    """Return the ports that a replica listens on, by name; on its node's network, every one."""
+    if role is (Role.TRAINER if job.spec.mode is Mode.COLLECTIVE else Role.PSERVER):
+        yield role.value, own.first
+        if job.host_ports is not None and role is Role.TRAINER:
+            for slot in range(1, job.slots_per_pod):
+                yield f"{role.value}-{slot}", own.first + slot
+    yield "metrics", own.metrics
 
 
 def _num_threads(container: dict[str, Any], num_processes: int) -> int | None:
@@ -122,25 +134,3 @@ def _num_threads(container: dict[str, Any], num_processes: int) -> int | None:
     if not cores.is_finite():
         return None
     return max(1, int((cores / num_processes).to_integral_value(ROUND_CEILING)))
-
-
-def _apply_node_pool(spec: dict[str, Any], main: str, job: FleetJob, role: Role) -> None:
-    """Put the pod where the pool is, and give the main container of a trainer its share of it."""
-    pool = job.spec.node_pool
-    if pool is None:
-        return
-    if pool.node_selector:
-        spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **pool.node_selector}
-    if pool.tolerations:
-        spec["tolerations"] = [*spec.get("tolerations", []), *(dict(each) for each in pool.tolerations)]
-    if role is not Role.TRAINER:
-        return
-    container = next(each for each in spec["containers"] if each["name"] == main)
-    if pool.gpus_per_trainer:
-        resources = container.setdefault("resources", {})
-        resources.setdefault("limits", {})[pool.resource_name] = pool.gpus_per_trainer
-    if pool.shared_memory is not None:
-        memory = {"medium": "Memory", "sizeLimit": pool.shared_memory}
-        spec.setdefault("volumes", []).append({"name": _SHARED_MEMORY, "emptyDir": memory})
-        mount = {"name": _SHARED_MEMORY, "mountPath": "/dev/shm"}  # noqa: S108  shared memory has this path
-        container.setdefault("volumeMounts", []).append(mount)

@@ -148,6 +148,8 @@ async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunRe
         claims.append(addresses)
         if left_out := not_applied(job.to_manifest()):
             display.say(f"not applied on this machine: {', '.join(left_out)}")
+        # Each pod has an address of its own here, and so all of the manifest's ports.
+        job = job.model_copy(update={"spec": job.spec.model_copy(update={"network": None})})
         options.logs.mkdir(parents=True, exist_ok=True)
         display.say(f"logs: {options.logs}")
         with tempfile.TemporaryDirectory(prefix="fleetjob-") as scratch:

@@ -33,7 +33,7 @@ APPLIED_TO_CONTAINER = {
     "terminationMessagePath",
     "terminationMessagePolicy",
 }
-NOT_APPLIED_TO_JOB = ("nodePool", "trainer.minReplicas", "trainer.maxReplicas")
+NOT_APPLIED_TO_JOB = ("nodePool", "scheduling", "network", "trainer.minReplicas", "trainer.maxReplicas")
 
 
 def templates(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api import Role
-from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, MAIN_CONTAINER
+from fleet_operator.api.names import ANNOTATION_MAIN, LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, MAIN_CONTAINER
 from fleet_operator.plan.model import Attempt, ObservedPod, PodPhase
 from fleet_operator.plan.waiting import PASSING
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
     """Reduce a pod to what decisions need; None if its labels do not say which replica it is.
 
-    The main container is the one named ``fleet``, else the first. Its exit code, reason and message are the
+    The main container is the one that the pod was built around. Its exit code, reason and message are the
     pod's. Where it never ran, the container that kept it from running speaks for it (an init container that
     failed, say), and so does one whose image cannot be pulled, because the pod stays Pending for it; where no
     container ran at all, the pod itself does (Unschedulable, Evicted, …).
@@ -30,7 +30,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
     not_ready = _why_not_ready(ready)
-    container, state = _speaker(manifest["spec"], status)
+    container, state = _speaker(_main(manifest), status)
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     reason, message = _why(ended or waiting, status, conditions)
     phase = status.get("phase", PodPhase.PENDING)
@@ -58,10 +58,17 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
     )
 
 
-def _speaker(spec: Mapping[str, Any], status: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+def _main(manifest: Mapping[str, Any]) -> str:
+    """Return the main container: as the pod was built, for what injects containers may put them first."""
+    names = [each["name"] for each in manifest["spec"]["containers"]]
+    said = (manifest["metadata"].get("annotations") or {}).get(ANNOTATION_MAIN)
+    if said in names:
+        return str(said)
+    return MAIN_CONTAINER if MAIN_CONTAINER in names else str(names[0])
+
+
+def _speaker(main: str, status: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
     """Return the name and the state of the container that speaks for the pod."""
-    names = [each["name"] for each in spec["containers"]]
-    main = MAIN_CONTAINER if MAIN_CONTAINER in names else names[0]
     ran = {each["name"]: each.get("state") or {} for each in status.get("containerStatuses") or ()}
     init = {each["name"]: each.get("state") or {} for each in status.get("initContainerStatuses") or ()}
     if status.get("phase") == PodPhase.FAILED and "terminated" not in ran.get(main, {}):

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleet_operator.api import JobState, Role
-from fleet_operator.api.names import METRICS_PORT, pod_name
+from fleet_operator.api.names import pod_name
+from fleet_operator.build import replica_ports
 from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.view import job_key
 from fleet_operator.plan.model import PodPhase
@@ -86,7 +87,7 @@ def targets(view: ClusterView) -> Iterator[Target]:
             continue
         pod = entry.value
         if pod.ip is not None and pod.phase is PodPhase.RUNNING and pod.deleted_at is None:
-            yield Target(key, pod.uid, pod.ip, METRICS_PORT)
+            yield Target(key, pod.uid, pod.ip, replica_ports(job, Role.TRAINER, 0).metrics)
 
 
 @dataclass(slots=True)

@@ -56,7 +56,7 @@ def test_a_whole_pod():
                 "fleetjob.dev/index": "1",
                 "fleetjob.dev/attempt": "1.2",
             },
-            "annotations": {},
+            "annotations": {"kubectl.kubernetes.io/default-container": "fleet"},
             "ownerReferences": [
                 {
                     "apiVersion": "fleetjob.dev/v1alpha1",
@@ -103,7 +103,7 @@ def test_what_the_operator_sets_wins():
     )
     assert pod["metadata"]["labels"]["fleetjob.dev/index"] == "0"
     assert pod["metadata"]["labels"]["team"] == "vision"
-    assert pod["metadata"]["annotations"] == {"a": "b"}
+    assert pod["metadata"]["annotations"] == {"a": "b", "kubectl.kubernetes.io/default-container": "fleet"}
     assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("digits-trainer-0", "digits")
 
 
@@ -218,39 +218,7 @@ def test_the_processes_of_a_pod_share_its_cores():
     assert env_of(main_of(pod_of(document=document)))["OMP_NUM_THREADS"] == "3"
 
 
-POOL = {
-    "nodeSelector": {"accelerator": "h100"},
-    "tolerations": [{"key": "gpu", "operator": "Exists"}],
-    "gpusPerTrainer": 8,
-    "sharedMemory": "2Gi",
-}
-
-
-def test_a_trainer_gets_its_share_of_the_node_pool():
-    spec = pod_of(
-        nodePool=POOL,
-        template=template(
-            {"resources": {"limits": {"cpu": "4"}}},
-            nodeSelector={"zone": "a"},
-            tolerations=[{"key": "spot"}],
-            volumes=[{"name": "data", "emptyDir": {}}],
-        ),
-    )["spec"]
-    assert spec["nodeSelector"] == {"zone": "a", "accelerator": "h100"}
-    assert spec["tolerations"] == [{"key": "spot"}, {"key": "gpu", "operator": "Exists"}]
-    assert spec["containers"][0]["resources"] == {"limits": {"cpu": "4", "nvidia.com/gpu": 8}}
-    assert spec["volumes"][1:] == [
-        {"name": "fleet-shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}
-    ]
-    [mount] = spec["containers"][0]["volumeMounts"]
-    assert mount == {"name": "fleet-shared-memory", "mountPath": "/dev/shm"}  # noqa: S108  not a temporary file
-
-
-def test_a_server_stands_in_the_pool_but_takes_no_device():
-    spec = pod_of(Role.PSERVER, nodePool=POOL)["spec"]
-    assert spec["nodeSelector"] == {"accelerator": "h100"}
-    assert "resources" not in spec["containers"][0]
-    assert "volumes" not in spec
+POOL = {"tolerations": [{"key": "gpu", "operator": "Exists"}], "gpusPerTrainer": 8}
 
 
 def test_building_changes_nothing_in_the_job():
@@ -261,3 +229,17 @@ def test_building_changes_nothing_in_the_job():
     again = build_pod(job, Role.TRAINER, 0, Attempt(), ClusterHosts(job))
     assert again["spec"]["tolerations"] == POOL["tolerations"]
     assert again["spec"]["containers"][0]["command"] == ["python", "train.py"]
+
+
+def test_what_a_namespace_gives_its_pods_passes_through():
+    spec = pod_of(
+        template=template(
+            imagePullSecrets=[{"name": "registry"}],
+            serviceAccountName="trainer",
+            initContainers=[{"name": "proxy", "image": "example.com/proxy:1", "restartPolicy": "Always"}],
+        )
+    )["spec"]
+    assert spec["imagePullSecrets"] == [{"name": "registry"}]
+    assert spec["serviceAccountName"] == "trainer"
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["initContainers"][0]["restartPolicy"] == "Always"

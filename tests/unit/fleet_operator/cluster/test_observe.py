@@ -40,6 +40,19 @@ def ready(status: str, reason: str | None = None) -> dict[str, Any]:
     return {"type": "Ready", "status": status, "reason": reason}
 
 
+def test_a_container_that_was_injected_first_does_not_speak_for_the_pod():
+    statuses = [
+        state("istio-proxy", running={"startedAt": START}),
+        state("train", terminated={"exitCode": 0}),
+    ]
+    seen = observed(
+        {"phase": "Running", "containerStatuses": statuses},
+        containers=("istio-proxy", "train"),
+        annotations={"kubectl.kubernetes.io/default-container": "train"},
+    )
+    assert (seen.container, seen.exit_code) == ("train", 0)
+
+
 def test_a_pod_just_created():
     assert observed(creationTimestamp=START) == ObservedPod(
         name="digits-trainer-1",

@@ -1,0 +1,119 @@
+"""Where a pod runs and what it gets of its node."""
+
+from typing import Any
+
+import pytest
+
+from fleet_operator.api import Role
+from fleet_operator.build import ClusterHosts, build_pod
+from fleet_operator.plan.model import Attempt
+from tests.support import jobs
+
+
+def template(*containers: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    containers = containers or ({},)
+    filled = [{"name": "fleet", "image": "example.com/trainer:1"} | each for each in containers]
+    return {"spec": {"containers": filled, **spec}}
+
+
+def pod_of(
+    role: Role = Role.TRAINER,
+    index: int = 0,
+    document: dict[str, Any] | None = None,
+    **spec: Any,
+) -> dict[str, Any]:
+    job = jobs.job(document or jobs.manifest(**spec))
+    return build_pod(job, role, index, Attempt(), ClusterHosts(job))
+
+
+def main_of(pod: dict[str, Any]) -> dict[str, Any]:
+    main: dict[str, Any] = pod["spec"]["containers"][0]
+    return main
+
+
+def env_of(container: dict[str, Any]) -> dict[str, str | None]:
+    return {each["name"]: each.get("value") for each in container["env"]}
+
+
+POOL = {
+    "nodeSelector": {"accelerator": "h100"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "gpusPerTrainer": 8,
+    "sharedMemory": "2Gi",
+}
+
+
+def test_a_trainer_gets_its_share_of_the_node_pool():
+    spec = pod_of(
+        nodePool=POOL,
+        template=template(
+            {"resources": {"limits": {"cpu": "4"}}},
+            nodeSelector={"zone": "a"},
+            tolerations=[{"key": "spot"}],
+            volumes=[{"name": "data", "emptyDir": {}}],
+        ),
+    )["spec"]
+    assert spec["nodeSelector"] == {"zone": "a", "accelerator": "h100"}
+    assert spec["tolerations"] == [{"key": "spot"}, {"key": "gpu", "operator": "Exists"}]
+    assert spec["containers"][0]["resources"] == {"limits": {"cpu": "4", "nvidia.com/gpu": 8}}
+    assert spec["volumes"][1:] == [
+        {"name": "fleet-shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}
+    ]
+    [mount] = spec["containers"][0]["volumeMounts"]
+    assert mount == {"name": "fleet-shared-memory", "mountPath": "/dev/shm"}  # noqa: S108  not a temporary file
+
+
+def test_collectives_say_what_goes_wrong_unless_the_template_says_otherwise():
+    asked = {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}
+    values = [env_of(main_of(pod_of(nodePool=POOL, template=each))) for each in (template(), template(asked))]
+    assert [each["NCCL_DEBUG"] for each in values] == ["WARN", "INFO"]
+    assert "NCCL_DEBUG" not in env_of(main_of(pod_of()))
+
+
+def test_shared_memory_of_the_template_wins():
+    own = {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108  not a temporary file
+    spec = pod_of(
+        nodePool=POOL,
+        template=template({"volumeMounts": [own]}, volumes=[{"name": "shm", "emptyDir": {}}]),
+    )["spec"]
+    assert spec["volumes"] == [{"name": "shm", "emptyDir": {}}]
+    assert spec["containers"][0]["volumeMounts"] == [own]
+
+
+def test_a_server_stands_in_the_pool_but_takes_no_device():
+    spec = pod_of(Role.PSERVER, nodePool=POOL)["spec"]
+    assert spec["nodeSelector"] == {"accelerator": "h100"}
+    assert "resources" not in spec["containers"][0]
+    assert "volumes" not in spec
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        pytest.param({}, "training", id="the-jobs"),
+        pytest.param({"priorityClassName": "mine"}, "mine", id="own"),
+    ],
+)
+def test_priority(own, expected):
+    for role in Role:
+        spec = pod_of(role, scheduling={"priorityClassName": "training"}, template=template(**own))["spec"]
+        assert spec["priorityClassName"] == expected
+
+
+HOST = {"hostNetwork": True, "portRange": {"first": 20000, "last": 20999}}
+
+
+def test_pods_on_their_nodes_network_still_know_the_clusters_names():
+    spec = pod_of(network=HOST)["spec"]
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    assert pod_of(network=HOST, template=template(dnsPolicy="None"))["spec"]["dnsPolicy"] == "None"
+    assert "hostNetwork" not in pod_of()["spec"]
+
+
+def test_the_scheduler_is_told_every_port_that_is_taken_on_a_node():
+    document = jobs.collective_manifest(network=HOST, trainer={"slotsPerPod": 3})
+    ports = main_of(pod_of(document=document))["ports"]
+    numbers = [each["containerPort"] for each in ports]
+    assert numbers == list(range(numbers[0], numbers[0] + 4))
+    server = pod_of(Role.PSERVER, network=HOST)
+    assert main_of(server)["readinessProbe"]["grpc"]["port"] == main_of(server)["ports"][0]["containerPort"]
