@@ -236,7 +236,7 @@ async def test_replicas_on_one_node_and_its_network_do_not_clash(namespace: Name
 
 
 async def test_pods_have_what_the_job_says_of_gpus_priority_and_accounts(namespace: Namespace):
-    priority = {
+    priority: Manifest = {
         "apiVersion": "scheduling.k8s.io/v1",
         "kind": "PriorityClass",
         "metadata": {"name": f"training-{namespace.name}"},

@@ -161,7 +161,9 @@ def _is_wide_enough(job: FleetJob) -> bool:
 
 def _shares_the_nodes_network(job: FleetJob) -> bool:
     spec = job.spec
-    templates = (spec.template, spec.trainer.template, spec.pserver and spec.pserver.template)
+    templates = [spec.template, spec.trainer.template]
+    if spec.pserver is not None:
+        templates.append(spec.pserver.template)
     return any(each is not None and each.spec.host_network for each in templates)
 
 
