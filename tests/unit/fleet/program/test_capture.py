@@ -313,3 +313,23 @@ def test_a_lazy_module_is_refused_by_position():
     model = torch.nn.LazyLinear(3)
     with pytest.raises(TranspileError, match=r"parameter 0 .* has no shape yet; run the lazy module once"):
         capture(model, never, sgd(model))
+
+
+def test_parameters_that_share_memory_are_refused_and_one_that_is_used_twice_is_not():
+    module: Any = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    module[1].weight = module[0].weight
+    program = capture(module, never, sgd(module))
+    assert [op.input("Param") for op in program.global_block().ops if op.type == "sgd"] == [
+        ["0.bias"],
+        ["0.weight"],
+        ["1.bias"],
+    ]
+    module[1].weight = torch.nn.Parameter(module[0].weight.detach())
+    with pytest.raises(TranspileError, match=r"0\.weight and 1\.weight share memory, .* in head\.weight ="):
+        capture(module, never, sgd(module))
+
+
+def test_parameters_that_lie_side_by_side_in_one_storage_are_fine():
+    flat = torch.zeros(6)
+    named = [(name, torch.nn.Parameter(flat[at : at + 3])) for name, at in (("a", 0), ("b", 3))]
+    assert from_optimizer(torch.optim.SGD(named, lr=0.1)).global_block().var("b").shape == (3,)

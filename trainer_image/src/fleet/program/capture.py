@@ -9,6 +9,7 @@ before each.
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -111,6 +112,7 @@ def _build(
     if model is not None:
         _refuse_sparse_modules(model)
     names, named = _names(optimizer, model)
+    _refuse_shared_memory(names)
     group_of = _trainable(optimizer, names)
     groups = [_group(optimizer, index, group) for index, group in enumerate(optimizer.param_groups)]
 
@@ -188,6 +190,21 @@ def _names(
             raise TranspileError(f"two parameters are named {name!r}; each needs a name of its own")
         taken.add(name)
     return names, named
+
+
+def _refuse_shared_memory(names: Mapping[torch.nn.Parameter, str]) -> None:
+    """Refuse two Parameters over the same elements: one server would step what another one holds too."""
+    spans = sorted(
+        (parameter.data_ptr(), parameter.data_ptr() + parameter.numel() * parameter.element_size(), name)
+        for parameter, name in names.items()
+        if not is_lazy(parameter) and parameter.numel() and parameter.is_contiguous()
+    )
+    for (_, end, one), (begin, _, other) in pairwise(spans):
+        if 0 < begin < end:
+            raise TranspileError(
+                f"parameters {one} and {other} share memory, but are two Parameters; to tie them, make them "
+                "one, as in head.weight = embedding.weight"
+            )
 
 
 def _trainable(
