@@ -166,3 +166,12 @@ def test_who_is_missing_is_known_once_somebody_waits():
     assert setup.mode.missing() is None
     setup.send(1, 1, 1.0)
     assert setup.mode.missing() == Missing(0, (0, 2), "w")
+
+
+def test_a_resumed_mode_counts_on_from_the_step_of_its_checkpoint():
+    setup = Setup(1)
+    setup.mode.resume(7)
+    assert setup.mode.step == 7
+    assert setup.mode.pull(0) == [Answer(0, 7, (0,)), Answer(1, 7, (0,))]
+    setup.mode.begin(0, 7, HYPER)
+    assert setup.send(0, 0, 1.0, step=7) == [Answer(0, 8, (0,))]

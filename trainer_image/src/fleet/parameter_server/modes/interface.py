@@ -67,6 +67,9 @@ class ServerMode(Protocol):
     def step_of(self, trainer: int) -> int:
         """Return the step that a trainer makes next; where a restarted one goes on."""
 
+    def resume(self, step: int) -> None:
+        """Go on at a step that a checkpoint holds; called before any trainer has sent a gradient."""
+
     def admit(self, trainer: int) -> None:
         """Begin anew with a trainer: what an earlier life of it has sent and is not applied is dropped."""
 

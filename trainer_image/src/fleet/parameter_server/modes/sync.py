@@ -101,6 +101,12 @@ class SyncServer:
         del trainer
         return self.step
 
+    def resume(self, step: int) -> None:
+        """Go on at a step that a checkpoint holds; called before any trainer has sent a gradient."""
+        with self._changed:
+            for round_ in self._rounds.values():
+                round_.step = step
+
     def admit(self, trainer: int) -> None:
         """Begin anew with a trainer: what an earlier life of it has sent and is not applied is dropped."""
         with self._changed:

@@ -92,8 +92,11 @@ class JoinRequest(_message.Message):
     TRAINER_FIELD_NUMBER: _builtins.int
     AGREEMENT_FIELD_NUMBER: _builtins.int
     CHECKSUMS_FIELD_NUMBER: _builtins.int
+    OPTIMIZER_STATE_FIELD_NUMBER: _builtins.int
     job_name: _builtins.str
     job_uid: _builtins.str
+    optimizer_state: _builtins.bool
+    """Whether this trainer's optimizer had state before the first step: every process must have it, or none."""
     @_builtins.property
     def trainer(self) -> Global___Trainer: ...
     @_builtins.property
@@ -112,10 +115,11 @@ class JoinRequest(_message.Message):
         trainer: Global___Trainer | None = ...,
         agreement: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         checksums: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        optimizer_state: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "checksums", b"checksums", "job_name", b"job_name", "job_uid", b"job_uid", "trainer", b"trainer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "checksums", b"checksums", "job_name", b"job_name", "job_uid", b"job_uid", "optimizer_state", b"optimizer_state", "trainer", b"trainer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -129,11 +133,14 @@ class JoinReply(_message.Message):
     DATA_PORT_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     DIFFERING_BLOCKS_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """Random per life of the server."""
     data_port: _builtins.int
     step: _builtins.int
     """The number of steps that every block of this server has made."""
+    restored: _builtins.str
+    """The checkpoint that this server has loaded, by its random name; empty when it began anew."""
     @_builtins.property
     def differing_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Blocks whose initial value differs from this trainer's own."""
@@ -145,10 +152,11 @@ class JoinReply(_message.Message):
         data_port: _builtins.int = ...,
         step: _builtins.int = ...,
         differing_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        restored: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_port", b"data_port", "differing_blocks", b"differing_blocks", "incarnation", b"incarnation", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_port", b"data_port", "differing_blocks", b"differing_blocks", "incarnation", b"incarnation", "restored", b"restored", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -300,12 +308,17 @@ Global___StatsReply: _TypeAlias = StatsReply  # noqa: Y015
 class StateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    VALUES_FIELD_NUMBER: _builtins.int
+    values: _builtins.bool
+    """The blocks' values instead of their optimizers' state; the pieces then have no name."""
     def __init__(
         self,
+        *,
+        values: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -426,3 +439,273 @@ class NormReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NormReply: _TypeAlias = NormReply  # noqa: Y015
+
+@_typing.final
+class ReduceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINER_FIELD_NUMBER: _builtins.int
+    PASSED_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    passed: _builtins.int
+    """The number of reductions that this trainer has passed before."""
+    operation: _builtins.str
+    """sum, min or max."""
+    dtype: _builtins.str
+    """numpy's name of the elements' type."""
+    data: _builtins.bytes
+    @_builtins.property
+    def trainer(self) -> Global___Trainer: ...
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        trainer: Global___Trainer | None = ...,
+        passed: _builtins.int = ...,
+        operation: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dtype", b"dtype", "operation", b"operation", "passed", b"passed", "shape", b"shape", "trainer", b"trainer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReduceRequest: _TypeAlias = ReduceRequest  # noqa: Y015
+
+@_typing.final
+class ReduceReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FIELD_NUMBER: _builtins.int
+    MISSING_TRAINERS_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    done: _builtins.bool
+    data: _builtins.bytes
+    @_builtins.property
+    def missing_trainers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        done: _builtins.bool = ...,
+        missing_trainers: _abc.Iterable[_builtins.int] | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "done", b"done", "missing_trainers", b"missing_trainers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReduceReply: _TypeAlias = ReduceReply  # noqa: Y015
+
+@_typing.final
+class SaveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINER_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    SAVE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    TRAINER_PART_FIELD_NUMBER: _builtins.int
+    directory: _builtins.str
+    """Where the files go, as this server sees it."""
+    save: _builtins.str
+    """The random name of this save, which its files carry."""
+    step: _builtins.int
+    """The step that every block must have made, in sync mode."""
+    trainer_part: _builtins.bytes
+    """The trainer's own part, as a safetensors file; only the first server gets it, and writes it."""
+    @_builtins.property
+    def trainer(self) -> Global___Trainer: ...
+    def __init__(
+        self,
+        *,
+        trainer: Global___Trainer | None = ...,
+        directory: _builtins.str = ...,
+        save: _builtins.str = ...,
+        step: _builtins.int = ...,
+        trainer_part: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "save", b"save", "step", b"step", "trainer", b"trainer", "trainer_part", b"trainer_part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveRequest: _TypeAlias = SaveRequest  # noqa: Y015
+
+@_typing.final
+class SaveReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What was written, each as JSON; see fleet.checkpoint."""
+
+    def __init__(
+        self,
+        *,
+        files: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveReply: _TypeAlias = SaveReply  # noqa: Y015
+
+@_typing.final
+class CommitRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINER_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    directory: _builtins.str
+    manifest: _builtins.str
+    """The manifest, as JSON."""
+    @_builtins.property
+    def trainer(self) -> Global___Trainer: ...
+    def __init__(
+        self,
+        *,
+        trainer: Global___Trainer | None = ...,
+        directory: _builtins.str = ...,
+        manifest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "manifest", b"manifest", "trainer", b"trainer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitRequest: _TypeAlias = CommitRequest  # noqa: Y015
+
+@_typing.final
+class CommitReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitReply: _TypeAlias = CommitReply  # noqa: Y015
+
+@_typing.final
+class LoadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINER_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    directory: _builtins.str
+    """A checkpoint, or a folder of numbered ones, of which the newest counts. Empty: only say what is loaded."""
+    @_builtins.property
+    def trainer(self) -> Global___Trainer: ...
+    def __init__(
+        self,
+        *,
+        trainer: Global___Trainer | None = ...,
+        directory: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "trainer", b"trainer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadRequest: _TypeAlias = LoadRequest  # noqa: Y015
+
+@_typing.final
+class LoadReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    TRAINER_PART_FIELD_NUMBER: _builtins.int
+    directory: _builtins.str
+    """The checkpoint that was found, by its path; empty when there is none."""
+    restored: _builtins.str
+    """The random name of the checkpoint that this server has loaded, now or before; empty when it began anew."""
+    step: _builtins.int
+    """The number of steps that every block of this server has made."""
+    trainer_part: _builtins.bytes
+    """The trainer's part of the checkpoint, from the server that has it."""
+    def __init__(
+        self,
+        *,
+        directory: _builtins.str = ...,
+        restored: _builtins.str = ...,
+        step: _builtins.int = ...,
+        trainer_part: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "restored", b"restored", "step", b"step", "trainer_part", b"trainer_part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadReply: _TypeAlias = LoadReply  # noqa: Y015
+
+@_typing.final
+class CheckpointsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINER_FIELD_NUMBER: _builtins.int
+    DIRECTORY_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    directory: _builtins.str
+    keep: _builtins.int
+    """How many to keep, the newest; 0 keeps all."""
+    @_builtins.property
+    def trainer(self) -> Global___Trainer: ...
+    def __init__(
+        self,
+        *,
+        trainer: Global___Trainer | None = ...,
+        directory: _builtins.str = ...,
+        keep: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "keep", b"keep", "trainer", b"trainer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointsRequest: _TypeAlias = CheckpointsRequest  # noqa: Y015
+
+@_typing.final
+class CheckpointsReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In ascending order; those without a manifest count too."""
+
+    def __init__(
+        self,
+        *,
+        numbers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["numbers", b"numbers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointsReply: _TypeAlias = CheckpointsReply  # noqa: Y015

@@ -64,6 +64,31 @@ class ParameterServerStub:
                 request_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.NormRequest.SerializeToString,
                 response_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.NormReply.FromString,
                 _registered_method=True)
+        self.Reduce = channel.unary_unary(
+                '/fleet.parameter_server.v1.ParameterServer/Reduce',
+                request_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.ReduceRequest.SerializeToString,
+                response_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.ReduceReply.FromString,
+                _registered_method=True)
+        self.Save = channel.unary_unary(
+                '/fleet.parameter_server.v1.ParameterServer/Save',
+                request_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.SaveRequest.SerializeToString,
+                response_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.SaveReply.FromString,
+                _registered_method=True)
+        self.Commit = channel.unary_unary(
+                '/fleet.parameter_server.v1.ParameterServer/Commit',
+                request_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.CommitRequest.SerializeToString,
+                response_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.CommitReply.FromString,
+                _registered_method=True)
+        self.Load = channel.unary_unary(
+                '/fleet.parameter_server.v1.ParameterServer/Load',
+                request_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.LoadRequest.SerializeToString,
+                response_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.LoadReply.FromString,
+                _registered_method=True)
+        self.Checkpoints = channel.unary_unary(
+                '/fleet.parameter_server.v1.ParameterServer/Checkpoints',
+                request_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.CheckpointsRequest.SerializeToString,
+                response_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.CheckpointsReply.FromString,
+                _registered_method=True)
 
 
 class ParameterServerServicer:
@@ -111,6 +136,41 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reduce(self, request, context):
+        """Combine small arrays of all trainers that have not completed. Waits a short while; asked again until done.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Save(self, request, context):
+        """Copy what this server holds at a step, and write the copy as its shard of a checkpoint.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Commit(self, request, context):
+        """Write the manifest, which makes the files written before it a checkpoint.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Load(self, request, context):
+        """Load a checkpoint, unless training has begun; say what is loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Checkpoints(self, request, context):
+        """Say which numbered checkpoints a folder has; remove the older ones, if asked to.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ParameterServerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +203,31 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Norm,
                     request_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.NormRequest.FromString,
                     response_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.NormReply.SerializeToString,
+            ),
+            'Reduce': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reduce,
+                    request_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.ReduceRequest.FromString,
+                    response_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.ReduceReply.SerializeToString,
+            ),
+            'Save': grpc.unary_unary_rpc_method_handler(
+                    servicer.Save,
+                    request_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.SaveRequest.FromString,
+                    response_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.SaveReply.SerializeToString,
+            ),
+            'Commit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Commit,
+                    request_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.CommitRequest.FromString,
+                    response_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.CommitReply.SerializeToString,
+            ),
+            'Load': grpc.unary_unary_rpc_method_handler(
+                    servicer.Load,
+                    request_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.LoadRequest.FromString,
+                    response_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.LoadReply.SerializeToString,
+            ),
+            'Checkpoints': grpc.unary_unary_rpc_method_handler(
+                    servicer.Checkpoints,
+                    request_deserializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.CheckpointsRequest.FromString,
+                    response_serializer=fleet_dot_parameter__server_dot_proto_dot_control__pb2.CheckpointsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +392,141 @@ class ParameterServer:
             '/fleet.parameter_server.v1.ParameterServer/Norm',
             fleet_dot_parameter__server_dot_proto_dot_control__pb2.NormRequest.SerializeToString,
             fleet_dot_parameter__server_dot_proto_dot_control__pb2.NormReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reduce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet.parameter_server.v1.ParameterServer/Reduce',
+            fleet_dot_parameter__server_dot_proto_dot_control__pb2.ReduceRequest.SerializeToString,
+            fleet_dot_parameter__server_dot_proto_dot_control__pb2.ReduceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Save(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet.parameter_server.v1.ParameterServer/Save',
+            fleet_dot_parameter__server_dot_proto_dot_control__pb2.SaveRequest.SerializeToString,
+            fleet_dot_parameter__server_dot_proto_dot_control__pb2.SaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Commit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet.parameter_server.v1.ParameterServer/Commit',
+            fleet_dot_parameter__server_dot_proto_dot_control__pb2.CommitRequest.SerializeToString,
+            fleet_dot_parameter__server_dot_proto_dot_control__pb2.CommitReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Load(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet.parameter_server.v1.ParameterServer/Load',
+            fleet_dot_parameter__server_dot_proto_dot_control__pb2.LoadRequest.SerializeToString,
+            fleet_dot_parameter__server_dot_proto_dot_control__pb2.LoadReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Checkpoints(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet.parameter_server.v1.ParameterServer/Checkpoints',
+            fleet_dot_parameter__server_dot_proto_dot_control__pb2.CheckpointsRequest.SerializeToString,
+            fleet_dot_parameter__server_dot_proto_dot_control__pb2.CheckpointsReply.FromString,
             options,
             channel_credentials,
             insecure,

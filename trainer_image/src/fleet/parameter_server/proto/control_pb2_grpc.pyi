@@ -43,6 +43,16 @@ class ParameterServerStub:
     """The state of this server's optimizers, block by block, in order of block number."""
     Norm: _grpc.UnaryUnaryMultiCallable[_control_pb2.NormRequest, _control_pb2.NormReply]
     """From another server: its part of a norm over gradients that lie on both."""
+    Reduce: _grpc.UnaryUnaryMultiCallable[_control_pb2.ReduceRequest, _control_pb2.ReduceReply]
+    """Combine small arrays of all trainers that have not completed. Waits a short while; asked again until done."""
+    Save: _grpc.UnaryUnaryMultiCallable[_control_pb2.SaveRequest, _control_pb2.SaveReply]
+    """Copy what this server holds at a step, and write the copy as its shard of a checkpoint."""
+    Commit: _grpc.UnaryUnaryMultiCallable[_control_pb2.CommitRequest, _control_pb2.CommitReply]
+    """Write the manifest, which makes the files written before it a checkpoint."""
+    Load: _grpc.UnaryUnaryMultiCallable[_control_pb2.LoadRequest, _control_pb2.LoadReply]
+    """Load a checkpoint, unless training has begun; say what is loaded."""
+    Checkpoints: _grpc.UnaryUnaryMultiCallable[_control_pb2.CheckpointsRequest, _control_pb2.CheckpointsReply]
+    """Say which numbered checkpoints a folder has; remove the older ones, if asked to."""
 
 @_typing.type_check_only
 class ParameterServerAsyncStub(ParameterServerStub):
@@ -59,6 +69,16 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """The state of this server's optimizers, block by block, in order of block number."""
     Norm: _aio.UnaryUnaryMultiCallable[_control_pb2.NormRequest, _control_pb2.NormReply]  # type: ignore[assignment]
     """From another server: its part of a norm over gradients that lie on both."""
+    Reduce: _aio.UnaryUnaryMultiCallable[_control_pb2.ReduceRequest, _control_pb2.ReduceReply]  # type: ignore[assignment]
+    """Combine small arrays of all trainers that have not completed. Waits a short while; asked again until done."""
+    Save: _aio.UnaryUnaryMultiCallable[_control_pb2.SaveRequest, _control_pb2.SaveReply]  # type: ignore[assignment]
+    """Copy what this server holds at a step, and write the copy as its shard of a checkpoint."""
+    Commit: _aio.UnaryUnaryMultiCallable[_control_pb2.CommitRequest, _control_pb2.CommitReply]  # type: ignore[assignment]
+    """Write the manifest, which makes the files written before it a checkpoint."""
+    Load: _aio.UnaryUnaryMultiCallable[_control_pb2.LoadRequest, _control_pb2.LoadReply]  # type: ignore[assignment]
+    """Load a checkpoint, unless training has begun; say what is loaded."""
+    Checkpoints: _aio.UnaryUnaryMultiCallable[_control_pb2.CheckpointsRequest, _control_pb2.CheckpointsReply]  # type: ignore[assignment]
+    """Say which numbered checkpoints a folder has; remove the older ones, if asked to."""
 
 class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -108,5 +128,45 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.NormReply, _abc.Awaitable[_control_pb2.NormReply]]:
         """From another server: its part of a norm over gradients that lie on both."""
+
+    @_abc_1.abstractmethod
+    def Reduce(
+        self,
+        request: _control_pb2.ReduceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ReduceReply, _abc.Awaitable[_control_pb2.ReduceReply]]:
+        """Combine small arrays of all trainers that have not completed. Waits a short while; asked again until done."""
+
+    @_abc_1.abstractmethod
+    def Save(
+        self,
+        request: _control_pb2.SaveRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.SaveReply, _abc.Awaitable[_control_pb2.SaveReply]]:
+        """Copy what this server holds at a step, and write the copy as its shard of a checkpoint."""
+
+    @_abc_1.abstractmethod
+    def Commit(
+        self,
+        request: _control_pb2.CommitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.CommitReply, _abc.Awaitable[_control_pb2.CommitReply]]:
+        """Write the manifest, which makes the files written before it a checkpoint."""
+
+    @_abc_1.abstractmethod
+    def Load(
+        self,
+        request: _control_pb2.LoadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.LoadReply, _abc.Awaitable[_control_pb2.LoadReply]]:
+        """Load a checkpoint, unless training has begun; say what is loaded."""
+
+    @_abc_1.abstractmethod
+    def Checkpoints(
+        self,
+        request: _control_pb2.CheckpointsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.CheckpointsReply, _abc.Awaitable[_control_pb2.CheckpointsReply]]:
+        """Say which numbered checkpoints a folder has; remove the older ones, if asked to."""
 
 def add_ParameterServerServicer_to_server(servicer: ParameterServerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
