@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from fleet.errors import FleetError
 from fleet.parameter_server.server import Server
 from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.shard import state_of
 from fleet.parameter_server.trainer import Trainer
 from fleet.program import GradClip, Program
 from fleet.role_maker import JobIdentity
@@ -101,12 +103,15 @@ class Loopback:
         )
         return transpiler, program
 
-    def start_server(self, index: int) -> RunningServer:
-        """Start one server."""
+    def start_server(self, index: int, directory: Path | None = None) -> RunningServer:
+        """Start one server, from the checkpoint in a directory if one is given."""
         transpiler, program = self.transpile()
         plan = server_plan(transpiler.get_pserver_program(self.endpoints[index]))
         assert program.source is not None
-        server = Server(plan, program.source.parameters, self.job, self.settings)
+        state = state_of(program.source)
+        server = Server(plan, program.source.parameters, self.job, self.settings, state)
+        if directory is not None:
+            assert server.keeper.load(str(directory)) is not None
         server.start()
 
         def serve() -> None:
@@ -157,12 +162,12 @@ class Loopback:
 
 
 @contextmanager
-def loopback(**arguments: Any) -> Iterator[Loopback]:
-    """Give a job whose servers run already; it ends with the block."""
+def loopback(directory: Path | None = None, **arguments: Any) -> Iterator[Loopback]:
+    """Give a job whose servers run already, from a checkpoint if one is given; it ends with the block."""
     made = Loopback(**arguments)
     try:
         for index in range(len(made.endpoints)):
-            made.start_server(index)
+            made.start_server(index, directory)
         yield made
     finally:
         made.close()

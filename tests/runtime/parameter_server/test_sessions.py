@@ -3,7 +3,6 @@
 import logging
 import re
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,32 +15,13 @@ from fleet.parameter_server.trainer import Trainer
 from fleet.transpiler import DistributeTranspilerConfig
 from tests.support.parameter_server import loopback, sgd, small_model
 from tests.support.processes import wait_for
+from tests.support.threads import at_once
 
 X = torch.linspace(-1, 1, 60).reshape(3, 20)
 
 
 def loss_of(model: Any, x: torch.Tensor = X) -> Any:
     return model(x).square().mean()
-
-
-def at_once(*calls: Callable[[], Any], seconds: float = 30.0) -> None:
-    """Run each call in a thread of its own; the first error is raised here."""
-    errors: list[BaseException] = []
-
-    def run(call: Callable[[], Any]) -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001 - raised below, in the test's own thread
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(seconds)
-        assert not thread.is_alive(), "a call still waits"
-    if errors:
-        raise errors[0]
 
 
 def stop_beating(trainer: Trainer) -> None:

@@ -11,7 +11,9 @@ from fleet import lifecycle as lifecycle  # its import makes report() serve itse
 from fleet.progress import report
 
 if TYPE_CHECKING:
+    from fleet.checkpoint import TrainStatus
     from fleet.errors import (
+        CheckpointError,
         ConfigurationError,
         DeadlineExceededError,
         FleetError,
@@ -51,8 +53,10 @@ if TYPE_CHECKING:
     )
 
 _MODULE_OF = {
+    "TrainStatus": "fleet.checkpoint",
     **dict.fromkeys(
         (
+            "CheckpointError",
             "ConfigurationError",
             "DeadlineExceededError",
             "FleetError",
@@ -101,6 +105,7 @@ __all__ = [
     "Block",
     "CPUPlace",
     "CUDAPlace",
+    "CheckpointError",
     "ClipGradByGlobalNorm",
     "ClipGradByNorm",
     "ClipGradByValue",
@@ -121,6 +126,7 @@ __all__ = [
     "RoundRobin",
     "StateLostError",
     "StrategyFactory",
+    "TrainStatus",
     "TranspileError",
     "Variable",
     "create_async_strategy",

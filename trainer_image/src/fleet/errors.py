@@ -6,6 +6,7 @@ so the reserved codes below are part of the contract between the two distributio
 
     FleetError                        1   something failed while training
     ├── ConfigurationError            2   the user's mistake, found before any work started
+    │   ├── CheckpointError               a checkpoint that is not whole, or is of another training
     │   ├── RoleError                     a role variable is missing, malformed or contradicts another
     │   └── TranspileError                a program that cannot be distributed as asked
     ├── ProtocolError                 1   bytes or messages that break the wire protocol
@@ -23,6 +24,7 @@ __all__ = [
     "EXIT_FAILURE",
     "EXIT_PEER_LOST",
     "EXIT_STATE_LOST",
+    "CheckpointError",
     "ConfigurationError",
     "DeadlineExceededError",
     "FleetError",
@@ -51,6 +53,10 @@ class ConfigurationError(FleetError):
     """The user's mistake, found before any work started: a second try fails the same way."""
 
     exit_code: ClassVar[int] = EXIT_CONFIGURATION
+
+
+class CheckpointError(ConfigurationError):
+    """A checkpoint cannot be loaded: it is not whole, or is of another training."""
 
 
 class RoleError(ConfigurationError):

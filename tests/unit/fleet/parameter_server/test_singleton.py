@@ -9,7 +9,7 @@ import torch
 
 import fleet as package
 from fleet import lifecycle, role_maker
-from fleet.errors import ConfigurationError
+from fleet.errors import CheckpointError, ConfigurationError
 from fleet.parameter_server import Fleet
 from fleet.parameter_server import fleet as singleton
 from fleet.strategy import DistributedStrategy
@@ -102,9 +102,11 @@ def test_there_are_no_programs_before_the_optimizer():
         _ = started().main_program
 
 
-def test_loading_a_model_is_refused_by_name():
-    with pytest.raises(ConfigurationError, match="model_dir is 'somewhere'"):
-        started(role_maker.Role.SERVER).init_server("somewhere")
+def test_a_model_dir_without_a_checkpoint_is_refused_by_name(tmp_path):
+    fleet = started(role_maker.Role.SERVER)
+    fleet.distributed_optimizer(sgd())
+    with pytest.raises(CheckpointError, match=f"{tmp_path} has no checkpoint"):
+        fleet.init_server(str(tmp_path))
 
 
 def test_a_collective_role_is_refused():
@@ -157,7 +159,6 @@ def test_a_scheduler_moves_the_learning_rate_and_never_warns(on_wrapped, monkeyp
         ),
         pytest.param(lambda o: o.step(), r"call fleet\.init_worker\(\)", id="no-session"),
         pytest.param(lambda o: o.state_dict(), r"call fleet\.init_worker\(\)", id="no-state"),
-        pytest.param(lambda o: o.load_state_dict({}), "cannot set the state", id="load"),
         pytest.param(
             lambda o: o.add_param_group({"params": [torch.zeros(1)]}),
             "fixed set of parameters",
@@ -169,6 +170,22 @@ def test_a_scheduler_moves_the_learning_rate_and_never_warns(on_wrapped, monkeyp
 def test_what_the_optimizer_cannot_do_says_so(call, words):
     with pytest.raises(ConfigurationError, match=words):
         call(started().distributed_optimizer(sgd()))
+
+
+def test_a_state_is_loaded_before_the_servers_have_it_and_refused_afterwards():
+    fleet = started()
+    model = torch.nn.Linear(3, 1)
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    other = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    model(torch.ones(1, 3)).sum().backward()
+    other.step()
+    optimizer.load_state_dict(other.state_dict())
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert optimizer.param_groups is optimizer._wrapped.param_groups
+    assert torch.equal(optimizer._wrapped.state[model.weight]["momentum_buffer"], torch.ones(1, 3))
+    optimizer.hand_over()
+    with pytest.raises(ConfigurationError, match=r"call it before, in every role; or load a checkpoint"):
+        optimizer.load_state_dict(other.state_dict())
 
 
 def test_minimize_gives_this_replicas_programs():

@@ -8,30 +8,30 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fleet import progress
-from fleet.errors import DeadlineExceededError, FleetError, PeerLostError, RemoteProtocolError
-from fleet.parameter_server.connection import BrokenConnectionError, Connection, read_frame
-from fleet.parameter_server.control_client import ControlClient
+from fleet.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    FleetError,
+    RemoteProtocolError,
+)
+from fleet.parameter_server.connection import BrokenConnectionError
+from fleet.parameter_server.control_client import ControlClient, Pending
 from fleet.parameter_server.heartbeat import Heartbeat
 from fleet.parameter_server.parameters import ParameterStore
+from fleet.parameter_server.peer import Peer
+from fleet.parameter_server.reduction import Contribution
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.sockets import dial, send_all
-from fleet.parameter_server.waiting import WaitLog, split_endpoint, wait_for_ports
+from fleet.parameter_server.waiting import WaitLog, wait_for_ports
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import (
-    HEADER_BYTES,
-    Conversation,
-    Header,
-    Hello,
     Identity,
     Kind,
-    Side,
     job_hash,
-    pack_header,
 )
-from fleet.wire.messages import pack_blocks, pack_hello, pack_hyper, read_error, read_hello
+from fleet.wire.messages import pack_blocks, pack_hyper
 
 if TYPE_CHECKING:
     from fleet.parameter_server.proto import control_pb2
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Client"]
 
-_GREETING_SECONDS: Final = 10.0
+Reply = TypeVar("Reply")
+
 _LOOK_SECONDS: Final = 1.0
 _FLUSH_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
@@ -56,20 +57,30 @@ class Client:
     store : ParameterStore
         Where values land.
     settings : Settings
+    facts : mapping of str to str, optional
+        What the servers must have in common with this process, beside the plan's agreement.
     """
 
     def __init__(
-        self, plan: TrainerPlan, job: "JobIdentity", store: ParameterStore, settings: Settings
+        self,
+        plan: TrainerPlan,
+        job: "JobIdentity",
+        store: ParameterStore,
+        settings: Settings,
+        facts: Mapping[str, str] | None = None,
     ) -> None:
         self.plan = plan
+        self.restored = ""
+        """The random name of the checkpoint that the servers have loaded; empty when they began anew."""
         self.step = 0
         """The number of steps made, from the job's beginning."""
         self._job = job
         self._identity = Identity(job_hash(job.name, job.uid), plan.trainer_id, job.attempt)
         self.store = store
         self._settings = settings
+        self._agreement = {**plan.agreement, **(facts or {})}
         self._controls: list[ControlClient] = []
-        self._peers: list[_Peer] = []
+        self._peers: list[Peer] = []
         self._heartbeat: Heartbeat | None = None
         self._awaited: set[int] = set()
         self._awaited_from = 0
@@ -81,6 +92,7 @@ class Client:
         self._failure: FleetError | None = None
         self._changed = threading.Condition()
         self._barriers_passed = 0
+        self._reductions_passed = 0
 
     def start(self) -> None:
         """Join every server, and take the values that they hold.
@@ -212,17 +224,52 @@ class Client:
             reply = control.barrier(self._barriers_passed, self._settings.deadline_seconds)
             if reply.passed:
                 break
-            missing = ", ".join(f"trainer {trainer}" for trainer in reply.missing_trainers)
-            waited = log.note("barrier", lambda: f"a barrier waits for {missing}")  # noqa: B023
-            if waited >= self._settings.stalled_seconds:
-                raise DeadlineExceededError(f"a barrier waited {waited:.0f} s for {missing}")
-            self.check()
+            self._wait_for_trainers(log, "a barrier", reply.missing_trainers)
         self._barriers_passed += 1
+
+    def reduce(self, given: Contribution) -> bytes:
+        """Combine numbers with those of every trainer that has not completed.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer gives something else.
+        DeadlineExceededError
+            A trainer did not call this; the message names it.
+        """
+        self.check()
+        control, log = self._controls[0], WaitLog()
+        while True:
+            reply = control.reduce(self._reductions_passed, given, self._settings.deadline_seconds)
+            if reply.done:
+                break
+            self._wait_for_trainers(log, f"all_reduce_worker ({given.form})", reply.missing_trainers)
+        self._reductions_passed += 1
+        return reply.data
 
     def optimizer_state(self) -> "Iterable[control_pb2.StatePiece]":
         """Iterate over the optimizer state of all servers."""
         for control in self._controls:
             yield from control.state(self._settings.deadline_seconds)
+
+    def server_values(self) -> "Iterable[control_pb2.StatePiece]":
+        """Iterate over the values that the servers hold."""
+        for control in self._controls:
+            yield from control.state(self._settings.deadline_seconds, values=True)
+
+    def ask_all(self, ask: "Callable[[ControlClient, float], Pending[Reply]]") -> list[Reply]:
+        """Ask every server at once; return their replies in the servers' order.
+
+        Parameters
+        ----------
+        ask : callable
+            Gets the server's control channel, and how many seconds the reply may take: writing and reading
+            a shard may take as long as any other delay of a peer that is alive.
+        """
+        self.check()
+        seconds = self._settings.stalled_seconds
+        pending = [ask(control, seconds) for control in self._controls]
+        return [each.result() for each in pending]
 
     def complete(self) -> None:
         """Tell every server that this trainer has finished, and wait until each knows."""
@@ -285,7 +332,7 @@ class Client:
         self._controls = [ControlClient(endpoint, trainer, self._job.attempt) for endpoint in plan.endpoints]
         replies = self._join(deadline)
         for server, reply in enumerate(replies):
-            peer = _Peer(plan, server, self._identity, self.store.landing, self)
+            peer = Peer(plan, server, self._identity, self.store.landing, self)
             peer.connect(reply, settings)
             self._peers.append(peer)
         incarnations = [reply.incarnation for reply in replies]
@@ -294,9 +341,7 @@ class Client:
             peer.start()
         self._heartbeat.start()
         self._open = len(self._peers)
-        steps = [reply.step for server, reply in enumerate(replies) if plan.blocks_on(server)]
-        self.step = min(steps, default=0)
-        self._pull()
+        self.pull([reply.restored for reply in replies], [reply.step for reply in replies])
 
     def _begin_step(self, step: int, hyper_parameters: Sequence[dict[str, Any]]) -> None:
         self.check()
@@ -317,7 +362,7 @@ class Client:
         for server, control in enumerate(self._controls):
             owned = {block.id: checksums[block.id] for block in self.plan.blocks_on(server)}
             remaining = max(1.0, deadline - time.monotonic())
-            replies.append(control.join(self._job.name, self._job.uid, self.plan.agreement, owned, remaining))
+            replies.append(control.join(self._job.name, self._job.uid, self._agreement, owned, remaining))
         self._warn_of_other_values(replies)
         return replies
 
@@ -338,13 +383,47 @@ class Client:
             names,
         )
 
-    def _pull(self) -> None:
+    def pull(self, restored: Sequence[str], steps: Sequence[int]) -> None:
+        """Take the values that the servers hold; only between a step's end and the next one's beginning.
+
+        Parameters
+        ----------
+        restored : sequence of str
+            The checkpoint that each server has loaded.
+        steps : sequence of int
+            How many steps each has made.
+
+        Raises
+        ------
+        ConfigurationError
+            The servers have loaded different checkpoints.
+        """
+        if len(set(restored)) > 1:
+            found = ", ".join(
+                f"{endpoint} {f'the save {save}' if save else 'nothing'}"
+                for endpoint, save in zip(self.plan.endpoints, restored, strict=True)
+            )
+            raise ConfigurationError(
+                f"the parameter servers have loaded different checkpoints: {found}; give all of them one "
+                "that every server has whole (an older one, if the last save was cut short)"
+            )
+        self.restored = restored[0]
+        holding = [step for server, step in enumerate(steps) if self.plan.blocks_on(server)]
+        self.step = min(holding, default=0)
         self.request_values()
         self.wait_for_values()
         self.adopt_values()
 
-    def _holders(self) -> "list[_Peer]":
+    def _holders(self) -> "list[Peer]":
         return [peer for peer in self._peers if peer.blocks]
+
+    def _wait_for_trainers(self, log: WaitLog, what: str, trainers: Sequence[int]) -> None:
+        """Say for whom a call waits; DeadlineExceededError once it has waited for too long."""
+        missing = ", ".join(f"trainer {trainer}" for trainer in trainers)
+        waited = log.note(what, lambda: f"{what} waits for {missing}")
+        if waited >= self._settings.stalled_seconds:
+            raise DeadlineExceededError(f"{what} waited {waited:.0f} s for {missing}")
+        self.check()
 
     def _describe_awaited(self) -> str:
         """Name the servers and a variable that the step waits for, and whom they wait for in turn."""
@@ -353,92 +432,3 @@ class Client:
         because = self._heartbeat.waiting_for() if self._heartbeat is not None else ""
         first = blocks[0].name if blocks else "nothing"
         return f"{first} of step {self.step} from {servers}" + (f" ({because})" if because else "")
-
-
-class _Peer:
-    """One server, as a trainer is connected with it."""
-
-    def __init__(
-        self,
-        plan: TrainerPlan,
-        server: int,
-        identity: Identity,
-        landing: Callable[[int], memoryview],
-        owner: Client,
-    ) -> None:
-        self.server = server
-        self.blocks: Mapping[int, PlannedBlock] = {block.id: block for block in plan.blocks_on(server)}
-        self.endpoint = plan.endpoints[server]
-        self._identity = identity
-        self._landing = landing
-        self._owner = owner
-        self._connection: Connection | None = None
-
-    def connect(self, reply: "control_pb2.JoinReply", settings: Settings) -> None:
-        """Open the data connection and greet."""
-        host, _ = split_endpoint(self.endpoint)
-        sizes = {block: len(self._landing(block)) for block in self.blocks}
-        sending = Conversation(Side.TRAINER, self._identity, sizes, remote=False)
-        receiving = Conversation(Side.SERVER, self._identity, sizes, remote=True)
-        hello = pack_hello(Hello(reply.incarnation, len(self.blocks)))
-        header = self._header(Kind.HELLO, hello)
-        sending.advance(header)
-        try:
-            connected = dial(
-                host,
-                reply.data_port,
-                timeout_seconds=_GREETING_SECONDS,
-                buffer_bytes=settings.socket_buffer_bytes,
-            )
-            send_all(connected, [pack_header(header), hello])
-            answer, payload = read_frame(connected, memoryview(bytearray(HEADER_BYTES)), receiving)
-        except OSError as error:
-            raise PeerLostError(
-                f"no data connection to parameter server {self.endpoint}, port {reply.data_port}: {error}"
-            ) from error
-        if answer.kind is Kind.ERROR:
-            raise read_error(bytes(payload))
-        read_hello(bytes(payload))
-        connected.settimeout(None)
-        peer = f"parameter server {self.endpoint}"
-        self._connection = Connection(connected, peer, sending, receiving, self)
-
-    def start(self) -> None:
-        """Start the connection's threads."""
-        if self._connection is not None:
-            self._connection.start()
-
-    def send(self, kind: Kind, payload: bytes | memoryview = b"", **fields: int) -> None:
-        """Enqueue a frame."""
-        if self._connection is not None:
-            self._connection.send(self._header(kind, payload, **fields), payload)
-
-    def flushed(self, timeout_seconds: float) -> bool:
-        """Wait a while for all frames to be on their way; return whether they are."""
-        return self._connection is None or self._connection.flushed(timeout_seconds)
-
-    def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-
-    def destination(self, header: Header) -> memoryview | None:
-        """Say where a value belongs."""
-        return self._landing(header.block) if header.kind is Kind.PARAM else None
-
-    def received(self, header: Header, payload: memoryview) -> None:
-        """Pass on that a value has landed."""
-        if header.kind is Kind.ERROR:
-            raise read_error(bytes(payload))
-        if header.kind in (Kind.PARAM, Kind.UNCHANGED):
-            self._owner.landed(header.block, header.step, changed=header.kind is Kind.PARAM)
-
-    def ended(self, error: FleetError | None) -> None:
-        """Pass the end on."""
-        self._owner.ended(self.server, error)
-
-    def _header(self, kind: Kind, payload: bytes | memoryview, **fields: int) -> Header:
-        identity = self._identity
-        return Header(
-            kind, identity.job, identity.attempt, identity.trainer, payload_bytes=len(payload), **fields
-        )

@@ -1,14 +1,17 @@
 """A trainer's calls to the control service of one server."""
 
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Generic, TypeVar
 
 import grpc
 
 from fleet.errors import ConfigurationError, FleetError, PeerLostError, RemoteProtocolError
 from fleet.parameter_server.proto import control_pb2, control_pb2_grpc
+from fleet.parameter_server.reduction import Contribution
 
-__all__ = ["CHANNEL_OPTIONS", "ControlClient"]
+__all__ = ["CHANNEL_OPTIONS", "ControlClient", "Pending"]
+
+Reply = TypeVar("Reply")
 
 CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
@@ -21,6 +24,38 @@ CHANNEL_OPTIONS: Final = (
 _REFUSALS: Final = frozenset(
     {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
 )
+
+
+class Pending(Generic[Reply]):
+    """A reply that is on its way, so that many servers work at once.
+
+    Parameters
+    ----------
+    future : grpc.Future
+    describe : callable
+        Makes our error of gRPC's.
+    """
+
+    def __init__(self, future: "grpc.Future[Reply]", describe: Callable[[grpc.RpcError], FleetError]) -> None:
+        self._future = future
+        self._describe = describe
+
+    def result(self) -> Reply:
+        """Wait for the reply.
+
+        Raises
+        ------
+        ConfigurationError
+            The server refuses, with its reason.
+        FleetError
+            It failed, with its reason.
+        PeerLostError
+            There was no answer in time.
+        """
+        try:
+            return self._future.result()
+        except grpc.RpcError as error:
+            raise self._describe(error) from error
 
 
 class ControlClient:
@@ -83,12 +118,55 @@ class ControlClient:
         except grpc.RpcError as error:
             raise self._error(error) from error
 
-    def state(self, timeout_seconds: float) -> Iterator[control_pb2.StatePiece]:
-        """Iterate over the server's optimizer state."""
+    def state(self, timeout_seconds: float, *, values: bool = False) -> Iterator[control_pb2.StatePiece]:
+        """Iterate over the server's optimizer state, or over its values."""
         try:
-            yield from self._stub.State(control_pb2.StateRequest(), timeout=timeout_seconds)
+            yield from self._stub.State(control_pb2.StateRequest(values=values), timeout=timeout_seconds)
         except grpc.RpcError as error:
             raise self._error(error) from error
+
+    def reduce(self, passed: int, given: Contribution, timeout_seconds: float) -> control_pb2.ReduceReply:
+        """Give this trainer's part of the reduction that follows `passed` others, or ask again for it."""
+        request = control_pb2.ReduceRequest(
+            trainer=self._trainer,
+            passed=passed,
+            operation=given.operation,
+            dtype=given.dtype,
+            shape=given.shape,
+            data=given.data,
+        )
+        try:
+            return self._stub.Reduce(request, timeout=timeout_seconds)
+        except grpc.RpcError as error:
+            raise self._error(error) from error
+
+    def save(
+        self, directory: str, save: str, step: int, part: bytes, timeout_seconds: float
+    ) -> "Pending[control_pb2.SaveReply]":
+        """Ask for this server's files of a checkpoint."""
+        request = control_pb2.SaveRequest(
+            trainer=self._trainer, directory=directory, save=save, step=step, trainer_part=part
+        )
+        return Pending(self._stub.Save.future(request, timeout=timeout_seconds), self._error)
+
+    def commit(
+        self, directory: str, manifest: str, timeout_seconds: float
+    ) -> "Pending[control_pb2.CommitReply]":
+        """Ask for the manifest."""
+        request = control_pb2.CommitRequest(trainer=self._trainer, directory=directory, manifest=manifest)
+        return Pending(self._stub.Commit.future(request, timeout=timeout_seconds), self._error)
+
+    def load(self, directory: str, timeout_seconds: float) -> "Pending[control_pb2.LoadReply]":
+        """Ask the server to load a checkpoint unless training has begun."""
+        request = control_pb2.LoadRequest(trainer=self._trainer, directory=directory)
+        return Pending(self._stub.Load.future(request, timeout=timeout_seconds), self._error)
+
+    def checkpoints(
+        self, directory: str, keep: int, timeout_seconds: float
+    ) -> "Pending[control_pb2.CheckpointsReply]":
+        """Ask for the numbers of a folder's checkpoints; with `keep`, the older ones go first."""
+        request = control_pb2.CheckpointsRequest(trainer=self._trainer, directory=directory, keep=keep)
+        return Pending(self._stub.Checkpoints.future(request, timeout=timeout_seconds), self._error)
 
     def close(self) -> None:
         """Close the channel."""
@@ -98,6 +176,8 @@ class ControlClient:
         code, details = error.code(), error.details()
         if code in _REFUSALS:
             return ConfigurationError(f"parameter server {self.endpoint} refused: {details}")
+        if code is grpc.StatusCode.ABORTED:
+            return FleetError(f"parameter server {self.endpoint}: {details}")
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return ConfigurationError(
                 f"{self.endpoint} answers, but is no fleet parameter server ({details}); check the endpoints"

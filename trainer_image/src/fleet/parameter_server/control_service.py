@@ -1,19 +1,25 @@
 """The control service of a parameter server: gRPC on the endpoint's port, with the health service."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn, Protocol, TypeVar
 
 import grpc
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from fleet.errors import ConfigurationError
+from fleet.checkpoint import FileRecord
+from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.arena import bytes_of
+from fleet.parameter_server.keeper import Keeper
+from fleet.parameter_server.meetings import Meetings
 from fleet.parameter_server.membership import AlreadyJoinedError
 from fleet.parameter_server.proto import control_pb2, control_pb2_grpc
+from fleet.parameter_server.reduction import Contribution
 
 __all__ = ["ControlBackend", "ControlService"]
+
+Answered = TypeVar("Answered")
 
 _PIECE_BYTES: Final = 1 << 20
 _STOP_SECONDS: Final = 1.0
@@ -22,14 +28,16 @@ _STOP_SECONDS: Final = 1.0
 class ControlBackend(Protocol):
     """What the service passes calls on to. Each may come from any thread."""
 
+    keeper: Keeper
+    """Saves and loads."""
+    meetings: Meetings
+    """Where trainers meet."""
+
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
         """Admit a trainer; ConfigurationError refuses it."""
 
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
         """Note a sign of life."""
-
-    def barrier(self, trainer: int, attempt: int, passed: int) -> control_pb2.BarrierReply:
-        """Note an arrival; wait a short while."""
 
     def stats(self) -> control_pb2.StatsReply:
         """Say what has been done."""
@@ -39,6 +47,15 @@ class ControlBackend(Protocol):
 
     def optimizer_state(self) -> Iterator[tuple[int, str, object]]:
         """Iterate over block, name and value of the optimizers' state."""
+
+    def values(self) -> Iterator[tuple[int, str, object]]:
+        """Iterate over block, no name and value of the parameters."""
+
+    def save(self, request: control_pb2.SaveRequest) -> Sequence[FileRecord]:
+        """Write the files of a checkpoint."""
+
+    def step_of(self, trainer: int) -> int:
+        """Return the step that a trainer makes next."""
 
 
 class ControlService:
@@ -125,7 +142,7 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
         self, request: control_pb2.BarrierRequest, context: grpc.ServicerContext
     ) -> control_pb2.BarrierReply:
         try:
-            return self._backend.barrier(request.trainer.id, request.trainer.attempt, request.passed)
+            return self._backend.meetings.barrier(request.trainer.id, request.trainer.attempt, request.passed)
         except ConfigurationError as error:
             _refuse(context, error)
 
@@ -147,11 +164,53 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
 
     def State(  # noqa: N802 - the service's name
         self,
-        request: control_pb2.StateRequest,  # noqa: ARG002 - gRPC's signature
+        request: control_pb2.StateRequest,
         context: grpc.ServicerContext,  # noqa: ARG002 - gRPC's signature
     ) -> Iterator[control_pb2.StatePiece]:
-        for block, name, value in self._backend.optimizer_state():
+        entries = self._backend.values() if request.values else self._backend.optimizer_state()
+        for block, name, value in entries:
             yield from _pieces(block, name, value)
+
+    def Reduce(  # noqa: N802 - the service's name
+        self, request: control_pb2.ReduceRequest, context: grpc.ServicerContext
+    ) -> control_pb2.ReduceReply:
+        given = Contribution(request.operation, request.dtype, tuple(request.shape), request.data)
+        trainer = request.trainer
+        return _answer(
+            context, lambda: self._backend.meetings.reduce(trainer.id, trainer.attempt, request.passed, given)
+        )
+
+    def Save(  # noqa: N802 - the service's name
+        self, request: control_pb2.SaveRequest, context: grpc.ServicerContext
+    ) -> control_pb2.SaveReply:
+        written = _answer(context, lambda: self._backend.save(request))
+        return control_pb2.SaveReply(files=[file.to_json() for file in written])
+
+    def Commit(  # noqa: N802 - the service's name
+        self, request: control_pb2.CommitRequest, context: grpc.ServicerContext
+    ) -> control_pb2.CommitReply:
+        _answer(context, lambda: self._backend.keeper.commit(request.directory, request.manifest))
+        return control_pb2.CommitReply()
+
+    def Load(  # noqa: N802 - the service's name
+        self, request: control_pb2.LoadRequest, context: grpc.ServicerContext
+    ) -> control_pb2.LoadReply:
+        def load() -> control_pb2.LoadReply:
+            checkpoint = self._backend.keeper.load(request.directory)
+            return control_pb2.LoadReply(
+                directory=str(checkpoint.directory) if checkpoint else "",
+                restored=self._backend.keeper.restored,
+                step=self._backend.step_of(request.trainer.id),
+                trainer_part=(checkpoint.trainer_part() if checkpoint else None) or b"",
+            )
+
+        return _answer(context, load)
+
+    def Checkpoints(  # noqa: N802 - the service's name
+        self, request: control_pb2.CheckpointsRequest, context: grpc.ServicerContext
+    ) -> control_pb2.CheckpointsReply:
+        numbers = _answer(context, lambda: self._backend.keeper.checkpoints(request.directory, request.keep))
+        return control_pb2.CheckpointsReply(numbers=numbers)
 
 
 def _pieces(block: int, name: str, value: object) -> Iterator[control_pb2.StatePiece]:
@@ -169,7 +228,17 @@ def _pieces(block: int, name: str, value: object) -> Iterator[control_pb2.StateP
         )
 
 
-def _refuse(context: grpc.ServicerContext, error: ConfigurationError) -> NoReturn:
-    taken = isinstance(error, AlreadyJoinedError)
-    code = grpc.StatusCode.ALREADY_EXISTS if taken else grpc.StatusCode.FAILED_PRECONDITION
+def _answer(context: grpc.ServicerContext, call: Callable[[], Answered]) -> Answered:
+    """Return what a call returns; refuse with its error."""
+    try:
+        return call()
+    except (FleetError, OSError) as error:
+        _refuse(context, error)
+
+
+def _refuse(context: grpc.ServicerContext, error: FleetError | OSError) -> NoReturn:
+    code = grpc.StatusCode.ABORTED  # it failed here, and what was asked for is no mistake
+    if isinstance(error, ConfigurationError):
+        taken = isinstance(error, AlreadyJoinedError)
+        code = grpc.StatusCode.ALREADY_EXISTS if taken else grpc.StatusCode.FAILED_PRECONDITION
     context.abort(code, str(error))

@@ -115,6 +115,19 @@ class Membership:
         if self._first_join is None:
             self._first_join = now
 
+    def check_joined(self, trainer: int, attempt: int) -> None:
+        """Check that who speaks is a trainer of this job, and the present life of it.
+
+        Raises
+        ------
+        AlreadyJoinedError
+            It has not joined, or was replaced.
+        """
+        if not 0 <= trainer < len(self._members) or self._members[trainer].attempt != attempt:
+            raise AlreadyJoinedError(
+                f"trainer {trainer} with attempt {attempt} has not joined, or was replaced"
+            )
+
     def heard(self, trainer: int, now: float) -> None:
         """Note a sign of life."""
         self._members[trainer].heard = now

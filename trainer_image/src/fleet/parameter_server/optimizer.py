@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
@@ -35,10 +35,16 @@ class DistributedOptimizer(Optimizer):
         self._wrapped = optimizer
         self._minimize = minimize
         self._trainer: Trainer | None = None
+        self._started = False
 
     def bind(self, trainer: "Trainer") -> None:
         """Step through this trainer from now on."""
         self._trainer = trainer
+        self._started = True
+
+    def hand_over(self) -> None:
+        """Take note that a server of this process has taken values and state over."""
+        self._started = True
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Make one step together with the other trainers.
@@ -111,12 +117,25 @@ class DistributedOptimizer(Optimizer):
             groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": list(numbers)})
         return {"state": numbered, "param_groups": groups}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> NoReturn:
-        """Refuse: the state is the servers', and loading it there is not supported yet."""
-        raise ConfigurationError(
-            "load_state_dict() cannot set the state of parameter servers yet; load it into the torch "
-            f"optimizer of a one-process script instead (it has {len(state_dict.get('state', ()))} entries)"
-        )
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state that this, or a torch optimizer over the same parameters, has returned.
+
+        Every role calls this alike, before ``fleet.init_server()`` and ``fleet.init_worker()``: each server
+        then cuts its part from it.
+
+        Raises
+        ------
+        ConfigurationError
+            The state is the servers' already.
+        """
+        if self._started:
+            raise ConfigurationError(
+                "load_state_dict() came after fleet.init_worker() or fleet.init_server(), and the state is "
+                "the parameter servers' by then: call it before, in every role; or load a checkpoint "
+                "(fleet.init_server(model_dir), fleet.load_persistables)"
+            )
+        self._wrapped.load_state_dict(state_dict)
+        self.param_groups = self._wrapped.param_groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse parameters that the servers know nothing of."""

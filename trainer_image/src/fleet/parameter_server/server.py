@@ -12,9 +12,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fleet import progress
+from fleet.checkpoint import FileRecord
 from fleet.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -24,12 +25,14 @@ from fleet.errors import (
 )
 from fleet.parameter_server.connection import BrokenConnectionError
 from fleet.parameter_server.control_service import ControlService
+from fleet.parameter_server.keeper import Keeper
 from fleet.parameter_server.link import Link, greet
-from fleet.parameter_server.membership import SILENT, Absence, AlreadyJoinedError, Membership
+from fleet.parameter_server.meetings import Meetings
+from fleet.parameter_server.membership import SILENT, Absence, Membership
 from fleet.parameter_server.modes import Answer, Missing, NormExchange, NormPart, mode_of_server
 from fleet.parameter_server.proto import control_pb2
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.shard import INITIAL_STATE, Shard, initial_state_fact
 from fleet.parameter_server.siblings import Siblings
 from fleet.parameter_server.sockets import bind_address, hang_up, listen, tune
 from fleet.parameter_server.waiting import WaitLog, split_endpoint
@@ -46,7 +49,6 @@ __all__ = ["Server"]
 
 _LOOK_SECONDS: Final = 0.5
 _FLUSH_SECONDS: Final = 10.0
-_BARRIER_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -62,6 +64,8 @@ class Server:
     job : JobIdentity
         Whose trainers may join.
     settings : Settings
+    state : mapping of name to state, optional
+        What this process's own optimizer has for the parameters before the first step.
     """
 
     def __init__(
@@ -70,12 +74,14 @@ class Server:
         parameters: "Mapping[str, Tensor]",
         job: "JobIdentity",
         settings: Settings,
+        state: "Mapping[str, Mapping[str, Any]] | None" = None,
     ) -> None:
         self._plan = plan
         self._job = job
         self._job_hash = job_hash(job.name, job.uid)
         self._settings = settings
-        self._shard = Shard(plan, parameters)
+        self._agreement = {**plan.agreement, **initial_state_fact(state or {})}
+        self._shard = Shard(plan, parameters, state)
         mode = mode_of_server(plan)
         self._survives_loss = mode.survives_loss
         self._mode = mode.make_server(self._shard, plan.trainers)
@@ -83,14 +89,14 @@ class Server:
         if isinstance(self._mode, NormExchange):
             self._mode.connect(self._siblings.tell)
         self._failure: FleetError | None = None
+        self.keeper = Keeper(plan, self._shard, self._mode)
+        """What of this server is saved and loaded."""
         self._incarnation = secrets.token_hex(8)
         self._membership = Membership(plan.trainers, settings, time.monotonic())
         self._links: dict[int, Link] = {}
         self._changed = threading.Condition()
+        self.meetings = Meetings(self._membership, self._changed)
         self._admission = threading.Lock()
-        self._barrier = 0
-        self._barrier_base = dict.fromkeys(range(plan.trainers), 0)
-        self._barrier_arrived: set[int] = set()
         self._listener: socket.socket | None = None
         self._control: ControlService | None = None
         self._silent: set[int] = set()
@@ -169,7 +175,11 @@ class Server:
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
         """Admit a trainer of this job that agrees with this server on everything that must be equal."""
         self._check_job(request)
-        difference = describe_difference(self._plan.agreement, request.agreement)
+        ours = self._plan.agreement if self.keeper.restored else self._agreement
+        theirs = dict(request.agreement)
+        if self.keeper.restored:  # then what a process had before does not count
+            theirs.pop(INITIAL_STATE, None)
+        difference = describe_difference(ours, theirs)
         if difference:
             raise ConfigurationError(
                 f"this trainer does not run the same training as the parameter server: {difference} "
@@ -181,8 +191,7 @@ class Server:
                 again = self._membership_attempt(trainer) >= 0
                 self._membership.admit(trainer, attempt, time.monotonic())
                 old = self._links.pop(trainer, None)
-                self._barrier_base[trainer] = self._barrier
-                self._barrier_arrived.discard(trainer)
+                self.meetings.admit(trainer)
             if old is not None:
                 replaced = f"trainer {trainer} was replaced by its attempt {attempt}"
                 old.fail(FleetError(f"{replaced}; this process has attempt {old.identity.attempt}"), 1.0)
@@ -200,7 +209,11 @@ class Server:
         initial = self._shard.initial_checksums
         differing = [block for block, found in request.checksums.items() if initial.get(block) != found]
         return control_pb2.JoinReply(
-            incarnation=self._incarnation, data_port=port, step=step, differing_blocks=sorted(differing)
+            incarnation=self._incarnation,
+            data_port=port,
+            step=step,
+            differing_blocks=sorted(differing) if not self.keeper.restored else (),
+            restored=self.keeper.restored,
         )
 
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
@@ -213,23 +226,6 @@ class Server:
         return control_pb2.HeartbeatReply(
             incarnation=self._incarnation, step=self._mode.step, waiting_for=waiting_for
         )
-
-    def barrier(self, trainer: int, attempt: int, passed: int) -> control_pb2.BarrierReply:
-        """Note that a trainer arrived at its next barrier; wait a second for the others."""
-        with self._changed:
-            if not 0 <= trainer < self._plan.trainers or self._membership.attempt(trainer) != attempt:
-                raise AlreadyJoinedError(
-                    f"trainer {trainer} with attempt {attempt} has not joined, or was replaced"
-                )
-            target = self._barrier_base[trainer] + passed + 1
-            if self._barrier < target:
-                self._barrier_arrived.add(trainer)
-                self._release_barrier()
-                self._changed.wait_for(lambda: self._barrier >= target, _BARRIER_SECONDS)
-            missing = [other for other in self._membership.live if other not in self._barrier_arrived]
-            return control_pb2.BarrierReply(
-                passed=self._barrier >= target, missing_trainers=missing if self._barrier < target else ()
-            )
 
     def norm(self, request: control_pb2.NormRequest) -> None:
         """Take another server's part of a norm, and step what it was the last part of."""
@@ -249,6 +245,12 @@ class Server:
         except FleetError as error:  # this server's own failure, which no connection of a trainer reports
             self._fail(error)
 
+    def save(self, request: control_pb2.SaveRequest) -> list[FileRecord]:
+        """Write this server's files of a checkpoint."""
+        with self._changed:
+            self._membership.check_joined(request.trainer.id, request.trainer.attempt)
+        return self.keeper.save(request.directory, request.save, request.step, request.trainer_part)
+
     def stats(self) -> control_pb2.StatsReply:
         """Say what has been done so far."""
         counters = progress.snapshot()["counters"]
@@ -263,9 +265,19 @@ class Server:
             bytes_sent=int(counters.get("bytes_sent", 0)),
         )
 
+    def step_of(self, trainer: int) -> int:
+        """Return the step that a trainer makes next."""
+        return self._mode.step_of(trainer)
+
     def optimizer_state(self) -> Iterator[tuple[int, str, object]]:
         """Iterate over the optimizers' state."""
         return self._shard.state()
+
+    def values(self) -> Iterator[tuple[int, str, object]]:
+        """Iterate over the blocks' values, under no name."""
+        numbers = sorted(self._shard.blocks)
+        for number, piece in zip(numbers, self._shard.copies(), strict=True):
+            yield number, "", piece.value
 
     # What the links report.
 
@@ -282,8 +294,7 @@ class Server:
         link.complete()
         with self._changed:
             self._membership.complete(link.identity.trainer)
-            self._release_barrier()
-            self._changed.notify_all()
+            self.meetings.release()
         trainer = link.identity.trainer
         _log.info("trainer %d completed at step %d", trainer, self._mode.step_of(trainer))
 
@@ -313,7 +324,7 @@ class Server:
         """Let the others go on without a trainer; should it speak again, it must join again."""
         with self._changed:
             self._membership.give_up(trainer)
-            self._release_barrier()
+            self.meetings.release()
             link = self._links.pop(trainer, None)
             remaining = self._membership.live
         if link is not None:
@@ -447,12 +458,6 @@ class Server:
             named = ", ".join(f"parameter server {self._plan.endpoints[each]}" for each in missing.servers)
             return f"step {missing.step} waits for the part of {named} in {missing.block}"
         return f"step {missing.step} waits for {missing.block} of {_named(missing.trainers)}"
-
-    def _release_barrier(self) -> None:
-        if self._barrier_arrived and self._barrier_arrived.issuperset(self._membership.live):
-            self._barrier += 1
-            self._barrier_arrived.clear()
-            self._changed.notify_all()
 
     def _dismiss(self, error: FleetError | None) -> None:
         """Let the trainers go, each with the last word for it, and stop."""

@@ -9,9 +9,11 @@ import weakref
 
 from fleet import lifecycle
 from fleet.allocator import keep_freed_memory
-from fleet.errors import ConfigurationError
+from fleet.checkpoint import CHECKPOINT_PREFIX, MANIFEST_NAME
+from fleet.errors import CheckpointError, ConfigurationError
 from fleet.parameter_server.server import Server
 from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.shard import state_of
 from fleet.parameter_server.trainer import Trainer
 from fleet.program import Program, Source
 from fleet.role_maker import JobIdentity, Role, RoleKind
@@ -60,8 +62,23 @@ def start_trainer(program: Program, job: JobIdentity, *, overlap: bool = True) -
     return trainer
 
 
-def start_server(program: Program, job: JobIdentity) -> Server:
-    """Begin to accept trainers as a pserver program says."""
+def start_server(program: Program, job: JobIdentity, model_dir: str | None = None) -> Server:
+    """Begin to accept trainers as a pserver program says.
+
+    Parameters
+    ----------
+    program : Program
+        A server's main program.
+    job : JobIdentity
+    model_dir : str, optional
+        A checkpoint, or a folder of numbered ones, to begin with. Otherwise the folder of the job's own
+        checkpoints (``FLEET_CHECKPOINT_DIR``) is looked into; there may be none in it yet.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no checkpoint where one was named, it cannot be loaded, or the endpoint is taken.
+    """
     source, plan = source_of(program), server_plan(program)
     lifecycle.start(
         Role(
@@ -73,7 +90,13 @@ def start_server(program: Program, job: JobIdentity) -> Server:
             job=job,
         )
     )
-    server = Server(plan, source.parameters, job, Settings.from_environ(os.environ))
+    server = Server(plan, source.parameters, job, Settings.from_environ(os.environ), state_of(source))
+    directory = model_dir or os.environ.get("FLEET_CHECKPOINT_DIR", "").strip()
+    if directory and server.keeper.load(directory) is None and model_dir:
+        raise CheckpointError(
+            f"{model_dir} has no checkpoint; expected a directory with a {MANIFEST_NAME}, or numbered ones "
+            f"({CHECKPOINT_PREFIX}0, …) of which one has it"
+        )
     server.start()
     return server
 

@@ -1,18 +1,34 @@
 """One server's part of the model: values, gradients and optimizers of the blocks it owns."""
 
+import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from torch import Tensor
 
+from fleet.checkpoint import Piece, cut_state
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.arena import Arena, Extent, bytes_of, dtype_of
+from fleet.program import Source
 from fleet.transpiler.lowering import PlannedBlock, ServerPlan
 from fleet.update import DenseUpdate, average_in_order, sum_of_squares
 from fleet.wire import HyperParameters
 
-__all__ = ["Shard"]
+__all__ = ["INITIAL_STATE", "Shard", "initial_state_fact", "state_of"]
+
+INITIAL_STATE: Final = "state of the optimizer before the first step"
+
+
+def state_of(source: Source) -> dict[str, Mapping[str, Any]]:
+    """Return what this process's own optimizer has for the parameters, by name."""
+    return {name: source.optimizer.state.get(parameter, {}) for name, parameter in source.parameters.items()}
+
+
+def initial_state_fact(state: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return what the processes of a job must have in common about state that was loaded into optimizers."""
+    count = sum(1 for entries in state.values() if entries)
+    return {INITIAL_STATE: f"of {count} parameters"} if count else {}
 
 
 class Shard:
@@ -29,9 +45,16 @@ class Shard:
         What the server owns.
     parameters : mapping of name to Tensor
         The module that this process built; the blocks' initial values are cut from it.
+    state : mapping of name to state, optional
+        What this process's own optimizer has for these parameters already; it is cut like the values.
     """
 
-    def __init__(self, plan: ServerPlan, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        plan: ServerPlan,
+        parameters: Mapping[str, Tensor],
+        state: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
         self.plan = plan
         self.blocks: Mapping[int, PlannedBlock] = {block.id: block for block in plan.blocks}
         extents = {block.id: Extent(dtype_of(block.dtype), block.shape) for block in plan.blocks}
@@ -40,15 +63,23 @@ class Shard:
         self._gradients = [Arena(extents) for _ in range(plan.trainers)]
         self._means = Arena({block: extents[block] for norm in plan.norms for block in norm.blocks})
         self._ranges = plan.ranges
-        self._updates = {}
+        self._updates: dict[int, DenseUpdate] = {}
+        self.locks: Mapping[int, threading.RLock] = {block.id: threading.RLock() for block in plan.blocks}
+        """Whoever changes or copies a block holds its lock; `apply` takes it by itself."""
+        self._touched = threading.Event()
         for block in plan.blocks:
             value = self._values[block.id]
             value.copy_(
                 parameters[block.param].detach().reshape(-1)[block.begin : block.end].view(block.shape)
             )
             group = plan.groups.get(block.group)
-            if group is not None:  # in GEO the trainers have optimizers, and the servers none
-                self._updates[block.id] = DenseUpdate(group.optimizer_class, value, group.hyper_parameters)
+            if group is None:  # in GEO the trainers have optimizers, and the servers none
+                continue
+            update = DenseUpdate(group.optimizer_class, value, group.hyper_parameters)
+            if state and state.get(block.param):
+                whole = block.param_shape
+                update.load_state(cut_state(state[block.param], whole, block.begin, block.end, block.shape))
+            self._updates[block.id] = update
         self._value_bytes = {number: bytes_of(self._values[number]) for number in self.blocks}
         self._gradient_bytes = [
             {number: bytes_of(arena[number]) for number in self.blocks} for arena in self._gradients
@@ -81,6 +112,7 @@ class Shard:
 
     def gradient_bytes(self, trainer: int, block: int) -> memoryview:
         """Return where a trainer's gradient of a block lands."""
+        self._touched.set()
         return self._gradient_bytes[trainer][block]
 
     def apply(
@@ -103,7 +135,8 @@ class Shard:
         mean = average_in_order(gradients, divisor)
         if block in self._ranges:
             mean.clamp_(*self._ranges[block])
-        self._updates[block].apply(mean, options)
+        with self.locks[block]:
+            self._updates[block].apply(mean, options)
 
     def average(
         self, block: int, trainers: Sequence[int], divisor: int, hyper_parameters: HyperParameters
@@ -123,7 +156,8 @@ class Shard:
     def apply_clipped(self, block: int, coefficient: float, hyper_parameters: HyperParameters) -> None:
         """Step a block by its mean gradient times a factor; see `average`."""
         options = self._options(block, hyper_parameters)
-        self._updates[block].apply(self._means[block].mul_(coefficient), options)
+        with self.locks[block]:
+            self._updates[block].apply(self._means[block].mul_(coefficient), options)
 
     def _options(self, block: int, hyper_parameters: HyperParameters) -> Mapping[str, Any]:
         group = self.blocks[block].group
@@ -139,3 +173,30 @@ class Shard:
         for number in sorted(self._updates):
             for name, value in self._updates[number].state().items():
                 yield number, name, value
+
+    @property
+    def touched(self) -> bool:
+        """Whether a gradient has come, or is about to."""
+        return self._touched.is_set()
+
+    def copies(self) -> list[Piece]:
+        """Return a copy of every block with its optimizer's state, each as it is between two updates."""
+        return [self._copy(block) for block in self.blocks.values()]
+
+    def restore(self, pieces: Mapping[int, Piece]) -> None:
+        """Take values and state of every block from a checkpoint, by block."""
+        for number, piece in pieces.items():
+            with self.locks[number]:
+                self._values[number].copy_(piece.value)
+                if number in self._updates:
+                    self._updates[number].load_state(piece.state)
+
+    def _copy(self, block: PlannedBlock) -> Piece:
+        with self.locks[block.id]:
+            value = self._values[block.id].clone()
+            update = self._updates.get(block.id)
+            state = {
+                name: entry.clone() if isinstance(entry, Tensor) else entry
+                for name, entry in (update.state() if update is not None else {}).items()
+            }
+        return Piece(block.param, block.begin, block.end, value, state)

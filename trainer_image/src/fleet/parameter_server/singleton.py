@@ -1,20 +1,24 @@
 """The `fleet` of a parameter-server job: one object per process, with the original's methods."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 import fleet as package
 from fleet import lifecycle
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.optimizer import DistributedOptimizer
-from fleet.parameter_server.sessions import start_server, start_trainer
+from fleet.parameter_server.reduction import Contribution, like, numbers_of
+from fleet.parameter_server.saving import Saving
+from fleet.parameter_server.sessions import find_trainer, start_server, start_trainer
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import Trainer
 from fleet.program import Program
-from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker
+from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker, share_of_files
 from fleet.strategy import DistributedStrategy
 from fleet.transpiler import DistributeTranspiler
 
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Fleet"]
 
 
-class Fleet:
+class Fleet(Saving):
     """The place of this process in a job with parameter servers, and the way to train in it.
 
     Examples
@@ -49,6 +53,7 @@ class Fleet:
         self._transpiler: DistributeTranspiler | None = None
         self._server: Server | None = None
         self._trainer: Trainer | None = None
+        self._model_dir: str | None = None
 
     def __getattr__(self, name: str) -> Any:
         """Resolve what is no method here as a public name of the package, as in ``fleet.report``."""
@@ -159,7 +164,8 @@ class Fleet:
     @property
     def step(self) -> int:
         """The number of steps made, from the job's beginning: where a restarted trainer goes on."""
-        return self._trainer.current_step if self._trainer is not None else 0
+        trainer = self._session()
+        return trainer.current_step if trainer is not None else 0
 
     def distributed_optimizer(
         self,
@@ -216,17 +222,22 @@ class Fleet:
         Parameters
         ----------
         model_dir : str, optional
-            Not supported yet.
+            A checkpoint, or a folder of numbered ones of which the newest counts, to go on from: one that
+            `save_persistables` or `save_check_point` wrote. Otherwise ``FLEET_CHECKPOINT_DIR``, where it is
+            set and there is a checkpoint in it.
+
+        Raises
+        ------
+        CheckpointError
+            There is no checkpoint, it is not whole, or it is of another model.
         """
         role = self._started_role()
-        if model_dir is not None:
-            raise ConfigurationError(
-                f"fleet.init_server: model_dir is {model_dir!r}, and loading a model is not supported yet; "
-                "load it into the module before fleet.distributed_optimizer"
-            )
         if not role.is_server:
             raise ConfigurationError("fleet.init_server was called on a trainer; expected fleet.is_server()")
-        self._server = start_server(self.main_program, role.job)
+        directory = os.fspath(model_dir) if model_dir is not None else self._model_dir
+        self._server = start_server(self.main_program, role.job, directory)
+        if self._optimizer is not None:
+            self._optimizer.hand_over()
 
     def run_server(self) -> None:
         """Serve until every trainer has completed.
@@ -272,6 +283,52 @@ class Fleet:
         """Wait until every trainer that has not completed calls this."""
         self._started_trainer().barrier()
 
+    def all_reduce_worker(
+        self, values: Any, output: npt.NDArray[Any] | None = None, mode: str = "sum"
+    ) -> Any:
+        """Combine numbers over all trainers that have not completed, in the order of the trainers.
+
+        Parameters
+        ----------
+        values
+            A number, an array or a tensor; of the same shape and type on every trainer, and small.
+        output : numpy.ndarray, optional
+            Receives the result as well.
+        mode : str
+            ``sum``, ``min`` or ``max``.
+
+        Returns
+        -------
+        numpy.ndarray or Tensor
+            The same on every trainer.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer gives something else, or these are no numbers.
+        DeadlineExceededError
+            A trainer did not call this; the message names it.
+        """
+        given = Contribution.of(values, mode)
+        data = self._started_trainer().reduce(given)
+        numbers = np.frombuffer(data, dtype=numbers_of(values).dtype).reshape(given.shape).copy()
+        return like(values, numbers, output)
+
+    def split_files(self, files: Sequence[str]) -> list[str]:
+        """Return this trainer's share: contiguous blocks, what remains goes to the lowest indexes."""
+        role = self._started_role()
+        if not role.is_worker:
+            raise ConfigurationError(
+                "fleet.split_files: a parameter server reads no files; expected a trainer"
+            )
+        return share_of_files(files, role.index, role.worker_num)
+
+    def minimize(self, loss_fn: Callable[..., Any]) -> None:
+        """Describe the training step as a program; the same as the distributed optimizer's ``minimize``."""
+        if self._optimizer is None:
+            raise ConfigurationError("fleet.minimize was called before fleet.distributed_optimizer")
+        self._optimizer.minimize(loss_fn)
+
     def stop_worker(self) -> None:
         """Tell the servers that this trainer has finished; the model keeps the last values."""
         self._started_trainer().complete()
@@ -301,7 +358,20 @@ class Fleet:
             )
         return self._transpiler
 
-    def _started_trainer(self) -> Trainer:
-        if self._trainer is None:
-            raise ConfigurationError("fleet.init_worker was not called; trainers call it before they train")
+    def _loading_server(self) -> "Server | None":
+        return self._server
+
+    def _load_first(self, directory: str) -> None:
+        self._model_dir = directory
+
+    def _session(self) -> Trainer | None:
+        """Return the session that `init_worker`, or an executor with this replica's program, has started."""
+        if self._trainer is None and self._transpiler is not None and self._started_role().is_worker:
+            self._trainer = find_trainer(self.main_program)
         return self._trainer
+
+    def _started_trainer(self) -> Trainer:
+        trainer = self._session()
+        if trainer is None:
+            raise ConfigurationError("fleet.init_worker was not called; trainers call it before they train")
+        return trainer

@@ -7,13 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fleet.parameter_server.arena import bytes_of, dtype_of
+from fleet.checkpoint import TrainStatus
 from fleet.parameter_server.client import Client
 from fleet.parameter_server.gradients import GradientFlow
 from fleet.parameter_server.local_steps import LocalSteps
-from fleet.parameter_server.modes import mode_of_trainer
+from fleet.parameter_server.modes import TrainerMode, mode_of_trainer
 from fleet.parameter_server.parameters import ParameterStore
+from fleet.parameter_server.reduction import Contribution
 from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.shard import initial_state_fact, state_of
+from fleet.parameter_server.trainer_checkpoints import TrainerCheckpoints, join_pieces, named_state
 from fleet.program import Source
 from fleet.transpiler.lowering import TrainerPlan
 
@@ -41,19 +44,19 @@ class Trainer:
         self, plan: TrainerPlan, source: Source, job: "JobIdentity", settings: Settings, *, overlap: bool
     ) -> None:
         self.plan = plan
+        self._source = source
+        self._completed = False
         self._parameters: Mapping[str, Parameter] = source.parameters
         self._store = ParameterStore(self.plan.blocks, self._parameters)
-        self._client = Client(self.plan, job, self._store, settings)
-        self._optimizer = source.optimizer
+        facts = initial_state_fact(state_of(source))
+        self._client = Client(self.plan, job, self._store, settings, facts)
         mode = mode_of_trainer(plan, settings)
         self.steps_locally = mode.steps_locally
         """Whether the user's own optimizer steps, and has the state."""
-        self._mode = mode.make_trainer(self._client)
-        self.flow: GradientFlow | LocalSteps
-        if mode.steps_locally:
-            self.flow = LocalSteps(source.optimizer, self._mode)
-        else:
-            self.flow = GradientFlow(plan, self._parameters, source.optimizer, self._mode, overlap=overlap)
+        self.checkpoints = TrainerCheckpoints(self._client, source, steps_locally=mode.steps_locally)
+        self._overlap = overlap
+        self._kind = mode
+        self._mode, self.flow = self._make_halves()
 
     @property
     def current_step(self) -> int:
@@ -68,6 +71,11 @@ class Trainer:
     def start(self) -> None:
         """Join the servers and take their values; see `Client.start`."""
         self._client.start()
+        try:
+            self.checkpoints.take_part()
+        except BaseException:
+            self._client.close()
+            raise
         self._mode.start()
         self.flow.attach()
 
@@ -78,6 +86,50 @@ class Trainer:
     def barrier(self) -> None:
         """Wait for the other trainers."""
         self._client.barrier()
+
+    def reduce(self, given: Contribution) -> bytes:
+        """Combine numbers with those of the other trainers."""
+        return self._client.reduce(given)
+
+    def save(self, directory: str, status: TrainStatus) -> None:
+        """Save a checkpoint; see `TrainerCheckpoints.save`.
+
+        Raises
+        ------
+        FleetError
+            Gradients have been sent, and ``step()`` was not called.
+        """
+        self.flow.check_nothing_in_flight("a checkpoint was asked for")
+        self.checkpoints.save(directory, status)
+
+    def save_numbered(self, folder: str, status: TrainStatus, *, keep: int) -> int:
+        """Save a checkpoint under a folder's next number; see `TrainerCheckpoints.save_numbered`.
+
+        Raises
+        ------
+        FleetError
+            As in `save`.
+        """
+        self.flow.check_nothing_in_flight("a checkpoint was asked for")
+        return self.checkpoints.save_numbered(folder, status, keep)
+
+    def load(self, directory: str) -> TrainStatus | None:
+        """Go on from a checkpoint; see `TrainerCheckpoints.load`.
+
+        Raises
+        ------
+        FleetError
+            Gradients have been sent, and ``step()`` was not called.
+        """
+        self.flow.check_nothing_in_flight("a checkpoint was to be loaded")
+        status, other_values = self.checkpoints.load(directory)
+        if other_values:
+            self.flow.detach()
+            self._mode.close()
+            self._mode, self.flow = self._make_halves()
+            self._mode.start()
+            self.flow.attach()
+        return status
 
     def complete(self) -> None:
         """Finish: the servers go on without this trainer. The module keeps the last values.
@@ -91,6 +143,18 @@ class Trainer:
         self.flow.detach()
         self._mode.stop()
         self._client.complete()
+        self._completed = True
+
+    def export(self) -> dict[str, Tensor]:
+        """Return the model as one process's ``load_state_dict`` takes it; see `named_state`.
+
+        The values are the servers'; once this trainer has completed, those that the module keeps.
+        """
+        if self._completed:
+            values = {name: parameter.detach().cpu().clone() for name, parameter in self._parameters.items()}
+        else:
+            values = self.checkpoints.values()
+        return named_state(self._source, values)
 
     def close(self) -> None:
         """End without a word: to the servers this trainer is lost."""
@@ -109,20 +173,17 @@ class Trainer:
             Where trainers step by themselves the state is this trainer's own.
         """
         if self.steps_locally:
-            own = self._optimizer.state
-            return {
-                name: dict(own[parameter]) for name, parameter in self._parameters.items() if parameter in own
-            }
-        pieces: dict[tuple[int, str], Tensor] = {}
-        data = bytearray()
-        for piece in self._client.optimizer_state():
-            data += piece.data
-            if piece.last:
-                tensor = torch.empty(tuple(piece.shape), dtype=dtype_of(piece.dtype))
-                bytes_of(tensor)[:] = data
-                pieces[piece.block, piece.name] = tensor
-                data.clear()
+            return {name: dict(state) for name, state in state_of(self._source).items() if state}
+        pieces = join_pieces(self._client.optimizer_state())
         return {name: state for name in self._parameters if (state := self._put_together(name, pieces))}
+
+    def _make_halves(self) -> tuple[TrainerMode, GradientFlow | LocalSteps]:
+        """Make the mode's half, and what brings it the gradients."""
+        mode, source = self._kind.make_trainer(self._client), self._source
+        if self.steps_locally:
+            return mode, LocalSteps(source.optimizer, mode)
+        flow = GradientFlow(self.plan, self._parameters, source.optimizer, mode, overlap=self._overlap)
+        return mode, flow
 
     def _put_together(self, name: str, pieces: Mapping[tuple[int, str], Tensor]) -> dict[str, Any]:
         blocks = self.plan.blocks_of(name)

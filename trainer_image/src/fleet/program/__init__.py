@@ -5,7 +5,7 @@ data, `printer` shows it, `agreement` says what processes must have in common, `
 from PyTorch. Only the last one imports torch, and only when it is used.
 """
 
-from fleet.program.agreement import agreement_of, describe_difference, fingerprint_of
+from fleet.program.agreement import agreement_of, describe_difference, facts_of_training, fingerprint_of
 from fleet.program.clip import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, GradClip
 from fleet.program.defaults import default_main_program, default_startup_program
 from fleet.program.ir import Attribute, Block, Operator, OpRole, Program, Source, Variable
@@ -26,5 +26,6 @@ __all__ = [
     "default_main_program",
     "default_startup_program",
     "describe_difference",
+    "facts_of_training",
     "fingerprint_of",
 ]

@@ -15,9 +15,10 @@ from fleet.program.optimizers import KERNEL_FLAGS, hyper_parameters_of
 if TYPE_CHECKING:
     from fleet.program.ir import Operator, Program
 
-__all__ = ["agreement_of", "describe_difference", "fingerprint_of"]
+__all__ = ["agreement_of", "describe_difference", "facts_of_training", "fingerprint_of"]
 
 _ABSENT = "nothing"
+_OF_TRAINING = ("parameter ", "optimizer of ")
 
 
 def agreement_of(program: "Program") -> dict[str, str]:
@@ -40,6 +41,11 @@ def agreement_of(program: "Program") -> dict[str, str]:
         agreement[f"parameter {name}"] = f"{variable.dtype}[{shape}] in param group {group}"
         agreement[f"optimizer of param group {group}"] = _optimizer(op)
     return agreement
+
+
+def facts_of_training(agreement: Mapping[str, str]) -> dict[str, str]:
+    """Return what of an agreement is about the model and its optimizer, and not about the cluster."""
+    return {fact: text for fact, text in agreement.items() if fact.startswith(_OF_TRAINING)}
 
 
 def _optimizer(op: "Operator") -> str:

@@ -4,6 +4,7 @@ Pure: a mapping in, a frozen `Role` out, or a `RoleError` that names the variabl
 expected. ``Role.WORKER`` and ``Role.SERVER`` are the kinds, as in the original.
 """
 
+from fleet.role_maker.files import share_of_files
 from fleet.role_maker.interface import RoleMaker
 from fleet.role_maker.paddle_cloud import PaddleCloudRoleMaker
 from fleet.role_maker.role import JobIdentity, Role, RoleKind
@@ -17,4 +18,5 @@ __all__ = [
     "RoleMaker",
     "UserDefinedCollectiveRoleMaker",
     "UserDefinedRoleMaker",
+    "share_of_files",
 ]

@@ -91,3 +91,10 @@ class DenseUpdate:
     def state(self) -> dict[str, Any]:
         """Return the optimizer's state by name, tensors not copied; empty before the first step."""
         return dict(self._optimizer.state.get(self._value, {}))
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with this state, as `state` returned it; its tensors are copied."""
+        self._optimizer.state[self._value] = {
+            name: entry.detach().clone() if isinstance(entry, Tensor) else entry
+            for name, entry in state.items()
+        }

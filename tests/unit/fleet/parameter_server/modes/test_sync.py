@@ -169,7 +169,7 @@ def test_who_is_missing_is_known_once_somebody_waits():
 
 
 def test_a_resumed_mode_counts_on_from_the_step_of_its_checkpoint():
-    setup = Setup(1)
+    setup = sync_server(1)
     setup.mode.resume(7)
     assert setup.mode.step == 7
     assert setup.mode.pull(0) == [Answer(0, 7, (0,)), Answer(1, 7, (0,))]

@@ -1,6 +1,5 @@
 """What modes have in common in which a server applies each gradient when it comes, and waits for nobody."""
 
-import threading
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -37,7 +36,6 @@ class ImmediateServer:
         self._sent = [shard.copy_values() for _ in range(num_trainers)]
         self._hyper: list[HyperParameters] = [() for _ in range(num_trainers)]
         self._steps = [dict.fromkeys(shard.blocks, 0) for _ in range(num_trainers)]
-        self._locks = {block: threading.Lock() for block in shard.blocks}
 
     @property
     def step(self) -> int:
@@ -47,6 +45,10 @@ class ImmediateServer:
     def step_of(self, trainer: int) -> int:
         """Return the step that a trainer makes next: the one after its last that is wholly here."""
         return min(self._steps[trainer].values(), default=0)
+
+    def resume(self, step: int) -> None:
+        """Go on at a step that a checkpoint holds: every trainer makes it next."""
+        self._steps = [dict.fromkeys(self.shard.blocks, step) for _ in self._steps]
 
     def admit(self, trainer: int) -> None:
         """Begin anew with a trainer; what its earlier life has sent is applied already."""
@@ -70,7 +72,7 @@ class ImmediateServer:
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
         """Apply a gradient, unless an earlier life of the trainer has brought this step's."""
-        with self._locks[block]:
+        with self.shard.locks[block]:
             if step >= self._steps[trainer][block]:
                 self.apply(trainer, block, self._hyper[trainer])
                 self._steps[trainer][block] = step + 1
@@ -119,6 +121,6 @@ class ImmediateServer:
         return self._sent[trainer][block]
 
     def _answer(self, trainer: int, block: int) -> Answer:
-        with self._locks[block]:
+        with self.shard.locks[block]:
             self._sent[trainer][block].copy_(self.shard.value(block))
         return Answer(block, self._steps[trainer][block], (trainer,))

@@ -92,11 +92,8 @@ class JoinRequest(_message.Message):
     TRAINER_FIELD_NUMBER: _builtins.int
     AGREEMENT_FIELD_NUMBER: _builtins.int
     CHECKSUMS_FIELD_NUMBER: _builtins.int
-    OPTIMIZER_STATE_FIELD_NUMBER: _builtins.int
     job_name: _builtins.str
     job_uid: _builtins.str
-    optimizer_state: _builtins.bool
-    """Whether this trainer's optimizer had state before the first step: every process must have it, or none."""
     @_builtins.property
     def trainer(self) -> Global___Trainer: ...
     @_builtins.property
@@ -115,11 +112,10 @@ class JoinRequest(_message.Message):
         trainer: Global___Trainer | None = ...,
         agreement: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         checksums: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
-        optimizer_state: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "checksums", b"checksums", "job_name", b"job_name", "job_uid", b"job_uid", "optimizer_state", b"optimizer_state", "trainer", b"trainer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "checksums", b"checksums", "job_name", b"job_name", "job_uid", b"job_uid", "trainer", b"trainer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,29 @@
+"""Several calls at the same time, in threads of the test's own process."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["at_once"]
+
+
+def at_once(*calls: Callable[[], Any], seconds: float = 30.0) -> list[Any]:
+    """Run each call in a thread of its own; return what they return, or raise the first error."""
+    results: list[Any] = [None] * len(calls)
+    errors: list[BaseException] = []
+
+    def run(position: int, call: Callable[[], Any]) -> None:
+        try:
+            results[position] = call()
+        except BaseException as error:  # noqa: BLE001 - raised below, in the test's own thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+        assert not thread.is_alive(), "a call still waits"
+    if errors:
+        raise errors[0]
+    return results

@@ -1,0 +1,41 @@
+"""Checkpoints: files that hold a model, its optimizers' state and the place where training was.
+
+A checkpoint is a directory with a manifest. Each writer leaves a file of its own, under a temporary name
+until it is whole and on the disk; the manifest, which names them all with their sizes and digests, comes
+last and makes them a checkpoint. A directory without a manifest is none. Whoever reads takes the elements
+that it needs, however they were cut when they were written. No pickle anywhere: tensors are in safetensors
+files, everything else is JSON.
+"""
+
+from fleet.checkpoint.arguments import directory_of, refuse_file_system, status_of
+from fleet.checkpoint.folders import CHECKPOINT_PREFIX, find_checkpoint, keep_newest, numbers_in
+from fleet.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest
+from fleet.checkpoint.piece import Piece, cut_state
+from fleet.checkpoint.reader import Checkpoint
+from fleet.checkpoint.status import TrainStatus
+from fleet.checkpoint.trainer_part import TrainerPart, capture_part, restore_part
+from fleet.checkpoint.writer import commit, write_model, write_shard, write_trainer_part
+
+__all__ = [
+    "CHECKPOINT_PREFIX",
+    "MANIFEST_NAME",
+    "Checkpoint",
+    "FileRecord",
+    "Manifest",
+    "Piece",
+    "TrainStatus",
+    "TrainerPart",
+    "capture_part",
+    "commit",
+    "cut_state",
+    "directory_of",
+    "find_checkpoint",
+    "keep_newest",
+    "numbers_in",
+    "refuse_file_system",
+    "restore_part",
+    "status_of",
+    "write_model",
+    "write_shard",
+    "write_trainer_part",
+]

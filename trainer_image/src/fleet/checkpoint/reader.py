@@ -1,0 +1,197 @@
+"""Reading: what a process needs of a checkpoint, however it was cut, or an error that names the file."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fleet.checkpoint.manifest import BlockRecord, FileRecord, Manifest
+from fleet.checkpoint.piece import Piece, cut_state
+from fleet.checkpoint.values import decode
+from fleet.errors import CheckpointError
+from fleet.program import describe_difference
+
+__all__ = ["Checkpoint"]
+
+
+class Checkpoint:
+    """A checkpoint in a directory.
+
+    Parameters
+    ----------
+    directory : Path
+        With a manifest. The files are opened, and checked, when something in them is asked for.
+
+    Raises
+    ------
+    CheckpointError
+        The directory is no checkpoint.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.manifest = Manifest.read(directory)
+        self._whole: set[str] = set()
+        self._records: dict[str, list[tuple[BlockRecord, FileRecord]]] = {}
+        for file in self.manifest.files:
+            for block in file.blocks:
+                self._records.setdefault(block.param, []).append((block, file))
+        for records in self._records.values():
+            records.sort(key=lambda record: record[0].begin)
+
+    def check(self, facts: Mapping[str, str]) -> None:
+        """Check that it is of the same model and optimizer.
+
+        Raises
+        ------
+        CheckpointError
+            It is not; the message says how they differ.
+        """
+        difference = describe_difference(facts, self.manifest.facts)
+        if difference:
+            raise CheckpointError(
+                f"{self.directory} is a checkpoint of another training: {difference} (here: this process; "
+                "there: the checkpoint); load it into the model and the optimizer that it was made of, or "
+                "begin with the values alone: fleet.save_inference_model, then load_state_dict"
+            )
+
+    def piece(self, param: str, begin: int, end: int, shape: tuple[int, ...]) -> Piece:
+        """Return some elements of a parameter, with their state.
+
+        Raises
+        ------
+        CheckpointError
+            A file is missing, truncated, changed or another checkpoint's; or no file has these elements.
+        """
+        found = [
+            (block, self._read(block, file))
+            for block, file in self._records.get(param, ())
+            if block.begin < end and block.end > begin
+        ]
+        covered = begin
+        for block, _ in found:
+            if block.begin <= covered:
+                covered = max(covered, block.end)
+        if covered < end:
+            raise CheckpointError(
+                f"{self.directory} has the elements of {param} up to {covered}, expected {begin} to {end}; "
+                "its manifest names no file with the rest"
+            )
+        if len(found) == 1 and (found[0][0].begin, found[0][0].end) == (begin, end):
+            piece = found[0][1]
+            return Piece(param, begin, end, piece.value.view(shape), piece.state)
+        return self._put_together(param, begin, end, shape, found)
+
+    def trainer_part(self) -> bytes | None:
+        """Return the trainer's own part; None where there is none, or another server has it."""
+        for file in self.manifest.files:
+            if file.name == self.manifest.trainer_part and (self.directory / file.name).exists():
+                return self._checked(file).read_bytes()
+        return None
+
+    def _put_together(
+        self,
+        param: str,
+        begin: int,
+        end: int,
+        shape: tuple[int, ...],
+        found: list[tuple[BlockRecord, Piece]],
+    ) -> Piece:
+        """Cut what is wanted from each piece that has some of it, and join the parts."""
+        values: list[Tensor] = []
+        states = []
+        for block, piece in found:
+            self._check_cuttable(block, piece)
+            first, last = max(begin, block.begin) - block.begin, min(end, block.end) - block.begin
+            values.append(piece.value.reshape(-1)[first:last])
+            states.append(cut_state(piece.state, block.shape, first, last, (last - first,)))
+        state = dict(states[0])  # what is no tensor of elements is the first one's
+        for name, entry in found[0][1].state.items():
+            if isinstance(entry, Tensor) and tuple(entry.shape) == found[0][0].shape:
+                state[name] = torch.cat([part[name] for part in states]).view(shape)
+        return Piece(param, begin, end, torch.cat(values).view(shape), state)
+
+    def _check_cuttable(self, block: BlockRecord, piece: Piece) -> None:
+        for name, entry in piece.state.items():
+            if isinstance(entry, Tensor) and entry.numel() > 1 and tuple(entry.shape) != block.shape:
+                raise CheckpointError(
+                    f"{self.directory}: the optimizer's {name} of {block.param} has the shape "
+                    f"{list(entry.shape)} and belongs to {list(block.shape)} elements as a whole, so it "
+                    "cannot be cut anew; load it with the number of servers and the slicing that it was "
+                    "saved with"
+                )
+
+    def _read(self, block: BlockRecord, file: FileRecord) -> Piece:
+        path = self._checked(file)
+        try:
+            with safe_open(path, framework="pt") as opened:
+                names = [block.tensor, *_tensors_of(block.state)]
+                tensors = {name: opened.get_tensor(name) for name in names}
+            value = tensors[block.tensor]
+            state = {name: decode(entry, tensors) for name, entry in block.state.items()}
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} does not hold what its manifest says of {block.param}: {error}; load another "
+                "checkpoint"
+            ) from error
+        found = str(value.dtype).removeprefix("torch."), tuple(value.shape)
+        if found != (block.dtype, block.shape):
+            raise CheckpointError(
+                f"{path} has {block.param} as {found[0]}{list(found[1])}; expected "
+                f"{block.dtype}{list(block.shape)}, as its manifest says"
+            )
+        return Piece(block.param, block.begin, block.end, value, state)
+
+    def _checked(self, file: FileRecord) -> Path:
+        """Return the path of a file that is the one the manifest means."""
+        path = self.directory / file.name
+        if file.name in self._whole:
+            return path
+        try:
+            size = path.stat().st_size
+            if size != file.bytes:
+                raise CheckpointError(
+                    f"{path} has {size} bytes, expected {file.bytes}: it is "
+                    f"{'truncated' if size < file.bytes else 'another file'}; load another checkpoint, or "
+                    "copy the file again from where it was written"
+                )
+            with path.open("rb") as opened:
+                digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be read ({error.strerror}), and is needed here: expected every file of "
+                "the checkpoint in a directory that all processes see; where each server has a directory of "
+                "its own, load with the number of servers and the slicing that it was saved with"
+            ) from error
+        if digest != file.sha256:
+            raise CheckpointError(
+                f"{path} has the SHA-256 {digest}, expected {file.sha256}: {self._whose(path)}; load another "
+                "checkpoint, or copy the file again from where it was written"
+            )
+        self._whole.add(file.name)
+        return path
+
+    def _whose(self, path: Path) -> str:
+        """Say what may have happened to a file whose digest is wrong."""
+        try:
+            with safe_open(path, framework="pt") as opened:
+                save = (opened.metadata() or {}).get("save", "nobody")
+        except SafetensorError:
+            return "it was changed, or is no safetensors file"
+        if save != self.manifest.save:
+            return f"it belongs to the save {save!r}, and the manifest to {self.manifest.save!r}"
+        return "it was changed after it had been written"
+
+
+def _tensors_of(state: Mapping[str, object]) -> list[str]:
+    """Return the names of the tensors that a block's state refers to."""
+    return [
+        str(entry[tag])
+        for entry in state.values()
+        if isinstance(entry, dict)
+        for tag in entry
+        if tag == "tensor"
+    ]

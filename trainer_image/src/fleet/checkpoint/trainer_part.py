@@ -1,0 +1,137 @@
+"""A trainer's own part of a checkpoint: buffers, the options of the param groups, and the script's words."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+from torch.nn import Module
+
+from fleet.checkpoint.status import TrainStatus
+from fleet.checkpoint.values import decode, encode
+from fleet.errors import CheckpointError
+from fleet.program import Source
+
+__all__ = ["TrainerPart", "capture_part", "restore_part"]
+
+_STORY = "trainer"
+# A param group's list of parameters and their names are the process's own, not options.
+_NOT_OPTIONS = frozenset({"params", "param_names"})
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerPart:
+    """What a checkpoint holds beside the parameters and their optimizers' state."""
+
+    status: TrainStatus = field(default_factory=TrainStatus)
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    """The module's, by name: BatchNorm's running statistics, for instance."""
+    groups: Sequence[Mapping[str, Any]] = ()
+    """The options of each param group, the learning rate among them."""
+    optimizer_state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By parameter, where trainers step by themselves; otherwise it is in the shards."""
+
+    def to_bytes(self) -> bytes:
+        """Return the part as a safetensors file.
+
+        Raises
+        ------
+        ConfigurationError
+            The status holds something that no checkpoint can; the message says where.
+        """
+        tensors = {f"buffers.{name}": buffer for name, buffer in self.buffers.items()}
+        story = {
+            "epoch_no": self.status.epoch_no,
+            "step": self.status.step,
+            "state": encode(self.status.state, tensors, "state"),
+            "groups": encode(list(self.groups), tensors, "param_groups"),
+            "optimizer_state": encode(self.optimizer_state, tensors, "optimizer_state"),
+            "buffers": list(self.buffers),
+        }
+        apart = {name: tensor.cpu().clone().contiguous() for name, tensor in tensors.items()}
+        return save(apart, {"format": "pt", _STORY: json.dumps(story)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> "TrainerPart":
+        """Return what `to_bytes` wrote.
+
+        Raises
+        ------
+        CheckpointError
+            It did not write this; `where` names it in the message.
+        """
+        try:
+            tensors = load(data)
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            story = json.loads(header["__metadata__"][_STORY])
+            return cls(
+                TrainStatus(story["epoch_no"], story["step"], decode(story["state"], tensors)),
+                {name: tensors[f"buffers.{name}"] for name in story["buffers"]},
+                decode(story["groups"], tensors),
+                decode(story["optimizer_state"], tensors),
+            )
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{where} is not the trainer's part of a checkpoint: {error}; load another checkpoint"
+            ) from error
+
+
+def capture_part(
+    status: TrainStatus, step: int, source: Source, own_state: Mapping[str, Mapping[str, Any]]
+) -> TrainerPart:
+    """Return this process's part, as it is after `step` steps; `own_state` is by parameter."""
+    groups = [
+        {name: option for name, option in group.items() if name not in _NOT_OPTIONS}
+        for group in source.optimizer.param_groups
+    ]
+    return TrainerPart(replace(status, step=step), _buffers(source.module), groups, own_state)
+
+
+@torch.no_grad()
+def restore_part(part: TrainerPart, source: Source) -> None:
+    """Set buffers, options and the trainer's own state to those of a checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        The module has other buffers, or the optimizer another number of param groups.
+    """
+    module, optimizer = source.module, source.optimizer
+    found = _buffers(module)
+    if module is not None:
+        differing = [name for name in {**found, **part.buffers} if not _alike(name, found, part.buffers)]
+        if differing:
+            raise CheckpointError(
+                f"the checkpoint and the model have different buffers: {', '.join(sorted(differing)[:3])}; "
+                "expected the model that was saved"
+            )
+        for name, buffer in found.items():
+            buffer.copy_(part.buffers[name])
+    if len(part.groups) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"the checkpoint has {len(part.groups)} param groups and the optimizer "
+            f"{len(optimizer.param_groups)}; expected the optimizer that was saved"
+        )
+    for group, options in zip(optimizer.param_groups, part.groups, strict=True):
+        group.update(options)
+    for name, state in part.optimizer_state.items():
+        if name in source.parameters:
+            optimizer.state[source.parameters[name]] = dict(state)
+
+
+def _buffers(module: Module | None) -> dict[str, Tensor]:
+    """Return the buffers that a module's state dict has."""
+    if module is None:
+        return {}
+    kept = module.state_dict(keep_vars=True)
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    return {name: buffer for name, buffer in kept.items() if name in buffers}
+
+
+def _alike(name: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
+    mine, other = ours.get(name), theirs.get(name)
+    return mine is not None and other is not None and (mine.shape, mine.dtype) == (other.shape, other.dtype)

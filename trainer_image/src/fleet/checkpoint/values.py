@@ -1,0 +1,91 @@
+"""Plain values as JSON and back, exactly: what JSON cannot say is tagged, and tensors go beside it."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleet.errors import ConfigurationError
+
+__all__ = ["decode", "encode"]
+
+
+def encode(value: object, tensors: dict[str, Tensor], path: str) -> Any:
+    """Return a value as JSON.
+
+    Parameters
+    ----------
+    value
+        A number, a string, None, a tensor, an array, or a list, tuple or dict of these.
+    tensors : dict
+        Takes the tensors within, under names that begin with `path`.
+    path : str
+        Where the value stands, for names and messages.
+
+    Raises
+    ------
+    ConfigurationError
+        There is something else in it; the message says where.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, Tensor):
+        tensors[path] = value.detach()
+        return {"tensor": path}
+    if isinstance(value, np.ndarray):
+        tensors[path] = torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)
+        return {"array": path}
+    if isinstance(value, np.generic):
+        return encode(value.item(), tensors, path)
+    if isinstance(value, list | tuple):
+        items = [encode(item, tensors, f"{path}.{index}") for index, item in enumerate(value)]
+        return items if isinstance(value, list) else {"tuple": items}
+    if isinstance(value, Mapping):
+        pairs = [[_key(key, path), encode(item, tensors, f"{path}.{key}")] for key, item in value.items()]
+        return {"counter" if isinstance(value, Counter) else "dict": pairs}
+    raise ConfigurationError(
+        f"{path} is a {type(value).__name__}, which no checkpoint can hold; expected numbers, strings, None, "
+        "tensors, arrays, and lists, tuples and dicts of these: leave it out, and build it anew after loading"
+    )
+
+
+def _key(key: object, path: str) -> object:
+    if isinstance(key, bool) or not isinstance(key, int | str):
+        raise ConfigurationError(
+            f"{path} has the key {key!r}; expected strings or whole numbers as keys of what is saved"
+        )
+    return key
+
+
+def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return what `encode` was given.
+
+    Raises
+    ------
+    ValueError, KeyError, TypeError
+        It is not what `encode` returns.
+    """
+    if isinstance(value, list):
+        return [decode(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((tag, content),) = value.items()
+    match tag:
+        case "float":
+            return float(content)
+        case "tensor":
+            return tensors[content]
+        case "array":
+            return tensors[content].numpy()
+        case "tuple":
+            return tuple(decode(item, tensors) for item in content)
+        case "dict" | "counter":
+            pairs = {key: decode(item, tensors) for key, item in content}
+            return Counter(pairs) if tag == "counter" else pairs
+    raise ValueError(f"the tag {tag!r} is unknown")

@@ -1,0 +1,154 @@
+"""Small arrays of all trainers, combined on one server in the order of the trainers."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fleet.errors import ConfigurationError
+
+__all__ = ["MAX_BYTES", "OPERATIONS", "Contribution", "Reductions", "like", "numbers_of"]
+
+OPERATIONS: Final = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+MAX_BYTES: Final = 16 << 20
+"""What a trainer may contribute: control goes beside the tensors' own path, and is not made for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one trainer gives."""
+
+    operation: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    @property
+    def form(self) -> str:
+        """What must be the same on every trainer."""
+        return f"{self.operation} of {self.dtype}{list(self.shape)}"
+
+    @classmethod
+    def of(cls, values: Any, operation: str) -> "Contribution":
+        """Return what a trainer's numbers contribute.
+
+        Raises
+        ------
+        ConfigurationError
+            They are no numbers, or too many; or there is no such operation.
+        """
+        array = np.ascontiguousarray(numbers_of(values))
+        given = cls(operation, array.dtype.str, np.shape(values), array.tobytes())
+        given.check()
+        return given
+
+    def check(self) -> None:
+        """Check that a server can combine this; ConfigurationError otherwise."""
+        if self.operation not in OPERATIONS:
+            raise ConfigurationError(
+                f"all_reduce_worker: mode is {self.operation!r}; expected {', '.join(OPERATIONS)}"
+            )
+        if np.dtype(self.dtype).kind not in "iuf" or len(self.data) > MAX_BYTES:
+            raise ConfigurationError(
+                f"all_reduce_worker got {len(self.data)} bytes of {self.dtype}; expected numbers, at most "
+                f"{MAX_BYTES} bytes: it is for counts and metrics, beside the gradients' own way"
+            )
+
+    def array(self) -> npt.NDArray[np.generic]:
+        """Return the numbers."""
+        return np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
+
+
+@dataclass(slots=True)
+class Reductions:
+    """One reduction after the other, as one server counts them. Used under the server's lock.
+
+    A trainer can be at most one ahead of the others: that one's result is kept until all have fetched it.
+    """
+
+    passed: int = 0
+    _bases: dict[int, int] = field(default_factory=dict)
+    _given: dict[int, Contribution] = field(default_factory=dict)
+    _result: bytes = b""
+
+    def admit(self, trainer: int) -> None:
+        """Begin anew with a trainer: its first reduction is the next one."""
+        self._bases[trainer] = self.passed
+        self._given.pop(trainer, None)
+
+    def contribute(self, trainer: int, before: int, given: Contribution, live: Collection[int]) -> int:
+        """Take what a trainer gives to the reduction that follows `before` others of its own.
+
+        Returns
+        -------
+        int
+            The number of that reduction: it is over once `passed` has reached it.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer gives something else.
+        """
+        given.check()
+        number = self._bases.get(trainer, 0) + before + 1
+        if self.passed >= number:
+            return number
+        for other, theirs in self._given.items():
+            if theirs.form != given.form:
+                raise ConfigurationError(
+                    f"trainer {trainer} asks for the {given.form}, and trainer {other} for the "
+                    f"{theirs.form}; expected the same call of all_reduce_worker on every trainer"
+                )
+        self._given[trainer] = given
+        self.release(live)
+        return number
+
+    def release(self, live: Collection[int]) -> bool:
+        """Finish the reduction if nobody is missing; return whether it is finished."""
+        if not self._given or not self._given.keys() >= set(live):
+            return False
+        first, *others = [self._given[trainer] for trainer in sorted(self._given)]
+        total = first.array().copy()
+        for other in others:
+            OPERATIONS[first.operation](total, other.array(), out=total)
+        self._result = total.tobytes()
+        self._given.clear()
+        self.passed += 1
+        return True
+
+    def missing(self, live: Collection[int]) -> list[int]:
+        """Return the trainers that have not given anything yet."""
+        return [trainer for trainer in live if trainer not in self._given]
+
+    @property
+    def result(self) -> bytes:
+        """The last reduction's numbers."""
+        return self._result
+
+
+def numbers_of(values: Any) -> npt.NDArray[Any]:
+    """Return the numbers that a trainer gives to ``all_reduce_worker``, as an array.
+
+    Raises
+    ------
+    ConfigurationError
+        They are none, or of a type that numpy lacks.
+    """
+    try:
+        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"all_reduce_worker: {error}; convert it, to float32 for instance"
+        ) from error
+    return array.astype(np.int64) if array.dtype.kind == "b" else array
+
+
+def like(values: Any, numbers: npt.NDArray[Any], output: npt.NDArray[Any] | None) -> Any:
+    """Return combined numbers in the form in which a trainer gave its own; `output` receives them too."""
+    if output is not None:
+        output[...] = numbers
+    return torch.from_numpy(numbers.copy()).to(values.device) if isinstance(values, Tensor) else numbers
