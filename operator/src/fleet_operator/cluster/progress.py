@@ -79,7 +79,7 @@ class Target(NamedTuple):
 def targets(view: ClusterView) -> Iterator[Target]:
     """Return trainer 0 of each job that runs: its own pod, at the address that its kubelet has told."""
     for job in view.jobs():
-        if job.status.state not in (JobState.RUNNING, JobState.RESTARTING):
+        if job.status.state not in (JobState.RUNNING, JobState.RESTARTING) or job.managed_elsewhere:
             continue
         key = job_key(job)
         entry = view.pods.get(Key(key.namespace, pod_name(key.name, Role.TRAINER, 0)))

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from fleet_operator.api import FleetJobStatus, JobState, Role
+from fleet_operator.api.names import METRICS_PORT
+from fleet_operator.build import replica_ports
 from fleet_operator.cluster import progress as module
 from fleet_operator.cluster.interface import Key
-from fleet_operator.cluster.progress import CONCURRENT, ProgressReader, Target, fetch_progress
+from fleet_operator.cluster.progress import CONCURRENT, ProgressReader, Target, fetch_progress, targets
+from fleet_operator.cluster.store import Entry, Owner
+from fleet_operator.cluster.view import ClusterView
+from fleet_operator.plan.model import PodPhase
 from fleet_operator.plan.progress import Progress
+from tests.support.jobs import job, manifest
+from tests.support.plans import trainer
+
+if TYPE_CHECKING:
+    from fleet_operator.api import FleetJob
+    from fleet_operator.cluster.client import ApiClient
+    from fleet_operator.cluster.events import EventRecorder
 
 WHOLE = '{"step": 12, "totalSteps": 100, "loss": 0.31}'
 PARSED = Progress(step=12, total_steps=100, loss=0.31)
@@ -179,3 +193,49 @@ async def test_a_thousand_silent_trainers_are_asked_a_bounded_number_at_once():
     reader = ProgressReader(lambda: targets, lambda _: None, now=lambda: NOW, fetch=silent)
     await reader.ask()
     assert (asked, most) == (1000, CONCURRENT)
+
+
+def view_of(one: FleetJob, **pod: Any) -> ClusterView:
+    """Return what is known of a cluster with one job and its trainer 0."""
+    view = ClusterView(cast("ApiClient", None), cast("EventRecorder", None))
+    observed = trainer(0, **({"ip": "10.0.0.1"} | pod))
+    owner = Owner(one.metadata.uid, "FleetJob", "digits")
+    view.pods.put(Entry(Key("default", observed.name), observed.uid, 1, KEY, owner, observed))
+    view._jobs.put(Entry(KEY, one.metadata.uid, 1, KEY, None, one))
+    return view
+
+
+def running(**spec: Any) -> FleetJob:
+    return job(manifest(**spec)).with_status(FleetJobStatus(state=JobState.RUNNING))
+
+
+def test_trainer_0_of_a_running_job_is_asked_at_its_own_port():
+    (target,) = targets(view_of(running()))
+    assert target == Target(KEY, "digits-trainer-0@0.0", "10.0.0.1", METRICS_PORT)
+    network = {"hostNetwork": True, "portRange": {"first": 20000, "last": 20100}}
+    shared = running(network=network)
+    (target,) = targets(view_of(shared))
+    assert target.port == replica_ports(shared, Role.TRAINER, 0).metrics != METRICS_PORT
+
+
+@pytest.mark.parametrize(
+    ("one", "pod"),
+    [
+        pytest.param(job(), {}, id="a-job-that-does-not-run"),
+        pytest.param(
+            running(runPolicy={"managedBy": "example.com/other"}), {}, id="a-job-of-another-controller"
+        ),
+        pytest.param(running(), {"ip": None}, id="a-pod-without-an-address"),
+        pytest.param(running(), {"phase": PodPhase.SUCCEEDED}, id="a-pod-that-has-ended"),
+        pytest.param(running(), {"deleted_at": NOW}, id="a-pod-on-its-way-out"),
+    ],
+)
+def test_nobody_else_is_asked(one: FleetJob, pod: dict[str, Any]):
+    assert list(targets(view_of(one, **pod))) == []
+
+
+def test_a_pod_of_another_owner_is_not_asked():
+    view = view_of(running())
+    stranger = view_of(running().model_copy(update={"metadata": job(uid="other").metadata}))
+    view.pods = stranger.pods
+    assert list(targets(view)) == []
