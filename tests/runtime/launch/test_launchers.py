@@ -196,3 +196,19 @@ def test_a_missing_script_and_a_taken_port_are_named(launch, tmp_path):
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
     assert ended.returncode == 2
     assert "training_script is 'script.py', which is no file" in ended.stderr
+
+
+def test_programs_are_printed_by_each_server_and_the_first_worker_one_after_the_other(launch):
+    body = """
+    note(os.getpid())
+    print("asked", os.environ["FLEET_PRINT_PROGRAM"], "of", me)
+    sys.exit(0 if me != "TRAINER0" else 5)
+    """
+    flags = ["--print_program", "--server_num=2", "--worker_num=2", "--print_config=False", *start_port()]
+    status, out, _ = launch("fleet.launch_ps", body, *flags).end()
+    lines = [line for line in out.splitlines() if line]
+    assert lines[0].startswith("// server 0 (127.0.0.1:")
+    assert lines[2].startswith("// server 1 (127.0.0.1:")
+    assert lines[1::2] == ["asked 1 of PSERVER0", "asked 1 of PSERVER1", "asked 1 of TRAINER0"]
+    assert lines[4] == "// worker 0 (the others' differ in their trainer_id)"
+    assert status == 5

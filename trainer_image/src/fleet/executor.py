@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from fleet import lifecycle
 from fleet.environment import process_environment
 from fleet.errors import ConfigurationError, FleetError
+from fleet.parameter_server.preview import previewed
 from fleet.parameter_server.sessions import find_trainer, sends, source_of, start_server, start_trainer
 from fleet.parameter_server.trainer import Trainer
 from fleet.place import CPUPlace, Place
@@ -122,7 +123,7 @@ class Executor:
         module = source_of(program).module
         if module is not None:
             module.to(self._place.device)
-        if distributed:
+        if distributed and not previewed(program):
             self._trainer = find_trainer(program) or start_trainer(program, _job())
         return []
 
@@ -130,6 +131,7 @@ class Executor:
         listens = any(op.type == "listen_and_serv" for op in program.global_block().ops)
         if not listens:
             source_of(program)
+            previewed(program)
             return []
         server = start_server(program, _job())
         try:
@@ -144,13 +146,14 @@ class Executor:
             raise ConfigurationError(
                 "the program computes but sends nothing; run what get_trainer_program() returned"
             )
-        self._trainer = find_trainer(program)
-        if self._trainer is None:
+        trainer = self._trainer = find_trainer(program)
+        if trainer is None:
+            previewed(program)
             raise ConfigurationError(
                 "there is no session with the parameter servers; run the startup program first, "
                 "fleet.default_startup_program()"
             )
-        return self._trainer
+        return trainer
 
     def _inputs(self, program: Program, feed: Mapping[str, Any]) -> dict[str, Any]:
         expected = {variable.name for variable in program.global_block().vars.values() if variable.is_data}

@@ -5,6 +5,7 @@ import os
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fleet.errors import ConfigurationError
@@ -33,6 +34,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--endpoints", default="", help="the servers' host:port list, in place of --start_port"
+    )
+    parser.add_argument(
+        "--print_program",
+        action="store_true",
+        help="print the programs of each server and of worker 0, and do not train",
     )
     flags.add_common_flags(parser, log_dir="logs")
     return parser.parse_args(argv)
@@ -125,6 +131,20 @@ def _worker_role(index: int) -> dict[str, str]:
     }
 
 
+def _print_programs(started: Sequence[Command]) -> int:
+    """Let each server and worker 0 print its programs, one after the other; return the exit status."""
+    for command in started:
+        if not command.is_server and command.name != "worker 0":
+            continue
+        where = command.environ.get("PADDLE_CURRENT_ENDPOINT", "the others' differ in their trainer_id")
+        print(f"// {command.name} ({where})", flush=True)
+        environ = {**command.environ, "FLEET_PRINT_PROGRAM": "1"}
+        status = supervisor.run([replace(command, is_server=False, environ=environ)], None)
+        if status:
+            return status
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the launcher; return its exit status."""
     arguments = parse(sys.argv[1:] if argv is None else argv)
@@ -132,6 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         flags.check_script(arguments.training_script)
         started = commands(arguments, os.environ)
         show = flags.truth("--print_config", arguments.print_config)
+        if arguments.print_program:
+            return _print_programs(started)
         flags.check_free("--endpoints" if arguments.endpoints else "--start_port", _servers(arguments))
         if show:
             flags.print_commands(started, arguments.log_dir)

@@ -11,6 +11,7 @@ from fleet import lifecycle
 from fleet.allocator import keep_freed_memory
 from fleet.checkpoint import CHECKPOINT_PREFIX, MANIFEST_NAME
 from fleet.errors import CheckpointError, ConfigurationError
+from fleet.parameter_server.preview import previewed
 from fleet.parameter_server.server import Server
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import state_of
@@ -46,7 +47,10 @@ def start_trainer(program: Program, job: JobIdentity, *, overlap: bool = True) -
         There is a session already, or a server refuses.
     PeerLostError
         A server does not answer before the deadline.
+    SystemExit
+        The environment asks for the program to be printed instead.
     """
+    previewed(program)
     source = source_of(program)
     if source in _trainers:
         raise ConfigurationError(
@@ -78,7 +82,10 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
     ------
     ConfigurationError
         There is no checkpoint where one was named, it cannot be loaded, or the endpoint is taken.
+    SystemExit
+        The environment asks for the program to be printed instead.
     """
+    previewed(program)
     source, plan = source_of(program), server_plan(program)
     lifecycle.start(
         Role(

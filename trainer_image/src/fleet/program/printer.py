@@ -12,7 +12,7 @@ __all__ = ["format_difference", "format_program"]
 
 _INDENT = "    "
 # Attributes that repeat what the reader sees anyway.
-_DETAILS = frozenset({"op_role", "op_role_var", "hyper_parameters", "block_ids"})
+_DETAILS = frozenset({"op_role", "op_role_var", "hyper_parameters", "block_ids", "agreement"})
 
 
 def format_program(program: "Program", *, with_details: bool = False) -> str:
@@ -24,7 +24,11 @@ def format_program(program: "Program", *, with_details: bool = False) -> str:
     with_details : bool
         Also print the output slots and the book-keeping attributes.
     """
-    header = [f"// {name} = {_value(value)}" for name, value in program.attrs.items()]
+    header = [
+        f"// {name} = {_value(value)}"
+        for name, value in program.attrs.items()
+        if with_details or name not in _DETAILS
+    ]
     return "\n".join((*header, *(_format_block(block, with_details) for block in program.blocks)))
 
 
