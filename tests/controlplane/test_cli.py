@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
 from typing import TYPE_CHECKING
 
 import pytest
@@ -144,6 +146,42 @@ async def test_status_watch_tells_each_change_and_ends_with_the_job(
     assert await process.wait() == 0
 
 
+async def test_on_a_terminal_status_watch_is_a_live_table(
+    namespace: Namespace, fleetjob: Fleetjob, here: tuple[str, str]
+):
+    await namespace.create_job(manifest(pservers=1, trainers=1))
+    await namespace.until_state("digits", "Running")
+    screen, terminal = pty.openpty()
+    process = await fleetjob.start(
+        "status", "digits", "-w", *here, stdout=terminal, environ={"TERM": "xterm"}
+    )
+    os.close(terminal)
+    shown = ""
+    async with asyncio.timeout(30):
+        while "Succeeded" not in shown:
+            shown += (await asyncio.to_thread(os.read, screen, 65536)).decode()
+            if "Running" in shown:
+                await namespace.end("digits-trainer-0")
+        assert await process.wait() == 0
+    os.close(screen)
+    assert shown.index("NAME") < shown.index("Running") < shown.index("Succeeded")
+    assert "\x1b[1A" in shown  # the table is drawn over the one before
+
+
+async def test_scale_changes_the_trainers_within_their_bounds(
+    namespace: Namespace, fleetjob: Fleetjob, here: tuple[str, str]
+):
+    elastic = manifest(syncMode="Async", trainer={"replicas": 2, "minReplicas": 1, "maxReplicas": 3})
+    await namespace.create_job(elastic)
+    await namespace.until_state("digits", "Running")
+    scaled = await fleetjob("scale", "digits", "--trainers", "3", *here)
+    assert (scaled.status, scaled.out) == (0, "FleetJob digits scaled from 2 to 3 trainers\n")
+    await namespace.until_running("digits", *SERVERS, *TRAINERS, "digits-trainer-2")
+    refused = await fleetjob("scale", "digits", "--trainers", "4", *here)
+    assert refused.status == 1
+    assert "maxReplicas" in refused.err
+
+
 async def test_suspend_and_resume(namespace: Namespace, fleetjob: Fleetjob, here: tuple[str, str]):
     await namespace.create_job(manifest())
     await namespace.until_state("digits", "Running")
@@ -181,13 +219,13 @@ async def test_it_is_a_plugin_of_kubectl_too(
 ):
     await namespace.create_job(manifest())
     await namespace.until_state("digits", "Running")
-    path = f"{PROGRAM.parent}:{fleetjob.environ['PATH']}"
+    path = {"PATH": f"{PROGRAM.parent}:{fleetjob.environ['PATH']}"}
     ended = await fleetjob(
-        "fleet", "status", "-n", namespace.name, program=control_plane.program("kubectl"), PATH=path
+        "fleet", "status", "-n", namespace.name, program=control_plane.program("kubectl"), environ=path
     )
     assert ended.status == 0
     assert ended.out.splitlines()[1].split()[:2] == ["digits", "Running"]
-    helped = await fleetjob("fleet", "--help", program=control_plane.program("kubectl"), PATH=path)
+    helped = await fleetjob("fleet", "--help", program=control_plane.program("kubectl"), environ=path)
     assert "Usage: kubectl fleet" in helped.out
 
 
@@ -195,9 +233,8 @@ async def test_a_shell_completes_the_names_of_jobs(namespace: Namespace, fleetjo
     for name in ("digits", "digits-2", "other"):
         await namespace.create_job(manifest(name, runPolicy={"suspend": True}))
     words = f"fleetjob logs -n {namespace.name} dig"
-    ended = await fleetjob(
-        _FLEETJOB_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD="4", _TYPER_COMPLETE_ARGS=words
-    )
+    asked = {"_FLEETJOB_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "4"}
+    ended = await fleetjob(environ=asked)
     assert set(ended.out.split()) == {"digits", "digits-2"}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
 PROGRAM = Path(sys.executable).parent / "fleetjob"
 SECONDS = 40.0
@@ -31,13 +31,13 @@ class Fleetjob:
         self.environ = {**os.environ, "KUBECONFIG": str(kubeconfig), "COLUMNS": "200", "NO_COLOR": "1"}
 
     async def __call__(
-        self, *arguments: str, stdin: str | None = None, program: Path | str = PROGRAM, **environ: str
+        self, *arguments: str, program: Path | str = PROGRAM, environ: Mapping[str, str] | None = None
     ) -> Ended:
         """Run a command to its end; it prints no traceback, whatever happens."""
-        process = await self.start(*arguments, program=program, **environ)
+        process = await self.start(*arguments, program=program, environ=environ)
         try:
             async with asyncio.timeout(SECONDS):
-                out, err = await process.communicate(stdin.encode() if stdin is not None else None)
+                out, err = await process.communicate()
         except TimeoutError:
             process.kill()
             await process.wait()
@@ -46,16 +46,20 @@ class Fleetjob:
         return Ended(process.returncode or 0, out.decode(), err.decode())
 
     async def start(
-        self, *arguments: str, program: Path | str = PROGRAM, **environ: str
+        self,
+        *arguments: str,
+        program: Path | str = PROGRAM,
+        stdout: int = asyncio.subprocess.PIPE,
+        environ: Mapping[str, str] | None = None,
     ) -> asyncio.subprocess.Process:
         """Start a command; whoever does, ends it."""
         return await asyncio.create_subprocess_exec(
             str(program),
             *arguments,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=stdout,
             stderr=asyncio.subprocess.PIPE,
-            env={**self.environ, **environ},
+            env={**self.environ, **(environ or {})},
         )
 
 

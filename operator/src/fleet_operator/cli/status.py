@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fleet_operator.cli.session import Session, Watched
 
 REDRAW_SECONDS = 1.0
+PIPE_COLUMNS = 4096  # a program that reads the table wants whole sentences
 
 
 async def show_status(
@@ -38,6 +39,8 @@ async def show_status(
         say(json.dumps({"apiVersion": API_VERSION, "kind": "FleetJobList", "items": jobs}, indent=2))
     elif jobs:
         console = Console()
+        if not console.is_terminal:
+            console.width = PIPE_COLUMNS
         console.print(table_of(map(Summary.of, jobs), now(), everywhere=everywhere))
     else:
         where = "any namespace" if everywhere else f"namespace {session.namespace}"
@@ -106,11 +109,12 @@ def table_of(jobs: Iterable[Summary], moment: datetime, *, everywhere: bool) -> 
         table.add_column(heading, no_wrap=True)
     for heading in ("PSERVERS", "TRAINERS", "PROGRESS", "LOSS", "ETA", "RESTARTS", "AGE"):
         table.add_column(heading, no_wrap=True, justify="left")
-    table.add_column("WHY", overflow="ellipsis", no_wrap=True, ratio=1)
+    table.add_column("WHY")  # the one that gives way where the terminal is narrow
     for job in jobs:
-        first = (job.namespace,) if everywhere else ()
+        first = (Text(job.namespace),) if everywhere else ()
         state = Text(job.state, style=STYLES.get(job.state, ""))
-        table.add_row(*first, job.name, state, *_numbers(job), job.age(moment), Text(job.sentence))
+        why = Text(job.sentence, no_wrap=True, overflow="ellipsis")
+        table.add_row(*first, Text(job.name), state, *_numbers(job), job.age(moment), why)
     return table
 
 

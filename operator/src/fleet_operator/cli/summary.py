@@ -66,7 +66,7 @@ class Summary:
         """Why it is in this state, for people."""
         told = self.status.explanation
         if told is None:
-            return "" if self.status.state is not None else UNSEEN
+            return "" if (self.raw.get("status") or {}).get("state") else UNSEEN
         waits = self.status.condition(ConditionType.RUNNING)
         if self.status.state is JobState.RESTARTING and waits is not None and waits.message:
             return f"{told.message}; {waits.message}"
