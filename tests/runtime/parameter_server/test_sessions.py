@@ -218,6 +218,17 @@ def test_other_hyper_parameters_than_the_other_trainers_are_an_error():
         assert job.servers[0].failure is None
 
 
+def test_without_wait_port_joining_waits_in_the_open_and_not_for_ever(caplog, monkeypatch):
+    monkeypatch.setattr(waiting, "FIRST_WORD_SECONDS", 0.1)
+    with loopback(settings=Settings(heartbeat_seconds=0.05, deadline_seconds=2.0)) as job:
+        job.servers[0].server.close()
+        trainer, _, _ = job.make_trainer(config=DistributeTranspilerConfig(wait_port=False))
+        with pytest.raises(PeerLostError, match=f"parameter server {job.endpoints[0]} does not answer"):
+            trainer.start()
+    assert f"waiting to join parameter server {job.endpoints[0]}, for 1 s now" in caplog.text
+    assert "waiting for the parameter servers" not in caplog.text
+
+
 def test_a_step_whose_gradients_are_absent_everywhere_changes_nothing():
     with loopback() as job:
         trainer, model, _ = job.make_trainer()

@@ -7,7 +7,13 @@ import pytest
 
 import fleet
 from fleet.errors import TranspileError
-from fleet.transpiler import DistributeTranspiler, DistributeTranspilerConfig, NormPlan, server_plan
+from fleet.transpiler import (
+    DistributedMode,
+    DistributeTranspiler,
+    DistributeTranspilerConfig,
+    NormPlan,
+    server_plan,
+)
 from tests.support.programs import captured
 
 ONE, TWO, THREE = "10.0.0.1:6174", "10.0.0.2:6174", "10.0.0.3:6174"
@@ -72,6 +78,19 @@ def test_what_is_lowered_are_the_operators():
 def test_other_modes_than_sync_are_refused_with_the_remedy(arguments, mode):
     with pytest.raises(TranspileError, match=f"the mode is {mode}; .*overlap=False"):
         transpiled(fleet.ClipGradByValue(1.0), **arguments)
+
+
+def test_a_mode_of_the_user_s_own_is_refused_too():
+    class Own:
+        name = "sync"
+        programs = DistributedMode.SYNC
+
+        def agreement(self):
+            return {}
+
+    program = captured(SHAPES, grad_clip=fleet.ClipGradByValue(1.0))
+    with pytest.raises(TranspileError, match=r"the mode is 'sync'; .*overlap=False"):
+        DistributeTranspiler(mode=Own()).transpile(0, program=program, pservers=[ONE])
 
 
 def test_a_trainer_s_program_does_not_clip():

@@ -358,11 +358,17 @@ class Client:
 
     def _join(self, deadline: float) -> "list[control_pb2.JoinReply]":
         checksums = self.store.checksums()
-        replies = []
+        replies, log = [], WaitLog()
         for server, control in enumerate(self._controls):
             owned = {block.id: checksums[block.id] for block in self.plan.blocks_on(server)}
             remaining = max(1.0, deadline - time.monotonic())
-            replies.append(control.join(self._job.name, self._job.uid, self._agreement, owned, remaining))
+
+            def waiting(endpoint: str = control.endpoint) -> None:
+                log.note(endpoint, lambda: f"waiting to join parameter server {endpoint}")
+
+            replies.append(
+                control.join(self._job.name, self._job.uid, self._agreement, owned, remaining, waiting)
+            )
         self._warn_of_other_values(replies)
         return replies
 

@@ -21,6 +21,7 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
+_LOOK_SECONDS: Final = 0.5
 _REFUSALS: Final = frozenset(
     {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
 )
@@ -82,8 +83,9 @@ class ControlClient:
         agreement: Mapping[str, str],
         checksums: Mapping[int, int],
         timeout_seconds: float,
+        waiting: Callable[[], object],
     ) -> control_pb2.JoinReply:
-        """Ask to be admitted.
+        """Ask to be admitted; `waiting` is called now and then while there is no answer.
 
         Raises
         ------
@@ -99,10 +101,15 @@ class ControlClient:
             agreement=dict(agreement),
             checksums=dict(checksums),
         )
-        try:
-            return self._stub.Join(request, timeout=timeout_seconds, wait_for_ready=True)
-        except grpc.RpcError as error:
-            raise self._error(error) from error
+        future = self._stub.Join.future(request, timeout=timeout_seconds, wait_for_ready=True)
+        while True:
+            waiting()
+            try:
+                return future.result(timeout=_LOOK_SECONDS)
+            except grpc.FutureTimeoutError:
+                continue
+            except grpc.RpcError as error:
+                raise self._error(error) from error
 
     def heartbeat(self, timeout_seconds: float) -> "grpc.Future[control_pb2.HeartbeatReply]":
         """Send a sign of life; the reply comes as a future, so that many servers are called at once."""

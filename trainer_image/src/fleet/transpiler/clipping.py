@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fleet.errors import TranspileError
 from fleet.program.clip import CLIP_TYPES
 from fleet.program.ir import Attribute, Operator, Program
+from fleet.transpiler.config import DistributedMode, TrainingMode
 from fleet.transpiler.layout import Layout, ParamBlock
 
 __all__ = ["NormPlan", "check_clipping", "clipping_attributes", "lower_norms", "lower_ranges"]
@@ -36,18 +37,20 @@ class NormPlan:
         return f"the gradient of {self.key}" if self.key else "all gradients"
 
 
-def check_clipping(program: Program, mode: str) -> None:
+def check_clipping(program: Program, mode: DistributedMode, custom: TrainingMode | None) -> None:
     """Refuse clipping where there is no gradient that is averaged over the trainers.
 
     Raises
     ------
     TranspileError
-        The program clips, and the mode is not ``sync``.
+        The program clips, and the mode is not the built-in sync mode.
     """
-    if mode != "sync" and any(op.type in CLIP_TYPES for op in program.global_block().ops):
+    built_in = custom is None and mode is DistributedMode.SYNC
+    name = mode.name.lower().replace("_", "-") if custom is None else repr(custom.name)
+    if not built_in and any(op.type in CLIP_TYPES for op in program.global_block().ops):
         raise TranspileError(
             f"clipping gradients on the servers needs synchronous training, and the mode is "
-            f"{mode.replace('_', '-')}; set sync_mode=True, or clip in the loop before "
+            f"{name}; set sync_mode=True, or clip in the loop before "
             "optimizer.step(), with DistributedStrategy(overlap=False)"
         )
 

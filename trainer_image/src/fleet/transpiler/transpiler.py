@@ -90,7 +90,7 @@ class DistributeTranspiler:
         _check_untouched(main, startup)
         self.config.check()
         mode = self._mode.programs if self._mode is not None else self.config.distributed_mode(sync_mode)
-        check_clipping(main, mode.name.lower() if self._mode is None else self._mode.name)
+        check_clipping(main, mode, self._mode)
         _check_trainers(trainer_id, trainers)
         endpoints = split_endpoints(pservers)
         if (problem := endpoints_problem(endpoints)) is not None:
