@@ -28,18 +28,31 @@ from benchmarks.workload import NUM_PARAMETERS, Config
 __all__ = ["main"]
 
 NUM_TRAINERS = 2
-NUM_SERVERS = {"compute": 0, "ddp": 0, "rpc-1": 1, "rpc-2": 2, "fleet-1": 1, "fleet-2": 2}
+NUM_SERVERS = {
+    "compute": 0,
+    "ddp": 0,
+    "rpc-1": 1,
+    "rpc-2": 2,
+    "grpc-1": 1,
+    "grpc-2": 2,
+    "fleet-1": 1,
+    "fleet-2": 2,
+}
 ABOUT = {
     "compute": "compute only, no communication",
     "ddp": "DistributedDataParallel on gloo",
     "rpc-1": "torch.distributed.rpc, 1 server",
     "rpc-2": "torch.distributed.rpc, 2 servers",
+    "grpc-1": "tuned grpcio streams, 1 server",
+    "grpc-2": "tuned grpcio streams, 2 servers",
     "fleet-1": "fleet.parameter_server, 1 server",
     "fleet-2": "fleet.parameter_server, 2 servers",
 }
 RATIOS = [
     ("fleet-1", "rpc-1"),
     ("fleet-2", "rpc-2"),
+    ("fleet-1", "grpc-1"),
+    ("fleet-2", "grpc-2"),
     ("fleet-1", "ddp"),
     ("fleet-2", "ddp"),
     ("fleet-1", "compute"),

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import rpc
 
+from benchmarks import grpc_stream
 from benchmarks.workload import LEARNING_RATE, Config, batch, build_layers
 
 __all__ = ["SYSTEMS", "System"]
@@ -191,5 +192,6 @@ SYSTEMS = {
     "compute": System(compute_trainer),
     "ddp": System(ddp_trainer),
     "rpc": System(rpc_trainer, rpc_serve),
+    "grpc": System(grpc_stream.trainer, grpc_stream.serve),
     "fleet": System(fleet_trainer, fleet_serve),
 }
