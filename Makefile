@@ -65,8 +65,9 @@ test: setup  ## unit, runtime and control-plane tests
 e2e: setup  ## the same jobs on a Kubernetes cluster: KUBECONFIG, else one made by kind
 	$(BIN)/pytest tests/e2e --verbose --capture=tee-sys $(PYTEST_FLAGS)
 
-bench: setup  ## steps per second of dense synchronous training, beside DDP and torch rpc
+bench: setup  ## dense synchronous training beside DDP, torch rpc and grpcio: steps per second, latency
 	$(BIN)/python -m benchmarks.dense_sync
+	$(BIN)/python -m benchmarks.dense_latency
 
 docs: setup  ## write the generated pages of the documentation
 	$(BIN)/python -m tools.reference

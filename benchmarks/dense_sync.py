@@ -8,22 +8,15 @@ one thread.
 """
 
 import argparse
-import ctypes
 import json
 import os
-import random
 import signal
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
-from statistics import median, quantiles
-from typing import Any, TextIO
+from typing import Any
 
-from benchmarks.workload import NUM_PARAMETERS, Config
+from benchmarks.running import Running, Shape, interleave, say, spread
+from benchmarks.workload import NUM_PARAMETERS, WIDTHS
 
 __all__ = ["main"]
 
@@ -59,141 +52,18 @@ RATIOS = [
     ("fleet-2", "compute"),
 ]
 WARM_UP_STEPS = 3
-END_SECONDS = 30.0
-_PR_SET_PDEATHSIG = 1
-HEARTBEAT_SECONDS = 60
-"""Longer than a system is ever stopped, so that nobody takes a stopped peer for a silent one."""
-
-
-class Running:
-    """The processes of one system; they wait until :meth:`measure` has them make some steps."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._servers: list[subprocess.Popen[str]] = []
-        self._trainers: list[subprocess.Popen[str]] = []
-
-    def start(self) -> None:
-        """Start every process; :meth:`await_ready` waits for them."""
-        system, num_servers = self.name.partition("-")[0], NUM_SERVERS[self.name]
-        ports = _free_ports(max(1, num_servers))
-        for role, count, processes in (
-            ("server", num_servers, self._servers),
-            ("trainer", NUM_TRAINERS, self._trainers),
-        ):
-            for index in range(count):
-                config = Config(system, role, index, num_servers, NUM_TRAINERS, ports)
-                processes.append(_start(config))
-
-    def await_ready(self) -> None:
-        """Wait until every trainer could begin."""
-        self._await("ready")
-
-    def measure(self, steps: int) -> float:
-        """Have every trainer make steps, and stop; return how many they made per second."""
-        self._signal(signal.SIGCONT)
-        began = time.perf_counter()
-        for trainer in self._trainers:
-            stream(trainer.stdin).write(f"{steps}\n")
-            stream(trainer.stdin).flush()
-        self._await("done")
-        seconds = time.perf_counter() - began
-        self._signal(signal.SIGSTOP)
-        return steps / seconds
-
-    def release(self) -> None:
-        """Close every process's input: the trainers end, and the servers with them."""
-        self._signal(signal.SIGCONT)
-        for process in self._trainers + self._servers:
-            stream(process.stdin).close()
-
-    def close(self, deadline: float) -> None:
-        """Wait for every process to end; kill what has not ended by the deadline."""
-        for process in self._trainers + self._servers:
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self._trainers + self._servers:
-            if process.poll() is None:
-                process.send_signal(number)
-
-    def _await(self, word: str) -> None:
-        for index, trainer in enumerate(self._trainers):
-            answer = stream(trainer.stdout).readline().strip()
-            if answer != word:
-                raise SystemExit(
-                    f"{self.name}: trainer {index} answered {answer!r}, expected {word!r}; "
-                    "what it printed above says why"
-                )
-
-
-def stream(pipe: Any) -> TextIO:
-    """Return a pipe of a process that was started with pipes."""
-    assert pipe is not None
-    return pipe  # type: ignore[no-any-return]
-
-
-def _start(config: Config) -> subprocess.Popen[str]:
-    environ = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TP_SOCKET_IFNAME": "lo",
-        "FLEET_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
-    }
-    return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", json.dumps(asdict(config))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environ,
-        text=True,
-        start_new_session=True,
-        preexec_fn=_die_with_parent,
-    )
-
-
-def _die_with_parent() -> None:
-    """End with the benchmark, whatever ends it: a stopped process would not even see its input end."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _free_ports(count: int) -> tuple[int, ...]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return tuple(each.getsockname()[1] for each in sockets)
 
 
 def run(systems: Sequence[str], rounds: int, steps: int) -> dict[str, list[float]]:
     """Measure every system once per round, in an order that changes; return steps per second by system."""
+    running = {name: Running(name, Shape(NUM_SERVERS[name], NUM_TRAINERS, WIDTHS)) for name in systems}
     measured: dict[str, list[float]] = {name: [] for name in systems}
-    running = [Running(name) for name in systems]
-    try:
-        for system in running:
-            system.start()
-            system.await_ready()
-            system.measure(WARM_UP_STEPS)
-            _say(f"{system.name} is ready")
-        for number in range(rounds):
-            for system in random.Random(number).sample(running, len(running)):  # noqa: S311 (an order)
-                measured[system.name].append(system.measure(steps))
-            shown = "  ".join(f"{name} {values[-1]:.1f}" for name, values in measured.items())
-            _say(f"round {number + 1} of {rounds}: {shown} steps/s")
-    finally:
-        for system in running:
-            system.release()
-        deadline = time.monotonic() + END_SECONDS
-        for system in running:
-            system.close(deadline)
+    for number, of_round in enumerate(interleave(running, rounds, steps, WARM_UP_STEPS)):
+        for name, one in of_round.items():
+            measured[name].append(steps / one.seconds)
+        shown = "  ".join(f"{name} {values[-1]:.1f}" for name, values in measured.items())
+        say(f"round {number + 1} of {rounds}: {shown} steps/s")
     return measured
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the median and the 10th and 90th percentile."""
-    deciles = quantiles(values, n=10, method="inclusive") if len(values) > 1 else list(values) * 9
-    return {"median": median(values), "p10": deciles[0], "p90": deciles[8]}
 
 
 def report(measured: dict[str, list[float]], steps: int) -> dict[str, Any]:
@@ -249,10 +119,6 @@ def main() -> None:
         print(json.dumps(summary))
     else:
         show(summary)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

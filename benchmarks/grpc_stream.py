@@ -51,7 +51,7 @@ class _Server:
     """Sums each piece as it comes; the last trainer's makes the step and starts the answers."""
 
     def __init__(self, config: Config) -> None:
-        model = nn.Sequential(*build_layers())
+        model = nn.Sequential(*build_layers(config.widths))
         pieces = _pieces(model.parameters())
         self._values = [piece for of_one in pieces for piece in of_one]
         self._sums = [torch.zeros_like(value) for value in self._values]
@@ -112,13 +112,13 @@ class _Trainer:
     """One trainer: a stream to each server, which the backward pass fills."""
 
     def __init__(self, config: Config) -> None:
-        self._model = nn.Sequential(*build_layers())
+        self._model = nn.Sequential(*build_layers(config.widths))
         self._parameters = list(self._model.parameters())
         pieces = _pieces(self._parameters)
         self._numbers = _numbers(pieces)
         self._values = [piece for of_one in pieces for piece in of_one]
         self._num_servers = config.num_servers
-        self._inputs, self._labels = batch(config.index)
+        self._inputs, self._labels = batch(config.index, config.widths)
         self._landed: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._requests: list[queue.SimpleQueue[bytes | None]] = []
         self._channels = []

@@ -17,7 +17,7 @@ from torch.distributed import rpc
 from benchmarks import grpc_stream
 from benchmarks.workload import LEARNING_RATE, Config, batch, build_layers
 
-__all__ = ["SYSTEMS", "System"]
+__all__ = ["SYSTEMS", "System", "rpc_part"]
 
 HOST = "127.0.0.1"
 RPC_SECONDS = 600
@@ -38,7 +38,7 @@ def _loop(
     model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, *, to_none: bool = True
 ) -> Step:
     """Return the usual training step."""
-    inputs, labels = batch(config.index)
+    inputs, labels = batch(config.index, config.widths)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=to_none)
@@ -50,7 +50,7 @@ def _loop(
 
 def compute_trainer(config: Config) -> tuple[Step, End]:
     """No communication at all: the limit."""
-    model = nn.Sequential(*build_layers())
+    model = nn.Sequential(*build_layers(config.widths))
     return _loop(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), config), lambda: None
 
 
@@ -62,7 +62,9 @@ def ddp_trainer(config: Config) -> tuple[Step, End]:
         rank=config.index,
         world_size=config.num_trainers,
     )
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(*build_layers()), gradient_as_bucket_view=True)
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(*build_layers(config.widths)), gradient_as_bucket_view=True
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     return _loop(model, optimizer, config, to_none=False), dist.destroy_process_group
 
@@ -74,7 +76,7 @@ def _fleet_init(config: Config) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
     kind = role_maker.Role.SERVER if config.role == "server" else role_maker.Role.WORKER
     endpoints = [f"{HOST}:{port}" for port in config.ports]
     fleet.init(role_maker.UserDefinedRoleMaker(config.index, kind, config.num_trainers, endpoints))
-    model = nn.Sequential(*build_layers())
+    model = nn.Sequential(*build_layers(config.widths))
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
     return fleet, model, optimizer
 
@@ -97,7 +99,7 @@ class RpcServer:
     """The parameter server of PyTorch's tutorial on batch RPC processing with asynchronous executions."""
 
     def __init__(self, config: Config) -> None:
-        self.model = _part(config.index, config.num_servers)
+        self.model = rpc_part(config, config.index)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=LEARNING_RATE)
         self.num_trainers = config.num_trainers
         self.num_arrived = 0
@@ -129,11 +131,12 @@ class RpcServer:
 _rpc_server: list[RpcServer] = []
 
 
-def _part(index: int, num_servers: int) -> nn.Sequential:
-    """Return a server's consecutive layers; with two servers, halves of nearly the same size."""
-    layers = build_layers()
-    cut = len(layers) if num_servers == 1 else 7
-    return nn.Sequential(*(layers[:cut] if index == 0 else layers[cut:]))
+def rpc_part(config: Config, index: int) -> nn.Sequential:
+    """Return the consecutive layers of the server at `index`; with several, as many for each as it goes."""
+    layers = build_layers(config.widths)
+    num_linears = len(config.widths) - 1
+    first, end = (2 * -(-num_linears * each // config.num_servers) for each in (index, index + 1))
+    return nn.Sequential(*layers[first:end])
 
 
 def rpc_model() -> nn.Module:
@@ -162,7 +165,7 @@ def _rpc_init(config: Config) -> None:
 
 def rpc_trainer(config: Config) -> tuple[Step, End]:
     """Send gradients to every server and take the updated parts, by torch.distributed.rpc."""
-    inputs, labels = batch(config.index)
+    inputs, labels = batch(config.index, config.widths)
     _rpc_init(config)
     servers = [f"server{index}" for index in range(config.num_servers)]
     parts: list[nn.Module] = [rpc.rpc_sync(server, rpc_model) for server in servers]

@@ -1,13 +1,15 @@
 """One process of a measured system, which the benchmark starts, paces and ends through its standard input.
 
-It reads one line per round, the number of steps to make, and answers with a line once they are made. The end
-of its input ends it, so that no process outlives the benchmark.
+It reads one line per round, the number of steps to make, and answers with a line once they are made: "done",
+and the seconds that each took. The end of its input ends it, so that no process outlives the benchmark.
 """
 
 import json
 import os
 import sys
 import threading
+import time
+from itertools import pairwise
 
 import torch
 
@@ -20,7 +22,7 @@ __all__ = ["main"]
 def main() -> None:
     """Take part as the first argument says, a Config as JSON."""
     fields = json.loads(sys.argv[1])
-    config = Config(**fields | {"ports": tuple(fields["ports"])})
+    config = Config(**fields | {name: tuple(fields[name]) for name in ("ports", "widths")})
     torch.set_num_threads(1)
     system = SYSTEMS[config.system]
     if config.role == "server":
@@ -31,9 +33,11 @@ def main() -> None:
     step, end = system.trainer(config)
     _answer("ready")
     for line in sys.stdin:
+        times = [time.perf_counter()]
         for _ in range(int(line)):
             step()
-        _answer("done")
+            times.append(time.perf_counter())
+        _answer(" ".join(["done", *(f"{after - before:.7f}" for before, after in pairwise(times))]))
     end()
 
 

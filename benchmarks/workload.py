@@ -1,4 +1,4 @@
-"""The dense workload: a multi-layer perceptron with 25 million parameters, on random data."""
+"""The dense workload: a multi-layer perceptron on random data, of 25 million parameters or of 10 kB."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -6,12 +6,30 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-__all__ = ["BATCH", "LEARNING_RATE", "NUM_PARAMETERS", "Config", "batch", "build_layers"]
+__all__ = [
+    "BATCH",
+    "LEARNING_RATE",
+    "NUM_PARAMETERS",
+    "TINY_WIDTHS",
+    "WIDTHS",
+    "Config",
+    "batch",
+    "build_layers",
+    "count_parameters",
+]
 
 BATCH = 64
 LEARNING_RATE = 0.01
 WIDTHS = (1024, *[2048] * 6, 1000)
-NUM_PARAMETERS = sum((inputs + 1) * outputs for inputs, outputs in pairwise(WIDTHS))
+TINY_WIDTHS = (16, 26, 26, 26, 26)
+
+
+def count_parameters(widths: tuple[int, ...]) -> int:
+    """Return the number of parameters of the layers between these widths."""
+    return sum((inputs + 1) * outputs for inputs, outputs in pairwise(widths))
+
+
+NUM_PARAMETERS = count_parameters(WIDTHS)
 
 
 @dataclass(frozen=True)
@@ -24,19 +42,20 @@ class Config:
     num_servers: int
     num_trainers: int
     ports: tuple[int, ...]
+    widths: tuple[int, ...] = WIDTHS
 
 
-def build_layers() -> list[nn.Module]:
+def build_layers(widths: tuple[int, ...] = WIDTHS) -> list[nn.Module]:
     """Return the layers, with the same values in every process."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(WIDTHS):
+    for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return layers[:-1]
 
 
-def batch(index: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(index: int, widths: tuple[int, ...] = WIDTHS) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the inputs and labels of one trainer; every step takes the same."""
     generator = torch.Generator().manual_seed(index)
-    inputs = torch.randn(BATCH, WIDTHS[0], generator=generator)
-    return inputs, torch.randint(0, WIDTHS[-1], (BATCH,), generator=generator)
+    inputs = torch.randn(BATCH, widths[0], generator=generator)
+    return inputs, torch.randint(0, widths[-1], (BATCH,), generator=generator)

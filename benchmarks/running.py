@@ -1,0 +1,191 @@
+"""The processes of one measured system, which wait stopped until they are measured."""
+
+import ctypes
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from statistics import median, quantiles
+from typing import Any, TextIO
+
+from benchmarks.workload import Config
+
+__all__ = ["Measured", "Running", "Shape", "interleave", "say", "spread", "stream"]
+
+END_SECONDS = 30.0
+HEARTBEAT_SECONDS = 60
+"""Longer than a system is ever stopped, so that nobody takes a stopped peer for a silent one."""
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How large a system is: its processes, and the widths of the layers that it trains."""
+
+    num_servers: int
+    num_trainers: int
+    widths: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One round of one system."""
+
+    seconds: float
+    """From the word to start until every trainer had made its steps."""
+    step_seconds: tuple[float, ...]
+    """What each of trainer 0's steps took."""
+
+
+class Running:
+    """The processes of one system; they wait until :meth:`measure` has them make some steps."""
+
+    def __init__(self, name: str, shape: Shape) -> None:
+        self.name = name
+        self._shape = shape
+        self._servers: list[subprocess.Popen[str]] = []
+        self._trainers: list[subprocess.Popen[str]] = []
+
+    def start(self) -> None:
+        """Start every process; :meth:`await_ready` waits for them."""
+        system, shape = self.name.partition("-")[0], self._shape
+        ports = _free_ports(max(1, shape.num_servers))
+        for role, count, processes in (
+            ("server", shape.num_servers, self._servers),
+            ("trainer", shape.num_trainers, self._trainers),
+        ):
+            for index in range(count):
+                config = Config(
+                    system, role, index, shape.num_servers, shape.num_trainers, ports, shape.widths
+                )
+                processes.append(_start(config))
+
+    def await_ready(self) -> None:
+        """Wait until every trainer could begin."""
+        self._await("ready")
+
+    def measure(self, steps: int) -> Measured:
+        """Have every trainer make steps, and stop; return how long they took."""
+        self._signal(signal.SIGCONT)
+        began = time.perf_counter()
+        for trainer in self._trainers:
+            stream(trainer.stdin).write(f"{steps}\n")
+            stream(trainer.stdin).flush()
+        step_seconds = self._await("done")
+        seconds = time.perf_counter() - began
+        self._signal(signal.SIGSTOP)
+        return Measured(seconds, tuple(step_seconds))
+
+    def release(self) -> None:
+        """Close every process's input: the trainers end, and the servers with them."""
+        self._signal(signal.SIGCONT)
+        for process in self._trainers + self._servers:
+            stream(process.stdin).close()
+
+    def close(self, deadline: float) -> None:
+        """Wait for every process to end; kill what has not ended by the deadline."""
+        for process in self._trainers + self._servers:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._trainers + self._servers:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def _await(self, word: str) -> list[float]:
+        """Wait for every trainer's word; return the numbers that trainer 0 says with it."""
+        told = []
+        for index, trainer in enumerate(self._trainers):
+            answer, _, numbers = stream(trainer.stdout).readline().strip().partition(" ")
+            if answer != word:
+                raise SystemExit(
+                    f"{self.name}: trainer {index} answered {answer!r}, expected {word!r}; "
+                    "what it printed above says why"
+                )
+            told.append(numbers)
+        return [float(number) for number in told[0].split()]
+
+
+def stream(pipe: Any) -> TextIO:
+    """Return a pipe of a process that was started with pipes."""
+    assert pipe is not None
+    return pipe  # type: ignore[no-any-return]
+
+
+def _start(config: Config) -> subprocess.Popen[str]:
+    environ = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TP_SOCKET_IFNAME": "lo",
+        "FLEET_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", json.dumps(asdict(config))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environ,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_die_with_parent,
+    )
+
+
+def _die_with_parent() -> None:
+    """End with the benchmark, whatever ends it: a stopped process would not even see its input end."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _free_ports(count: int) -> tuple[int, ...]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return tuple(each.getsockname()[1] for each in sockets)
+
+
+def interleave(
+    running: Mapping[str, Running], rounds: int, steps: int, warm_up_steps: int
+) -> Iterator[dict[str, Measured]]:
+    """Start the systems, measure each once per round in an order that changes, and end them all.
+
+    Yields
+    ------
+    dict
+        One round: what each system made of `steps` steps.
+    """
+    try:
+        for system in running.values():
+            system.start()
+            system.await_ready()
+            system.measure(warm_up_steps)
+            say(f"{system.name} is ready")
+        for number in range(rounds):
+            order = random.Random(number).sample(sorted(running), len(running))  # noqa: S311 (an order)
+            measured = {name: running[name].measure(steps) for name in order}
+            yield {name: measured[name] for name in running}
+    finally:
+        for system in running.values():
+            system.release()
+        deadline = time.monotonic() + END_SECONDS
+        for system in running.values():
+            system.close(deadline)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the median and the 10th and 90th percentile."""
+    deciles = quantiles(values, n=10, method="inclusive") if len(values) > 1 else list(values) * 9
+    return {"median": median(values), "p10": deciles[0], "p90": deciles[8]}
+
+
+def say(text: str) -> None:
+    """Tell the user how far it is."""
+    print(text, file=sys.stderr, flush=True)
