@@ -7,14 +7,15 @@ that it needs, however they were cut when they were written. No pickle anywhere:
 files, everything else is JSON.
 """
 
-from fleet.checkpoint.arguments import directory_of, refuse_file_system, status_of
+from fleet.checkpoint.calls import Savable, SavingCalls
 from fleet.checkpoint.folders import CHECKPOINT_PREFIX, find_checkpoint, keep_newest, numbers_in
 from fleet.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest
+from fleet.checkpoint.named import named_state
 from fleet.checkpoint.piece import Piece, cut_state
 from fleet.checkpoint.reader import Checkpoint
 from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.trainer_part import TrainerPart, capture_part, restore_part
-from fleet.checkpoint.writer import commit, write_model, write_shard, write_trainer_part
+from fleet.checkpoint.writer import commit, write_shard, write_trainer_part
 
 __all__ = [
     "CHECKPOINT_PREFIX",
@@ -23,19 +24,18 @@ __all__ = [
     "FileRecord",
     "Manifest",
     "Piece",
+    "Savable",
+    "SavingCalls",
     "TrainStatus",
     "TrainerPart",
     "capture_part",
     "commit",
     "cut_state",
-    "directory_of",
     "find_checkpoint",
     "keep_newest",
+    "named_state",
     "numbers_in",
-    "refuse_file_system",
     "restore_part",
-    "status_of",
-    "write_model",
     "write_shard",
     "write_trainer_part",
 ]

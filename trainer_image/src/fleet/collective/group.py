@@ -20,6 +20,8 @@ from fleet.errors import ConfigurationError, DeadlineExceededError, PeerLostErro
 
 __all__ = ["Group"]
 
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
 
 class Group:
     """All trainers of a job, connected.
@@ -80,7 +82,11 @@ class Group:
 
     def sum_(self, values: torch.Tensor, what: str) -> None:
         """Replace `values` by their sum over all trainers; every trainer gives the same shape and dtype."""
-        self.wait(dist.all_reduce(values, async_op=True), what)
+        self.reduce_(values, "sum", what)
+
+    def reduce_(self, values: torch.Tensor, operation: str, what: str) -> None:
+        """Replace `values` by their ``sum``, ``min`` or ``max`` over all trainers; as `sum_`."""
+        self.wait(dist.all_reduce(values, _OPERATIONS[operation], async_op=True), what)
 
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
         """Replace `values` by trainer 0's."""

@@ -1,7 +1,7 @@
 """What ``fleet.distributed_optimizer`` returns: the script's own optimizer, with ``no_sync()``."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ class _Distributed:
     """Mixed into the class of the script's optimizer."""
 
     fleet_averager: GradientAverager
+    fleet_minimize: Callable[[Callable[..., Any]], None]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -23,9 +24,17 @@ class _Distributed:
         with self.fleet_averager.paused():
             yield
 
+    def minimize(self, loss_fn: Callable[..., Any]) -> None:
+        """Describe the training step as a program, for an `Executor` to run: ``fleet.main_program``."""
+        self.fleet_minimize(loss_fn)
 
-def distribute(optimizer: torch.optim.Optimizer, averager: GradientAverager) -> torch.optim.Optimizer:
-    """Return an optimizer of the same class that shares everything with `optimizer` and has ``no_sync``.
+
+def distribute(
+    optimizer: torch.optim.Optimizer,
+    averager: GradientAverager,
+    minimize: Callable[[Callable[..., Any]], None],
+) -> torch.optim.Optimizer:
+    """Return an optimizer of the same class that shares everything with `optimizer`, and has more methods.
 
     The gradients are averaged when ``backward()`` returns, so there is nothing else to change: state,
     parameter groups and hooks are the same objects, seen from both.
@@ -34,6 +43,7 @@ def distribute(optimizer: torch.optim.Optimizer, averager: GradientAverager) -> 
     both: Any = object.__new__(type(kind.__name__, (_Distributed, kind), {}))
     both.__dict__ = optimizer.__dict__
     both.fleet_averager = averager
+    both.fleet_minimize = minimize
     return both  # type: ignore[no-any-return]
 
 

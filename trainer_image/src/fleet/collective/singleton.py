@@ -1,7 +1,7 @@
 """The `fleet` of a collective job: one object per process, with the original's methods."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -11,13 +11,17 @@ import torch
 import fleet as package
 from fleet import lifecycle
 from fleet.allocator import keep_freed_memory
+from fleet.checkpoint import SavingCalls
 from fleet.collective.deadlines import Deadlines
 from fleet.collective.gradients import GradientAverager
 from fleet.collective.group import Group
 from fleet.collective.optimizer import distribute, named_parameters
 from fleet.collective.rendezvous import place_of
+from fleet.collective.training import CollectiveTraining
 from fleet.errors import ConfigurationError
-from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker
+from fleet.numbers import check_operation, like, numbers_of
+from fleet.program import Program
+from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker, share_of_files
 from fleet.strategy import DistributedStrategy
 
 __all__ = ["Fleet"]
@@ -25,13 +29,16 @@ __all__ = ["Fleet"]
 MAX_DIFFERENCE = 300
 
 
-class Fleet:
+class Fleet(SavingCalls):
     """The place of this process in a collective job. Every trainer is a worker; there are no servers."""
 
     def __init__(self) -> None:
         self._role: Role | None = None
         self._group: Group | None = None
         self._averagers: list[GradientAverager] = []
+        self._trainings: list[CollectiveTraining] = []
+        self._minimizes: list[Callable[[Callable[..., Any]], None]] = []
+        self._program: Program | None = None
 
     def __getattr__(self, name: str) -> Any:
         """Resolve what is no method here as a public name of the package, as in ``fleet.report``."""
@@ -117,7 +124,10 @@ class Fleet:
             "server_index: a collective job has no servers; expected fleet.is_server() first"
         )
 
-    def init_server(self, model_dir: str | None = None) -> None:  # noqa: ARG002 (as on the other fleet)
+    def init_server(
+        self,
+        model_dir: str | os.PathLike[str] | None = None,  # noqa: ARG002 (as on the other fleet)
+    ) -> None:
         """Raise: no process of a collective job is a server."""
         raise ConfigurationError(
             "init_server: a collective job has no servers; expected fleet.is_server() first"
@@ -145,36 +155,51 @@ class Fleet:
         """Wait until every trainer has called this."""
         self._started_group().barrier("a barrier")
 
-    def all_reduce_worker(self, values: npt.ArrayLike, output: npt.NDArray[Any] | None = None) -> Any:
-        """Sum numbers over all trainers.
+    def all_reduce_worker(
+        self, values: Any, output: npt.NDArray[Any] | None = None, mode: str = "sum"
+    ) -> Any:
+        """Combine numbers over all trainers.
 
         Parameters
         ----------
         values
-            An array or a number, of the same shape on every trainer.
-        output : optional
-            An array that receives the sums as well.
+            A number, an array or a tensor; of the same shape and type on every trainer.
+        output : numpy.ndarray, optional
+            Receives the result as well.
+        mode : str
+            ``sum``, ``min`` or ``max``.
 
         Returns
         -------
-        numpy.ndarray
-            The sums.
+        numpy.ndarray or Tensor
+            The same on every trainer.
         """
-        array = np.array(values)
-        tensor = torch.from_numpy(array)
-        self._started_group().sum_(tensor, "all_reduce_worker")
-        if output is not None:
-            output[...] = array
-        return array
+        check_operation(mode)
+        array = np.array(numbers_of(values))
+        self._started_group().reduce_(torch.from_numpy(array), mode, "all_reduce_worker")
+        return like(values, array, output)
 
     def split_files(self, files: Sequence[str]) -> list[str]:
         """Return this trainer's share: contiguous blocks, what remains goes to the lowest ranks."""
-        if isinstance(files, str) or not all(isinstance(file, str) for file in files):
-            raise ConfigurationError(f"split_files: files is {files!r}; expected a list of file names")
-        rank, size = self.worker_index(), self.worker_num()
-        share, extra = divmod(len(files), size)
-        first = rank * share + min(rank, extra)
-        return list(files[first : first + share + (rank < extra)])
+        return share_of_files(files, self.worker_index(), self.worker_num())
+
+    @property
+    def main_program(self) -> Program:
+        """What a trainer runs at each step, after ``minimize``."""
+        if self._program is None:
+            raise ConfigurationError("fleet.main_program: fleet.minimize(loss_fn) was not called")
+        return self._program
+
+    @property
+    def startup_program(self) -> Program:
+        """What prepares `main_program`."""
+        return self.main_program.startup_program or Program()
+
+    def minimize(self, loss_fn: Callable[..., Any]) -> None:
+        """Describe the training step as a program; the same as the distributed optimizer's ``minimize``."""
+        if not self._minimizes:
+            raise ConfigurationError("fleet.minimize was called before fleet.distributed_optimizer")
+        self._minimizes[0](loss_fn)
 
     def distributed_optimizer(
         self,
@@ -219,7 +244,18 @@ class Fleet:
         averager = GradientAverager(named, group, overlap=overlap)
         averager.start()
         self._averagers.append(averager)
-        return distribute(optimizer, averager)
+        self._trainings.append(CollectiveTraining(optimizer, model, averager, group))
+
+        def minimize(loss_fn: Callable[..., Any]) -> None:
+            if model is None:
+                raise ConfigurationError(
+                    "minimize() runs the model: give it, as in "
+                    "fleet.distributed_optimizer(optimizer, model=model)"
+                )
+            self._program = Program.capture(model, loss_fn, optimizer)
+
+        self._minimizes.append(minimize)
+        return distribute(optimizer, averager, minimize)
 
     def _compare(
         self, group: Group, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]]
@@ -242,6 +278,19 @@ class Fleet:
                     f"{group.place.rank}, has {ours[:MAX_DIFFERENCE]}; expected the same model and optimizer "
                     "in every trainer"
                 )
+
+    def _checkpoint_root(self) -> str | None:
+        return self._started_role().checkpoint_dir
+
+    def _training(self, program: Program | None) -> CollectiveTraining:
+        if len(self._trainings) != 1:
+            raise ConfigurationError(
+                f"fleet has {len(self._trainings)} distributed optimizers; expected one, called "
+                "fleet.distributed_optimizer, whose training is saved, loaded or exported"
+            )
+        if program is not None and program is not self._program:
+            raise ConfigurationError("main_program is not fleet.main_program; expected that, or None")
+        return self._trainings[0]
 
     def _started_role(self) -> Role:
         if self._role is None:

@@ -6,14 +6,13 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from fleet.errors import ConfigurationError
+from fleet.numbers import check_operation, numbers_of
 
-__all__ = ["MAX_BYTES", "OPERATIONS", "Contribution", "Reductions", "like", "numbers_of"]
+__all__ = ["MAX_BYTES", "Contribution", "Reductions"]
 
-OPERATIONS: Final = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+_COMBINE: Final = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 MAX_BYTES: Final = 16 << 20
 """What a trainer may contribute: control goes beside the tensors' own path, and is not made for them."""
 
@@ -48,10 +47,7 @@ class Contribution:
 
     def check(self) -> None:
         """Check that a server can combine this; ConfigurationError otherwise."""
-        if self.operation not in OPERATIONS:
-            raise ConfigurationError(
-                f"all_reduce_worker: mode is {self.operation!r}; expected {', '.join(OPERATIONS)}"
-            )
+        check_operation(self.operation)
         if np.dtype(self.dtype).kind not in "iuf" or len(self.data) > MAX_BYTES:
             raise ConfigurationError(
                 f"all_reduce_worker got {len(self.data)} bytes of {self.dtype}; expected numbers, at most "
@@ -114,7 +110,7 @@ class Reductions:
         first, *others = [self._given[trainer] for trainer in sorted(self._given)]
         total = first.array().copy()
         for other in others:
-            OPERATIONS[first.operation](total, other.array(), out=total)
+            _COMBINE[first.operation](total, other.array(), out=total)
         self._result = total.tobytes()
         self._given.clear()
         self.passed += 1
@@ -128,27 +124,3 @@ class Reductions:
     def result(self) -> bytes:
         """The last reduction's numbers."""
         return self._result
-
-
-def numbers_of(values: Any) -> npt.NDArray[Any]:
-    """Return the numbers that a trainer gives to ``all_reduce_worker``, as an array.
-
-    Raises
-    ------
-    ConfigurationError
-        They are none, or of a type that numpy lacks.
-    """
-    try:
-        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    except TypeError as error:
-        raise ConfigurationError(
-            f"all_reduce_worker: {error}; convert it, to float32 for instance"
-        ) from error
-    return array.astype(np.int64) if array.dtype.kind == "b" else array
-
-
-def like(values: Any, numbers: npt.NDArray[Any], output: npt.NDArray[Any] | None) -> Any:
-    """Return combined numbers in the form in which a trainer gave its own; `output` receives them too."""
-    if output is not None:
-        output[...] = numbers
-    return torch.from_numpy(numbers.copy()).to(values.device) if isinstance(values, Tensor) else numbers

@@ -1,24 +1,11 @@
-"""The calls of a parameter-server job's `fleet` that save, load and export."""
+"""How a parameter-server job's `fleet` saves and loads: trainers ask, servers load before they serve."""
 
-import os
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-
-from fleet.checkpoint import (
-    Checkpoint,
-    TrainerPart,
-    TrainStatus,
-    directory_of,
-    find_checkpoint,
-    refuse_file_system,
-    status_of,
-    write_model,
-)
-from fleet.errors import CheckpointError, ConfigurationError
+from fleet.checkpoint import Checkpoint, SavingCalls, TrainerPart, TrainStatus, find_checkpoint
+from fleet.errors import ConfigurationError
 from fleet.parameter_server.sessions import find_trainer
 from fleet.parameter_server.trainer import Trainer
 from fleet.program import Program
@@ -30,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Saving"]
 
 
-class Saving(ABC):
+class Saving(SavingCalls):
     """Saves, loads and exports; what it works on, the heir knows."""
 
     @abstractmethod
@@ -49,227 +36,10 @@ class Saving(ABC):
     def _load_first(self, directory: str) -> None:
         """Take note of where a server that does not run yet begins."""
 
-    def save_persistables(
-        self,
-        executor: Any = None,
-        dirname: str | os.PathLike[str] | None = None,
-        main_program: Program | None = None,
-        *,
-        state: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Save a checkpoint; every server writes its own part. It is whole when this returns.
+    def _checkpoint_root(self) -> str | None:
+        return self._started_role().checkpoint_dir
 
-        Trainer 0 saves; on another trainer this does nothing, so that a script may call it on all.
-        The short form is ``save_persistables(dirname)``.
-
-        Parameters
-        ----------
-        executor : Executor, optional
-            As in the original; not needed.
-        dirname : path, optional
-            The directory, as the servers see it; ``FLEET_CHECKPOINT_DIR`` otherwise.
-        main_program : Program, optional
-            The trainer's program; that of this job otherwise.
-        state : mapping, optional
-            What the script wants to find again, as in `TrainStatus`.
-
-        Raises
-        ------
-        ConfigurationError
-            There is no directory, or the state holds what no checkpoint can.
-        FleetError
-            A server could not write, or gradients are on their way.
-        """
-        directory = directory_of("save_persistables", executor, dirname, self._started_role().checkpoint_dir)
-        trainer = self._saving_trainer(main_program)
-        if trainer is not None:
-            trainer.save(directory, TrainStatus(state=state or {}))
-
-    def load_persistables(
-        self,
-        executor: Any = None,
-        dirname: str | os.PathLike[str] | None = None,
-        main_program: Program | None = None,
-    ) -> TrainStatus:
-        """Go on from a checkpoint: on a server before it serves, or on every trainer before its first step.
-
-        A trainer that was restarted while the others trained keeps the servers' values; `step` says where
-        they are. The short form is ``load_persistables(dirname)``.
-
-        Parameters
-        ----------
-        executor, dirname, main_program
-            As in `save_persistables`. The directory may also be a folder of numbered checkpoints.
-
-        Returns
-        -------
-        TrainStatus
-            What was saved with it, the step among it.
-
-        Raises
-        ------
-        CheckpointError
-            There is no checkpoint, it is not whole, or it is of another model.
-        """
-        directory = directory_of("load_persistables", executor, dirname, self._started_role().checkpoint_dir)
-        status = self._load(directory, main_program)
-        if status is None:
-            raise CheckpointError(f"{directory} has no checkpoint; expected what save_persistables wrote")
-        return status
-
-    def save_check_point(
-        self,
-        executor: Any = None,
-        path: Any = None,
-        train_status: TrainStatus | None = None,
-        main_program: Program | None = None,
-        fs: object = None,
-        remain_all_checkpoint: bool = True,
-    ) -> None:
-        """Save a checkpoint under the next number of a folder.
-
-        Trainer 0 saves, as in `save_persistables`. The short form is ``save_check_point(path, status)``.
-
-        Parameters
-        ----------
-        executor : Executor, optional
-            As in the original; not needed.
-        path : path, optional
-            The folder, as the servers see it; ``FLEET_CHECKPOINT_DIR`` otherwise.
-        train_status : TrainStatus, optional
-            How far the script has come.
-        main_program : Program, optional
-        fs : None
-            The original's other file systems are refused.
-        remain_all_checkpoint : bool
-            False removes all older checkpoints of the folder.
-
-        Raises
-        ------
-        ConfigurationError, FleetError
-            As in `save_persistables`.
-        """
-        refuse_file_system("save_check_point", fs)
-        if isinstance(path, TrainStatus) and train_status is None:
-            path, train_status = None, path
-        directory = directory_of("save_check_point", executor, path, self._started_role().checkpoint_dir)
-        status = status_of("save_check_point", train_status)
-        trainer = self._saving_trainer(main_program)
-        if trainer is not None:
-            trainer.save_numbered(directory, status, keep=0 if remain_all_checkpoint else 1)
-
-    def load_check_point(
-        self,
-        executor: Any = None,
-        path: Any = None,
-        trainer_id: int | None = None,  # noqa: ARG002 - the original's, for its cache of downloads
-        main_program: Program | None = None,
-        fs: object = None,
-        ignore_empty: bool = True,
-    ) -> TrainStatus:
-        """Go on from the newest checkpoint of a folder; as `load_persistables`, but there may be none yet.
-
-        Parameters
-        ----------
-        executor, path, main_program, fs
-            As in `save_check_point`.
-        trainer_id : int, optional
-            As in the original; not needed.
-        ignore_empty : bool
-            False makes a folder without a checkpoint an error.
-
-        Returns
-        -------
-        TrainStatus
-            What was saved with it; ``TrainStatus()`` when there is none.
-
-        Raises
-        ------
-        CheckpointError
-            As in `load_persistables`.
-        """
-        refuse_file_system("load_check_point", fs)
-        directory = directory_of("load_check_point", executor, path, self._started_role().checkpoint_dir)
-        status = self._load(directory, main_program)
-        if status is None and not ignore_empty:
-            raise CheckpointError(f"{directory} has no checkpoint; expected what save_check_point wrote")
-        return status if status is not None else TrainStatus()
-
-    def clean_redundant_check_points(
-        self,
-        root_path: str | os.PathLike[str] | None = None,
-        fs: object = None,
-        checkpoint_num: int = 1,
-    ) -> None:
-        """Remove all but the newest checkpoints of a folder, and what saves that were cut short have left.
-
-        Trainer 0 does, as in `save_persistables`.
-
-        Parameters
-        ----------
-        root_path : path, optional
-            The folder; ``FLEET_CHECKPOINT_DIR`` otherwise.
-        fs : None
-        checkpoint_num : int
-            How many to keep, at least 1.
-        """
-        call = "clean_redundant_check_points"
-        refuse_file_system(call, fs)
-        folder = directory_of(call, None, root_path, self._started_role().checkpoint_dir)
-        if isinstance(checkpoint_num, bool) or not isinstance(checkpoint_num, int) or checkpoint_num < 1:
-            raise ConfigurationError(
-                f"fleet.{call}: checkpoint_num is {checkpoint_num!r}; expected a whole number of at least 1"
-            )
-        trainer = self._saving_trainer(None)
-        if trainer is not None:
-            trainer.checkpoints.numbers(folder, checkpoint_num)
-
-    def export_state_dict(self) -> dict[str, torch.Tensor]:
-        """Fetch the model as one PyTorch process's ``load_state_dict`` takes it, on the CPU.
-
-        Raises
-        ------
-        ConfigurationError
-            The parameters have no names; the message says how to give them theirs.
-        """
-        return self._started_trainer().export()
-
-    def save_inference_model(
-        self,
-        executor: Any = None,
-        dirname: str | os.PathLike[str] | None = None,
-        feeded_var_names: Sequence[str] = (),
-        target_vars: Sequence[Any] = (),
-        main_program: Program | None = None,
-    ) -> None:
-        """Write the model, without its optimizers, to ``model.safetensors`` in a directory of this trainer.
-
-        ``model.load_state_dict(safetensors.torch.load_file(path))`` loads it in one process. Trainer 0
-        writes; on another trainer this does nothing. The short form is ``save_inference_model(dirname)``.
-
-        Parameters
-        ----------
-        executor, dirname, main_program
-            As in `save_persistables`; but the directory is as this trainer sees it.
-        feeded_var_names : sequence of str, optional
-        target_vars : sequence, optional
-            Names of what goes in and what comes out, or their Variables; noted in the file's description.
-
-        Raises
-        ------
-        ConfigurationError
-            As in `export_state_dict`.
-        """
-        call, role = "save_inference_model", self._started_role()
-        directory = directory_of(call, executor, dirname, role.checkpoint_dir)
-        trainer = self._saving_trainer(main_program)
-        if trainer is not None:
-            targets = [str(getattr(target, "name", target)) for target in target_vars]
-            facts = {"step": trainer.current_step, "feeds": list(feeded_var_names), "targets": targets}
-            write_model(Path(directory), trainer.export(), facts)
-
-    def _saving_trainer(self, program: Program | None) -> Trainer | None:
-        """Return the session if this is trainer 0, which saves for all; None on another trainer."""
+    def _training(self, program: Program | None) -> Trainer:
         if self._started_role().is_server:
             raise ConfigurationError(
                 "a parameter server saves when trainer 0 asks it to; expected fleet.is_worker() first"
@@ -279,20 +49,17 @@ class Saving(ABC):
             raise ConfigurationError(
                 "main_program is not the one that this replica trains; expected fleet.main_program, or None"
             )
-        return trainer if self._started_role().is_first_worker else None
+        return trainer
 
     def _load(self, directory: str, program: Program | None) -> TrainStatus | None:
         if not self._started_role().is_server:
-            trainer = self._started_trainer()
-            if program is not None and find_trainer(program) is not trainer:
-                raise ConfigurationError("main_program is not the one that this replica trains")
-            return trainer.load(directory)
+            return self._training(program).load(directory)
         found = find_checkpoint(Path(directory))
         if found is None:
             return None
         checkpoint, server = Checkpoint(found), self._loading_server()
         if server is not None:
-            server.keeper.load(directory)
+            server.keeper.load(str(found))
         self._load_first(str(found))
         part = checkpoint.trainer_part()
         if part is None:

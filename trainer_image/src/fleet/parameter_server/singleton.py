@@ -11,8 +11,9 @@ import torch
 import fleet as package
 from fleet import lifecycle
 from fleet.errors import ConfigurationError
+from fleet.numbers import like, numbers_of
 from fleet.parameter_server.optimizer import DistributedOptimizer
-from fleet.parameter_server.reduction import Contribution, like, numbers_of
+from fleet.parameter_server.reduction import Contribution
 from fleet.parameter_server.saving import Saving
 from fleet.parameter_server.sessions import find_trainer, start_server, start_trainer
 from fleet.parameter_server.settings import Settings

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fleet.checkpoint import TrainStatus
+from fleet.checkpoint import TrainStatus, named_state
 from fleet.parameter_server.client import Client
 from fleet.parameter_server.gradients import GradientFlow
 from fleet.parameter_server.local_steps import LocalSteps
@@ -16,7 +16,7 @@ from fleet.parameter_server.parameters import ParameterStore
 from fleet.parameter_server.reduction import Contribution
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import initial_state_fact, state_of
-from fleet.parameter_server.trainer_checkpoints import TrainerCheckpoints, join_pieces, named_state
+from fleet.parameter_server.trainer_checkpoints import TrainerCheckpoints, join_pieces
 from fleet.program import Source
 from fleet.transpiler.lowering import TrainerPlan
 
@@ -112,6 +112,10 @@ class Trainer:
         """
         self.flow.check_nothing_in_flight("a checkpoint was asked for")
         return self.checkpoints.save_numbered(folder, status, keep)
+
+    def clean(self, folder: str, keep: int) -> None:
+        """Remove a folder's checkpoints but the newest."""
+        self.checkpoints.numbers(folder, keep)
 
     def load(self, directory: str) -> TrainStatus | None:
         """Go on from a checkpoint; see `TrainerCheckpoints.load`.

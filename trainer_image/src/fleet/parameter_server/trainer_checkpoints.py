@@ -6,7 +6,6 @@ a save that is cut short leaves the checkpoint before it as it was.
 """
 
 import secrets
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,16 +20,18 @@ from fleet.checkpoint import (
     capture_part,
     restore_part,
 )
-from fleet.errors import CheckpointError, ConfigurationError
+from fleet.errors import CheckpointError
 from fleet.parameter_server.arena import bytes_of, dtype_of
 from fleet.parameter_server.client import Client
 from fleet.parameter_server.shard import state_of
 from fleet.program import Source, facts_of_training
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from fleet.parameter_server.proto import control_pb2
 
-__all__ = ["TrainerCheckpoints", "join_pieces", "named_state"]
+__all__ = ["TrainerCheckpoints", "join_pieces"]
 
 
 class TrainerCheckpoints:
@@ -159,35 +160,6 @@ class TrainerCheckpoints:
                 restore_part(part, self._source)
                 return part.status
         return None
-
-
-def named_state(source: Source, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict under the names of the user's model.
-
-    Parameters
-    ----------
-    source : Source
-    values : mapping of name to Tensor
-        The trained parameters; what else the module has, buffers and frozen parameters, is its own.
-
-    Raises
-    ------
-    ConfigurationError
-        The parameters have no names.
-    """
-    if not source.named:
-        raise ConfigurationError(
-            "the parameters have no names to export, only positions (param_0_0, …); give them theirs: "
-            "fleet.distributed_optimizer(optimizer, model=model), or build the optimizer from "
-            "model.named_parameters()"
-        )
-    if source.module is None:
-        return dict(values)
-    trained = {parameter: values[name] for name, parameter in source.parameters.items()}
-    return {
-        name: trained[tensor] if tensor in trained else tensor.detach().cpu().clone()
-        for name, tensor in source.module.state_dict(keep_vars=True).items()
-    }
 
 
 def join_pieces(pieces: "Iterable[control_pb2.StatePiece]") -> dict[tuple[int, str], Tensor]:

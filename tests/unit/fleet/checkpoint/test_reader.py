@@ -1,0 +1,166 @@
+"""Reading a checkpoint: whatever was cut how, and every file that is not what its manifest says."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleet.checkpoint import Checkpoint, Manifest, Piece, commit, write_shard, write_trainer_part
+from fleet.errors import CheckpointError
+
+FACTS = {"parameter w": "float32[10, 3] in param group 0", "optimizer of param group 0": "adam"}
+WHOLE = torch.arange(30.0).reshape(10, 3)
+
+
+def piece(begin: int, end: int) -> Piece:
+    """Return some rows of `WHOLE`, as a server that holds them would write them."""
+    rows = WHOLE[begin:end].clone()
+    state = {"step": torch.tensor(7.0), "exp_avg": rows * 2, "count": 3}
+    return Piece("w", begin * 3, end * 3, rows, state)
+
+
+def write(directory: Path, cuts: tuple[int, ...] = (0, 6, 10), save: str = "aa") -> Checkpoint:
+    """Write `WHOLE` as so many shards, and return the checkpoint."""
+    pairs = list(itertools.pairwise(cuts))
+    files = [
+        write_shard(directory, save, f"{index}-of-{len(pairs)}", [piece(begin, end)])
+        for index, (begin, end) in enumerate(pairs)
+    ]
+    trainer = write_trainer_part(directory, save, b"trainer")
+    commit(directory, Manifest(save, 7, FACTS, (*files, trainer), trainer.name).to_json())
+    return Checkpoint(directory)
+
+
+@settings(max_examples=25)
+@given(
+    st.sets(st.integers(1, 9)).map(lambda inner: (0, *sorted(inner), 10)),
+    st.sets(st.integers(1, 9)).map(lambda inner: (0, *sorted(inner), 10)),
+)
+def test_every_element_and_its_state_come_back_however_they_are_cut(tmp_path_factory, written, wanted):
+    checkpoint = write(tmp_path_factory.mktemp("cut"), written)
+    for begin, end in itertools.pairwise(wanted):
+        found, expected = checkpoint.piece("w", begin * 3, end * 3, (end - begin, 3)), piece(begin, end)
+        assert torch.equal(found.value, expected.value)
+        assert torch.equal(found.state["exp_avg"], expected.state["exp_avg"])
+        assert float(found.state["step"]) == 7.0
+        assert found.state["count"] == 3
+        assert found.state.keys() == expected.state.keys()
+
+
+def test_what_belongs_to_the_elements_as_a_whole_is_not_cut_anew(tmp_path):
+    factored = Piece("w", 0, 30, WHOLE, {"row": torch.ones(10)})
+    file = write_shard(tmp_path, "aa", "0-of-1", [factored])
+    commit(tmp_path, Manifest("aa", 1, FACTS, (file,)).to_json())
+    checkpoint = Checkpoint(tmp_path)
+    assert torch.equal(checkpoint.piece("w", 0, 30, (10, 3)).state["row"], torch.ones(10))
+    with pytest.raises(CheckpointError, match=r"row of w has the shape \[10\].*cannot be cut anew"):
+        checkpoint.piece("w", 0, 15, (5, 3))
+
+
+def test_a_directory_without_a_manifest_is_no_checkpoint(tmp_path):
+    write_shard(tmp_path, "aa", "0-of-1", [piece(0, 10)])
+    with pytest.raises(CheckpointError, match=f"{tmp_path} is no checkpoint"):
+        Checkpoint(tmp_path)
+
+
+def test_the_trainers_part_comes_from_who_has_it(tmp_path):
+    checkpoint = write(tmp_path)
+    assert checkpoint.trainer_part() == b"trainer"
+    (tmp_path / checkpoint.manifest.trainer_part).unlink()
+    assert checkpoint.trainer_part() is None
+
+
+def break_truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+def break_changed(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def break_foreign(path: Path) -> None:
+    other = path.parent / "other"
+    file = write_shard(other, "bb", "0-of-2", [piece(0, 6)])
+    shutil.copy(other / file.name, path)
+
+
+def break_missing(path: Path) -> None:
+    path.unlink()
+
+
+def break_text(path: Path) -> None:
+    path.write_bytes(b"x" * path.stat().st_size)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        pytest.param(break_truncated, r"has \d+ bytes, expected \d+: it is truncated", id="truncated"),
+        pytest.param(break_changed, r"has the SHA-256 .* expected .*: it was changed", id="changed"),
+        pytest.param(break_foreign, r"belongs to the save 'bb', and the manifest to 'aa'", id="foreign"),
+        pytest.param(break_missing, r"cannot be read \(No such file.* needed here", id="missing"),
+        pytest.param(break_text, r"it was changed, or is no safetensors file", id="no-safetensors"),
+    ],
+)
+def test_a_file_that_is_not_the_one_written_is_refused_by_name(tmp_path, spoil, words):
+    checkpoint = write(tmp_path)
+    path = tmp_path / checkpoint.manifest.files[0].name
+    spoil(path)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        checkpoint.piece("w", 0, 18, (6, 3))
+    assert str(path) in str(caught.value)
+    # What lies in the other file is still good: each server may have a directory of its own.
+    assert torch.equal(checkpoint.piece("w", 18, 30, (4, 3)).value, WHOLE[6:])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param(lambda text: text[:40], "is truncated or no manifest", id="truncated"),
+        pytest.param(lambda _: '{"a": 1}', "has the format None; expected 'fleet-", id="foreign"),
+        pytest.param(lambda text: text.replace('"step": 7', '"step": 8'), "was changed after", id="changed"),
+    ],
+)
+def test_a_manifest_that_is_not_the_one_written_is_refused_by_name(tmp_path, change, words):
+    write(tmp_path)
+    path = tmp_path / "manifest.json"
+    path.write_text(change(path.read_text()))
+    with pytest.raises(CheckpointError, match=words) as caught:
+        Checkpoint(tmp_path)
+    assert str(path) in str(caught.value)
+
+
+def test_elements_that_no_file_has_are_an_error(tmp_path):
+    checkpoint = write(tmp_path, (0, 6))
+    with pytest.raises(CheckpointError, match="elements of w up to 18, expected 0 to 30"):
+        checkpoint.piece("w", 0, 30, (10, 3))
+
+
+def test_another_training_is_refused_with_the_difference(tmp_path):
+    checkpoint = write(tmp_path)
+    checkpoint.check(FACTS)
+    with pytest.raises(CheckpointError, match=r"another training: .*sgd here, adam there"):
+        checkpoint.check({**FACTS, "optimizer of param group 0": "sgd"})
+
+
+def test_a_second_save_in_the_same_directory_leaves_nothing_of_the_first(tmp_path):
+    write(tmp_path)
+    (tmp_path / "mine.txt").write_text("kept")
+    (tmp_path / "shard-0-of-9-dead.safetensors.tmp").write_bytes(b"of a save that was cut short")
+    checkpoint = write(tmp_path, (0, 10), save="bb")
+    names = {file.name for file in checkpoint.manifest.files}
+    assert {path.name for path in tmp_path.iterdir()} == names | {"manifest.json", "mine.txt"}
+
+
+def test_a_file_name_that_leads_out_of_the_directory_is_refused(tmp_path):
+    manifest = write(tmp_path).manifest
+    fields = json.loads(manifest.files[0].to_json())
+    with pytest.raises(ValueError, match="leads out of the directory"):
+        type(manifest.files[0]).from_fields({**fields, "name": "../passwd"})

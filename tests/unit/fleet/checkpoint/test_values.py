@@ -1,0 +1,86 @@
+"""Plain values come back exactly, and what no checkpoint can hold is named by its place."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fleet.checkpoint import TrainerPart, TrainStatus
+from fleet.checkpoint.values import decode, encode
+from fleet.errors import CheckpointError, ConfigurationError
+
+VALUES = [
+    None,
+    True,
+    7,
+    0.1,
+    math.inf,
+    "text",
+    [1, [2]],
+    (1, (2.5, None)),
+    {"a": {3: "three", "b": ()}},
+    Counter({30: 1, 80: 2}),
+    {},
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_a_plain_value_comes_back_with_its_type(value):
+    back = TrainerPart.from_bytes(TrainerPart(TrainStatus(state={"x": value})).to_bytes(), "here").status
+    assert back.state["x"] == value
+    assert type(back.state["x"]) is type(value)
+
+
+def test_tensors_and_arrays_come_back_to_the_bit():
+    state: dict[str, Any] = {
+        "tensor": torch.randn(3, 2, dtype=torch.float64),
+        "half": torch.randn(4).to(torch.bfloat16),
+        "scalar": torch.tensor(5),
+        "array": np.arange(6, dtype=np.int32).reshape(2, 3),
+        "nan": float("nan"),
+    }
+    back = TrainerPart.from_bytes(TrainerPart(TrainStatus(state=state)).to_bytes(), "here").status.state
+    for name in ("tensor", "half", "scalar"):
+        assert torch.equal(back[name], state[name])
+        assert back[name].dtype == state[name].dtype
+    assert np.array_equal(back["array"], state["array"])
+    assert back["array"].dtype == np.int32
+    assert math.isnan(back["nan"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5]),
+        lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3),
+        lambda optimizer: torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9),
+    ],
+)
+def test_the_schedulers_of_torch_can_be_kept(make):
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9)
+    state = make(optimizer).state_dict()
+    tensors: dict[str, torch.Tensor] = {}
+    assert decode(encode(state, tensors, "state"), tensors) == state
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        pytest.param({"a": [1, len]}, r"state\.a\.1 is a builtin_function_or_method", id="function"),
+        pytest.param({"a": {1.5: 2}}, r"state\.a has the key 1\.5", id="key"),
+        pytest.param({"a": {1, 2}}, r"state\.a is a set", id="set"),
+    ],
+)
+def test_what_no_checkpoint_can_hold_is_named_by_its_place(state, words):
+    with pytest.raises(ConfigurationError, match=words):
+        TrainerPart(TrainStatus(state=state)).to_bytes()
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"\x02\0\0\0\0\0\0\0{}"])
+def test_bytes_that_are_no_trainers_part_are_refused(data):
+    with pytest.raises(CheckpointError, match="what was read is not the trainer's part"):
+        TrainerPart.from_bytes(data, "what was read")

@@ -1,0 +1,54 @@
+"""Writing: what cannot be written leaves what was there, and says which file and why."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fleet.checkpoint import Manifest, Piece, commit, write_shard
+from fleet.checkpoint.writer import write_model
+from fleet.errors import FleetError
+
+
+def test_a_disk_that_refuses_is_named_with_the_file(tmp_path):
+    (tmp_path / "in the way").write_text("")
+    with pytest.raises(FleetError, match=r"in the way/shard-0-of-1-aa.safetensors could not be written"):
+        write_shard(tmp_path / "in the way", "aa", "0-of-1", [Piece("w", 0, 1, torch.ones(1))])
+
+
+def test_a_write_that_breaks_off_leaves_no_file_under_the_name(tmp_path, monkeypatch):
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(FleetError, match="No space left on device"):
+        write_shard(tmp_path, "aa", "0-of-1", [Piece("w", 0, 1, torch.ones(1))])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    calls: list[str] = []
+    fsync, rename = os.fsync, Path.replace
+
+    def noted_fsync(descriptor: int) -> None:
+        calls.append("fsync")
+        fsync(descriptor)
+
+    def noted_rename(path: Path, target: Path) -> Path:
+        calls.append(f"rename {target.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "replace", noted_rename)
+    file = write_shard(tmp_path, "aa", "0-of-1", [Piece("w", 0, 1, torch.ones(1))])
+    commit(tmp_path, Manifest("aa", 1, {}, (file,)).to_json())
+    assert calls == ["fsync", f"rename {file.name}", "fsync", "fsync", "rename manifest.json", "fsync"]
+
+
+def test_a_model_is_what_load_state_dict_takes_even_with_tied_weights(tmp_path):
+    weight = torch.randn(2, 2)
+    path = write_model(tmp_path, {"a.weight": weight.clone(), "b.weight": weight.clone()}, {"step": 3})
+    assert path == tmp_path / "model.safetensors"
+    assert torch.equal(load_file(path)["b.weight"], weight)

@@ -1,0 +1,154 @@
+"""What a trainer of a collective job trains, to be saved, loaded and exported."""
+
+import secrets
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fleet.checkpoint import (
+    CHECKPOINT_PREFIX,
+    Checkpoint,
+    Manifest,
+    Piece,
+    TrainerPart,
+    TrainStatus,
+    capture_part,
+    commit,
+    find_checkpoint,
+    keep_newest,
+    named_state,
+    numbers_in,
+    restore_part,
+    write_shard,
+    write_trainer_part,
+)
+from fleet.collective.gradients import GradientAverager
+from fleet.collective.group import Group
+from fleet.errors import CheckpointError, ConfigurationError
+from fleet.program import Program, Source, agreement_of, facts_of_training
+
+__all__ = ["CollectiveTraining"]
+
+
+class CollectiveTraining:
+    """One optimizer and what it steps; see `fleet.checkpoint.Savable`.
+
+    Every trainer holds the whole model, so one shard is enough: the checkpoint is that of a job with one
+    parameter server, and either kind of job loads the other's.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+    model : torch.nn.Module, optional
+        Gives names and buffers.
+    averager : GradientAverager
+        Counts the steps.
+    group : Group
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module | None,
+        averager: GradientAverager,
+        group: Group,
+    ) -> None:
+        self._optimizer = optimizer
+        self._model = model
+        self._averager = averager
+        self._group = group
+        self._loads = 0
+
+    @property
+    def current_step(self) -> int:
+        """The number of steps made, from the job's beginning."""
+        return self._averager.step
+
+    def save(self, directory: str, status: TrainStatus) -> None:
+        """Save a checkpoint; see `Savable`."""
+        program, source = self._described()
+        path, save = Path(directory), secrets.token_hex(4)
+        pieces = [
+            Piece(name, 0, value.numel(), value.detach().cpu(), self._optimizer.state.get(value, {}))
+            for name, value in source.parameters.items()
+        ]
+        part = capture_part(status, self.current_step, source, {})
+        shard = write_shard(path, save, "0-of-1", pieces)
+        trainer = write_trainer_part(path, save, part.to_bytes())
+        facts = facts_of_training(agreement_of(program))
+        commit(path, Manifest(save, self.current_step, facts, (shard, trainer), trainer.name).to_json())
+
+    def save_numbered(self, folder: str, status: TrainStatus, *, keep: int) -> int:
+        """Save one under a folder's next number; see `Savable`."""
+        number = max(numbers_in(Path(folder)), default=-1) + 1
+        self.save(f"{folder}/{CHECKPOINT_PREFIX}{number}", status)
+        if keep:
+            self.clean(folder, keep)
+        return number
+
+    def clean(self, folder: str, keep: int) -> None:
+        """Remove a folder's checkpoints but the newest."""
+        keep_newest(Path(folder), keep)
+
+    @torch.no_grad()
+    def load(self, directory: str) -> TrainStatus | None:
+        """Go on from the newest checkpoint in a directory that every trainer sees; see `Savable`.
+
+        Every trainer calls this, between two steps.
+
+        Raises
+        ------
+        CheckpointError
+            It cannot be loaded, or the trainers have found different ones.
+        """
+        found = find_checkpoint(Path(directory))
+        checkpoint = Checkpoint(found) if found is not None else None
+        self._agree(checkpoint)
+        if checkpoint is None:
+            return None
+        program, source = self._described()
+        checkpoint.check(facts_of_training(agreement_of(program)))
+        pieces = {
+            name: checkpoint.piece(name, 0, value.numel(), tuple(value.shape))
+            for name, value in source.parameters.items()
+        }
+        for name, value in source.parameters.items():
+            value.copy_(pieces[name].value)
+            self._optimizer.state[value] = {
+                entry: kept.to(value.device) if isinstance(kept, Tensor) and kept.dim() else kept
+                for entry, kept in pieces[name].state.items()
+            }
+        self._averager.step = checkpoint.manifest.step
+        data = checkpoint.trainer_part()
+        if data is None:
+            return TrainStatus(step=checkpoint.manifest.step)
+        part = TrainerPart.from_bytes(data, str(checkpoint.directory))
+        restore_part(part, source)
+        return part.status
+
+    def export(self) -> dict[str, Tensor]:
+        """Return the model as one process's ``load_state_dict`` takes it; see `named_state`."""
+        source = self._described()[1]
+        values = {name: value.detach().cpu().clone() for name, value in source.parameters.items()}
+        return named_state(source, values)
+
+    def _described(self) -> tuple[Program, Source]:
+        program = Program.from_optimizer(self._optimizer, self._model)
+        if program.source is None:
+            raise ConfigurationError("the optimizer cannot be described, so it cannot be saved")
+        return program, program.source
+
+    def _agree(self, checkpoint: Checkpoint | None) -> None:
+        self._loads += 1
+        ours = checkpoint.manifest.save if checkpoint is not None else ""
+        for rank, theirs in self._group.agree(f"checkpoint of load {self._loads}", ours).items():
+            if theirs != ours:
+                raise CheckpointError(
+                    f"{self._group.place.name(rank)} has found {_words(theirs)}, and this trainer "
+                    f"{_words(ours)}; expected one directory that every trainer sees"
+                )
+
+
+def _words(save: str) -> str:
+    return f"the save {save}" if save else "no checkpoint"
