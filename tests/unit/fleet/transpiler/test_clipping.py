@@ -4,6 +4,8 @@ import dataclasses
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import fleet
 from fleet.errors import TranspileError
@@ -11,7 +13,9 @@ from fleet.transpiler import (
     DistributedMode,
     DistributeTranspiler,
     DistributeTranspilerConfig,
+    HashName,
     NormPlan,
+    RoundRobin,
     server_plan,
 )
 from tests.support.programs import captured
@@ -55,6 +59,32 @@ def test_a_range_concerns_each_block_alone():
     plan = server_plan(transpiled(fleet.ClipGradByValue(2.0, -1.0)).get_pserver_program(ONE))
     assert plan.ranges == {0: (-1.0, 2.0), 3: (-1.0, 2.0)}
     assert plan.norms == ()
+
+
+dims = st.lists(st.integers(1, 300), max_size=2).map(tuple)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.dictionaries(st.sampled_from("abcdefgh"), dims, min_size=1),
+    st.integers(1, 5),
+    st.sampled_from([fleet.ClipGradByNorm(2.0), fleet.ClipGradByGlobalNorm(2.0)]),
+    st.sampled_from([RoundRobin, HashName]),
+)
+def test_every_block_has_a_part_in_one_norm_that_all_its_servers_know(shapes, servers, clip, split_method):
+    endpoints = [f"10.0.0.{number}:6174" for number in range(1, servers + 1)]
+    transpiler = DistributeTranspiler(DistributeTranspilerConfig(split_method=split_method))
+    transpiler.transpile(0, program=captured(shapes, grad_clip=clip), pservers=endpoints, trainers=2)
+    plans = [server_plan(transpiler.get_pserver_program(endpoint)) for endpoint in endpoints]
+    norms = [(plan.server, norm) for plan in plans for norm in plan.norms]
+    assert sorted(block for _, norm in norms for block in norm.blocks) == list(
+        range(sum(len(plan.blocks) for plan in plans))
+    )
+    for key in {norm.key for _, norm in norms}:
+        holders = tuple(server for server, norm in norms if norm.key == key)
+        assert {norm.servers for _, norm in norms if norm.key == key} == {holders}
+    keys = {norm.key for _, norm in norms}
+    assert keys == ({""} if isinstance(clip, fleet.ClipGradByGlobalNorm) else set(shapes))
 
 
 def test_what_is_lowered_are_the_operators():
