@@ -182,6 +182,33 @@ async def test_scale_changes_the_trainers_within_their_bounds(
     assert "maxReplicas" in refused.err
 
 
+async def test_logs_of_all_replicas_are_merged_and_followed(
+    namespace: Namespace, fleetjob: Fleetjob, control_plane: ControlPlane, here: tuple[str, str]
+):
+    # kwok has one log for all containers: each replica says the same.
+    control_plane.pods_log.write_text(said(1, "one") + said(2, "two"))
+    await namespace.create_job(manifest())
+    await namespace.until_state("digits", "Running")
+    once = await fleetjob("logs", "digits", "--role", "trainer", "--tail", "1", *here)
+    assert once.out == "[trainer-0] two\n[trainer-1] two\n"
+    process = await fleetjob.start("logs", "digits", "-f", "--role", "trainer", "--index", "1", *here)
+    told = lines(process.stdout)
+    assert [await anext(told), await anext(told)] == ["[trainer-1] one", "[trainer-1] two"]
+    with control_plane.pods_log.open("a") as log:
+        log.write(said(3, "three"))
+    async with asyncio.timeout(15):
+        assert await anext(told) == "[trainer-1] three"
+    await namespace.end(*TRAINERS)
+    await namespace.until_state("digits", "Succeeded")
+    async with asyncio.timeout(15):
+        assert [line async for line in told] == []
+        assert await process.wait() == 0
+
+
+def said(second: int, text: str) -> str:
+    return f"2026-01-01T00:00:{second:02}.123456789Z stdout F {text}\n"
+
+
 async def test_suspend_and_resume(namespace: Namespace, fleetjob: Fleetjob, here: tuple[str, str]):
     await namespace.create_job(manifest())
     await namespace.until_state("digits", "Running")

@@ -63,6 +63,8 @@ class ControlPlane:
         self._etcd, self._peer, self._api, self._manager, self._scheduler, self._kwok = free_ports(6)
         self.server = f"https://127.0.0.1:{self._api}"
         self.kubeconfig = folder / "kubeconfig"
+        self.pods_log = folder / "pods.log"
+        """What every container of every pod says, as a container runtime writes it: a test's own to fill."""
 
     def start(self) -> None:
         """Start everything; return when pods can be made and the nodes are ready."""
@@ -241,6 +243,10 @@ class ControlPlane:
             "kwok",
             f"--kubeconfig={self.kubeconfig}",
             f"--config={STAGES}",
+            f"--config={self._write_logs_config()}",
+            f"--server-address=127.0.0.1:{self._kwok}",
+            f"--tls-cert-file={self._certificate}",
+            f"--tls-private-key-file={self._certificate.with_suffix('.key')}",
             "--manage-all-nodes",
             "--node-ip=127.0.0.1",
             f"--node-port={self._kwok}",
@@ -256,12 +262,29 @@ class ControlPlane:
                     "apiVersion": "v1",
                     "kind": "Node",
                     "metadata": {"name": f"kwok-{index}", "labels": {"kubernetes.io/os": "linux"}},
-                    "status": {"allocatable": size, "capacity": size},
+                    "status": {
+                        "allocatable": size,
+                        "capacity": size,
+                        "daemonEndpoints": {"kubeletEndpoint": {"Port": self._kwok}},
+                    },
                 },
             )
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         self._until(lambda: self._answers(account), "the default service account")
         self._until(self._nodes_ready, "kwok's nodes")
+
+    def _write_logs_config(self) -> Path:
+        """Have kwok serve `pods_log` as the log of every container."""
+        self.pods_log.touch()
+        config = {
+            "apiVersion": "kwok.x-k8s.io/v1alpha1",
+            "kind": "ClusterLogs",
+            "metadata": {"name": "logs"},
+            "spec": {"logs": [{"logsFile": str(self.pods_log), "follow": True}]},
+        }
+        path = self.folder / "logs.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return path
 
     @property
     def _certificate(self) -> Path:

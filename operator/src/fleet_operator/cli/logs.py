@@ -33,6 +33,9 @@ LINE_BYTES = 64 * 1024
 
 QUEUED_LINES = 256
 RETRY_SECONDS = 1.0
+LAST_SECONDS = 3.0
+"""How long a pod that has ended may be silent before its log is given up: a lost node never ends it."""
+
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
 
 
@@ -99,6 +102,8 @@ class Logs:
         self._note = note
         self._lines: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(QUEUED_LINES)
         self._readers: dict[str, asyncio.Task[None]] = {}  # by the pods' uids
+        self._releases: dict[str, asyncio.Task[None]] = {}  # of pods that have ended
+        self._counts: dict[str, int] = {}  # lines read so far
         self._seen: set[str] = set()  # replicas of which a life was read
 
     async def print_once(self) -> int:
@@ -131,7 +136,7 @@ class Logs:
                 minding.result()
                 await self._lines.join()
             finally:
-                tasks = [printing, minding, *self._readers.values()]
+                tasks = [printing, minding, *self._readers.values(), *self._releases.values()]
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -161,13 +166,14 @@ class Logs:
                 if has_started(pod) and pod["metadata"]["uid"] not in self._readers:
                     self._start(pod, at_first=first)
             first = False
+            self._release({pod["metadata"]["uid"] for pod in present if is_running(pod)})
             known = [Summary.of(job) for job in jobs.all()]
             if known and (line := f"{known[0].state}: {known[0].sentence}") != said:
                 said = line
                 self._note(f"{self._job} is {line}")
             over = not known or known[0].status.finished
             if over and not any(is_running(pod) for pod in present):
-                await asyncio.gather(*self._readers.values())
+                await asyncio.gather(*self._readers.values(), return_exceptions=True)
                 if not known:
                     self._note(f"FleetJob {self._job} has been deleted")
                 return
@@ -184,11 +190,25 @@ class Logs:
             params.pop("tailLines", None)
             params.pop("sinceSeconds", None)
         reading = self._follow_pod(pod, {**params, "follow": "true"})
+        self._counts[uid] = 0
         self._readers[uid] = asyncio.create_task(reading, name=f"read {replica}")
+
+    def _release(self, running: set[str]) -> None:
+        """Have the readers of pods that have ended end too."""
+        for uid in self._readers.keys() - running - self._releases.keys():
+            self._releases[uid] = asyncio.create_task(self._let_go(uid), name=f"let go of {uid}")
+
+    async def _let_go(self, uid: str) -> None:
+        reader = self._readers[uid]
+        while not reader.done():
+            before = self._counts[uid]
+            await asyncio.wait({reader}, timeout=LAST_SECONDS)
+            if self._counts[uid] == before and not self._lines.full():
+                reader.cancel()
 
     async def _follow_pod(self, pod: Mapping[str, Any], params: dict[str, str]) -> None:
         """Read one pod's log to its end, however often the connection breaks."""
-        replica, last = replica_of(pod), b""
+        replica, uid, last = replica_of(pod), pod["metadata"]["uid"], b""
         while True:
             try:
                 async for line in self._read(pod, params):
@@ -196,6 +216,7 @@ class Logs:
                     if stamp and stamp <= last:
                         continue  # sent again: places in a log are named by the second
                     last = stamp or last
+                    self._counts[uid] += 1
                     await self._lines.put((replica, self._stripped(line)))
             except ApiError as error:
                 if error.status == 404:

@@ -279,6 +279,24 @@ async def test_a_replica_that_never_stops_writing_waits_for_whoever_reads(world:
     assert written < 20_000  # the kernel's buffers and the queue, of what would be for ever
 
 
+async def test_a_log_that_a_lost_node_never_ends_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "LAST_SECONDS", 0.1)
+
+    async def hangs(response: web.StreamResponse) -> None:
+        await response.write(at(1, "one"))
+        await asyncio.Event().wait()
+
+    world.put(0, hangs)
+    async with world.session() as session:
+        following = asyncio.create_task(world.reading(session).follow())
+        await world.until_shown(1)
+        world.put(0, phase="Failed")
+        world.set_job("Failed")
+        async with asyncio.timeout(5):
+            assert await following == 0
+    assert world.shown == ["[trainer-0] one"]
+
+
 async def test_why_nothing_comes_is_told_meanwhile(world: World):
     world.job["status"] |= {
         "conditions": [
