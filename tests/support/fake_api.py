@@ -113,7 +113,7 @@ class FakeApi(ApiClient):
         return self.put(f"{path}/{name}", manifest)
 
     async def replace(self, path: str, manifest: Mapping[str, Any]) -> Manifest:
-        """Answer a PUT of a status."""
+        """Answer a PUT of an object or of its status."""
         self._note("PUT", path)
         target = path.removesuffix("/status")
         if target not in self.objects:
@@ -121,7 +121,7 @@ class FakeApi(ApiClient):
         known = self.objects[target]
         if manifest["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]:
             raise ApiError(409, "Conflict", "the object has been modified")
-        return self.put(target, {**known, "status": manifest["status"]})
+        return self.put(target, {**known, "status": manifest["status"]} if path != target else manifest)
 
     async def merge_patch(self, path: str, patch: Mapping[str, Any]) -> Manifest:
         """Answer a PATCH of top-level fields."""

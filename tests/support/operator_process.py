@@ -92,6 +92,7 @@ class OperatorProcess:
 
     def __init__(self, folder: Path, kubeconfig: Path, **environment: str) -> None:
         self.log = folder / "operator.log"
+        self.kubeconfig = kubeconfig
         self.port = free_ports(1)[0]
         self._environment = {
             **os.environ,
@@ -99,6 +100,7 @@ class OperatorProcess:
             "FLEET_OPERATOR_HTTP_HOST": "127.0.0.1",
             "FLEET_OPERATOR_HTTP_PORT": str(self.port),
             "FLEET_OPERATOR_LOG_LEVEL": "debug",
+            "FLEET_OPERATOR_IDENTITY": f"test-{self.port}",  # the same after a restart, as a pod's is
             **environment,
         }
         self._process: subprocess.Popen[bytes] | None = None
@@ -139,14 +141,20 @@ class OperatorProcess:
         """End it as the kubelet does; return its exit status."""
         return self._end(signal.SIGTERM)
 
+    def pause(self) -> None:
+        """Stop its process where it is, as a machine does that is short of everything."""
+        self._running.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process go on."""
+        self._running.send_signal(signal.SIGCONT)
+
     def tail(self) -> str:
         """Return the end of its log."""
         return self.log.read_text(errors="replace")[-5000:]
 
     def _end(self, number: signal.Signals) -> int:
-        process = self._process
-        if process is None:
-            raise RuntimeError("the operator was not started")
+        process = self._running
         process.send_signal(number)
         try:
             return process.wait(STOP_SECONDS)
@@ -156,3 +164,9 @@ class OperatorProcess:
             raise AssertionError(
                 f"the operator did not end within {STOP_SECONDS:g} s:\n{self.tail()}"
             ) from None
+
+    @property
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise RuntimeError("the operator was not started")
+        return self._process

@@ -15,6 +15,7 @@
     ├── GuardianLostError           cluster: the process that owns a local run has ended
     └── ClusterError                cluster: what was asked for was not done; another try follows
         ├── ConflictError           the object has changed since it was read
+        ├── NotLeadingError         engine: another operator may be at work by now
         └── ApiError                the API server refused, or did not answer
 """
 

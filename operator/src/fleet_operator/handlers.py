@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import kopf
 
 from fleet_operator.api.names import API_VERSION, PLURAL
+from fleet_operator.cluster import watch
+from fleet_operator.cluster.client import open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def registry_for(
-    connection: Connection, take_job: Callable[[str | None, Mapping[str, Any]], None]
+    connection: Connection,
+    take_job: Callable[[str | None, Mapping[str, Any]], None],
+    on_listed: Callable[[], None],
 ) -> kopf.OperatorRegistry:
     """Return kopf's handlers.
 
@@ -29,21 +33,23 @@ def registry_for(
         Where the API server is.
     take_job : callable
         Told of each event of a FleetJob: its type (None for what was there at the start) and its manifest.
+    on_listed : callable
+        Called when kopf has listed FleetJobs, at the start or because its watch had lost its place. It tells
+        of what is there, but not of what was deleted meanwhile.
     """
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
-    async def log_in(**_: Any) -> kopf.ConnectionInfo:
-        return kopf.ConnectionInfo(
+    async def log_in(**_: Any) -> kopf.AiohttpSession:
+        return kopf.AiohttpSession(
+            aiohttp_session=open_session(connection, on_answer=notice_list),
             server=connection.server,
-            ca_data=connection.ca_data,
-            insecure=not connection.verify,
-            scheme="Bearer" if connection.bearer() else None,
-            token=connection.bearer(),
-            certificate_data=connection.client_certificate,
-            private_key_data=connection.client_key,
             default_namespace=connection.namespace,
         )
+
+    def notice_list(path: str, parameters: Mapping[str, str]) -> None:
+        if path.endswith(f"/{PLURAL}") and "watch" not in parameters:
+            on_listed()
 
     @kopf.on.event(API_VERSION, PLURAL, registry=registry)
     async def notice(event: kopf.RawEvent, **_: Any) -> None:
@@ -59,6 +65,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True  # the CRD is there before the operator starts: `startup` waits for it
     settings.watching.chunk_size = 500
     settings.watching.server_timeout = 300
+    settings.watching.inactivity_timeout = watch.SILENCE_SECONDS
     settings.networking.connect_timeout = 5
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = [0.1, 0.2, 0.5, 1, 2, 5] + [5] * 1000

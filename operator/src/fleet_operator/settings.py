@@ -32,6 +32,18 @@ class Settings:
     resync : timedelta
         ``FLEET_OPERATOR_RESYNC_SECONDS``: how often every job is looked at even if nothing happened.
         Default: 600.
+    writes_per_second : int
+        ``FLEET_OPERATOR_WRITES_PER_SECOND``: how fast the API server is written to for long; a second's worth
+        may go at once. Default: 500.
+    lease : str
+        ``FLEET_OPERATOR_LEASE``: the Lease, in the operator's own namespace, whose holder works while the
+        others stand by. Default: fleet-operator.
+    lease_duration : timedelta
+        ``FLEET_OPERATOR_LEASE_SECONDS``: how long after its holder's last renewal another takes it.
+        Default: 15.
+    identity : str
+        ``FLEET_OPERATOR_IDENTITY``: the name under which the Lease is held, the pod's for example. Nobody
+        else may use it at the same time. Default: the host's name and something random.
     http_host, http_port : str, int
         ``FLEET_OPERATOR_HTTP_HOST`` and ``_PORT``: where /metrics, /healthz and /readyz are served. Default:
         all interfaces, 8080. Port 0 takes any free one.
@@ -43,6 +55,10 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     workers: int = 8
     resync: timedelta = timedelta(minutes=10)
+    writes_per_second: int = 500
+    lease: str = "fleet-operator"
+    lease_duration: timedelta = timedelta(seconds=15)
+    identity: str = ""
     http_host: str = "0.0.0.0"
     http_port: int = 8080
     log_level: str = "info"
@@ -62,11 +78,13 @@ class Settings:
         return cls(
             namespaces=tuple(dict.fromkeys(each.strip() for each in listed.split(",") if each.strip())),
             workers=_number(environ, "FLEET_OPERATOR_WORKERS", default.workers, 1, 256),
-            resync=timedelta(
-                seconds=_number(
-                    environ, "FLEET_OPERATOR_RESYNC_SECONDS", round(default.resync.total_seconds()), 1, 86400
-                )
+            resync=_seconds(environ, "FLEET_OPERATOR_RESYNC_SECONDS", default.resync, 1, 86400),
+            writes_per_second=_number(
+                environ, "FLEET_OPERATOR_WRITES_PER_SECOND", default.writes_per_second, 1, 100_000
             ),
+            lease=environ.get("FLEET_OPERATOR_LEASE", "").strip() or default.lease,
+            lease_duration=_seconds(environ, "FLEET_OPERATOR_LEASE_SECONDS", default.lease_duration, 2, 3600),
+            identity=environ.get("FLEET_OPERATOR_IDENTITY", "").strip(),
             http_host=environ.get("FLEET_OPERATOR_HTTP_HOST") or default.http_host,
             http_port=_number(environ, "FLEET_OPERATOR_HTTP_PORT", default.http_port, 0, 65535),
             log_level=_choice(environ, "FLEET_OPERATOR_LOG_LEVEL", default.log_level, LOG_LEVELS),
@@ -81,6 +99,10 @@ def _number(environ: Mapping[str, str], name: str, default: int, least: int, mos
     if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
         raise SettingsError(f"{name}: found {text!r}, expected a whole number from {least} to {most}")
     return int(text)
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: timedelta, least: int, most: int) -> timedelta:
+    return timedelta(seconds=_number(environ, name, round(default.total_seconds()), least, most))
 
 
 def _choice(environ: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> str:

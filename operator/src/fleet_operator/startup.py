@@ -1,8 +1,9 @@
 """The operator's process: what is started in which order, and how it ends.
 
-Own tasks come first and kopf last, because kopf waits for, and then cancels, every task that is younger than
-itself when it ends. kopf takes the signals over while it starts; they are taken back when it is ready, so
-that passes under way and open connections end before it does.
+It serves probes and metrics from its first moment to its last, and works in terms: for as long as it holds
+the Lease. An operator that has lost it stands by again instead of ending, so that an API server which was
+away for a while finds every operator as it left it, and none in a back-off of the kubelet's. The signals are
+taken back from kopf when it is ready, so that passes under way and open connections end before it does.
 """
 
 from __future__ import annotations
@@ -10,33 +11,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
+import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import kopf
 import uvloop
 
 from fleet_operator.cluster.client import ApiClient
 from fleet_operator.cluster.connection import ConnectionSettingsError, connect
-from fleet_operator.cluster.events import EventRecorder
-from fleet_operator.cluster.kubernetes import KubernetesCluster
-from fleet_operator.cluster.progress import ProgressReader, targets
-from fleet_operator.cluster.view import ClusterView, NotSyncedError, job_key
-from fleet_operator.engine import Engine, SystemClock
+from fleet_operator.cluster.limit import TokenBucket
+from fleet_operator.cluster.view import NotSyncedError
+from fleet_operator.engine import Election
 from fleet_operator.errors import OperatorError
-from fleet_operator.handlers import kopf_settings, registry_for
 from fleet_operator.http_server import HttpServer
 from fleet_operator.logs import configure_logging
 from fleet_operator.metrics import Metrics
 from fleet_operator.settings import Settings, SettingsError
+from fleet_operator.term import Term, unless
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Mapping
 
     from fleet_operator.cluster.connection import Connection
 
 logger = logging.getLogger("fleet_operator.startup")  # also when it is run as a program
+
+AGAIN_SECONDS = 1.0
+"""How long to wait after a term that ended by itself."""
 
 
 def run_operator(environ: Mapping[str, str] | None = None) -> int:
@@ -67,7 +70,7 @@ class NotOpenedError(OperatorError):
 
 
 class Operator:
-    """One operator: the cluster, the engine, kopf, and what they serve.
+    """One operator: it stands by until it leads, and then serves its term, again and again.
 
     Parameters
     ----------
@@ -81,21 +84,21 @@ class Operator:
         self._settings = settings
         self._connection = connection
         self._metrics = Metrics()
-        self._client = ApiClient(connection, on_request=self._metrics.requested)
-        events = EventRecorder(self._client)
-        self._view = ClusterView(
-            self._client, events, namespaces=settings.namespaces, on_deleted=self._metrics.deleted
+        self._bucket = TokenBucket(settings.writes_per_second, settings.writes_per_second)
+        self._client = ApiClient(
+            connection, on_request=self._metrics.requested, before_write=self._before_write
         )
-        self._progress = ProgressReader(
-            lambda: targets(self._view),
-            self._view.notify,
-            now=SystemClock().now,
-            on_read=lambda answered: self._metrics.progress_read(answered=answered),
+        self._electing = ApiClient(connection, on_request=self._metrics.requested)
+        self._election = Election(
+            self._electing,
+            namespace=connection.namespace,
+            name=settings.lease,
+            identity=settings.identity or f"{socket.gethostname()}-{secrets.token_hex(4)}",
+            duration=settings.lease_duration,
         )
-        self._cluster = KubernetesCluster(self._client, self._view, events, progress=self._progress)
-        self._metrics.watch_jobs(self._view.jobs)
+        self._term: Term | None = None
+        self._metrics.watch_jobs(lambda: self._term.jobs() if self._term else ())
         self._server = HttpServer(self._metrics.registry, problem=self._problem, waiting=self._waiting)
-        self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     async def run(self) -> int:
         """Run until told to stop; return the exit status."""
@@ -103,13 +106,14 @@ class Operator:
         _catch_signals(stop)
         try:
             await self._open()
-            if await _unless(stop, self._view.start()):
-                await self._work(stop)
+            while not stop.is_set() and await unless(stop, self._election.acquire()):
+                await self._lead(stop)
         except (NotSyncedError, NotOpenedError) as error:
             logger.error("the operator gives up: %s", error)  # noqa: TRY400 the sentence says it all
             return 1
         finally:
-            await self._view.close()
+            await self._election.release()
+            await self._electing.close()
             await self._client.close()
             await self._server.close()
         logger.info("the operator has ended")
@@ -127,87 +131,57 @@ class Operator:
         logger.info("serving /metrics, /healthz and /readyz on port %d", port)
         try:
             await self._client.start()
+            await self._electing.start()
         except OSError as error:  # one of the ssl module's
             raise NotOpenedError(
                 f"the certificates for {self._connection.server} cannot be used: {error}"
             ) from error
 
-    async def _work(self, stop: asyncio.Event) -> None:
-        """Reconcile until told to stop, or until a part of the operator ends by itself."""
-        engine = Engine(
-            self._cluster,
-            workers=self._settings.workers,
-            observer=self._metrics,
-            resync=self._settings.resync,
-        )
-        self._view.subscribe(engine.enqueue)
-        for job in self._view.jobs():
-            engine.enqueue(job_key(job))
-        ready, stop_kopf = asyncio.Event(), asyncio.Event()
-        working = asyncio.create_task(engine.run(), name="engine")
+    async def _lead(self, stop: asyncio.Event) -> None:
+        """Serve one term: until told to stop, until the lease is lost, or until a part of it ends."""
+        ending = asyncio.Event()
+        keeping = asyncio.create_task(self._election.keep(), name="keep the lease")
         stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
-        signals = asyncio.create_task(_catch_signals_after(ready, stop), name="take the signals back")
-        reading = asyncio.create_task(self._progress.run(), name="read progress")
-        watching = asyncio.create_task(self._run_kopf(ready, stop_kopf), name="kopf")
-        self._tasks = (working, reading, watching)
+        for task in (keeping, stopping):
+            task.add_done_callback(lambda _: ending.set())
+        self._term = Term(self._settings, self._connection, self._client, self._metrics)
         self._metrics.leading(holds=True)
+
+        async def close_server() -> None:
+            if stop.is_set():
+                await self._server.close()  # its connections are younger than kopf, which would wait for them
+
         try:
-            await asyncio.wait({working, watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await self._term.run(ending, on_ready=lambda: _catch_signals(stop), before_kopf_ends=close_server)
         finally:
             self._metrics.leading(holds=False)
-            engine.stop()
-            for task in (reading, signals, stopping):
-                task.cancel()
-            await self._server.close()  # its connections are younger than kopf, which would wait for them
-            try:
-                await working
-            finally:
-                stop_kopf.set()
-                await watching
+            self._term = None
+            keeping.cancel()
+            stopping.cancel()
+            _catch_signals(stop)  # kopf has left its own handlers behind
+        if not ending.is_set():  # it ended by itself: not at once again
+            await unless(stop, asyncio.sleep(AGAIN_SECONDS))
 
-    async def _run_kopf(self, ready: asyncio.Event, stop: asyncio.Event) -> None:
-        await kopf.operator(
-            registry=registry_for(self._connection, self._view.take_job),
-            settings=kopf_settings(),
-            standalone=True,
-            clusterwide=not self._settings.namespaces,
-            namespaces=self._settings.namespaces,
-            ready_flag=ready,
-            stop_flag=stop,
-        )
+    async def _before_write(self) -> None:
+        """Let a write through at the rate that is allowed, and only while nobody else may be at work."""
+        await self._bucket.take()
+        self._election.check()
 
     def _problem(self) -> str | None:
-        ended = [task.get_name() for task in self._tasks if task.done()] + self._view.ended()
-        return f"ended: {', '.join(ended)}" if ended else None
+        return self._term.problem() if self._term is not None else None
 
     def _waiting(self) -> str | None:
-        if not self._view.synced:
-            return "the first lists from the API server have not arrived"
-        return None if self._tasks else "the workers have not been started"
-
-
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work` to its end, or give it up when told to stop; return whether it came to its end."""
-    doing, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            doing.result()
-        return not stop.is_set()
-    finally:
-        doing.cancel()
-        stopping.cancel()
+        if not self._election.asked:
+            return f"the API server has not said who holds the lease {self._election.name}"
+        if self._term is not None:
+            return self._term.waiting()
+        return "the term has not begun" if self._election.leads else None
 
 
 def _catch_signals(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-
-
-async def _catch_signals_after(ready: asyncio.Event, stop: asyncio.Event) -> None:
-    await ready.wait()
-    _catch_signals(stop)
 
 
 if __name__ == "__main__":

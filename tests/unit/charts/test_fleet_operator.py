@@ -157,9 +157,22 @@ def test_the_probes_ask_where_the_operator_answers(helm):
 
 @pytest.mark.parametrize("values", [[], NAMES], ids=["as it comes", "two namespaces"])
 def test_the_operator_understands_its_settings(helm, values):
-    env = {each["name"]: each["value"] for each in container(render(helm, *values))["env"]}
+    env = {each["name"]: each.get("value", "a-pod") for each in container(render(helm, *values))["env"]}
     settings = Settings.from_environment(env)
-    assert settings == Settings(namespaces=("team-a", "team-b") if values else ())
+    namespaces = ("team-a", "team-b") if values else ()
+    assert settings == Settings(namespaces=namespaces, lease="fleet-fleet-operator", identity="a-pod")
+
+
+def test_several_operators_stand_on_different_nodes_and_each_holds_the_lease_as_its_pod(helm):
+    manifests = render(helm, "replicas=2")
+    deployment = one(manifests, "Deployment")["spec"]
+    assert deployment["replicas"] == 2
+    pod = deployment["template"]["spec"]
+    (spread,) = pod["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "kubernetes.io/hostname"
+    assert spread["labelSelector"] == deployment["selector"]
+    (identity,) = [e for e in container(manifests)["env"] if e["name"] == "FLEET_OPERATOR_IDENTITY"]
+    assert identity["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import aiohttp
 from fleet_operator.cluster.interface import ClusterError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from fleet_operator.cluster.connection import Connection
 
@@ -27,6 +27,9 @@ CONNECT_SECONDS = 5.0
 TOKEN_SECONDS = 60.0
 """How long a token read from a file is used before it is read again."""
 
+RETRY_AFTER_LIMIT_SECONDS = 60.0
+"""The longest that a server's wish to be left alone is heeded."""
+
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
@@ -34,10 +37,11 @@ APPLY_PATCH = "application/apply-patch+yaml"
 class ApiError(ClusterError):
     """The API server answered with an error, or (status 0) gave no answer."""
 
-    def __init__(self, status: int, reason: str, message: str) -> None:
+    def __init__(self, status: int, reason: str, message: str, *, retry_after_seconds: float = 0.0) -> None:
         super().__init__(message or reason or f"HTTP status {status}")
         self.status = status
         self.reason = reason
+        self.retry_after_seconds = retry_after_seconds
         self.transient = status in (0, 409, 429) or status >= 500
 
 
@@ -51,11 +55,20 @@ class ApiClient:
     on_request : callable, optional
         Told of each request that ended: its verb, its resource, the HTTP status (0 without an answer), and
         the seconds it took.
+    before_write : callable, optional
+        Awaited before each request that is no read; it may wait, or refuse by a ClusterError.
     """
 
-    def __init__(self, connection: Connection, *, on_request: OnRequest | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        on_request: OnRequest | None = None,
+        before_write: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._connection = connection
         self._on_request = on_request
+        self._before_write = before_write
         self._session: aiohttp.ClientSession | None = None
         self._server_name: str | None = None
         self._bearer: str | None = None
@@ -72,12 +85,8 @@ class ApiClient:
         """Open the session; connections are made when they are needed."""
         https = self._connection.server.startswith("https:")
         self._server_name = self._connection.tls_server_name if https else None
-        connector = aiohttp.TCPConnector(ssl=self._connection.ssl_context() if https else False, limit=0)
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS),
-            headers={"Accept": "application/json", "User-Agent": "fleet-operator"},
-        )
+        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS)
+        self._session = _session(self._connection, {"Accept": "application/json"}, timeout=timeout)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -133,7 +142,8 @@ class ApiClient:
             server_hostname=self._server_name,
         ) as response:
             if response.status != 200:
-                raise _error(response.status, await response.read())
+                retry_after = response.headers.get("Retry-After", "")
+                raise _error(response.status, await response.read(), retry_after)
             yield _lines(response)
 
     @asynccontextmanager
@@ -169,8 +179,10 @@ class ApiClient:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
-        started, status = time.monotonic(), 0
         data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        if verb != "GET" and self._before_write is not None:
+            await self._before_write()
+        started, status, retry_after = time.monotonic(), 0, ""
         headers = self._headers()
         if data is not None:
             headers["Content-Type"] = content_type
@@ -183,7 +195,7 @@ class ApiClient:
                 headers=headers,
                 server_hostname=self._server_name,
             ) as response:
-                status = response.status
+                status, retry_after = response.status, response.headers.get("Retry-After", "")
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             why = str(error) or type(error).__name__
@@ -192,7 +204,7 @@ class ApiClient:
             if self._on_request is not None:
                 self._on_request(verb, _resource(path), status, time.monotonic() - started)
         if status >= 300:
-            raise _error(status, answer)
+            raise _error(status, answer, retry_after)
         try:
             parsed: dict[str, Any] = json.loads(answer)
         except ValueError as error:  # a proxy answered, or the answer was cut off
@@ -217,6 +229,38 @@ class ApiClient:
         return {"Authorization": f"Bearer {self._bearer}"} if self._bearer else {}
 
 
+def open_session(
+    connection: Connection, *, on_answer: Callable[[str, Mapping[str, str]], None]
+) -> aiohttp.ClientSession:
+    """Open a session for whoever speaks to the API server in its own words, under the token of this moment.
+
+    Parameters
+    ----------
+    connection : Connection
+        Where the API server is, and who we are.
+    on_answer : callable
+        Told of each answer that is no error, when it begins: the path and the parameters of its request.
+    """
+
+    async def tell(_: object, __: object, answered: aiohttp.TraceRequestEndParams) -> None:
+        if answered.response.status < 400:
+            on_answer(answered.url.path, answered.url.query)
+
+    traces = aiohttp.TraceConfig()
+    traces.on_request_end.append(tell)
+    bearer = connection.bearer()
+    headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
+    return _session(connection, headers, trace_configs=[traces])
+
+
+def _session(connection: Connection, headers: Mapping[str, str], **options: Any) -> aiohttp.ClientSession:
+    https = connection.server.startswith("https:")
+    connector = aiohttp.TCPConnector(ssl=connection.ssl_context() if https else False, limit=0)
+    return aiohttp.ClientSession(
+        connector=connector, headers={**headers, "User-Agent": "fleet-operator"}, **options
+    )
+
+
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Cut the answer into lines of any length; aiohttp's own reader refuses long ones."""
     parts: list[bytes] = []
@@ -229,12 +273,15 @@ async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             parts = [piece]
 
 
-def _error(status: int, answer: bytes) -> ApiError:
+def _error(status: int, answer: bytes, retry_after: str = "") -> ApiError:
+    # A header that gives a date instead comes from a proxy, and is left alone: our own back-off does.
+    wait = min(float(retry_after), RETRY_AFTER_LIMIT_SECONDS) if retry_after.isdecimal() else 0.0
     try:
         told = json.loads(answer)
-        return ApiError(status, told.get("reason") or "", told.get("message") or "")
+        reason, message = told.get("reason") or "", told.get("message") or ""
     except (ValueError, AttributeError):  # a proxy answered, not the API server
-        return ApiError(status, "", answer[:300].decode(errors="replace"))
+        reason, message = "", answer[:300].decode(errors="replace")
+    return ApiError(status, reason, message, retry_after_seconds=wait)
 
 
 def _resource(path: str) -> str:

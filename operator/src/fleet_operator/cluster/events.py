@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleet_operator.api.names import API_VERSION, KIND, MANAGED_BY
 from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.interface import ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +53,7 @@ class EventRecorder:
             if told is None or not await self._repeat(told):
                 told = await self._post(job, event)
             self._told[same] = told._replace(times=told.times + 1)
-        except ApiError as error:
+        except ClusterError as error:
             shown = f"{job.namespace}/{job.name}"
             logger.warning("could not record the event %s: %s", event.reason, error, extra={"job": shown})
         while len(self._told) > REMEMBERED:

@@ -29,6 +29,9 @@ class ClusterError(OperatorError):
     transient = False
     """Whether it says nothing about what was asked: the next time may go well with nothing changed."""
 
+    retry_after_seconds = 0.0
+    """How long the cluster asks to be left alone."""
+
 
 class ConflictError(ClusterError):
     """The object has changed since it was read: the plan is stale, look again."""

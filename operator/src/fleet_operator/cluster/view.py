@@ -1,9 +1,9 @@
 """What is known of a Kubernetes cluster: every FleetJob, and all that has the label of one.
 
 FleetJobs are watched by kopf, which hands its events in (`take_job`); pods and Services are watched here.
-Because kopf does not report what was deleted while it was not watching, FleetJobs are listed again whenever a
-watch had to list again, and at times. Answers to own writes are put in too, so that the next pass over a job
-sees them before the watch brings them.
+Because kopf does not report what was deleted while it was not watching, FleetJobs are listed again whenever
+kopf (`list_jobs_again`) or a watch had to list again, and at times. Answers to own writes are put in too, so
+that the next pass over a job sees them before the watch brings them.
 """
 
 from __future__ import annotations
@@ -159,6 +159,10 @@ class ClusterView:
         if entry is not None and self._jobs.put(entry):
             self.notify(entry.key)
 
+    def list_jobs_again(self) -> None:
+        """Find out soon which FleetJobs there still are: whoever watches them may have missed deletions."""
+        self._relist.set()
+
     async def refresh_job(self, job: FleetJob) -> None:
         """Read a job anew that turned out to be older than we thought, or gone."""
         metadata = job.metadata
@@ -220,7 +224,7 @@ class ClusterView:
                 store=self._store(plural),
                 reduce=lambda manifest: self._reduce(plural, manifest),
                 on_change=self.notify,
-                on_relist=self._relist.set,
+                on_relist=self.list_jobs_again,
                 selector=SELECTOR,
                 namespace=namespace,
             )
@@ -237,6 +241,9 @@ class ClusterView:
 
     def _reduce_job(self, manifest: Mapping[str, Any]) -> Entry[FleetJob] | None:
         key, uid = key_of(manifest), manifest["metadata"]["uid"]
+        known = self._jobs.get(key)
+        if known is not None and known.uid == uid and known.version >= version_of(manifest):
+            return known  # spares what most of a list's time goes to: the parsing
         try:
             job = parse_job(manifest)
         except InvalidJob as error:

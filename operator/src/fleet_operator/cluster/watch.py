@@ -109,7 +109,7 @@ class ListWatch(Generic[T]):
                 self._version = ""
                 await asyncio.sleep(next(self._backoff))  # a place that is forgotten at once must not spin
             except (ApiError, aiohttp.ClientError, TimeoutError, ValueError) as error:
-                delay = next(self._backoff)
+                delay = max(next(self._backoff), getattr(error, "retry_after_seconds", 0.0))
                 reason = str(error) or type(error).__name__
                 logger.warning("%s: %s; trying again in %g s", self.path, reason, delay)
                 await asyncio.sleep(delay)

@@ -1,9 +1,20 @@
-"""What keeps looking: the queue, the workers and the reconciler that carries plans out."""
+"""What keeps looking: the queue, the workers, the reconciler that carries plans out, and the election."""
 
 from fleet_operator.engine.clock import Clock, SystemClock
+from fleet_operator.engine.election import Election, NotLeadingError
 from fleet_operator.engine.engine import Engine
 from fleet_operator.engine.observer import Observer
 from fleet_operator.engine.queue import WorkQueue
 from fleet_operator.engine.reconcile import Reconciler, Result
 
-__all__ = ["Clock", "Engine", "Observer", "Reconciler", "Result", "SystemClock", "WorkQueue"]
+__all__ = [
+    "Clock",
+    "Election",
+    "Engine",
+    "NotLeadingError",
+    "Observer",
+    "Reconciler",
+    "Result",
+    "SystemClock",
+    "WorkQueue",
+]

@@ -14,7 +14,7 @@ from fleet_operator.cluster.interface import ClusterError
 from fleet_operator.engine.clock import SystemClock
 from fleet_operator.engine.observer import Observer
 from fleet_operator.engine.queue import WorkQueue
-from fleet_operator.engine.reconcile import Outcome, Reconciler, Result
+from fleet_operator.engine.reconcile import Outcome, Reconciler, Result, retry_after
 from fleet_operator.plan import plan
 
 if TYPE_CHECKING:
@@ -148,11 +148,14 @@ class Engine:
             outcome = await self._reconciler.reconcile(key)
         except ClusterError as error:
             logger.warning("a pass failed, another follows: %s", error, extra={"job": str(key)})
-            outcome = Outcome(Result.FAILED)
+            outcome = Outcome(Result.FAILED, retry_after(error))
         except Exception:
             # One job's pass must never end the engine; what went wrong is in the log, with its job.
             logger.exception("a pass failed", extra={"job": str(key)})
             outcome = Outcome(Result.FAILED)
+        except asyncio.CancelledError:
+            self._settle(key, Outcome(Result.FAILED), self._clock.monotonic())  # nobody else gives it back
+            raise
         now = self._clock.monotonic()
         self._settle(key, outcome, now)
         self._observer.passed(key, outcome.result, now - started)
@@ -164,7 +167,8 @@ class Engine:
         else:
             self._known.add(key)
         if outcome.result in (Result.CONFLICT, Result.FAILED):
-            self._queue.failed(key, now)
+            least = 0.0 if outcome.after is None else outcome.after.total_seconds()
+            self._queue.failed(key, now, at_least=least)
             return
         self._queue.done(key)
         if outcome.after is not None:

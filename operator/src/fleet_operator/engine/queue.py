@@ -87,12 +87,16 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
         self._give_back(key)
 
-    def failed(self, key: K, now: float) -> float:
-        """Give `key` back after a pass that did not go well; return the seconds until the next try."""
+    def failed(self, key: K, now: float, *, at_least: float = 0.0) -> float:
+        """Give `key` back after a pass that did not go well; return the seconds until the next try.
+
+        It waits `at_least` so long, which is what the cluster asked for.
+        """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         # 2.0 ** 1024 is an overflow, and no limit needs more doublings than this.
         delay = min(self._backoff_seconds * 2.0 ** min(failures, 64), self._backoff_limit_seconds)
+        delay = max(delay, at_least)
         self._give_back(key)
         self.add_at(key, now + delay)
         return delay

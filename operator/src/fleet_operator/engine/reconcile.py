@@ -50,7 +50,7 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a pass ended, and when to look again even if nothing happens."""
+    """How a pass ended, and when to look again even if nothing happens; after a failure, not before then."""
 
     result: Result
     after: timedelta | None = None
@@ -98,8 +98,7 @@ class Reconciler:
         except ConflictError as stale:
             logger.debug("plan discarded: %s", stale, extra={"job": str(key)})
             return Outcome(Result.CONFLICT)
-        result = await self._act(key, job, plan)
-        return Outcome(result, plan.requeue_after)
+        return await self._act(key, job, plan)
 
     def _coalesce(self, key: Key, job: FleetJob, plan: Plan) -> timedelta | None:
         """Return how long the write of this plan's status may wait, or None if it may not."""
@@ -120,26 +119,26 @@ class Reconciler:
         self._observer.status_written(job, written)
         return written
 
-    async def _act(self, key: Key, job: FleetJob, plan: Plan) -> Result:
+    async def _act(self, key: Key, job: FleetJob, plan: Plan) -> Outcome:
         """Carry the actions out in their order, up to the first that is refused; then tell the events."""
-        result = Result.DONE
+        outcome = Outcome(Result.DONE, plan.requeue_after)
         for action in plan.actions:
             try:
                 await self._cluster.apply(job, action)
             except ConflictError as stale:
                 logger.debug("%s: %s", type(action).__name__, stale, extra={"job": str(key)})
-                result = Result.CONFLICT
+                outcome = Outcome(Result.CONFLICT)
                 break
             except Exception as refusal:  # noqa: BLE001 whatever it is, the next pass tries again
                 await self._refused(key, job, action, refusal)
-                result = Result.FAILED
+                outcome = Outcome(Result.FAILED, retry_after(refusal))
                 break
             self._observer.applied(job, action)
         else:
             self._refusals.pop(key, None)
         for event in plan.events:
             await self._cluster.record(job, event)
-        return result
+        return outcome
 
     async def _refused(self, key: Key, job: FleetJob, action: Action, refusal: Exception) -> None:
         """Log a refused action, and tell people, once for each different refusal in a row.
@@ -163,6 +162,12 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._changed_since.pop(key, None)
         self._refusals.pop(key, None)
+
+
+def retry_after(refusal: Exception) -> timedelta | None:
+    """Return how long the cluster asks to be left alone, if it does."""
+    seconds = refusal.retry_after_seconds if isinstance(refusal, ClusterError) else 0.0
+    return timedelta(seconds=seconds) if seconds else None
 
 
 def _earlier(one: timedelta, other: timedelta | None) -> timedelta:

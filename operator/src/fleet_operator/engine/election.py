@@ -1,0 +1,192 @@
+"""Which of several operators works: whoever holds a Lease of coordination.k8s.io.
+
+Invariants
+----------
+Every try has a time-out, and any error counts as not renewed. The holder believes in itself for two thirds of
+the lease's duration since it *sent* its last successful renewal; another takes the lease only after it has
+seen it unchanged for the whole duration. Both measure with clocks that only grow, each its own, and nobody
+compares times of day: whatever the clocks of two machines say, and however long a process was paused, the
+holder has stopped before the other begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.interface import ClusterError
+from fleet_operator.engine.clock import SystemClock
+
+if TYPE_CHECKING:
+    from fleet_operator.cluster.client import ApiClient
+    from fleet_operator.engine.clock import Clock
+
+logger = logging.getLogger(__name__)
+
+BELIEVED = 2 / 3
+"""For which part of its duration the holder trusts a lease that it has renewed."""
+
+TRIES = 5
+"""How often within its duration a lease is renewed, or looked at by those who wait for it."""
+
+
+class NotLeadingError(ClusterError):
+    """Another operator may be at work: nothing may be written."""
+
+    transient = True
+
+
+class Election:
+    """One operator's part in the election.
+
+    Parameters
+    ----------
+    client : ApiClient
+        The API server, without limits: a renewal must never wait behind other writes.
+    namespace, name : str
+        The Lease.
+    identity : str
+        Who we are. A process that is started again under its old identity takes its lease up again at once,
+        so no two that run at the same time may share one.
+    duration : timedelta
+        How long the lease is valid after a renewal.
+    clock : Clock, optional
+        This machine's clock if absent.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        duration: timedelta = timedelta(seconds=15),
+        clock: Clock | None = None,
+    ) -> None:
+        self._client = client
+        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self.name = name
+        self.identity = identity
+        self._seconds = duration.total_seconds()
+        self._clock = clock or SystemClock()
+        self._until = float("-inf")
+        self._lease: dict[str, Any] | None = None  # as we last wrote it
+        self._seen: tuple[str, float] = ("", 0.0)  # another's lease: its resourceVersion, and since when
+        self._holder: str | None = None
+        self.asked = False
+        """Whether the API server has ever said who holds the lease."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether we hold the lease at this very moment."""
+        return self._clock.monotonic() < self._until
+
+    def check(self) -> None:
+        """Raise NotLeadingError unless we hold the lease at this very moment."""
+        if not self.leads:
+            raise NotLeadingError(f"the lease {self.name} is not held any more; nothing is written")
+
+    async def acquire(self) -> None:
+        """Wait until we hold the lease."""
+        while True:
+            if await self._try():
+                return
+            await asyncio.sleep(self._pause * random.uniform(0.8, 1.0))  # noqa: S311 no secret
+
+    async def keep(self) -> None:
+        """Renew the lease for as long as that goes well; return when it is lost."""
+        while (left := self._until - self._clock.monotonic()) > 0:
+            await asyncio.sleep(min(self._pause, left))
+            await self._try()
+        logger.error("the lease %s is lost: it could not be renewed in time", self.name)
+
+    async def release(self) -> None:
+        """Let another take the lease at once."""
+        lease, held = self._lease, self.leads
+        self._until, self._lease = float("-inf"), None
+        if lease is None or not held:
+            return
+        lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+        try:
+            async with asyncio.timeout(self._pause):
+                await self._client.replace(f"{self._collection}/{self.name}", lease)
+        except (ApiError, TimeoutError) as error:
+            logger.warning("the lease %s could not be released: %s", self.name, error)
+
+    @property
+    def _pause(self) -> float:
+        return self._seconds / TRIES
+
+    async def _try(self) -> bool:
+        """Take or renew the lease; return whether that went well."""
+        sent = self._clock.monotonic()
+        try:
+            async with asyncio.timeout(self._pause):
+                taken = await self._renew() if self._lease is not None else await self._take()
+        except Exception as error:  # noqa: BLE001 whatever it is, the lease was not renewed
+            self._lease = None  # it may have been written all the same: read it before the next try
+            logger.warning("the lease %s: %s", self.name, str(error) or type(error).__name__)
+            return False
+        self.asked = True
+        self._until = sent + self._seconds * BELIEVED if taken else float("-inf")
+        return taken
+
+    async def _take(self) -> bool:
+        """Take the lease if nobody has it, or nobody has renewed it for as long as it is valid."""
+        try:
+            found = await self._client.get(f"{self._collection}/{self.name}")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            self._lease = await self._client.create(self._collection, self._manifest({}))
+            logger.info("leading: made the lease %s as %s", self.name, self.identity)
+            return True
+        spec, version = found.get("spec") or {}, found["metadata"]["resourceVersion"]
+        now = self._clock.monotonic()
+        if version != self._seen[0]:
+            self._seen = (version, now)
+        holder = spec.get("holderIdentity") or ""
+        valid = now - self._seen[1] < spec.get("leaseDurationSeconds", self._seconds)
+        if holder not in ("", self.identity) and valid:
+            if holder != self._holder:
+                logger.info("standing by: %s holds the lease %s", holder, self.name)
+            self._holder = holder
+            return False
+        found["spec"] = self._manifest(spec)["spec"]
+        self._lease = await self._client.replace(f"{self._collection}/{self.name}", found)
+        self._holder = None
+        logger.info("leading: took the lease %s as %s", self.name, self.identity)
+        return True
+
+    async def _renew(self) -> bool:
+        """Write the lease anew; a conflict is an error, because nobody but its holder may touch it."""
+        lease = self._lease or {}
+        lease["spec"] |= {"renewTime": self._now()}
+        self._lease = await self._client.replace(f"{self._collection}/{self.name}", lease)
+        return True
+
+    def _manifest(self, before: dict[str, Any]) -> dict[str, Any]:
+        """Return the lease as ours. Its transitions count how often it went from one holder to another."""
+        transitions, holder = before.get("leaseTransitions") or 0, before.get("holderIdentity")
+        now = self._now()
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self.name},
+            "spec": {
+                "holderIdentity": self.identity,
+                "leaseDurationSeconds": max(1, round(self._seconds)),
+                "acquireTime": now,
+                "renewTime": now,
+                "leaseTransitions": transitions + (bool(before) and holder != self.identity),
+            },
+        }
+
+    def _now(self) -> str:
+        """Return the time of day, which people read and nobody compares."""
+        return self._clock.now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")

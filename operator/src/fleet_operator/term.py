@@ -1,0 +1,179 @@
+"""A term: what an operator does while it is the one that works, from the first lists to the last pass.
+
+Own tasks come first and kopf last, because kopf waits for, and then cancels, every task that is younger than
+itself when it ends. kopf takes the signals over while it starts; whoever begins a term takes them back when
+kopf is ready. A term keeps nothing for the next one, which begins with fresh lists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import kopf
+
+from fleet_operator.cluster.events import EventRecorder
+from fleet_operator.cluster.kubernetes import KubernetesCluster
+from fleet_operator.cluster.progress import ProgressReader, targets
+from fleet_operator.cluster.view import ClusterView, job_key
+from fleet_operator.engine import Engine, SystemClock
+from fleet_operator.handlers import kopf_settings, registry_for
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
+
+    from fleet_operator.api import FleetJob
+    from fleet_operator.cluster.client import ApiClient
+    from fleet_operator.cluster.connection import Connection
+    from fleet_operator.metrics import Metrics
+    from fleet_operator.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class Term:
+    """One term: the view of the cluster, the engine, and kopf.
+
+    Parameters
+    ----------
+    settings : Settings
+        How the operator is to behave.
+    connection : Connection
+        Where the API server is.
+    client : ApiClient
+        Speaks to it, within the limits and for as long as we lead.
+    metrics : Metrics
+        Told of what is done.
+    """
+
+    def __init__(
+        self, settings: Settings, connection: Connection, client: ApiClient, metrics: Metrics
+    ) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._metrics = metrics
+        events = EventRecorder(client)
+        self._view = ClusterView(client, events, namespaces=settings.namespaces, on_deleted=metrics.deleted)
+        self._progress = ProgressReader(
+            lambda: targets(self._view),
+            self._view.notify,
+            now=SystemClock().now,
+            on_read=lambda answered: metrics.progress_read(answered=answered),
+        )
+        self._cluster = KubernetesCluster(client, self._view, events, progress=self._progress)
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
+
+    async def run(
+        self,
+        ending: asyncio.Event,
+        *,
+        on_ready: Callable[[], None],
+        before_kopf_ends: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Serve FleetJobs until `ending` is set, or until a part of the term ends by itself.
+
+        Parameters
+        ----------
+        ending : asyncio.Event
+            Set when it is to end.
+        on_ready : callable
+            Called once kopf is ready, and has taken the signals.
+        before_kopf_ends : callable
+            Awaited when the last pass has ended, for what kopf would wait for.
+        """
+        try:
+            if await unless(ending, self._view.start()):
+                await self._work(ending, on_ready, before_kopf_ends)
+        finally:
+            await self._view.close()
+
+    def jobs(self) -> Iterator[FleetJob]:
+        """Return every known job."""
+        return self._view.jobs()
+
+    def problem(self) -> str | None:
+        """Return what has ended though it should go on, or None."""
+        ended = [task.get_name() for task in self._tasks if task.done()] + self._view.ended()
+        return f"ended: {', '.join(ended)}" if ended else None
+
+    def waiting(self) -> str | None:
+        """Return what the term waits for before it can work, or None."""
+        if not self._view.synced:
+            return "the first lists from the API server have not arrived"
+        return None if self._tasks else "the workers have not been started"
+
+    async def _work(
+        self,
+        ending: asyncio.Event,
+        on_ready: Callable[[], None],
+        before_kopf_ends: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Reconcile until told to end, or until a part ends by itself."""
+        engine = self._engine()
+        ready, stop_kopf = asyncio.Event(), asyncio.Event()
+        working = asyncio.create_task(engine.run(), name="engine")
+        awaited = asyncio.create_task(ending.wait(), name="wait for the end of the term")
+        told = asyncio.create_task(_call_after(ready, on_ready), name="tell that kopf is ready")
+        reading = asyncio.create_task(self._progress.run(), name="read progress")
+        watching = asyncio.create_task(self._run_kopf(ready, stop_kopf), name="kopf")
+        self._tasks = (working, reading, watching)
+        try:
+            await asyncio.wait({working, watching, awaited}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            engine.stop()
+            for task in (reading, told, awaited):
+                task.cancel()
+            await before_kopf_ends()
+            try:
+                await working
+            finally:
+                stop_kopf.set()
+                await watching
+
+    def _engine(self) -> Engine:
+        """Return an engine that has been told of every job there is."""
+        engine = Engine(
+            self._cluster,
+            workers=self._settings.workers,
+            observer=self._metrics,
+            resync=self._settings.resync,
+        )
+        self._view.subscribe(engine.enqueue)
+        for job in self._view.jobs():
+            engine.enqueue(job_key(job))
+        return engine
+
+    async def _run_kopf(self, ready: asyncio.Event, stop: asyncio.Event) -> None:
+        registry = registry_for(self._connection, self._view.take_job, self._view.list_jobs_again)
+        try:
+            await kopf.operator(
+                registry=registry,
+                settings=kopf_settings(),
+                standalone=True,
+                clusterwide=not self._settings.namespaces,
+                namespaces=self._settings.namespaces,
+                ready_flag=ready,
+                stop_flag=stop,
+            )
+        except Exception:
+            # Some errors are fatal to kopf, such as an error event in a watch. The next term mends them.
+            logger.exception("kopf has ended; the term ends with it")
+
+
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do `work` to its end, or give it up when told to stop; return whether it came to its end."""
+    doing, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            doing.result()
+        return not stop.is_set()
+    finally:
+        doing.cancel()
+        stopping.cancel()
+
+
+async def _call_after(event: asyncio.Event, callback: Callable[[], None]) -> None:
+    await event.wait()
+    callback()

@@ -1,0 +1,131 @@
+"""Several operators: one works, and the next takes over when it ends, dies, is paused or loses its lease."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.fault_proxy import Answer, proxy_for
+from tests.support.jobs import manifest
+from tests.support.operator_process import NAMESPACE, OperatorProcess
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from tests.support.controlplane import ControlPlane
+    from tests.support.fault_proxy import FaultProxy
+    from tests.support.kube import Namespace
+
+LEASE_SECONDS = 3
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/fleet-operator"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone(operator: OperatorProcess) -> Iterator[None]:
+    """No other operator runs during these tests."""
+    operator.stop()
+    yield
+    operator.start()
+
+
+@contextlib.asynccontextmanager
+async def operators(
+    control_plane: ControlPlane, operator: OperatorProcess, folder: Path
+) -> AsyncIterator[tuple[OperatorProcess, OperatorProcess, FaultProxy]]:
+    """Run two operators, the first, which leads, behind a proxy."""
+    environment = {"FLEET_OPERATOR_LEASE_SECONDS": str(LEASE_SECONDS)}
+    async with proxy_for(operator.kubeconfig).running() as proxy:
+        text = operator.kubeconfig.read_text().replace(control_plane.server, proxy.server)
+        (folder / "one").mkdir()
+        (folder / "two").mkdir()
+        (folder / "one" / "kubeconfig").write_text(text)
+        one = OperatorProcess(folder / "one", folder / "one" / "kubeconfig", **environment)
+        two = OperatorProcess(folder / "two", operator.kubeconfig, **environment)
+        started: list[OperatorProcess] = []
+        try:
+            for each in (one, two):
+                await asyncio.to_thread(each.start)
+                started.append(each)
+            assert (leads(one), leads(two)) == (True, False)
+            yield one, two, proxy
+        finally:
+            for each in started:
+                each.kill()
+
+
+def leads(operator: OperatorProcess) -> bool:
+    """Return what an operator says of itself."""
+    found = re.search(r"^fleet_operator_leader (\S+)", operator.get("/metrics") or "", re.MULTILINE)
+    return found is not None and float(found[1]) == 1
+
+
+async def until_leading(operator: OperatorProcess, *, holds: bool = True, seconds: float = 20) -> None:
+    """Wait until an operator says that it leads, or that it does not."""
+    async with asyncio.timeout(seconds):
+        while await asyncio.to_thread(leads, operator) is not holds:  # noqa: ASYNC110 there is only the asking
+            await asyncio.sleep(0.05)
+
+
+async def test_the_next_takes_over_at_once_when_the_leader_ends(
+    namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
+):
+    async with operators(control_plane, operator, tmp_path) as (one, two, _):
+        await namespace.create_job(manifest())
+        await namespace.until_state("digits", "Running")
+        held = await namespace.client.get(LEASE)
+        assert await asyncio.to_thread(one.stop) == 0
+        ended = asyncio.get_running_loop().time()
+        await until_leading(two)
+        assert asyncio.get_running_loop().time() - ended < LEASE_SECONDS * 0.7  # it was told, it did not wait
+        taken = await namespace.client.get(LEASE)
+        assert taken["spec"]["holderIdentity"] != held["spec"]["holderIdentity"]
+        assert taken["spec"]["leaseTransitions"] > held["spec"]["leaseTransitions"]
+        await namespace.end("digits-trainer-0", "digits-trainer-1")
+        await namespace.until_state("digits", "Succeeded")
+        assert await asyncio.to_thread(two.stop) == 0
+        assert (await namespace.client.get(LEASE))["spec"]["holderIdentity"] == ""
+
+
+async def test_a_leader_that_cannot_renew_stops_writing_and_stands_by(
+    namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
+):
+    async with operators(control_plane, operator, tmp_path) as (one, two, proxy):
+        for verb in ("GET", "PUT"):
+            proxy.fail(Answer(500), verb, "leases", times=1000)
+        await until_leading(two)
+        written = len(proxy.writes())
+        # The first sees the job as soon as the second does, and was given no other reason to leave it alone.
+        await namespace.create_job(manifest())
+        await namespace.until_state("digits", "Running")
+        assert proxy.writes()[written:] == []
+        assert not await asyncio.to_thread(leads, one)
+        assert await asyncio.to_thread(one.get, "/readyz") == "ok\n"
+        assert await asyncio.to_thread(one.stop) == 0
+
+
+async def test_a_paused_leader_writes_nothing_before_it_holds_the_lease_again(
+    namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
+):
+    async with operators(control_plane, operator, tmp_path) as (one, two, proxy):
+        one.pause()
+        await until_leading(two)
+        two.pause()
+        # The lease is the second's now, and there is work that nobody has done when the first goes on.
+        await namespace.create_job(manifest())
+        before = len(proxy.calls)
+        one.resume()
+        await namespace.until_state("digits", "Running")
+        calls = [call for call in proxy.calls[before:] if call.writes]
+        assert calls[0].resource == "leases"
+        two.resume()
+        await until_leading(two, holds=False)
+        assert await asyncio.to_thread(leads, one)
+        # What both did is there once.
+        pods = await namespace.until_pods("digits", "the pods", bool)
+        assert {pod["metadata"]["labels"]["fleetjob.dev/attempt"] for pod in pods.values()} == {"0.0"}
+        assert (await namespace.get("fleetjobs", "digits"))["status"]["restarts"] == 0

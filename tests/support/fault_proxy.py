@@ -1,0 +1,222 @@
+"""A proxy before the API server that answers, delays, cuts and loses requests as a test tells it to.
+
+It speaks plain HTTP to its clients and passes their tokens on, so whoever goes through it keeps its rights.
+Faults are named by what they hit: a verb, and a resource such as ``pods`` or ``fleetjobs/status``; a watch's
+verb is ``WATCH``. `calls` are all requests that came, in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import aiohttp
+from aiohttp import web
+
+from fleet_operator.cluster.client import _resource
+from fleet_operator.cluster.connection import Connection, from_kubeconfig
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+DROPPED = frozenset({"host", "content-length", "transfer-encoding", "content-encoding", "connection"})
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request that came."""
+
+    verb: str
+    resource: str
+    path: str
+    at: float  # time.monotonic()
+
+    @property
+    def writes(self) -> bool:
+        """Whether it may change something."""
+        return self.verb not in ("GET", "WATCH")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The request never arrives; this is the answer."""
+
+    status: int
+    reason: str = "InternalError"
+    retry_after: int | None = None
+
+
+@dataclass(frozen=True)
+class Reset:
+    """The connection is reset before the request arrives."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The request arrives, but its answer does not come back: the connection is reset."""
+
+
+@dataclass(frozen=True)
+class Slow:
+    """The request arrives late."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Expired:
+    """A watch is told that its place in history is forgotten, as the API server tells it."""
+
+
+Fault = Answer | Reset | Lost | Slow | Expired
+
+
+@dataclass
+class _Rule:
+    fault: Fault
+    verb: str
+    resource: str
+    times: int
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class FaultProxy:
+    """One proxy; `server` is its address once it is started."""
+
+    def __init__(self, upstream: Connection) -> None:
+        self.server = ""
+        self.calls: list[Call] = []
+        self.on_call: Callable[[Call], Fault | None] = lambda _: None
+        self.dead = False
+        """While this is set, every connection is reset: nobody is there."""
+        self._upstream = upstream
+        self._rules: list[_Rule] = []
+        self._watching: list[tuple[web.BaseRequest, str]] = []
+        self._held: set[str] = set()
+
+    def fail(self, fault: Fault, verb: str, resource: str, *, times: int = 1) -> asyncio.Event:
+        """Have the next such requests meet a fault; return an event for the last of them."""
+        rule = _Rule(fault, verb, resource, times)
+        self._rules.append(rule)
+        return rule.done
+
+    def hold(self, resource: str) -> None:
+        """Let watches of a resource go silent: nothing that happens from now on reaches them."""
+        self._held.add(resource)
+
+    def cut(self, resource: str | None = None) -> int:
+        """Reset the watches of a resource, or all of them; return how many. New ones are not held."""
+        hit = [request for request, watched in self._watching if resource in (None, watched)]
+        self._held.clear() if resource is None else self._held.discard(resource)
+        for request in hit:
+            _reset(request)
+        return len(hit)
+
+    def writes(self) -> list[Call]:
+        """Return the requests that may have changed something, leases and events left out."""
+        return [call for call in self.calls if call.writes and call.resource not in ("leases", "events")]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[FaultProxy]:
+        """Listen on a free port of the loopback interface."""
+        connector = aiohttp.TCPConnector(ssl=self._upstream.ssl_context(), limit=0)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout) as self._session:
+            runner = web.ServerRunner(web.Server(self._serve), shutdown_timeout=0.1)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            self.server = f"http://127.0.0.1:{runner.addresses[0][1]}"
+            try:
+                yield self
+            finally:
+                self.dead = True
+                self.cut()
+                await runner.cleanup()
+
+    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
+        verb = "WATCH" if "watch" in request.query else request.method
+        call = Call(verb, _resource(request.path), request.path, time.monotonic())
+        self.calls.append(call)
+        fault = self.on_call(call) or self._fault_for(call)
+        if self.dead or isinstance(fault, Reset):
+            return _reset(request)
+        match fault:
+            case Answer():
+                return _status(fault)
+            case Expired():
+                return web.json_response(
+                    {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
+                )
+            case Slow(seconds):
+                await asyncio.sleep(seconds)
+        try:
+            return await self._forward(request, call, lost=isinstance(fault, Lost))
+        except (aiohttp.ClientError, ConnectionError):
+            return _reset(request)
+
+    def _fault_for(self, call: Call) -> Fault | None:
+        for rule in self._rules:
+            if (rule.verb, rule.resource) == (call.verb, call.resource):
+                rule.times -= 1
+                if rule.times == 0:
+                    self._rules.remove(rule)
+                    rule.done.set()
+                return rule.fault
+        return None
+
+    async def _forward(self, request: web.BaseRequest, call: Call, *, lost: bool) -> web.StreamResponse:
+        headers = {name: value for name, value in request.headers.items() if name.lower() not in DROPPED}
+        async with self._session.request(
+            request.method,
+            self._upstream.server + str(request.rel_url),
+            headers=headers,
+            data=await request.read(),
+        ) as answer:
+            kept = {name: value for name, value in answer.headers.items() if name.lower() not in DROPPED}
+            if call.verb != "WATCH":
+                body = await answer.read()
+                if lost or self.dead:
+                    return _reset(request)
+                return web.Response(status=answer.status, headers=kept, body=body)
+            response = web.StreamResponse(status=answer.status, headers=kept)
+            await response.prepare(request)
+            watching = (request, call.resource)
+            self._watching.append(watching)
+            try:
+                async for chunk in answer.content.iter_any():
+                    if call.resource not in self._held:
+                        await response.write(chunk)
+            finally:
+                self._watching.remove(watching)
+            return response
+
+
+def proxy_for(kubeconfig: Path) -> FaultProxy:
+    """Return a proxy before the API server that a kubeconfig names."""
+    return FaultProxy(from_kubeconfig(kubeconfig))
+
+
+def _status(fault: Answer) -> web.Response:
+    headers = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
+    body = {"kind": "Status", "code": fault.status, "reason": fault.reason, "message": "a fault of the test"}
+    return web.Response(
+        status=fault.status, headers=headers, text=json.dumps(body), content_type="application/json"
+    )
+
+
+def _reset(request: web.BaseRequest) -> web.StreamResponse:
+    """Reset the connection that a request came by, as a peer that has died does."""
+    if (transport := request.transport) is not None:
+        with contextlib.suppress(OSError):
+            linger = struct.pack("ii", 1, 0)
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        transport.abort()
+    return web.Response()

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fleet_operator.cluster.client import ApiError
+from fleet_operator.engine import Election, NotLeadingError
+from tests.support.clusters import FakeClock
+from tests.support.fake_api import FakeApi
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+pytestmark = pytest.mark.timeout(20)
+
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/ns/leases"
+LEASE = f"{LEASES}/fleet"
+
+
+class Candidate:
+    """An operator with a clock of its own, for which one try of the election is one call."""
+
+    def __init__(self, api: FakeApi, identity: str, *, seconds: float = 15) -> None:
+        self.clock = FakeClock()
+        self.election = Election(
+            api,
+            namespace="ns",
+            name="fleet",
+            identity=identity,
+            duration=timedelta(seconds=seconds),
+            clock=self.clock,
+        )
+
+    async def tries(self) -> bool:
+        return await self.election._try()
+
+    @property
+    def leads(self) -> bool:
+        return self.election.leads
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    return FakeApi()
+
+
+def spec(api: FakeApi) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = api.objects[LEASE]["spec"]
+    return found
+
+
+async def test_the_first_to_ask_leads_and_the_second_stands_by(api: FakeApi):
+    one, two = Candidate(api, "one"), Candidate(api, "two")
+    assert not one.election.asked
+    assert await one.tries()
+    assert not await two.tries()
+    assert (one.leads, two.leads, two.election.asked) == (True, False, True)
+    assert (spec(api)["holderIdentity"], spec(api)["leaseTransitions"]) == ("one", 0)
+    one.election.check()
+    with pytest.raises(NotLeadingError):
+        two.election.check()
+
+
+async def test_a_renewed_lease_is_never_taken(api: FakeApi):
+    one, two = Candidate(api, "one"), Candidate(api, "two")
+    await one.tries()
+    for _ in range(10):
+        one.clock.seconds += 9
+        two.clock.seconds += 9
+        assert await one.tries()
+        assert not await two.tries()
+
+
+async def test_a_holder_stops_before_its_lease_can_be_taken(api: FakeApi):
+    one, two = Candidate(api, "one"), Candidate(api, "two")
+    await one.tries()
+    await two.tries()  # two sees it for the first time: no earlier than it was written
+    taken_after = None
+    for tenths in range(1, 200):
+        one.clock.seconds = two.clock.seconds = tenths / 10
+        if taken_after is None and await two.tries():
+            taken_after = tenths / 10
+        assert not (one.leads and two.leads)
+    assert taken_after == 15
+    assert spec(api)["leaseTransitions"] == 1
+
+
+async def test_times_of_day_are_never_compared(api: FakeApi):
+    one, two = Candidate(api, "one"), Candidate(api, "two")
+    await one.tries()
+    api.put(LEASE, {"spec": {**spec(api), "renewTime": "1970-01-01T00:00:00.000000Z"}})
+    two.clock.seconds = 1e6
+    assert not await two.tries()
+
+
+async def test_a_holder_that_was_paused_does_not_lead_when_it_wakes_and_does_not_take_it_back(api: FakeApi):
+    one, two = Candidate(api, "one"), Candidate(api, "two")
+    await one.tries()
+    await two.tries()
+    one.clock.seconds = two.clock.seconds = 20
+    assert not one.leads
+    assert await two.tries()
+    async with asyncio.timeout(1):
+        await one.election.keep()  # returns at once
+    assert not await one.tries()
+    assert two.leads
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ApiError(0, "NoAnswer", "refused"),
+        ApiError(500, "", "etcd is away"),
+        ValueError("no lease"),
+        TimeoutError(),
+    ],
+    ids=["no answer", "500", "nonsense", "time-out"],
+)
+async def test_any_error_counts_as_not_renewed(api: FakeApi, error: Exception):
+    one = Candidate(api, "one")
+    await one.tries()
+    one.clock.seconds = 9
+    api.refusals["PUT", LEASE] = error  # type: ignore[assignment]
+    assert not await one.tries()
+    assert one.leads  # what it was told at 0 still holds
+    one.clock.seconds = 10
+    assert not one.leads
+
+
+async def test_after_an_error_it_reads_the_lease_before_it_renews_it(api: FakeApi):
+    one = Candidate(api, "one")
+    await one.tries()
+    api.refusals["PUT", LEASE] = ApiError(0, "NoAnswer", "it may have been written")
+    api.put(LEASE, api.objects[LEASE])  # it was
+    await one.tries()
+    assert await one.tries()
+    assert one.leads
+
+
+async def test_a_try_that_hangs_is_given_up(api: FakeApi, monkeypatch: pytest.MonkeyPatch):
+    one = Candidate(api, "one", seconds=0.5)
+
+    async def hang(*_: object) -> dict[str, Any]:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    monkeypatch.setattr(api, "get", hang)
+    async with asyncio.timeout(5):
+        assert not await one.tries()
+
+
+async def test_two_that_take_a_free_lease_at_once_are_told_apart(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    one, two = Candidate(api, "one"), Candidate(api, "two")
+    await one.tries()
+    await one.election.release()
+    found = await api.get(LEASE)
+
+    async def as_it_was(*_: object) -> dict[str, Any]:
+        return found
+
+    assert await two.tries()
+    monkeypatch.setattr(api, "get", as_it_was)
+    assert not await one.tries()
+
+
+async def test_a_released_lease_is_taken_at_once(api: FakeApi):
+    one, two = Candidate(api, "one"), Candidate(api, "two")
+    await one.tries()
+    await two.tries()
+    await one.election.release()
+    assert not one.leads
+    assert await two.tries()
+
+
+async def test_what_another_holds_is_not_released(api: FakeApi):
+    one, two = Candidate(api, "one"), Candidate(api, "two")
+    await one.tries()
+    await two.tries()
+    one.clock.seconds = two.clock.seconds = 15
+    await two.tries()
+    await one.election.release()
+    assert spec(api)["holderIdentity"] == "two"
+
+
+async def test_a_process_started_again_under_its_old_name_takes_its_lease_up_at_once(api: FakeApi):
+    await Candidate(api, "one").tries()
+    again = Candidate(api, "one")
+    assert await again.tries()
+    assert spec(api)["leaseTransitions"] == 0
+
+
+async def test_keep_renews_until_it_cannot(api: FakeApi, monkeypatch: pytest.MonkeyPatch):
+    election = Election(api, namespace="ns", name="fleet", identity="one", duration=timedelta(seconds=0.3))
+    renewals: asyncio.Queue[bool] = asyncio.Queue()
+    replace = api.replace
+
+    async def noted(path: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        renewals.put_nowait(election.leads)
+        return await replace(path, manifest)
+
+    monkeypatch.setattr(api, "replace", noted)
+    await election.acquire()
+    keeping = asyncio.create_task(election.keep())
+    async with asyncio.timeout(10):
+        assert [await renewals.get() for _ in range(3)] == [True] * 3
+        api.put(LEASE, {"spec": {**spec(api), "holderIdentity": "two", "leaseDurationSeconds": 3600}})
+        await keeping
+    assert not election.leads
