@@ -17,7 +17,14 @@ from fleet.parameter_server.siblings import Siblings
 from fleet.transpiler import server_plan
 from tests.support.parameter_server import loopback, small_model
 from tests.support.processes import wait_for
-from tests.support.training import Training, assert_same_bits, one_thread, train_alone, train_together
+from tests.support.training import (
+    Training,
+    assert_same_bits,
+    one_thread,
+    train_alone,
+    train_together,
+    values_of,
+)
 
 
 def backward(model: Any, step: int, trainer: int, no_sync: Any) -> None:
@@ -110,6 +117,47 @@ def test_a_norm_that_lacks_a_server_is_said_by_name_while_it_is_awaited(caplog, 
         trainer.close()
         stepping.join(10)
         assert not stepping.is_alive()
+
+
+@pytest.mark.parametrize("sends_again_first", [True, False])
+def test_a_trainer_that_comes_back_while_the_servers_exchange_a_norm_holds_up_nobody(
+    sends_again_first, monkeypatch
+):
+    """What its earlier life had sent counts; what it sends again is taken, and not used."""
+    held: list[Any] = []
+    tell = Siblings.tell
+    monkeypatch.setattr(Siblings, "tell", lambda *arguments: held.append(arguments))
+    one_step = dataclasses.replace(TRAINING, steps=(1, 1))
+    clip = fleet.ClipGradByGlobalNorm(0.5)
+    with one_thread(), loopback(servers=2, trainers=2, optimizer=momentum, grad_clip=clip) as job:
+        zero, model_0, _ = job.make_trainer(0)
+        old, model_1, _ = job.make_trainer(1)
+        zero.start()
+        old.start()
+        backward(model_0, 0, 0, None)
+        backward(model_1, 0, 1, None)  # leaves; step() never comes
+        stepping = threading.Thread(target=zero.step, daemon=True)
+        stepping.start()
+        wait_for(lambda: len(held) == 2, "both servers' parts")
+
+        new, model_2, _ = job.make_trainer(1, attempt=1)
+        new.start()
+        assert new.current_step == 0
+        if sends_again_first:
+            backward(model_2, 50, 1, None)
+        for arguments in held:
+            tell(*arguments)
+        if not sends_again_first:
+            stepping.join(10)
+            backward(model_2, 50, 1, None)
+        new.step()
+        stepping.join(10)
+        assert not stepping.is_alive()
+        assert (zero.current_step, new.current_step) == (1, 1)
+        found = values_of(model_0)
+        assert_same_bits(found, values_of(model_2))
+    monkeypatch.setattr(Siblings, "tell", tell)
+    assert_same_bits(found, train_together(one_step, grad_clip=clip)[0])
 
 
 def test_a_server_that_never_takes_a_part_is_lost_and_named():
