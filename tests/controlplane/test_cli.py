@@ -99,11 +99,22 @@ async def test_submit_gives_up_waiting_after_its_timeout_and_the_job_goes_on(
 
 
 async def test_submit_changes_what_may_change_and_tells_what_may_not(
-    namespace: Namespace, fleetjob: Fleetjob, here: tuple[str, str], write: Callable[..., str]
+    fleetjob: Fleetjob, control_plane: ControlPlane, here: tuple[str, str], write: Callable[..., str]
 ):
     assert (await fleetjob("submit", "-f", write(manifest()), *here)).status == 0
     changed = write(manifest(runPolicy={"backoffLimit": 2}))
     assert (await fleetjob("submit", "-f", changed, *here)).out == "FleetJob digits changed\n"
+    # What kubectl has set is not taken from it unasked.
+    control_plane.kubectl(
+        "patch", "fj", "digits", *here, "--type=merge", "-p", '{"spec": {"runPolicy": {"backoffLimit": 9}}}'
+    )
+    conflict = await fleetjob("submit", "-f", changed, *here)
+    assert conflict.status == 1
+    assert ".spec.runPolicy.backoffLimit" in conflict.err
+    assert conflict.err.endswith("add --force-conflicts\n")
+    assert (await fleetjob("submit", "-f", changed, "--force-conflicts", *here)).out == (
+        "FleetJob digits changed\n"
+    )
     refused = await fleetjob("submit", "-f", write(manifest(pserver={"replicas": 5})), *here)
     assert refused.status == 1
     assert "pserver" in refused.err

@@ -385,6 +385,7 @@ async def test_the_metrics_tell_of_the_jobs(namespace: Namespace, operator: Oper
     await namespace.until_state("digits", "Succeeded")
     text = operator.get("/metrics") or ""
     labels = f'{{job_namespace="{namespace.name}",mode="ParameterServer"}}'
+    assert "fleet_operator_leader 1.0" in text
     assert f"fleet_operator_jobs_created_total{labels} 1.0" in text
     assert f"fleet_operator_jobs_successful_total{labels} 1.0" in text
     assert f'fleet_operator_jobs{{job_namespace="{namespace.name}",state="Succeeded"}} 1.0' in text

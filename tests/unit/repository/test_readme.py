@@ -22,6 +22,9 @@ RUN_BY = {
     "python -m fleet.launch ": (
         "tests/runtime/examples/test_examples.py::test_collective_learns_by_averaged_gradients"
     ),
+    "fleetjob submit": ("tests/controlplane/test_cli.py::test_submit_waits_for_the_end_and_tells_the_truth"),
+    "fleetjob status -w": ("tests/controlplane/test_cli.py::test_on_a_terminal_status_watch_is_a_live_table"),
+    "fleetjob logs -f": ("tests/controlplane/test_cli.py::test_logs_of_all_replicas_are_merged_and_followed"),
     "fleetjob run": "tests/runtime/local/test_digits.py::test_digits_trains_from_its_manifest",
 }
 

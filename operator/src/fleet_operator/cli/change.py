@@ -29,6 +29,7 @@ async def submit(
     wait: bool,
     timeout_seconds: float | None,
     as_json: bool,
+    force: bool,
     show: Callable[[str], None],
     say: Callable[[str], None],
 ) -> int:
@@ -46,6 +47,8 @@ async def submit(
         How long to wait at most.
     as_json : bool
         Whether the result is the job as the API server has it, for programs.
+    force : bool
+        Whether fields that somebody else has set otherwise are taken over.
     show, say : callable
         Take the result, and what is told while waiting.
     """
@@ -63,8 +66,15 @@ async def submit(
                 raise
         before = None
     document = {**manifest, "metadata": {**manifest["metadata"], "namespace": session.namespace}}
-    with session.explained():
-        after = await session.client.apply(session.path(name), document, manager=MANAGER)
+    try:
+        after = await session.client.apply(session.path(name), document, manager=MANAGER, force=force)
+    except ApiError as error:
+        if error.status == 409:
+            raise ClusterRefusal(
+                f"{' '.join(str(error).split())}; to take over what others have set, add --force-conflicts"
+            ) from error
+        with session.explained():
+            raise
     show(json.dumps(after, indent=2) if as_json else f"FleetJob {name} {_what_happened(before, after)}")
     if not wait:
         return 0

@@ -43,6 +43,9 @@ def submit(
         bool, typer.Option("--wait", help="Wait until the job has finished; tell what happens meanwhile.")
     ] = False,
     timeout: Timeout = None,
+    force_conflicts: Annotated[
+        bool, typer.Option("--force-conflicts", help="Take over fields that others, kubectl say, have set.")
+    ] = False,
     output: Printed = Output.TEXT,
     namespace: Namespace = None,
     context: Context = None,
@@ -65,6 +68,7 @@ def submit(
             wait=wait,
             timeout_seconds=timeout,
             as_json=as_json,
+            force=force_conflicts,
             show=typer.echo,
             say=_aside if as_json else typer.echo,
         ),

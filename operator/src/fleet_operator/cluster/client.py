@@ -110,9 +110,14 @@ class ApiClient:
         """Merge `patch` into the object at `path`."""
         return await self._request("PATCH", path, body=patch, content_type=MERGE_PATCH)
 
-    async def apply(self, path: str, manifest: Mapping[str, Any], *, manager: str) -> dict[str, Any]:
-        """Have the object at `path` as the manifest says, and leave alone what it does not speak of."""
-        params = {"fieldManager": manager, "fieldValidation": "Strict"}
+    async def apply(
+        self, path: str, manifest: Mapping[str, Any], *, manager: str, force: bool = False
+    ) -> dict[str, Any]:
+        """Have the object at `path` as the manifest says, and leave alone what it does not speak of.
+
+        What another manager has set otherwise is a conflict (409), or is taken over with `force`.
+        """
+        params = {"fieldManager": manager, "fieldValidation": "Strict", "force": str(force).lower()}
         return await self._request("PATCH", path, params=params, body=manifest, content_type=APPLY_PATCH)
 
     async def delete(self, path: str, options: Mapping[str, Any]) -> dict[str, Any]:
