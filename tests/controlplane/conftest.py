@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fleet_operator.settings import FEATURES
 from tests.support.controlplane import ControlPlane
 from tests.support.kube import Namespace, client_for
-from tests.support.operator_process import CRD, NAMESPACE, OperatorProcess, install
+from tests.support.operator_process import CRD, NAMESPACE, POD_GROUPS, OperatorProcess, install
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane that knows FleetJobs, without an operator."""
-    plane = ControlPlane(tmp_path_factory.mktemp("control-plane") / "plane", definitions=[CRD])
+    plane = ControlPlane(tmp_path_factory.mktemp("control-plane") / "plane", definitions=[CRD, POD_GROUPS])
     plane.start()
     yield plane
     plane.stop()
@@ -30,9 +31,9 @@ def operator(
 ) -> Iterator[OperatorProcess]:
     """The operator, under the rights that the chart gives it."""
     folder = tmp_path_factory.mktemp("operator")
-    token = install(control_plane)
+    token = install(control_plane, FEATURES)
     kubeconfig = control_plane.write_kubeconfig(folder / "kubeconfig", token, NAMESPACE)
-    process = OperatorProcess(folder, kubeconfig)
+    process = OperatorProcess(folder, kubeconfig, FLEET_OPERATOR_FEATURES=",".join(FEATURES))
     process.start()
     yield process
     process.stop()

@@ -12,11 +12,14 @@ import aiohttp
 
 from fleet_operator.cluster.client import ApiClient, ApiError
 from fleet_operator.cluster.connection import Connection
+from fleet_operator.cluster.resources import FEATURES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
 Manifest = dict[str, Any]
+
+COLLECTIONS = {"pods", "services", "fleetjobs", *(each.plural for each in FEATURES.values())}
 
 
 class FakeApi(ApiClient):
@@ -91,7 +94,7 @@ class FakeApi(ApiClient):
         self._note("GET", path)
         if path in self.objects:
             return copy.deepcopy(self.objects[path])
-        if path.rpartition("/")[2] not in ("pods", "services", "fleetjobs"):
+        if path.rpartition("/")[2] not in COLLECTIONS:
             raise ApiError(404, "NotFound", f"{path} not found")
         params = params or {}
         found = sorted(each for each in self.objects if _within(each, path))

@@ -391,6 +391,64 @@ INVALID = (
         ("some text",),
     ),
     InvalidCase(
+        "kueue-without-a-queue",
+        _at("spec.scheduling", {"gang": "Kueue"}),
+        "spec.scheduling.queue",
+        ("nothing", "LocalQueue"),
+    ),
+    InvalidCase(
+        "queue-without-a-gang",
+        _at("spec.scheduling", {"queue": "research"}),
+        "spec.scheduling.queue",
+        ("only Volcano and Kueue",),
+    ),
+    InvalidCase(
+        "gang-larger-than-the-job",
+        _at("spec.scheduling", {"gang": "Volcano", "minAvailable": 5}),
+        "spec.scheduling.minAvailable",
+        ("5", "at most"),
+    ),
+    InvalidCase(
+        "least-of-a-gang-that-is-none",
+        _at("spec.scheduling", {"minAvailable": 2}),
+        "spec.scheduling.minAvailable",
+        ("Volcano or Coscheduling",),
+    ),
+    InvalidCase(
+        "unknown-gang", _at("spec.scheduling", {"gang": "YuniKorn"}), "spec.scheduling.gang", ("'Volcano'",)
+    ),
+    InvalidCase(
+        "elastic-in-a-queue",
+        manifest(
+            syncMode="Async",
+            trainer={"replicas": 2, "minReplicas": 1, "maxReplicas": 3},
+            scheduling={"gang": "Kueue", "queue": "research"},
+        ),
+        "spec.trainer.maxReplicas",
+        ("Kueue",),
+    ),
+    InvalidCase(
+        "checkpoint-of-nothing", _at("spec.checkpoint", {}), "spec.checkpoint", ("claimName", "neither")
+    ),
+    InvalidCase(
+        "checkpoint-of-two",
+        _at("spec.checkpoint", {"claimName": "a", "volumeClaimTemplate": {"spec": {}}}),
+        "spec.checkpoint",
+        ("claimName", "both"),
+    ),
+    InvalidCase(
+        "checkpoint-at-no-path",
+        _at("spec.checkpoint", {"claimName": "a", "mountPath": "state"}),
+        "spec.checkpoint.mountPath",
+        ("'state'",),
+    ),
+    InvalidCase(
+        "one-claim-cannot-be-each-servers-own",
+        _at("spec.checkpoint", {"claimName": "a", "scope": "Pserver"}),
+        "spec.checkpoint.scope",
+        ("'Pserver'", "Job"),
+    ),
+    InvalidCase(
         "node-selector-is-a-list",
         _at("spec.nodePool.nodeSelector", ["gpu"]),
         "spec.nodePool.nodeSelector",
@@ -403,6 +461,18 @@ VALID = {
     "collective": _COLLECTIVE,
     "one-of-each-by-default": manifest("a", pserver={}, trainer={}),
     "elastic": manifest(syncMode="Async", trainer={"replicas": 2, "minReplicas": 1, "maxReplicas": 8}),
+    "beside-its-pods": manifest(
+        pserver={"replicas": 2, "podDisruptionBudget": True},
+        scheduling={"gang": "Volcano", "queue": "research", "minAvailable": 4},
+        network={"policy": True},
+        checkpoint={
+            "volumeClaimTemplate": {
+                "metadata": {"labels": {"team": "vision"}},
+                "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+            },
+            "retention": "Delete",
+        },
+    ),
     "longest-name": manifest("d" * 48),
     "most-replicas": manifest(pserver={"replicas": 700}, trainer={"replicas": 700}),
     "fields-left-empty": manifest(syncMode=None, runPolicy=None, nodePool=None, pserver={"replicas": None}),

@@ -29,7 +29,11 @@ class Namespace:
 
     def path(self, plural: str, name: str = "", *, subresource: str = "") -> str:
         """Return the path of a collection or of an object in it."""
-        groups = {"fleetjobs": f"/apis/{API_VERSION}"}
+        groups = {
+            "fleetjobs": f"/apis/{API_VERSION}",
+            "networkpolicies": "/apis/networking.k8s.io/v1",
+            "poddisruptionbudgets": "/apis/policy/v1",
+        }
         parts = [groups.get(plural, "/api/v1"), "namespaces", self.name, plural, name, subresource]
         return "/".join(part for part in parts if part)
 

@@ -18,6 +18,8 @@ from tests.support.controlplane import die_with_parent, free_ports
 from tools import assets
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.support.controlplane import ControlPlane
 
 Manifest = dict[str, Any]
@@ -25,6 +27,7 @@ Manifest = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "fleet-operator"
 CRD = ROOT / "crds" / "fleetjobs.fleetjob.dev.yaml"
+POD_GROUPS = Path(__file__).parent / "podgroups.yaml"
 NAMESPACE = "fleet-system"
 ACCOUNT = "fleet-operator"
 
@@ -32,7 +35,7 @@ READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
 
 
-def install(control_plane: ControlPlane) -> str:
+def install(control_plane: ControlPlane, features: Sequence[str] = ()) -> str:
     """Create what the chart installs but for the CRD and the operator; return the operator's token."""
     helm = assets.find(["helm"])["helm"]
     command = [
@@ -45,8 +48,9 @@ def install(control_plane: ControlPlane) -> str:
         "--kube-version",
         assets.KUBERNETES,
     ]
+    switches = [word for name in features for word in ("--set", f"features.{name}=true")]
     rendered = subprocess.run(
-        [*command, "--set", f"serviceAccount.name={ACCOUNT}"],
+        [*command, "--set", f"serviceAccount.name={ACCOUNT}", *switches],
         capture_output=True,
         text=True,
         timeout=60,

@@ -14,8 +14,10 @@ from fleet_operator.plan.model import (
     CreatePod,
     CreateService,
     DeleteJob,
+    DeleteObject,
     DeletePod,
     DeleteService,
+    EnsureObject,
     Observed,
     ObservedPod,
     Plan,
@@ -96,6 +98,10 @@ def _describe_action(action: Action) -> str:
             return f"delete {name} {uid.partition('@')[2]}" + ("" if grace is None else f" within {grace} s")
         case DeleteService(name):
             return f"delete Service {name}"
+        case EnsureObject(manifest):
+            return f"ensure {manifest['kind']} {manifest['metadata']['name']}"
+        case DeleteObject(ref):
+            return f"delete {ref.kind} {ref.name}"
         case DeleteJob():
             return "delete the job"
 

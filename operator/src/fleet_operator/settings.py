@@ -11,6 +11,7 @@ from fleet_operator.errors import OperatorError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+FEATURES = ("checkpointClaims", "networkPolicies", "podDisruptionBudgets", "volcano", "coscheduling")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 
@@ -27,6 +28,9 @@ class Settings:
     ----------
     namespaces : tuple of str
         ``FLEET_OPERATOR_NAMESPACES``, separated by commas: where FleetJobs are looked for. Default: all.
+    features : tuple of str
+        ``FLEET_OPERATOR_FEATURES``, separated by commas: what jobs may have beside pods and Services, of
+        checkpointClaims, networkPolicies, podDisruptionBudgets, volcano and coscheduling. Default: none.
     workers : int
         ``FLEET_OPERATOR_WORKERS``: how many jobs are worked on at the same time. Default: 8.
     resync : timedelta
@@ -53,6 +57,7 @@ class Settings:
     """
 
     namespaces: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
     workers: int = 8
     resync: timedelta = timedelta(minutes=10)
     writes_per_second: int = 500
@@ -74,9 +79,9 @@ class Settings:
             A value cannot be used; the message names the variable, the value and what was expected.
         """
         default = cls()
-        listed = environ.get("FLEET_OPERATOR_NAMESPACES", "")
         return cls(
-            namespaces=tuple(dict.fromkeys(each.strip() for each in listed.split(",") if each.strip())),
+            namespaces=_list(environ, "FLEET_OPERATOR_NAMESPACES"),
+            features=_choices(environ, "FLEET_OPERATOR_FEATURES", FEATURES),
             workers=_number(environ, "FLEET_OPERATOR_WORKERS", default.workers, 1, 256),
             resync=_seconds(environ, "FLEET_OPERATOR_RESYNC_SECONDS", default.resync, 1, 86400),
             writes_per_second=_number(
@@ -110,3 +115,15 @@ def _choice(environ: Mapping[str, str], name: str, default: str, choices: tuple[
     if text not in choices:
         raise SettingsError(f"{name}: found {text!r}, expected one of {', '.join(choices)}")
     return text
+
+
+def _list(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each.strip() for each in environ.get(name, "").split(",") if each.strip()))
+
+
+def _choices(environ: Mapping[str, str], name: str, choices: tuple[str, ...]) -> tuple[str, ...]:
+    listed = _list(environ, name)
+    for each in listed:
+        if each not in choices:
+            raise SettingsError(f"{name}: found {each!r}, expected some of {', '.join(choices)}")
+    return listed

@@ -54,7 +54,13 @@ class Term:
         self._connection = connection
         self._metrics = metrics
         events = EventRecorder(client)
-        self._view = ClusterView(client, events, namespaces=settings.namespaces, on_deleted=metrics.deleted)
+        self._view = ClusterView(
+            client,
+            events,
+            namespaces=settings.namespaces,
+            features=settings.features,
+            on_deleted=metrics.deleted,
+        )
         self._progress = ProgressReader(
             lambda: targets(self._view),
             self._view.notify,

@@ -95,6 +95,33 @@ def test_the_operator_may_do_what_it_does_and_nothing_else(helm):
     }
 
 
+CHANGING = {"get", "list", "watch", "create", "delete"}
+
+
+@pytest.mark.parametrize(
+    ("feature", "granted"),
+    [
+        ("checkpointClaims", {("", "persistentvolumeclaims"): CHANGING - {"delete"}}),
+        ("networkPolicies", {("networking.k8s.io", "networkpolicies"): CHANGING}),
+        ("podDisruptionBudgets", {("policy", "poddisruptionbudgets"): CHANGING}),
+        ("volcano", {("scheduling.volcano.sh", "podgroups"): CHANGING}),
+        ("coscheduling", {("scheduling.x-k8s.io", "podgroups"): CHANGING}),
+    ],
+)
+def test_each_feature_is_a_right_of_its_own_and_a_setting(helm, feature, granted):
+    plain, more = render(helm), render(helm, f"features.{feature}=true")
+    rules = [one(each, "ClusterRole", "fleet-fleet-operator")["rules"] for each in (plain, more)]
+    added = [rule for rule in rules[1] if rule not in rules[0]]
+    assert {
+        (group, resource): set(rule["verbs"])
+        for rule in added
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    } == granted
+    env = {each["name"]: each["value"] for each in container(more)["env"]}
+    assert Settings.from_environment(env).features == (feature,)
+
+
 def test_leases_are_granted_in_its_own_namespace_only(helm):
     role = one(render(helm), "Role")
     assert role["metadata"]["namespace"] == "fleet-system"

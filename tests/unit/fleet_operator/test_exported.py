@@ -10,8 +10,10 @@ def test_the_public_surface():
     assert {"FleetJob", "FleetJobStatus", "Role", "parse_job"} <= set(fleet_operator.api.__all__)
     assert fleet_operator.build.__all__ == [
         "ClusterHosts",
+        "Extra",
         "Hosts",
         "ReplicaPorts",
+        "build_extras",
         "build_pod",
         "build_service",
         "replica_ports",

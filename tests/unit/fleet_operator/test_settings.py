@@ -4,7 +4,12 @@ from datetime import timedelta
 
 import pytest
 
-from fleet_operator.settings import Settings, SettingsError
+from fleet_operator.cluster.resources import FEATURES as RESOURCES
+from fleet_operator.settings import FEATURES, Settings, SettingsError
+
+
+def test_every_feature_is_a_kind_of_object_that_the_cluster_knows_to_make():
+    assert tuple(RESOURCES) == FEATURES
 
 
 def test_an_empty_environment_gives_the_defaults():
@@ -18,6 +23,7 @@ def test_an_empty_environment_gives_the_defaults():
 def test_every_setting_is_read():
     environ = {
         "FLEET_OPERATOR_NAMESPACES": "team-a, team-b,,team-a",
+        "FLEET_OPERATOR_FEATURES": "volcano, checkpointClaims",
         "FLEET_OPERATOR_WORKERS": "4",
         "FLEET_OPERATOR_RESYNC_SECONDS": "60",
         "FLEET_OPERATOR_WRITES_PER_SECOND": "50",
@@ -31,6 +37,7 @@ def test_every_setting_is_read():
     }
     assert Settings.from_environment(environ) == Settings(
         namespaces=("team-a", "team-b"),
+        features=("volcano", "checkpointClaims"),
         workers=4,
         resync=timedelta(seconds=60),
         writes_per_second=50,
@@ -51,6 +58,7 @@ def test_every_setting_is_read():
         ("FLEET_OPERATOR_WORKERS", "many", "found 'many'"),
         ("FLEET_OPERATOR_WORKERS", "-4", "found '-4'"),
         ("FLEET_OPERATOR_WORKERS", "²", "found '²'"),
+        ("FLEET_OPERATOR_FEATURES", "volcano,mesh", "found 'mesh', expected some of checkpointClaims"),
         ("FLEET_OPERATOR_HTTP_PORT", "70000", "from 0 to 65535"),
         ("FLEET_OPERATOR_RESYNC_SECONDS", "1.5", "found '1.5'"),
         ("FLEET_OPERATOR_LEASE_SECONDS", "1", "found '1', expected a whole number from 2 to 3600"),

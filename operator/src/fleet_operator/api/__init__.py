@@ -1,5 +1,6 @@
 """FleetJob as frozen types: defaults, validation and names."""
 
+from fleet_operator.api.checkpoint import CheckpointScope, Retention
 from fleet_operator.api.failure_policy import FailureAction, FailureRule, RuleAction
 from fleet_operator.api.job import (
     CleanPodPolicy,
@@ -13,6 +14,7 @@ from fleet_operator.api.job import (
     SyncMode,
 )
 from fleet_operator.api.parse import parse_job
+from fleet_operator.api.placement import Gang
 from fleet_operator.api.role import Role
 from fleet_operator.api.status import (
     Condition,
@@ -27,6 +29,7 @@ from fleet_operator.api.status import (
 )
 
 __all__ = [
+    "CheckpointScope",
     "CleanPodPolicy",
     "Condition",
     "ConditionStatus",
@@ -36,6 +39,7 @@ __all__ = [
     "FleetJob",
     "FleetJobSpec",
     "FleetJobStatus",
+    "Gang",
     "JobProgress",
     "JobState",
     "LastFailure",
@@ -43,6 +47,7 @@ __all__ = [
     "ObjectMeta",
     "PodTemplate",
     "ReplicaRestarts",
+    "Retention",
     "Role",
     "RoleStatus",
     "RuleAction",

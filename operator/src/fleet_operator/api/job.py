@@ -21,9 +21,10 @@ from fleet_operator.api.base import (
     Replicas,
     Seconds,
 )
+from fleet_operator.api.checkpoint import Checkpoint, CheckpointScope
 from fleet_operator.api.failure_policy import FailureAction, FailurePolicy
 from fleet_operator.api.names import CONTROLLER, MAIN_CONTAINER
-from fleet_operator.api.placement import Network, NodePool, PortRange, Scheduling
+from fleet_operator.api.placement import Gang, Network, NodePool, PortRange, Scheduling
 from fleet_operator.api.role import Role
 from fleet_operator.api.status import FleetJobStatus
 
@@ -161,6 +162,10 @@ class PserverSpec(Model):
     replicas: Replicas = Field(default=1, description="How many parameter servers share the parameters.")
     port: Port = Field(default=6174, description="The port of control messages and of the health service.")
     template: PodTemplate | None = Field(default=None, description="Replaces spec.template for this role.")
+    pod_disruption_budget: StrictBool = Field(
+        default=False,
+        description="A PodDisruptionBudget: no server is evicted while the job runs, and drains wait for it.",
+    )
 
 
 class TrainerSpec(Model):
@@ -229,6 +234,7 @@ class FleetJobSpec(Model):
     node_pool: NodePool | None = None
     scheduling: Scheduling | None = None
     network: Network | None = None
+    checkpoint: Checkpoint | None = None
 
 
 class ObjectMeta(Model):
@@ -315,6 +321,33 @@ class FleetJob(Model):
         """Where the replicas' ports are taken from if they share their nodes' network."""
         network = self.spec.network
         return network.port_range if network is not None and network.host_network else None
+
+    @property
+    def gang(self) -> Gang:
+        """Who places the pods together."""
+        return self.spec.scheduling.gang if self.spec.scheduling else Gang.NONE
+
+    @property
+    def min_available(self) -> int:
+        """How many pods must find a place together."""
+        asked = self.spec.scheduling.min_available if self.spec.scheduling else None
+        trainers = self.spec.trainer
+        least = (trainers.min_replicas if self.is_elastic else None) or trainers.replicas
+        return asked or self.replicas(Role.PSERVER) + least
+
+    @property
+    def checkpoint_scope(self) -> CheckpointScope:
+        """Who shares a volume, by the manifest or by the mode's default."""
+        checkpoint = self.spec.checkpoint
+        if checkpoint is not None and checkpoint.scope is not None:
+            return checkpoint.scope
+        own = checkpoint is not None and checkpoint.volume_claim_template is not None
+        return CheckpointScope.PSERVER if own and self.spec.pserver is not None else CheckpointScope.JOB
+
+    @property
+    def keeps_parameters(self) -> bool:
+        """Whether parameters outlive the servers that hold them."""
+        return self.spec.pserver is not None and self.spec.checkpoint is not None
 
     @property
     def managed_elsewhere(self) -> bool:

@@ -24,7 +24,9 @@ __all__ = [
     "METRICS_PORT",
     "NAME_PATTERN",
     "PLURAL",
+    "claim_name",
     "cluster_host",
+    "gang_name",
     "pod_name",
     "service_name",
 ]
@@ -73,3 +75,14 @@ def cluster_host(job_name: str, namespace: str, role: Role, index: int) -> str:
     ``{pod}.{service}`` it means the same in every namespace.
     """
     return f"{pod_name(job_name, role, index)}.{service_name(job_name)}.{namespace}.svc"
+
+
+def claim_name(job_name: str, server: int | None = None) -> str:
+    """Return the name of a checkpoint's claim: the job's, or that of one of its parameter servers."""
+    whose = "" if server is None else f"-pserver-{server}"
+    return f"{job_name}-checkpoint{whose}"
+
+
+def gang_name(job_name: str, life: int) -> str:
+    """Return the name of what places the pods of one life of a job together."""
+    return f"{job_name}-{life}"

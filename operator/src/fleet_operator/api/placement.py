@@ -1,13 +1,14 @@
 """What a person says about where pods run and how they are reached."""
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
-from fleet_operator.api.base import LabelValue, Model, NonEmpty, Port
+from fleet_operator.api.base import LabelValue, Model, NonEmpty, Port, Replicas
 
-__all__ = ["Network", "NodePool", "PortRange", "Scheduling"]
+__all__ = ["Gang", "Network", "NodePool", "PortRange", "Scheduling"]
 
 ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 
@@ -26,9 +27,31 @@ class NodePool(Model):
     )
 
 
+class Gang(StrEnum):
+    """Who places the pods of a job together, or none of them."""
+
+    NONE = "None"
+    VOLCANO = "Volcano"
+    COSCHEDULING = "Coscheduling"
+    KUEUE = "Kueue"
+
+
 class Scheduling(Model):
     """How pods are scheduled."""
 
+    gang: Gang = Field(
+        default=Gang.NONE,
+        description="Volcano and Coscheduling: a PodGroup places the pods together. Kueue: a queue admits"
+        " them together. All pods are then created at once, whatever startupPolicy says.",
+    )
+    queue: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = Field(
+        default=None, description="The queue of Volcano or Kueue."
+    )
+    min_available: Replicas | None = Field(
+        default=None,
+        description="How many pods must find a place together. Default: all, or with trainers that come and"
+        " go the parameter servers and trainer.minReplicas.",
+    )
     priority_class_name: ObjectName | None = Field(
         default=None, description="The priority class of all pods whose template names none."
     )
@@ -51,4 +74,8 @@ class Network(Model):
         default=None,
         description="With hostNetwork: each replica gets ports of its own out of it, so that two on one node"
         " do not clash.",
+    )
+    policy: StrictBool = Field(
+        default=False,
+        description="A NetworkPolicy admits only the job's own pods, and anybody to the metrics port.",
     )

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fleet_operator.api.base import MAX_PORT, MAX_REPLICAS
+from fleet_operator.api.checkpoint import CheckpointScope
 from fleet_operator.api.failure_policy import FailureAction, RuleAction
 from fleet_operator.api.job import FleetJob, Mode
 from fleet_operator.api.names import MAX_NAME_LENGTH, METRICS_PORT, NAME_PATTERN
+from fleet_operator.api.placement import Gang
 from fleet_operator.api.role import Role
 
 if TYPE_CHECKING:
@@ -80,6 +82,7 @@ IMMUTABLE = (
     TransitionRule("nodePool", optional=True),
     TransitionRule("scheduling", optional=True),
     TransitionRule("network", optional=True),
+    TransitionRule("checkpoint", optional=True),
     TransitionRule("runPolicy.managedBy", optional=True),
 )
 
@@ -331,5 +334,94 @@ RULES = (
         " !has(self.pserver.template.spec.hostNetwork) || !self.pserver.template.spec.hostNetwork)",
         holds=lambda job: not _shares_the_nodes_network(job),
         found=lambda _: "hostNetwork in a template",
+    ),
+    Rule(
+        field="scheduling.queue",
+        expected="the name of a LocalQueue, because gang is Kueue",
+        cel="!has(self.scheduling) || self.scheduling.gang != 'Kueue' || has(self.scheduling.queue)",
+        holds=lambda job: (
+            job.gang is not Gang.KUEUE
+            or (job.spec.scheduling is not None and job.spec.scheduling.queue is not None)
+        ),
+        found=lambda _: "nothing",
+    ),
+    Rule(
+        field="scheduling.queue",
+        expected="nothing, because only Volcano and Kueue have queues",
+        cel=(
+            "!has(self.scheduling) || !has(self.scheduling.queue) ||"
+            " self.scheduling.gang in ['Volcano', 'Kueue']"
+        ),
+        holds=lambda job: (
+            job.spec.scheduling is None
+            or job.spec.scheduling.queue is None
+            or job.gang in (Gang.VOLCANO, Gang.KUEUE)
+        ),
+        found=lambda _: "a queue",
+    ),
+    Rule(
+        field="scheduling.minAvailable",
+        expected="a number of pods with a gang of Volcano or Coscheduling (Kueue admits all or none)",
+        cel=(
+            "!has(self.scheduling) || !has(self.scheduling.minAvailable) ||"
+            " self.scheduling.gang in ['Volcano', 'Coscheduling']"
+        ),
+        holds=lambda job: (
+            job.spec.scheduling is None
+            or job.spec.scheduling.min_available is None
+            or job.gang in (Gang.VOLCANO, Gang.COSCHEDULING)
+        ),
+        found=lambda job: str(job.min_available),
+    ),
+    Rule(
+        field="scheduling.minAvailable",
+        expected="at most as many pods as the job has",
+        cel=(
+            "!has(self.scheduling) || !has(self.scheduling.minAvailable) || self.scheduling.minAvailable <="
+            " (has(self.pserver) ? self.pserver.replicas : 0) + self.trainer.replicas"
+        ),
+        holds=lambda job: job.min_available <= job.replicas(Role.PSERVER) + job.replicas(Role.TRAINER),
+        found=lambda job: str(job.min_available),
+    ),
+    Rule(
+        field="trainer.maxReplicas",
+        expected="nothing, because Kueue admits a fixed number of pods and trainers of this job come and go",
+        cel=(
+            "!has(self.scheduling) || self.scheduling.gang != 'Kueue' || !has(self.trainer.maxReplicas) ||"
+            " self.mode == 'Collective' || self.syncMode == 'Sync'"
+        ),
+        holds=lambda job: (
+            job.gang is not Gang.KUEUE or job.spec.trainer.max_replicas is None or not job.is_elastic
+        ),
+        found=lambda job: str(job.spec.trainer.max_replicas),
+    ),
+    Rule(
+        field="checkpoint",
+        expected="either claimName or volumeClaimTemplate",
+        cel=(
+            "!has(self.checkpoint) ||"
+            " has(self.checkpoint.claimName) != has(self.checkpoint.volumeClaimTemplate)"
+        ),
+        holds=lambda job: (
+            job.spec.checkpoint is None
+            or (job.spec.checkpoint.claim_name is None) != (job.spec.checkpoint.volume_claim_template is None)
+        ),
+        found=lambda job: (
+            "neither" if job.spec.checkpoint and job.spec.checkpoint.claim_name is None else "both"
+        ),
+    ),
+    Rule(
+        field="checkpoint.scope",
+        expected="Job, unless a volumeClaimTemplate makes a claim for each parameter server",
+        cel=(
+            "!has(self.checkpoint) || !has(self.checkpoint.scope) || self.checkpoint.scope != 'Pserver' ||"
+            " (has(self.checkpoint.volumeClaimTemplate) && has(self.pserver))"
+        ),
+        holds=lambda job: (
+            job.spec.checkpoint is None
+            or job.spec.checkpoint.scope is not CheckpointScope.PSERVER
+            or (job.spec.checkpoint.volume_claim_template is not None and job.spec.pserver is not None)
+        ),
+        found=lambda _: "'Pserver'",
     ),
 )

@@ -1,9 +1,20 @@
 """Pure: a job in, the manifests of its pods and of its Service out."""
 
 from fleet_operator.build.env import role_env
+from fleet_operator.build.extras import Extra, build_extras
 from fleet_operator.build.hosts import ClusterHosts, Hosts
 from fleet_operator.build.pod import build_pod
 from fleet_operator.build.ports import ReplicaPorts, replica_ports
 from fleet_operator.build.service import build_service
 
-__all__ = ["ClusterHosts", "Hosts", "ReplicaPorts", "build_pod", "build_service", "replica_ports", "role_env"]
+__all__ = [
+    "ClusterHosts",
+    "Extra",
+    "Hosts",
+    "ReplicaPorts",
+    "build_extras",
+    "build_pod",
+    "build_service",
+    "replica_ports",
+    "role_env",
+]

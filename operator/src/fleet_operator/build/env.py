@@ -52,6 +52,8 @@ def role_env(job: FleetJob, role: Role, index: int, hosts: Hosts, *, restarts: i
         "FLEET_RESTARTS": str(restarts),
         "FLEET_METRICS_PORT": str(replica_ports(job, role, index).metrics),
     }
+    if job.spec.checkpoint is not None:
+        env["FLEET_CHECKPOINT_DIR"] = job.spec.checkpoint.mount_path
     if job.spec.mode is Mode.COLLECTIVE:
         return env | _collective(job, index, hosts)
     return env | _parameter_server(job, role, index, hosts)

@@ -14,7 +14,9 @@ from fleet_operator.api.names import (
     pod_name,
     service_name,
 )
+from fleet_operator.build.checkpoint import mount_checkpoint
 from fleet_operator.build.env import role_env
+from fleet_operator.build.gang import join_gang
 from fleet_operator.build.metadata import job_labels, owner_references
 from fleet_operator.build.placement import place
 from fleet_operator.build.ports import replica_ports
@@ -63,13 +65,14 @@ def build_pod(job: FleetJob, role: Role, index: int, attempt: Attempt, hosts: Ho
         if container["name"] == main:
             _complete_main(container, job, role, index)
     place(spec, main, job, role)
+    mount_checkpoint(spec, main, job, role, index)
     spec.setdefault("automountServiceAccountToken", False)
     # Links add variables for each Service of the namespace: one named fleet-metrics sets FLEET_METRICS_PORT.
     spec.setdefault("enableServiceLinks", False)
     name = pod_name(job.name, role, index)
     spec |= {"restartPolicy": "Never", "hostname": name, "subdomain": service_name(job.name)}
     labels = {LABEL_ROLE: role.value, LABEL_INDEX: str(index), LABEL_ATTEMPT: str(attempt)}
-    return {
+    pod: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
@@ -82,6 +85,8 @@ def build_pod(job: FleetJob, role: Role, index: int, attempt: Attempt, hosts: Ho
         },
         "spec": spec,
     }
+    join_gang(pod, job, attempt.job)
+    return pod
 
 
 def _complete_container(container: dict[str, Any], env: dict[str, str]) -> None:

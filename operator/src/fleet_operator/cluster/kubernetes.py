@@ -17,13 +17,17 @@ from fleet_operator.build import ClusterHosts
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.events import Subject
 from fleet_operator.cluster.interface import ConflictError, Key
+from fleet_operator.cluster.resources import FEATURES
 from fleet_operator.cluster.view import PODS, SERVICES, collection, job_key
 from fleet_operator.plan.model import (
     CreatePod,
     CreateService,
     DeleteJob,
+    DeleteObject,
     DeletePod,
     DeleteService,
+    EnsureObject,
+    ObjectRef,
     Observed,
 )
 
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from fleet_operator.cluster.client import ApiClient
     from fleet_operator.cluster.events import EventRecorder
     from fleet_operator.cluster.progress import ProgressReader
+    from fleet_operator.cluster.resources import Resource
     from fleet_operator.cluster.store import Entry
     from fleet_operator.cluster.view import ClusterView
     from fleet_operator.plan.model import Action, Event, ObservedPod
@@ -107,9 +112,20 @@ class KubernetesCluster:
         own_service = service is not None and _is_owned(service, job)
         if service is not None and not own_service:
             (left_over if _is_left_over(service, job) else foreign).append(f"Service/{service.key.name}")
+        objects, unserved = set[ObjectRef](), {(each.api_version, each.kind) for each in FEATURES.values()}
+        for resource, store in self._view.extras():
+            unserved.discard((resource.api_version, resource.kind))
+            for extra in store.of_job(key):
+                if _is_owned(extra, job) or extra.owner is None:  # a claim that has outlived another job
+                    objects.add(ObjectRef(resource.api_version, resource.kind, extra.key.name))
+                else:
+                    shown = f"{resource.kind}/{extra.key.name}"
+                    (left_over if _is_left_over(extra, job) else foreign).append(shown)
         return Observed(
             pods=tuple(pods),
             service=own_service,
+            objects=frozenset(objects),
+            unserved=frozenset(unserved),
             foreign=tuple(dict.fromkeys(foreign)),
             left_over=tuple(left_over),
             refused=_sentence(self._refusals.get(key), job),
@@ -156,6 +172,10 @@ class KubernetesCluster:
                 await self._delete_pod(job, action)
             case DeleteService(name):
                 await self._delete_service(job, name)
+            case EnsureObject(manifest):
+                await self._create(job, _resource_of(ObjectRef.of(manifest)).key, manifest)
+            case DeleteObject(ref):
+                await self._delete_object(job, ref)
             case DeleteJob(uid):
                 await self._delete(_job_path(job), uid)
 
@@ -172,8 +192,8 @@ class KubernetesCluster:
             if error.reason == "AlreadyExists":
                 self._refusals.pop(key, None)
                 await self._view.meet(key, plural, manifest["metadata"]["name"])
-            elif plural == PODS and error.status in (400, 422):
-                # The pod as written can never be: the job's mistake, and only another spec mends it.
+            elif plural != SERVICES and error.status in (400, 422):
+                # The object as written can never be: the job's mistake, and only another spec mends it.
                 self._rejections[key] = refusal
                 self._view.notify(key)
             else:
@@ -208,6 +228,13 @@ class KubernetesCluster:
         if entry is not None and _is_owned(entry, job):
             await self._delete(f"{collection(SERVICES, job.metadata.namespace)}/{name}", entry.uid)
 
+    async def _delete_object(self, job: FleetJob, ref: ObjectRef) -> None:
+        resource = _resource_of(ref)
+        stores = {each.key: store for each, store in self._view.extras()}
+        entry = stores[resource.key].get(Key(job.metadata.namespace, ref.name))
+        if entry is not None and _is_owned(entry, job):
+            await self._delete(f"{collection(resource.key, job.metadata.namespace)}/{ref.name}", entry.uid)
+
     async def _delete(self, path: str, uid: str) -> None:
         options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
@@ -234,6 +261,12 @@ class KubernetesCluster:
         if self._view.job(key) is None:
             self._rejections.pop(key, None)
             self._refusals.pop(key, None)
+
+
+def _resource_of(ref: ObjectRef) -> Resource:
+    return next(
+        each for each in FEATURES.values() if (each.api_version, each.kind) == (ref.api_version, ref.kind)
+    )
 
 
 def _sentence(refusal: _Refusal | None, job: FleetJob) -> str | None:

@@ -33,7 +33,14 @@ APPLIED_TO_CONTAINER = {
     "terminationMessagePath",
     "terminationMessagePolicy",
 }
-NOT_APPLIED_TO_JOB = ("nodePool", "scheduling", "network", "trainer.minReplicas", "trainer.maxReplicas")
+NOT_APPLIED_TO_JOB = (
+    "nodePool",
+    "scheduling",
+    "network",
+    "pserver.podDisruptionBudget",
+    "trainer.minReplicas",
+    "trainer.maxReplicas",
+)
 
 
 def templates(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -63,6 +70,9 @@ def _job_refusals(spec: Mapping[str, Any]) -> Iterator[Problem]:
     policy = spec.get("runPolicy") or {}
     if policy.get("suspend"):
         yield Problem("spec.runPolicy.suspend", "true", "false: a suspended job starts nothing")
+    if spec.get("checkpoint"):
+        where = "nothing: volumes need a cluster; a script can keep its files in the working directory"
+        yield Problem("spec.checkpoint", "a volume", where)
     if (manager := policy.get("managedBy")) not in (None, CONTROLLER):
         yield Problem("spec.runPolicy.managedBy", manager, "nothing: only a cluster has other controllers")
 

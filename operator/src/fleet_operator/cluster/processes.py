@@ -26,8 +26,11 @@ from fleet_operator.plan.model import (
     CreatePod,
     CreateService,
     DeleteJob,
+    DeleteObject,
     DeletePod,
     DeleteService,
+    EnsureObject,
+    ObjectRef,
     Observed,
     ObservedPod,
     PodPhase,
@@ -202,6 +205,7 @@ class ProcessCluster:
         self._now = now
         self._listener = listener
         self._service = False
+        self._objects: set[ObjectRef] = set()
         self._pods: dict[str, LocalPod] = {}  # by name
         self._probes: dict[str, asyncio.Task[None]] = {}  # by uid
         self._guard = Guard(self._reported, self._guardian_lost, hold)
@@ -248,7 +252,11 @@ class ProcessCluster:
 
     def observe(self, job: FleetJob) -> Observed:  # noqa: ARG002  there is one job here
         """Return what is there; writes on this machine are seen at once."""
-        return Observed(pods=tuple(pod.observed() for pod in self.pods), service=self._service)
+        return Observed(
+            pods=tuple(pod.observed() for pod in self.pods),
+            service=self._service,
+            objects=frozenset(self._objects),
+        )
 
     def hosts(self, job: FleetJob) -> Hosts:  # noqa: ARG002  there is one job here
         """Return the replicas' loopback addresses."""
@@ -276,6 +284,10 @@ class ProcessCluster:
                 self._create(job, manifest)
             case DeletePod(name, uid, grace_period_seconds):
                 self._delete(name, uid, grace_period_seconds)
+            case EnsureObject(manifest):  # nothing here has a use for it
+                self._objects.add(ObjectRef.of(manifest))
+            case DeleteObject(ref):
+                self._objects.discard(ref)
             case DeleteJob():
                 self._job = None
                 self.stop_all()

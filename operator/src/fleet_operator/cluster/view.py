@@ -18,6 +18,7 @@ from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.events import Subject
 from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.observe import observe_pod
+from fleet_operator.cluster.resources import FEATURES
 from fleet_operator.cluster.store import Entry, Store, key_of, owner_of, version_of
 from fleet_operator.cluster.watch import ExpiredError, ListWatch, list_pages
 from fleet_operator.errors import InvalidJob, OperatorError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.cluster.client import ApiClient
     from fleet_operator.cluster.events import EventRecorder
+    from fleet_operator.cluster.resources import Resource
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +45,8 @@ FOREIGN_SECONDS = 10.0
 SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY},{LABEL_JOB_NAME}"
 
 PODS, SERVICES = "pods", "services"
-KINDS = {PODS: "Pod", SERVICES: "Service"}
+KINDS = {PODS: "Pod", SERVICES: "Service"} | {each.key: each.kind for each in FEATURES.values()}
+_RESOURCES = {each.key: each for each in FEATURES.values()}
 
 
 class NotSyncedError(OperatorError):
@@ -61,6 +64,8 @@ class ClusterView:
         Where people are told of FleetJobs that cannot be understood.
     namespaces : tuple of str
         What is looked at; every namespace if it is empty.
+    features : tuple of str
+        Which kinds of objects jobs may have beside pods and Services, of `FEATURES`.
     on_deleted : callable, optional
         Told of each FleetJob that is gone.
     """
@@ -71,6 +76,7 @@ class ClusterView:
         events: EventRecorder,
         *,
         namespaces: tuple[str, ...] = (),
+        features: tuple[str, ...] = (),
         on_deleted: Callable[[Key], None] | None = None,
     ) -> None:
         self._client = client
@@ -81,10 +87,12 @@ class ClusterView:
         self._jobs: Store[FleetJob] = Store()
         self.pods: Store[ObservedPod] = Store()
         self.services: Store[None] = Store()
+        self._extras: dict[str, Store[None]] = {FEATURES[name].key: Store() for name in features}
         self._foreign: dict[Key, dict[str, tuple[str, str]]] = {}  # job: {"Kind/name": (plural, name)}
         self._invalid: dict[str, int] = {}  # uids of jobs that cannot be understood, and their generation
         self._relist, self._jobs_listed = asyncio.Event(), asyncio.Event()
         self._watches = [*self._watch_all(PODS), *self._watch_all(SERVICES)]
+        self._extra_watches = {key: [*self._watch_all(key)] for key in self._extras}
         self._keepers: list[asyncio.Task[None]] = []
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -103,7 +111,11 @@ class ClusterView:
         self._keepers = [
             asyncio.create_task(self._list_jobs_forever(), name="list FleetJobs"),
             asyncio.create_task(self._check_foreign_forever(), name="look at foreign objects"),
-            *(asyncio.create_task(watch.run(), name=f"watch {watch.path}") for watch in self._watches),
+            *(
+                asyncio.create_task(self._notify_when_served(key), name=f"wait for {key}")
+                for key in self._extras
+            ),
+            *(asyncio.create_task(watch.run(), name=f"watch {watch.path}") for watch in self._all_watches()),
         ]
         try:
             async with asyncio.timeout(SYNC_SECONDS):
@@ -116,6 +128,19 @@ class ClusterView:
             raise NotSyncedError(
                 f"not listed within {SYNC_SECONDS:g} s: {', '.join(missing)}; the log says why"
             ) from None
+
+    def _all_watches(self) -> Iterator[ListWatch[Any]]:
+        yield from self._watches
+        for watches in self._extra_watches.values():
+            yield from watches
+
+    async def _notify_when_served(self, key: str) -> None:
+        """Look at every job again once a kind of object can be seen: its definition may come late."""
+        for watch in self._extra_watches[key]:
+            await watch.synced.wait()
+        for entry in self._jobs:
+            self.notify(entry.key)
+        await asyncio.Event().wait()
 
     async def close(self) -> None:
         """Stop watching."""
@@ -181,6 +206,12 @@ class ClusterView:
         if entry is not None and self._store(plural).put(entry):
             self.notify(entry.job)
 
+    def extras(self) -> Iterator[tuple[Resource, Store[None]]]:
+        """Return what jobs may have beside pods and Services, as far as it has been seen."""
+        for key, store in self._extras.items():
+            if all(watch.synced.is_set() for watch in self._extra_watches[key]):
+                yield _RESOURCES[key], store
+
     def foreign(self, key: Key) -> tuple[str, ...]:
         """Return the objects without our labels that have names of a job's, as ``Kind/name``."""
         return tuple(self._foreign.get(key, ()))
@@ -214,6 +245,8 @@ class ClusterView:
     # How it is kept.
 
     def _store(self, plural: str) -> Store[Any]:
+        if plural in self._extras:
+            return self._extras[plural]
         return self.pods if plural == PODS else self.services
 
     def _watch_all(self, plural: str) -> Iterator[ListWatch[Any]]:
@@ -320,7 +353,10 @@ class ClusterView:
 
 def collection(plural: str, namespace: str | None) -> str:
     """Return the path of a collection, of one namespace or of all of them."""
-    base = f"/apis/{API_VERSION}" if plural == PLURAL else "/api/v1"
+    if (resource := _RESOURCES.get(plural)) is not None:
+        base, plural = resource.base, resource.plural
+    else:
+        base = f"/apis/{API_VERSION}" if plural == PLURAL else "/api/v1"
     return f"{base}/{plural}" if namespace is None else f"{base}/namespaces/{namespace}/{plural}"
 
 

@@ -23,6 +23,7 @@ ADVICE = {
     "CrashLoopBackOff": "the container's log says why it ends",
     # of what cannot be created yet
     "CreationRefused": "it is tried again: make room, or ask whoever set the limit",
+    "FeatureDisabled": "have it enabled under features in the values of the operator's chart",
     "WaitingForParameterServers": "if it stays so, its log and its events say why",
     # of the end of a job
     "BackoffLimitExceeded": f"correct what its log shows, or raise the limit, {_CREATE_AGAIN}",

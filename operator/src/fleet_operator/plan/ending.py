@@ -8,6 +8,7 @@ from fleet_operator.api import CleanPodPolicy, ConditionType, JobState
 from fleet_operator.api.names import service_name
 from fleet_operator.plan.advice import advised
 from fleet_operator.plan.cleanup import cleanup_at, to_clean
+from fleet_operator.plan.extras import remove
 from fleet_operator.plan.model import DeleteJob, DeleteService, Plan
 from fleet_operator.plan.pods import is_active
 from fleet_operator.plan.status import build_status
@@ -92,4 +93,5 @@ def clean_up(situation: Situation, status: FleetJobStatus, events: tuple[Event, 
         cleaned = ()
         looks.append(due)
     leaving, further_looks = deletions(situation, (*situation.past, *cleaned))
-    return tell(situation, status, (*leaving, *actions), events, (*looks, *further_looks))
+    surplus = remove((each for each in situation.extras if each.after_end), situation.observed)
+    return tell(situation, status, (*leaving, *surplus, *actions), events, (*looks, *further_looks))

@@ -98,7 +98,10 @@ def loses_parameters(situation: Situation, failures: Sequence[Failure]) -> bool:
     """Whether parameters went with a server while trainers were at work on them.
 
     Each of these trainers would end with exit code 90 once it met the next server: that is not waited for.
+    Where a checkpoint keeps them, the next server goes on with it, and says so itself if it cannot.
     """
+    if situation.job.keeps_parameters:
+        return False
     return situation.any_trainer_started and any(each.replica.role is Role.PSERVER for each in failures)
 
 

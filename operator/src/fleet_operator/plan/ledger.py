@@ -6,7 +6,8 @@ that such a pod may still send, are always recognised as older:
 - a restart of one replica raises the count of that replica;
 - a restart of the whole job raises the count of the job and forgets what was created and completed: the
   parameters begin anew, so every trainer's part of the training does too. Within one life of the job, a
-  completed replica is never run again.
+  completed replica is never run again. A suspension is a restart of the job as well; but where a checkpoint
+  keeps the parameters, trainers that had completed before it stay so.
 """
 
 from __future__ import annotations
@@ -110,10 +111,15 @@ class Ledger:
         """Return the ledger with all replicas about to be started anew after a failure."""
         return replace(self.with_new_life(), restarts=self.restarts + 1, not_before=not_before)
 
-    def with_new_life(self) -> Self:
-        """Return the ledger with all replicas to be started anew."""
+    def with_new_life(self, *, keep_trainers: bool = False) -> Self:
+        """Return the ledger with all replicas to be started anew, or all but trainers that have completed."""
         roles = {
-            role: replace(own, created=frozenset(), completed=frozenset()) for role, own in self.roles.items()
+            role: replace(
+                own,
+                created=frozenset(),
+                completed=own.completed if keep_trainers and role is Role.TRAINER else frozenset(),
+            )
+            for role, own in self.roles.items()
         }
         return replace(self, job_restarts=self.job_restarts + 1, not_before=None, roles=roles)
 

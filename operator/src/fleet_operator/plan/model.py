@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,12 +75,27 @@ class ObservedPod:
     ip: str | None = None
 
 
+class ObjectRef(NamedTuple):
+    """An object in the job's namespace."""
+
+    api_version: str
+    kind: str
+    name: str
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> ObjectRef:
+        """Return the reference to what a manifest describes."""
+        return cls(manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"])
+
+
 @dataclass(frozen=True, slots=True)
 class Observed:
     """What the cluster holds for one job at one moment."""
 
     pods: tuple[ObservedPod, ...] = ()
     service: bool = False  # the job's headless Service is there, and is its own
+    objects: frozenset[ObjectRef] = frozenset()  # what else the job needs and has: claims, PodGroups, …
+    unserved: frozenset[tuple[str, str]] = frozenset()  # (apiVersion, kind) that the operator may not make
     foreign: tuple[str, ...] = ()  # "Kind/name" of objects with our names that others own
     left_over: tuple[str, ...] = ()  # "Kind/name" of what a deleted job of our name left, for the moment
     refused: str | None = None  # the API server's sentence when it last refused to create anything, for now
@@ -119,13 +134,27 @@ class DeleteService:
 
 
 @dataclass(frozen=True, slots=True)
+class EnsureObject:
+    """Create what the job needs beside its pods and its Service, if it is not there."""
+
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteObject:
+    """Delete what the job needs no more, if it is the job's own."""
+
+    ref: ObjectRef
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteJob:
     """Delete the job itself, when its time to live after it finished is over."""
 
     uid: str
 
 
-Action = CreateService | CreatePod | DeletePod | DeleteService | DeleteJob
+Action = CreateService | CreatePod | DeletePod | DeleteService | EnsureObject | DeleteObject | DeleteJob
 
 
 @dataclass(frozen=True, slots=True)

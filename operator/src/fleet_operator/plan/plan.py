@@ -112,12 +112,14 @@ def overdue(situation: Situation) -> Plan | None:
 
 
 def suspended(situation: Situation) -> Plan | None:
-    """Hold a job while runPolicy.suspend is true; it starts anew when it is resumed."""
+    """Hold a job while runPolicy.suspend is true; it starts anew, or from its checkpoint, when resumed."""
     if not situation.job.spec.run_policy.suspend:
         return None
     ledger = situation.ledger
-    if any(own.created or own.completed for own in ledger.roles.values()):
-        situation = situation.with_ledger(ledger.with_new_life())
+    keep = situation.job.keeps_parameters
+    begun = any(own.created for own in ledger.roles.values())
+    if begun or (not keep and any(own.completed for own in ledger.roles.values())):
+        situation = situation.with_ledger(ledger.with_new_life(keep_trainers=keep))
     return hold(situation)
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fleet_operator.api import Role
 from fleet_operator.api.names import pod_name, service_name
+from fleet_operator.build import build_extras
+from fleet_operator.plan.extras import unserved
 from fleet_operator.plan.ledger import Ledger, Replica
 from fleet_operator.plan.node_loss import is_on_silent_node, lost_at
 from fleet_operator.plan.pods import has_started, has_succeeded, is_up
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from fleet_operator.api import FleetJob
-    from fleet_operator.build import Hosts
+    from fleet_operator.build import Extra, Hosts
     from fleet_operator.plan.model import Observed, ObservedPod
 
 __all__ = ["Situation"]
@@ -92,6 +94,7 @@ class Situation:
         """Objects that have names of this job's but belong to somebody else, as ``Kind/name``."""
         pods = (f"Pod/{pod.name}" for pod in self.observed.pods if not pod.owned)
         wanted = {f"Pod/{self.name_of(each)}" for each in self.replicas}
+        wanted |= {f"{each.manifest['kind']}/{each.manifest['metadata']['name']}" for each in self.extras}
         wanted.add(f"Service/{service_name(self.job.name)}")  # what only has our labels takes no name
         return tuple(sorted(({*self.observed.foreign, *pods} & wanted) - {*self.observed.left_over}))
 
@@ -99,6 +102,16 @@ class Situation:
     def names_blocked(self) -> bool:
         """Whether anything that is not this job's has a name that it needs."""
         return bool(self.foreign or self.observed.left_over)
+
+    @cached_property
+    def extras(self) -> tuple[Extra, ...]:
+        """What the present life of the job needs beside its pods and its Service."""
+        return build_extras(self.job, self.ledger.job_restarts)
+
+    @cached_property
+    def unserved(self) -> Extra | None:
+        """An object that the job needs and the operator is not set up to make."""
+        return unserved(self.extras, self.observed)
 
     @cached_property
     def vanished(self) -> tuple[Replica, ...]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import ConditionType, JobState, Role
+from fleet_operator.api import ConditionType, Gang, JobState, Role
 from fleet_operator.build import build_pod, build_service
 from fleet_operator.plan.deadline import deadline
+from fleet_operator.plan.extras import ensure, remove
 from fleet_operator.plan.model import CreatePod, CreateService, DeletePod
 from fleet_operator.plan.pending import pending_deadline, pending_since
 from fleet_operator.plan.startup import may_start_trainers
@@ -76,7 +77,9 @@ def step(
     looks += situation.silent_nodes.values()
     looks.append(deadline(start, policy.active_deadline_seconds))
     looks.append(pending_deadline(pending_since(status), policy.pending_deadline_seconds))
-    return tell(situation, status, (*leaving, *_creations(situation, creation.due)), events, looks)
+    surplus = remove(situation.extras, situation.observed)
+    actions = (*leaving, *surplus, *_creations(situation, creation.due))
+    return tell(situation, status, actions, events, looks)
 
 
 def why_pending(situation: Situation) -> tuple[str, str, str | None]:
@@ -104,7 +107,9 @@ def hold(situation: Situation) -> Plan:
     if situation.job.status.is_true(ConditionType.RESTARTING):
         told[ConditionType.RESTARTING] = (False, "Suspended", sentence)
     leaving, looks = deletions(situation, (*situation.past, *situation.present.values()))
-    return tell(situation, build_status(situation, JobState.SUSPENDED, told), leaving, (), looks)
+    surplus = remove((each for each in situation.extras if each.while_held), situation.observed)
+    status = build_status(situation, JobState.SUSPENDED, told)
+    return tell(situation, status, (*leaving, *surplus), (), looks)
 
 
 def deletions(
@@ -132,6 +137,7 @@ def _creation(situation: Situation) -> Creation:
     job = situation.job
     open_gate = may_start_trainers(
         job.spec.startup_policy,
+        gang=job.gang is not Gang.NONE,
         servers=job.replicas(Role.PSERVER),
         up=situation.ready_or_completed(Role.PSERVER),
     )
@@ -146,17 +152,20 @@ def _creation(situation: Situation) -> Creation:
             gated = True
         else:
             due.append(replica)
-    return Creation(() if situation.names_blocked else tuple(due), tuple(backed_off), gated)
+    blocked = situation.names_blocked or situation.unserved is not None
+    return Creation(() if blocked else tuple(due), tuple(backed_off), gated)
 
 
 def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ...]:
     """Return what creates the Service, whose names the pods' environments hold, and then the pods."""
     job, ledger = situation.job, situation.ledger
-    there = situation.observed.service or situation.names_blocked
+    blocked = situation.names_blocked or situation.unserved is not None
+    there = situation.observed.service or blocked
     service = () if there else (CreateService(build_service(job)),)
+    extras = () if blocked else ensure(situation.extras, situation.observed)
     hosts = cache(situation.hosts)  # every pod's environment lists every host
     pods = (CreatePod(build_pod(job, each.role, each.index, ledger.attempt(each), hosts)) for each in due)
-    return (*service, *pods)
+    return (*service, *extras, *pods)
 
 
 def _progress(situation: Situation, creation: Creation, *, restarting: bool) -> dict[ConditionType, Told]:

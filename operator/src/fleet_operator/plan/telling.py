@@ -29,7 +29,7 @@ _BECOMES_TRUE = {
 }
 # Reasons that a person is warned of when they are told for the first time.
 _WARNINGS = {
-    ConditionType.PODS_CREATED: ("NameTaken",),
+    ConditionType.PODS_CREATED: ("NameTaken", "FeatureDisabled"),
     ConditionType.RUNNING: ("NodeNotReady",),
 }
 

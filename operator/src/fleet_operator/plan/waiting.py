@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fleet_operator.api import Role
 from fleet_operator.plan.advice import advised, as_reason
+from fleet_operator.plan.extras import ensure
 from fleet_operator.plan.pods import is_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from fleet_operator.build import Extra
     from fleet_operator.plan.ledger import Replica
     from fleet_operator.plan.model import ObservedPod
     from fleet_operator.plan.situation import Situation
@@ -31,7 +33,8 @@ class Waiting(NamedTuple):
 def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gated: bool) -> Waiting | None:
     """Return why not all pods are there, or None if they are."""
     missing = situation.missing
-    incomplete = missing or not situation.observed.service
+    extras = ensure(situation.extras, situation.observed)
+    incomplete = missing or extras or not situation.observed.service
     if situation.foreign and incomplete:
         names = ", ".join(situation.foreign)
         sentence = (
@@ -44,6 +47,8 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
             "PredecessorTerminating",
             f"{_some(sorted(left_over))} of a deleted job of this name is still there; it is being removed",
         )
+    if (extra := situation.unserved) is not None and incomplete:
+        return Waiting("FeatureDisabled", advised("FeatureDisabled", _disabled(extra)))
     if not missing:
         return None
     wanted = {situation.name_of(each) for each in missing}
@@ -67,6 +72,12 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
         sentence = f"trainers are created once all parameter servers are ready: {_some(slow)} is not yet"
         return Waiting("WaitingForParameterServers", advised("WaitingForParameterServers", sentence))
     return Waiting("Creating", "pods are being created")
+
+
+def _disabled(extra: Extra) -> str:
+    group = extra.manifest["apiVersion"].rpartition("/")[0]
+    kind = f"{extra.manifest['kind']}.{group}" if group else extra.manifest["kind"]
+    return f"{extra.field} needs a {kind}, which this operator is not set up to make"
 
 
 def why_not_running(situation: Situation, not_created: Waiting | None) -> Waiting:

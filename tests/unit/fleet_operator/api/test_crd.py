@@ -65,10 +65,11 @@ def test_is_structural(schema):
         assert not ("properties" in node and "additionalProperties" in node), path
 
 
-def test_unknown_fields_are_kept_in_pod_templates_only(schema):
+def test_unknown_fields_are_kept_in_templates_only(schema):
     open_paths = [path for path, node in nodes(schema) if node.get("x-kubernetes-preserve-unknown-fields")]
     assert open_paths
-    assert all(".template.spec" in path or path == ".spec.nodePool.tolerations[]" for path in open_paths)
+    others = (".spec.nodePool.tolerations[]", ".spec.checkpoint.volumeClaimTemplate.spec")
+    assert all(".template.spec" in path or path in others for path in open_paths)
 
 
 @pytest.mark.parametrize("document", jobs.VALID.values(), ids=jobs.VALID.keys())
@@ -83,7 +84,7 @@ def test_everything_left_out_is_written_out_by_the_schema(schema):
     del filled["template"]
     assert filled == {
         "mode": "ParameterServer",
-        "pserver": {"replicas": 1, "port": 6174},
+        "pserver": {"replicas": 1, "port": 6174, "podDisruptionBudget": False},
         "trainer": {"replicas": 1, "port": 6175},
         "syncMode": "Sync",
         "failurePolicy": {"rules": []},

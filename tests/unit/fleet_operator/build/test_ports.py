@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_operator.api import FleetJob, Role
@@ -28,6 +28,7 @@ def test_a_pod_of_its_own_network_has_the_manifests_ports():
     assert replica_ports(jobs.job(), Role.PSERVER, 1) == ReplicaPorts(6174, 6180)
 
 
+@settings(max_examples=30)
 @given(servers=st.integers(1, 5), trainers=st.integers(1, 5), uid=st.text(), spare=st.integers(0, 50))
 def test_no_two_replicas_of_a_job_share_a_port_and_none_is_out_of_range(servers, trainers, uid, spare):
     last = 20000 + 2 * (servers + trainers) - 1 + spare

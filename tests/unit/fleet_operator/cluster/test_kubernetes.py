@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fleet_operator.api import FleetJobStatus, JobState, Role
-from fleet_operator.build import ClusterHosts, build_pod, build_service
+from fleet_operator.build import ClusterHosts, build_extras, build_pod, build_service
 from fleet_operator.cluster import view as view_module
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.events import EventRecorder
@@ -19,9 +19,12 @@ from fleet_operator.plan.model import (
     CreatePod,
     CreateService,
     DeleteJob,
+    DeleteObject,
     DeletePod,
     DeleteService,
+    EnsureObject,
     Event,
+    ObjectRef,
 )
 from tests.support.clusters import FakeClock
 from tests.support.fake_api import FakeApi
@@ -48,14 +51,14 @@ RUNNING = FleetJobStatus(state=JobState.RUNNING)
 class World:
     """A cluster that has seen all of an API of memory."""
 
-    def __init__(self, api: FakeApi) -> None:
+    def __init__(self, api: FakeApi, features: tuple[str, ...] = ()) -> None:
         self.api = api
         self.clock = FakeClock()
         self.told: list[Key] = []
         self.deleted: list[Key] = []
         self.changed = asyncio.Event()
         events = EventRecorder(api)
-        self.view = ClusterView(api, events, on_deleted=self.deleted.append)
+        self.view = ClusterView(api, events, features=features, on_deleted=self.deleted.append)
         self.cluster = KubernetesCluster(api, self.view, events, monotonic=self.clock.monotonic)
         self.view.subscribe(self.notice)
 
@@ -83,6 +86,10 @@ class World:
     def pod(self, **metadata: Any) -> CreatePod:
         built = build_pod(self.job, Role.TRAINER, 0, Attempt(), ClusterHosts(self.job))
         return CreatePod({**built, "metadata": {**built["metadata"], **metadata}})
+
+    async def served(self) -> None:
+        """Wait until all that jobs may have beside their pods has been seen."""
+        await self.until(lambda: len([*self.view.extras()]) == 2)
 
     def taken(self, kind: str = "ADDED") -> None:
         """Hand the job over as kopf does."""
@@ -303,6 +310,74 @@ async def test_only_the_jobs_own_service_is_deleted(api: FakeApi):
         await world.cluster.apply(world.job, CreateService(build_service(world.job)))
         await world.cluster.apply(world.job, DeleteService("digits"))
         assert SERVICE not in api.objects
+
+
+CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
+GROUPS = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
+
+
+def beside(api: FakeApi) -> tuple[World, EnsureObject, EnsureObject]:
+    """Return a world with two features, and what makes a retained claim and a PodGroup for its job."""
+    api.put(
+        JOB,
+        {
+            **manifest(
+                scheduling={"gang": "Volcano"},
+                checkpoint={"volumeClaimTemplate": {"spec": {}}, "scope": "Job"},
+            ),
+            "metadata": {"generation": 1},
+        },
+    )
+    world = World(api, features=("checkpointClaims", "volcano"))
+    world.taken()
+    claim, group = (EnsureObject(each.manifest) for each in build_extras(world.job, 0))
+    return world, claim, group
+
+
+async def test_what_a_job_has_beside_its_pods_is_made_seen_and_deleted(api: FakeApi):
+    world, claim, group = beside(api)
+    await world.view.start()
+    try:
+        await world.served()
+        assert world.observe().objects == frozenset()
+        for action in (claim, group, group):
+            await world.cluster.apply(world.job, action)
+        refs = {ObjectRef.of(each.manifest) for each in (claim, group)}
+        assert world.observe().objects == refs
+        for ref in refs:
+            await world.cluster.apply(world.job, DeleteObject(ref))
+        assert f"{GROUPS}/digits-0" not in api.objects
+        assert f"{CLAIMS}/digits-checkpoint" in api.objects, "it is nobody's own"
+        other = {("networking.k8s.io/v1", "NetworkPolicy"), ("policy/v1", "PodDisruptionBudget")}
+        assert world.observe().unserved == {*other, ("scheduling.x-k8s.io/v1alpha1", "PodGroup")}
+    finally:
+        await world.view.close()
+
+
+async def test_a_kind_of_object_that_the_cluster_does_not_know_holds_nobody_else_up(api: FakeApi):
+    world, _, _ = beside(api)
+    path = GROUPS.replace("/namespaces/default", "")
+    api.refusals["GET", path] = ApiError(404, "NotFound", "the server could not find the requested resource")
+    await world.view.start()
+    try:
+        assert ("scheduling.volcano.sh/v1beta1", "PodGroup") in world.observe().unserved
+        await world.served()  # its definition has come
+        assert ("scheduling.volcano.sh/v1beta1", "PodGroup") not in world.observe().unserved
+    finally:
+        await world.view.close()
+
+
+async def test_an_object_of_another_owner_with_our_labels_is_foreign(api: FakeApi):
+    world, _, group = beside(api)
+    theirs = {"uid": "theirs", "kind": "Job", "name": "x", "controller": True}
+    metadata = {**group.manifest["metadata"], "ownerReferences": [theirs]}
+    api.put(f"{GROUPS}/digits-0", {**group.manifest, "metadata": metadata})
+    await world.view.start()
+    try:
+        await world.served()
+        assert world.observe().foreign == ("PodGroup/digits-0",)
+    finally:
+        await world.view.close()
 
 
 async def test_a_status_is_written_under_the_version_it_was_decided_on(api: FakeApi):

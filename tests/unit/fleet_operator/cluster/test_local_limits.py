@@ -97,6 +97,12 @@ def test_a_plain_job_is_not_refused():
             "kueue.x-k8s.io/multikueue",
             id="a-job-of-another-controller",
         ),
+        pytest.param(
+            job_manifest("pass", checkpoint={"claimName": "state"}),
+            "spec.checkpoint",
+            "a volume",
+            id="a-checkpoint",
+        ),
     ],
 )
 def test_refused_by_its_field(job, path, found):
@@ -117,8 +123,14 @@ def test_what_is_left_out_is_listed_once():
     job["spec"]["trainer"]["template"]["spec"]["affinity"] = {}
     job["spec"]["trainer"]["template"]["spec"]["containers"].append({"name": "proxy", "image": "p"})
     job["spec"]["nodePool"] = {"gpusPerTrainer": 1}
+    job["spec"]["scheduling"] = {"gang": "Volcano"}
+    job["spec"]["network"] = {"policy": True}
+    job["spec"]["pserver"]["podDisruptionBudget"] = True
     assert not_applied(job) == (
         "spec.nodePool",
+        "spec.scheduling",
+        "spec.network",
+        "spec.pserver.podDisruptionBudget",
         "image",
         "resources",
         "livenessProbe",

@@ -8,16 +8,17 @@ from tests.support.plans import Story, ended, pserver, trainer
 
 
 @pytest.mark.parametrize(
-    ("policy", "servers", "up", "expected"),
+    ("policy", "gang", "servers", "up", "expected"),
     [
-        pytest.param(StartupPolicy.IN_ORDER, 2, 1, False, id="in-order-waits-for-the-last-server"),
-        pytest.param(StartupPolicy.IN_ORDER, 2, 2, True, id="in-order-goes-on-when-all-are-ready"),
-        pytest.param(StartupPolicy.IN_ORDER, 0, 0, True, id="without-servers-nobody-waits"),
-        pytest.param(StartupPolicy.ANY_ORDER, 2, 0, True, id="any-order-never-waits"),
+        pytest.param(StartupPolicy.IN_ORDER, False, 2, 1, False, id="in-order-waits-for-the-last-server"),
+        pytest.param(StartupPolicy.IN_ORDER, False, 2, 2, True, id="in-order-goes-on-when-all-are-ready"),
+        pytest.param(StartupPolicy.IN_ORDER, False, 0, 0, True, id="without-servers-nobody-waits"),
+        pytest.param(StartupPolicy.ANY_ORDER, False, 2, 0, True, id="any-order-never-waits"),
+        pytest.param(StartupPolicy.IN_ORDER, True, 2, 0, True, id="a-gang-is-complete-or-gets-no-place"),
     ],
 )
-def test_may_start_trainers(policy, servers, up, expected):
-    assert may_start_trainers(policy, servers=servers, up=up) is expected
+def test_may_start_trainers(policy, gang, servers, up, expected):
+    assert may_start_trainers(policy, gang=gang, servers=servers, up=up) is expected
 
 
 def test_a_server_that_runs_but_is_not_ready_holds_the_trainers_back():

@@ -1,0 +1,139 @@
+"""What a job has beside its pods and its Service: claims, a NetworkPolicy, a budget, gangs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fleet_operator.cluster.client import ApiError
+from tests.support.jobs import manifest
+from tests.support.kube import is_running
+
+if TYPE_CHECKING:
+    from tests.support.kube import Manifest, Namespace
+
+SERVERS = ("digits-pserver-0", "digits-pserver-1")
+TRAINERS = ("digits-trainer-0", "digits-trainer-1")
+CLAIM = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}
+POD_GROUPS = {
+    "Volcano": "/apis/scheduling.volcano.sh/v1beta1",
+    "Coscheduling": "/apis/scheduling.x-k8s.io/v1alpha1",
+}
+
+
+async def names(namespace: Namespace, plural: str) -> set[str]:
+    """Return the names of all objects of a kind."""
+    return {each["metadata"]["name"] for each in await namespace.all(plural)}
+
+
+async def groups(namespace: Namespace, gang: str) -> dict[str, Manifest]:
+    """Return the PodGroups of a scheduler by name."""
+    path = f"{POD_GROUPS[gang]}/namespaces/{namespace.name}/podgroups"
+    return {each["metadata"]["name"]: each for each in (await namespace.client.get(path))["items"]}
+
+
+def on_the_default_scheduler(document: Manifest) -> Manifest:
+    """Let pods run although no scheduler of gangs is here: the template's own scheduler stays."""
+    document["spec"]["template"]["spec"]["schedulerName"] = "default-scheduler"
+    return document
+
+
+async def run(namespace: Namespace, **spec: Any) -> dict[str, Manifest]:
+    """Create the job `digits` and wait until all of it runs; return its pods."""
+    await namespace.create_job(on_the_default_scheduler(manifest(**spec)))
+    pods = await namespace.until_running("digits", *SERVERS, *TRAINERS)
+    await namespace.until_state("digits", "Running")
+    return pods
+
+
+@pytest.mark.parametrize(("retention", "left"), [("Retain", 2), ("Delete", 0)])
+async def test_each_server_has_a_claim_that_outlives_its_job_or_does_not(
+    namespace: Namespace, retention: str, left: int
+):
+    await namespace.create_job(manifest(checkpoint={"volumeClaimTemplate": CLAIM, "retention": retention}))
+    await namespace.until("persistentvolumeclaims", "two claims", lambda found: len(found) == 2)
+    pods = await namespace.until_pods("digits", "the servers", lambda pods: set(pods) == set(SERVERS))
+    claims = {
+        name: volume["persistentVolumeClaim"]["claimName"]
+        for name, pod in pods.items()
+        for volume in pod["spec"]["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    assert claims == {f"digits-pserver-{index}": f"digits-checkpoint-pserver-{index}" for index in (0, 1)}
+    await namespace.delete("fleetjobs", "digits")
+    await namespace.until_pods("digits", "no pod", lambda pods: not pods)
+    await namespace.until("persistentvolumeclaims", f"{left} claims", lambda found: len(found) == left)
+    if left:  # and the next job of this name goes on with them
+        uids = {each["metadata"]["uid"] for each in await namespace.all("persistentvolumeclaims")}
+        await namespace.create_job(manifest(checkpoint={"volumeClaimTemplate": CLAIM}))
+        await namespace.until_pods("digits", "the servers", lambda pods: set(pods) == set(SERVERS))
+        assert {each["metadata"]["uid"] for each in await namespace.all("persistentvolumeclaims")} == uids
+
+
+async def test_a_claim_that_can_never_be_fails_the_job_with_the_servers_sentence(namespace: Namespace):
+    await namespace.create_job(
+        manifest(checkpoint={"volumeClaimTemplate": {"spec": {"accessModes": ["Own"]}}})
+    )
+    job = await namespace.until_state("digits", "Failed")
+    assert "PersistentVolumeClaim" in str(job["status"]["conditions"])
+
+
+async def test_a_job_brings_its_network_policy_and_its_servers_budget(namespace: Namespace):
+    await run(namespace, network={"policy": True}, pserver={"replicas": 2, "podDisruptionBudget": True})
+    job = await namespace.get("fleetjobs", "digits")
+    for plural, name in (("networkpolicies", "digits"), ("poddisruptionbudgets", "digits-pserver")):
+        (owner,) = (await namespace.get(plural, name))["metadata"]["ownerReferences"]
+        assert owner["uid"] == job["metadata"]["uid"]
+    await namespace.until(
+        "poddisruptionbudgets",
+        "the budget in force",
+        lambda found: found["digits-pserver"].get("status", {}).get("currentHealthy") == 2,
+    )
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": SERVERS[0]}}
+    path = namespace.path("pods", SERVERS[0], subresource="eviction")
+    with pytest.raises(ApiError) as refused:
+        await namespace.client.create(path, eviction)
+    assert refused.value.status == 429
+    # A finished job lets its nodes be drained.
+    await namespace.end(*TRAINERS)
+    await namespace.until("poddisruptionbudgets", "no budget", lambda found: not found)
+    assert await names(namespace, "networkpolicies") == {"digits"}
+
+
+@pytest.mark.parametrize("gang", POD_GROUPS)
+async def test_a_gang_comes_before_its_pods_and_goes_with_them(namespace: Namespace, gang: str):
+    await run(namespace, scheduling={"gang": gang}, failurePolicy={"action": "RestartJob"})
+    found = await groups(namespace, gang)
+    assert {name: group["spec"]["minMember"] for name, group in found.items()} == {"digits-0": 4}
+    await namespace.end("digits-trainer-1", exit_code=1)
+    await namespace.until_pods(
+        "digits",
+        "the second life",
+        lambda pods: (
+            len(pods) == 4
+            and all(
+                is_running(pod) and pod["metadata"]["labels"]["fleetjob.dev/attempt"] == "1.0"
+                for pod in pods.values()
+            )
+        ),
+    )
+    assert set(await groups(namespace, gang)) == {"digits-1"}
+    await namespace.end(*TRAINERS)
+    await namespace.until_state("digits", "Succeeded")
+    await namespace.end(*SERVERS)
+    await namespace.until_pods(
+        "digits",
+        "all pods ended",
+        lambda pods: all(pod["status"]["phase"] == "Succeeded" for pod in pods.values()),
+    )
+    assert await groups(namespace, gang) == {}
+
+
+async def test_the_pods_of_a_gang_are_created_at_once_for_its_own_scheduler(namespace: Namespace):
+    await namespace.create_job(manifest(scheduling={"gang": "Volcano"}))
+    pods = await namespace.until_pods("digits", "all pods", lambda pods: len(pods) == 4)
+    assert {pod["spec"]["schedulerName"] for pod in pods.values()} == {"volcano"}
+    assert {pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] for pod in pods.values()} == {
+        "digits-0"
+    }

@@ -1,0 +1,155 @@
+"""What a job has beside its pods and its Service, each only if it asks for it."""
+
+from typing import Any
+
+import pytest
+
+from fleet_operator.api import FleetJob, Role
+from fleet_operator.build import ClusterHosts, build_extras, build_pod, role_env
+from fleet_operator.plan.model import Attempt
+from tests.support import jobs
+
+CLAIM = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}
+
+SHARED = {"volumeClaimTemplate": CLAIM, "scope": "Job"}
+
+
+def job_of(collective: bool = False, **spec: Any) -> FleetJob:
+    return jobs.job(jobs.collective_manifest(**spec) if collective else jobs.manifest(**spec))
+
+
+def extras_of(job: FleetJob, life: int = 0) -> dict[str, Any]:
+    return {each.manifest["metadata"]["name"]: each.manifest for each in build_extras(job, life)}
+
+
+def pod_of(job: FleetJob, role: Role = Role.TRAINER, index: int = 0, life: int = 0) -> dict[str, Any]:
+    return build_pod(job, role, index, Attempt(life), ClusterHosts(job))
+
+
+def test_a_plain_job_has_nothing_beside():
+    assert build_extras(job_of(), 0) == ()
+
+
+# The checkpoint.
+
+
+def test_each_server_has_a_claim_of_its_own():
+    job = job_of(checkpoint={"volumeClaimTemplate": CLAIM})
+    claims = extras_of(job)
+    assert list(claims) == ["digits-checkpoint-pserver-0", "digits-checkpoint-pserver-1"]
+    assert claims["digits-checkpoint-pserver-1"]["spec"] == CLAIM["spec"]
+    spec = pod_of(job, Role.PSERVER, 1)["spec"]
+    assert spec["volumes"] == [
+        {"name": "fleet-checkpoint", "persistentVolumeClaim": {"claimName": "digits-checkpoint-pserver-1"}}
+    ]
+    assert spec["containers"][0]["volumeMounts"] == [{"name": "fleet-checkpoint", "mountPath": "/checkpoint"}]
+    assert "volumes" not in pod_of(job)["spec"]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "collective", "claim"),
+    [
+        pytest.param(SHARED, False, "digits-checkpoint", id="by-its-scope"),
+        pytest.param({"volumeClaimTemplate": CLAIM}, True, "digits-checkpoint", id="without-servers"),
+        pytest.param({"claimName": "shared"}, False, "shared", id="a-claim-that-is-there-already"),
+    ],
+)
+def test_one_claim_for_all_pods(checkpoint, collective, claim):
+    job = job_of(collective, checkpoint={**checkpoint, "mountPath": "/state"})
+    assert list(extras_of(job)) == ([] if claim == "shared" else [claim])
+    for role in job.roles:
+        spec = pod_of(job, role)["spec"]
+        assert spec["volumes"][-1]["persistentVolumeClaim"] == {"claimName": claim}
+        assert spec["containers"][0]["volumeMounts"][-1]["mountPath"] == "/state"
+        env = role_env(job, role, 0, ClusterHosts(job))
+        assert env["FLEET_CHECKPOINT_DIR"] == "/state"
+
+
+def test_only_a_job_with_a_checkpoint_tells_where_it_is():
+    job = job_of()
+    assert "FLEET_CHECKPOINT_DIR" not in role_env(job, Role.PSERVER, 0, ClusterHosts(job))
+
+
+@pytest.mark.parametrize(("retention", "owned"), [(None, False), ("Retain", False), ("Delete", True)])
+def test_a_claim_outlives_its_job_unless_it_is_to_be_deleted(retention, owned):
+    said = {"retention": retention} if retention else {}
+    [claim] = extras_of(job_of(True, checkpoint={"volumeClaimTemplate": CLAIM, **said})).values()
+    assert ("ownerReferences" in claim["metadata"]) is owned
+    assert claim["metadata"]["labels"]["fleetjob.dev/job-name"] == "digits"
+
+
+# The network.
+
+
+def test_a_jobs_pods_are_reached_by_each_other_and_its_metrics_by_everybody():
+    [policy] = extras_of(job_of(network={"policy": True})).values()
+    own = {"matchLabels": {"fleetjob.dev/job-name": "digits"}}
+    assert policy["spec"] == {
+        "podSelector": own,
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": [{"podSelector": own}]},
+            {"ports": [{"port": 6180, "protocol": "TCP"}]},
+        ],
+    }
+
+
+# The budget.
+
+
+def test_no_server_may_be_evicted():
+    job = job_of(pserver={"replicas": 3, "podDisruptionBudget": True})
+    [budget] = extras_of(job).values()
+    assert budget["spec"] == {
+        "minAvailable": 3,
+        "selector": {"matchLabels": {"fleetjob.dev/job-name": "digits", "fleetjob.dev/role": "pserver"}},
+    }
+
+
+# The gang.
+
+
+def test_volcano_places_the_pods_of_each_life_together():
+    scheduling = {"gang": "Volcano", "queue": "research", "priorityClassName": "high"}
+    job = job_of(scheduling=scheduling)
+    group = extras_of(job, life=2)["digits-2"]
+    assert group["apiVersion"] == "scheduling.volcano.sh/v1beta1"
+    assert group["spec"] == {"minMember": 4, "queue": "research", "priorityClassName": "high"}
+    pod = pod_of(job, life=2)
+    assert pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "digits-2"
+    assert pod["spec"]["schedulerName"] == "volcano"
+
+
+def test_coscheduling_knows_its_pods_by_a_label():
+    job = job_of(scheduling={"gang": "Coscheduling", "minAvailable": 3})
+    group = extras_of(job)["digits-0"]
+    assert (group["apiVersion"], group["kind"]) == ("scheduling.x-k8s.io/v1alpha1", "PodGroup")
+    assert group["spec"] == {"minMember": 3}
+    pod = pod_of(job)
+    assert pod["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "digits-0"
+    assert pod["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
+
+
+def test_kueue_admits_a_group_of_all_pods():
+    job = job_of(scheduling={"gang": "Kueue", "queue": "research"})
+    assert extras_of(job) == {}
+    metadata = pod_of(job)["metadata"]
+    assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "research"
+    assert metadata["labels"]["kueue.x-k8s.io/pod-group-name"] == "digits-0"
+    assert metadata["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "4"
+
+
+def test_the_templates_own_scheduler_stays():
+    document = jobs.manifest(scheduling={"gang": "Volcano"})
+    document["spec"]["template"]["spec"]["schedulerName"] = "mine"
+    assert pod_of(jobs.job(document))["spec"]["schedulerName"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [pytest.param("Async", 3, id="trainers-that-come-and-go"), pytest.param("Sync", 6, id="that-do-not")],
+)
+def test_a_gang_is_as_large_as_what_must_run_together(mode, expected):
+    trainer = {"replicas": 4, "minReplicas": 1, "maxReplicas": 8}
+    job = job_of(syncMode=mode, trainer=trainer, scheduling={"gang": "Volcano"})
+    assert extras_of(job)["digits-0"]["spec"]["minMember"] == expected

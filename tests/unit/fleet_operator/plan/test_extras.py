@@ -1,0 +1,122 @@
+"""What a job has beside its pods and its Service: made before them, removed when it is not needed."""
+
+from typing import Any
+
+from fleet_operator.plan.model import ObjectRef
+from tests.support import jobs
+from tests.support.plans import Story, ended, pserver, trainer
+
+CLAIM = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}
+CHECKPOINT = {"volumeClaimTemplate": CLAIM, "scope": "Job"}
+CLAIM_REF = ObjectRef("v1", "PersistentVolumeClaim", "digits-checkpoint")
+GANG = {"gang": "Volcano"}
+BUDGET = {"replicas": 2, "podDisruptionBudget": True}
+BUDGET_REF = ObjectRef("policy/v1", "PodDisruptionBudget", "digits-pserver")
+ALL = (pserver(0), pserver(1), trainer(0), trainer(1))
+
+
+def group(life: int) -> ObjectRef:
+    return ObjectRef("scheduling.volcano.sh/v1beta1", "PodGroup", f"digits-{life}")
+
+
+def done(lines: list[str]) -> list[str]:
+    return [line for line in lines if line.startswith(("create ", "ensure ", "delete "))]
+
+
+def having(*refs: ObjectRef) -> dict[str, Any]:
+    return {"objects": frozenset(refs)}
+
+
+def test_all_of_it_is_there_before_the_pods_that_need_it():
+    story = Story(checkpoint=CHECKPOINT, scheduling=GANG, pserver=BUDGET)
+    assert done(story.sees(service=False))[:4] == [
+        "create Service digits",
+        "ensure PersistentVolumeClaim digits-checkpoint",
+        "ensure PodDisruptionBudget digits-pserver",
+        "ensure PodGroup digits-0",
+    ]
+    assert done(story.sees(*ALL, **having(CLAIM_REF, BUDGET_REF, group(0)))) == []
+
+
+def test_a_gang_is_created_whole_although_trainers_start_in_order():
+    lines = Story(scheduling=GANG).sees(**having(group(0)))
+    assert sum(line.startswith("create digits") for line in lines) == 4
+
+
+def test_what_somebody_deleted_comes_back():
+    story = Story(pserver=BUDGET)
+    story.sees(*ALL, **having(BUDGET_REF))
+    assert done(story.sees(*ALL, after=5)) == ["ensure PodDisruptionBudget digits-pserver"]
+
+
+def test_a_new_life_is_a_new_gang():
+    story = Story(scheduling=GANG, failurePolicy={"action": "RestartJob"})
+    story.sees(*ALL, **having(group(0)))
+    lines = story.sees(*ALL[:3], ended(trainer(1), 1), after=5, **having(group(0)))
+    assert "delete PodGroup digits-0" in lines
+    assert "ensure PodGroup digits-1" in lines
+
+
+def test_what_holds_pods_together_goes_with_them_and_what_holds_data_stays():
+    spec: dict[str, Any] = {"checkpoint": CHECKPOINT, "scheduling": GANG, "pserver": BUDGET}
+    there = having(CLAIM_REF, BUDGET_REF, group(0))
+    story = Story(**spec)
+    story.sees(*ALL, **there)
+    story.sees(pserver(0), pserver(1), ended(trainer(0)), ended(trainer(1)), after=5, **there)
+    assert story.job.status.state == "Succeeded"
+    lines = story.sees(ended(pserver(0)), ended(pserver(1)), after=6, **there)
+    assert done(lines) == ["delete PodDisruptionBudget digits-pserver", "delete PodGroup digits-0"]
+    story = Story(**spec, runPolicy={"suspend": True})
+    assert done(story.sees(**there)) == done(lines)
+
+
+def test_what_the_operator_is_not_set_up_to_make_is_told_and_no_pod_waits_without_it():
+    unserved = frozenset({("scheduling.volcano.sh/v1beta1", "PodGroup")})
+    story = Story(scheduling=GANG)
+    lines = story.sees(service=False, unserved=unserved)
+    told = (
+        "FeatureDisabled: spec.scheduling.gang needs a PodGroup.scheduling.volcano.sh, which this operator is"
+        " not set up to make; have it enabled under features in the values of the operator's chart"
+    )
+    assert f"PodsCreated False {told}" in lines
+    assert f"tell Warning {told}" in lines
+    assert done(lines) == []
+    assert "ensure PodGroup digits-0" in story.sees(service=False, after=5)
+
+
+def test_an_object_of_somebody_else_is_never_adopted():
+    story = Story(pserver=BUDGET)
+    lines = story.sees(service=False, foreign=("PodDisruptionBudget/digits-pserver",))
+    assert done(lines) == []
+    assert story.job.status.conditions[0].reason == "NameTaken"
+
+
+# What a checkpoint changes.
+
+
+def test_a_server_with_a_checkpoint_is_restarted_alone():
+    story = Story(checkpoint={"claimName": "state"})
+    story.sees(*ALL)
+    lines = story.sees(ended(pserver(0), 137), pserver(1), trainer(0), trainer(1), after=5)
+    assert done(lines) == ["delete digits-pserver-0 0.0"]
+
+
+def test_trainers_that_had_completed_stay_so_when_a_job_is_resumed_from_its_checkpoint():
+    story = Story(checkpoint={"claimName": "state"})
+    story.sees(pserver(0), pserver(1), ended(trainer(0)), trainer(1))
+    story.edit(suspend=True)
+    story.sees(pserver(0), pserver(1), ended(trainer(0)), trainer(1), after=5)
+    story.sees(after=6)
+    story.edit(suspend=False)
+    story.sees(after=7)
+    lines = story.sees(pserver(0, "1.0"), pserver(1, "1.0"), after=8)
+    assert done(lines) == ["create digits-trainer-1 1.0"]
+
+
+def test_a_collective_job_is_resumed_whole_because_its_processes_only_start_together():
+    story = Story(jobs.collective_manifest(checkpoint={"claimName": "state"}))
+    story.sees(ended(trainer(0)), trainer(1))
+    story.edit(suspend=True)
+    story.sees(ended(trainer(0)), trainer(1), after=5)
+    story.edit(suspend=False)
+    assert len(done(story.sees(after=7))) == 2
