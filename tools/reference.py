@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fleet.wire import TRANSITIONS, Kind, Side, State
+from fleet.wire import RESUMED, TRANSITIONS, Kind, Side, State
 from fleet_operator.api.crd import build_crd
 from fleet_operator.api.rules import CHANGES, IMMUTABLE, RULES
 from fleet_operator.cli import app
@@ -38,7 +38,12 @@ EMBEDDED = re.compile(
 WIRE_STORY = (
     "Each direction of a connection is a machine of its own, advanced by the frames that this direction "
     "carries. A kind that a state does not list breaks the protocol: the receiver says what it found and "
-    "what it expected, and closes the connection."
+    "what it expected, and closes the connection.\n\n"
+    "When a connection breaks while both processes live, another one takes the session on. It begins with "
+    "the greeting, in which both ends say how many frames of the session they have taken; then each direction "
+    "goes on in the state in which the last frame that arrived has left it (`HELLO again`), and what came "
+    "after that frame is sent again. So a frame is taken once, whatever the training mode makes of it. Every "
+    "frame says how many of the other direction its sender has taken; these need not be kept any longer."
 )
 
 
@@ -146,6 +151,11 @@ def wire_page() -> str:
     for side in Side:
         parts += ["", f"## What a {side.value} sends", "```mermaid", "stateDiagram-v2"]
         parts += [f"    [*] --> {_state(State.START)}"]
+        parts += [
+            f"    {_state(State.START)} --> {_state(state)}: HELLO again"
+            for state in State
+            if state in RESUMED[side]
+        ]
         for state, edges in TRANSITIONS[side].items():
             for kind, target in edges.items():
                 parts.append(f"    {_state(state)} --> {_state(target)}: {kind.name}")

@@ -6,7 +6,19 @@ from typing import Any
 import pytest
 
 from fleet.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
-from fleet.wire import NO_BLOCK, TRANSITIONS, Conversation, Header, Identity, Kind, Side, State
+from fleet.wire import (
+    NO_BLOCK,
+    RESUMED,
+    START,
+    TRANSITIONS,
+    Conversation,
+    Header,
+    Identity,
+    Kind,
+    Place,
+    Side,
+    State,
+)
 
 IDENTITY = Identity(job=11, trainer=1, attempt=2)
 BLOCKS = {3: 400, 5: 8}
@@ -76,8 +88,71 @@ def test_each_frame_in_each_state_does_what_the_table_says(side, state, kind):
 
 
 def test_the_table_ends_only_in_its_final_states():
-    for table in TRANSITIONS.values():
-        assert {state for state, kinds in table.items() if not kinds} == {State.COMPLETED, State.CLOSED}
+    final = {
+        side: {state for state, kinds in table.items() if not kinds} for side, table in TRANSITIONS.items()
+    }
+    assert final == {Side.TRAINER: {State.CLOSED}, Side.SERVER: {State.COMPLETED, State.CLOSED}}
+    for side, table in TRANSITIONS.items():
+        assert all(conversation(side, state).over is (state in final[side]) for state in table)
+
+
+RESUMPTIONS = [
+    pytest.param(side, state, kind, id=f"{side.name}-{state.name}-{kind.name}")
+    for side in Side
+    for state in State
+    if state in RESUMED[side]
+    for kind in Kind
+]
+
+
+@pytest.mark.parametrize(("side", "state", "kind"), RESUMPTIONS)
+def test_after_another_greeting_a_direction_goes_on_where_it_stood(side, state, kind):
+    made = conversation(side, State.OPEN)
+    made.resume(Place(state))
+    following = TRANSITIONS[side][state].get(kind)
+    if following is None:
+        with pytest.raises(RemoteProtocolError, match=f"sent {kind.name} in the state '{state.value}'"):
+            made.advance(frame(kind))
+    else:
+        made.advance(frame(kind))
+        assert made.state is following
+
+
+@pytest.mark.parametrize(
+    ("side", "state"),
+    [(side, state) for side in Side for state in State if state not in RESUMED[side]],
+)
+def test_no_greeting_leads_to_a_state_in_which_nothing_is_left_to_say(side, state):
+    with pytest.raises(LocalProtocolError, match=f"cannot go on in the state '{state.value}'"):
+        conversation(side, State.OPEN).resume(Place(state))
+
+
+@pytest.mark.parametrize("state", [State.START, State.IN_STEP])
+def test_a_direction_goes_on_only_right_after_its_greeting(state):
+    with pytest.raises(LocalProtocolError, match="expected a greeting"):
+        conversation(Side.TRAINER, state).resume(START)
+
+
+def test_a_place_follows_the_frames_of_its_direction():
+    place = START
+    for kind, step, expected in [
+        (Kind.HYPER, 7, Place(State.IN_STEP, 7)),
+        (Kind.GRAD, 7, Place(State.IN_STEP, 7)),
+        (Kind.CONFIRM, 0, Place(State.IN_STEP, 7)),
+        (Kind.STEP_END, 7, Place(State.OPEN, 7)),
+        (Kind.PULL, 0, Place(State.OPEN, 7)),
+        (Kind.COMPLETE, 0, Place(State.COMPLETED, 7)),
+    ]:
+        place = place.after(Side.TRAINER, kind, step)
+        assert place == expected
+
+
+def test_a_step_that_is_sent_again_is_the_same_step():
+    made = conversation(Side.TRAINER, State.OPEN)
+    made.resume(Place(State.IN_STEP, 7))
+    with pytest.raises(RemoteProtocolError, match="of step 8, expected the step that began, 7"):
+        made.advance(frame(Kind.GRAD, step=8))
+    made.advance(frame(Kind.GRAD, step=7))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from fleet.errors import LocalProtocolError, RemoteProtocolError
 from fleet.wire import HEADER_BYTES, NO_BLOCK, Header, Kind, job_hash, pack_header, read_header
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
-HEADERS = st.builds(Header, st.sampled_from(Kind), U64, U32, U32, U64, U32, U64)
-SOME = Header(Kind.GRAD, job=2**63, attempt=3, trainer=1, step=10**12, block=7, payload_bytes=2**40)
+HEADERS = st.builds(Header, st.sampled_from(Kind), U64, U32, U32, U64, U32, U64, U64)
+SOME = Header(Kind.GRAD, job=2**63, attempt=3, trainer=1, step=10**12, block=7, taken=5, payload_bytes=2**40)
 
 
 @given(HEADERS)

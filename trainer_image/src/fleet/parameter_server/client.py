@@ -17,7 +17,6 @@ from fleet.errors import (
     FleetError,
     RemoteProtocolError,
 )
-from fleet.parameter_server.connection import BrokenConnectionError
 from fleet.parameter_server.control_client import ControlClient, Pending
 from fleet.parameter_server.heartbeat import Heartbeat
 from fleet.parameter_server.parameters import ParameterStore
@@ -26,11 +25,7 @@ from fleet.parameter_server.reduction import Contribution
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.waiting import WaitLog, wait_for_ports
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
-from fleet.wire import (
-    Identity,
-    Kind,
-    job_hash,
-)
+from fleet.wire import Identity, Kind, job_hash
 from fleet.wire.messages import pack_blocks, pack_hyper
 
 if TYPE_CHECKING:
@@ -42,7 +37,6 @@ __all__ = ["Client"]
 Reply = TypeVar("Reply")
 
 _LOOK_SECONDS: Final = 1.0
-_FLUSH_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -148,10 +142,11 @@ class Client:
             self.end_step([block for block in self.plan.blocks if block.id not in gradients])
 
     def flush(self) -> None:
-        """Wait until what was enqueued is on its way: its memory may change then."""
+        """Wait until the servers have what was enqueued: its memory may change then."""
         log = WaitLog()
-        for peer in self._holders():
-            while not peer.flushed(_LOOK_SECONDS):
+        marks = [(peer, peer.send(Kind.CONFIRM)) for peer in self._holders()]
+        for peer, mark in marks:
+            while not peer.wait_until_taken(mark, _LOOK_SECONDS):
                 self.check()
                 what = f"{peer.endpoint} to take gradients"
                 waited = log.note(peer.endpoint, lambda: f"waiting for {what}")  # noqa: B023
@@ -312,16 +307,29 @@ class Client:
             if not self._awaited:
                 self._changed.notify_all()
 
+    def lost(self, server: int, error: FleetError) -> None:
+        """Find out what became of a server whose connection broke."""
+        if self._heartbeat is not None:
+            self._heartbeat.connection_lost(server, error)
+
+    def regained(self, server: int) -> None:
+        """Take note that a server's connection is there again."""
+        if self._heartbeat is not None:
+            self._heartbeat.connection_regained(server)
+
     def ended(self, server: int, error: FleetError | None) -> None:
-        """Take note that a server's connection ended: well, or for a reason."""
-        if error is None:
-            with self._changed:
-                self._open -= 1
-                self._changed.notify_all()
-        elif isinstance(error, BrokenConnectionError) and self._heartbeat is not None:
-            self._heartbeat.connection_ended(server, error)
-        else:
+        """Take note that nothing more comes from a server: well, or for a reason."""
+        del server
+        if error is not None:
             self.fail(error)
+            return
+        with self._changed:
+            self._open -= 1
+            self._changed.notify_all()
+
+    def heard(self, server: int) -> float:
+        """Return when a server last gave a sign of life, by the monotonic clock."""
+        return self._heartbeat.heard(server) if self._heartbeat is not None else 0.0
 
     def _start(self) -> None:
         plan, settings = self.plan, self._settings
@@ -331,17 +339,20 @@ class Client:
         trainer = self._identity.trainer
         self._controls = [ControlClient(endpoint, trainer, self._job.attempt) for endpoint in plan.endpoints]
         replies = self._join(deadline)
+        incarnations = [reply.incarnation for reply in replies]
+        self._heartbeat = Heartbeat(self._controls, incarnations, settings, self.fail, self._look_at_peers)
+        self._open = len(replies)
         for server, reply in enumerate(replies):
             peer = Peer(plan, server, self._identity, self.store.landing, self)
-            peer.connect(reply, settings)
             self._peers.append(peer)
-        incarnations = [reply.incarnation for reply in replies]
-        self._heartbeat = Heartbeat(self._controls, incarnations, settings, self.fail)
-        for peer in self._peers:
-            peer.start()
+            peer.connect(reply, settings)
         self._heartbeat.start()
-        self._open = len(self._peers)
         self.pull([reply.restored for reply in replies], [reply.step for reply in replies])
+
+    def _look_at_peers(self) -> None:
+        now = time.monotonic()
+        for peer in list(self._peers):
+            peer.look(now)
 
     def _begin_step(self, step: int, hyper_parameters: Sequence[dict[str, Any]]) -> None:
         self.check()

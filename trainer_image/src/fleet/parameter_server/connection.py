@@ -14,14 +14,20 @@ from typing import Final, Protocol
 
 from fleet import progress
 from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
-from fleet.parameter_server.sockets import drain, hang_up, receive_exactly, send_all
-from fleet.wire import HEADER_BYTES, Conversation, Header, State, pack_header, read_header
+from fleet.parameter_server.sockets import (
+    BytesMoved,
+    bytes_moved,
+    drain,
+    hang_up,
+    receive_exactly,
+    send_all,
+)
+from fleet.wire import HEADER_BYTES, Conversation, Header, pack_header, read_header
 
-__all__ = ["BrokenConnectionError", "Connection", "FrameHandler", "read_frame"]
+__all__ = ["BrokenConnectionError", "Connection", "FrameHandler", "Item", "read_frame"]
 
 _BATCH: Final = 64
 _DRAIN_SECONDS: Final = 10.0
-_FINAL: Final = frozenset({State.COMPLETED, State.CLOSED})
 _log = logging.getLogger(__name__)
 
 
@@ -76,8 +82,8 @@ class Connection:
         self._started = False
         self._finishing = False
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
-        self._pending = 0
-        self._progress = threading.Condition()
+        self.frames_sent = 0
+        """How many frames were handed to the kernel, or begun to be; they may not have arrived."""
         self._receiver = threading.Thread(target=self._receive, name=f"fleet-receive {peer}", daemon=True)
         self._sender = threading.Thread(target=self._send, name=f"fleet-send {peer}", daemon=True)
 
@@ -92,14 +98,15 @@ class Connection:
 
     def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
         """Enqueue a frame; never waits. The payload must not change until the kernel has it."""
-        with self._progress:
-            self._pending += 1
         self._queue.put((header, payload))
 
-    def flushed(self, timeout_seconds: float) -> bool:
-        """Wait a while for the kernel to have every frame enqueued; return whether it has."""
-        with self._progress:
-            return self._progress.wait_for(lambda: self._pending == 0, timeout_seconds)
+    def bytes_moved(self) -> BytesMoved | None:
+        """Return how many bytes the connection has moved so far, where the system tells."""
+        return bytes_moved(self._socket)
+
+    def hang_up(self) -> None:
+        """End the connection as if it had broken; the handler hears of it."""
+        hang_up(self._socket)
 
     def finish(self, timeout_seconds: float) -> None:
         """Send what is enqueued, let the peer read it, and close; frames that still come are dropped."""
@@ -133,7 +140,7 @@ class Connection:
         error: FleetError | None = None
         try:
             buffer = memoryview(bytearray(HEADER_BYTES))
-            while self._receiving.state not in _FINAL:
+            while not self._receiving.over:
                 header, payload = read_frame(self._socket, buffer, self._receiving, self._handler)
                 progress.count("bytes_received", HEADER_BYTES + len(payload))
                 if self._finishing:
@@ -153,11 +160,9 @@ class Connection:
                 for header, payload in batch:
                     self._sending.advance(header)
                     buffers += (pack_header(header), payload)
+                self.frames_sent += len(batch)
                 send_all(self._socket, buffers)
                 progress.count("bytes_sent", sum(map(len, buffers)))
-                with self._progress:
-                    self._pending -= len(batch)
-                    self._progress.notify_all()
         except OSError as error:  # the receiving thread sees the same end, and reports it
             _log.debug("sending to %s ended: %s", self._peer, error)
             hang_up(self._socket)

@@ -1,7 +1,7 @@
 """A trainer's sign of life to all servers, and what it learns from the answers.
 
 The thread never waits for a step, so a trainer that computes for long is heard all the same. It is also the
-one that finds out what became of a server whose data connection ended: whether it lives, came back without
+one that finds out what became of a server whose data connection broke: whether it lives, came back without
 its state, or is gone.
 """
 
@@ -22,8 +22,6 @@ __all__ = ["Heartbeat"]
 
 _CHASE_SECONDS: Final = 0.25
 """How often a server whose connection ended is asked whether it is there."""
-_SETTLED_SECONDS: Final = 1.0
-"""How long after that an answer proves that it lives: a server that ends may answer until it has ended."""
 _log = logging.getLogger(__name__)
 
 
@@ -34,9 +32,8 @@ class _Peer:
     heard: float
     named: bool = False
     waiting_for: str = ""
-    ended: FleetError | None = None
-    """Why the data connection ended, where it did."""
-    ended_at: float = 0.0
+    lost: FleetError | None = None
+    """Why there is no data connection, while there is none."""
 
 
 class Heartbeat:
@@ -51,6 +48,8 @@ class Heartbeat:
     settings : Settings
     on_failure : callable
         Called once per failure that training cannot survive.
+    on_beat : callable
+        Called with each beat; must not wait.
     """
 
     def __init__(
@@ -59,6 +58,7 @@ class Heartbeat:
         incarnations: Sequence[str],
         settings: Settings,
         on_failure: Callable[[FleetError], None],
+        on_beat: Callable[[], None],
     ) -> None:
         now = time.monotonic()
         self._peers = [
@@ -67,6 +67,7 @@ class Heartbeat:
         ]
         self._settings = settings
         self._on_failure = on_failure
+        self._on_beat = on_beat
         self._wake = threading.Event()
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="fleet-heartbeat", daemon=True)
@@ -79,13 +80,21 @@ class Heartbeat:
         """End the thread."""
         self._stop = True
         self._wake.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
-    def connection_ended(self, server: int, error: FleetError) -> None:
-        """Find out what became of a server whose data connection ended."""
-        self._peers[server].ended_at = time.monotonic()
-        self._peers[server].ended = error
+    def connection_lost(self, server: int, error: FleetError) -> None:
+        """Find out what became of a server whose data connection broke."""
+        self._peers[server].lost = error
         self._wake.set()
+
+    def connection_regained(self, server: int) -> None:
+        """Take note that there is a data connection again."""
+        self._peers[server].lost = None
+
+    def heard(self, server: int) -> float:
+        """Return when a server has last answered, by the monotonic clock."""
+        return self._peers[server].heard
 
     def waiting_for(self) -> str:
         """Return whom the servers wait for, as of their latest answers; empty when for nobody."""
@@ -95,8 +104,9 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._stop:
             began = time.monotonic()
-            chasing = any(peer.ended is not None for peer in self._peers)
+            chasing = any(peer.lost is not None for peer in self._peers)
             pause = _CHASE_SECONDS if chasing else self._settings.heartbeat_seconds
+            self._on_beat()
             self._beat(timeout_seconds=max(1.0, self._settings.heartbeat_seconds))
             self._wake.wait(max(0.0, began + pause - time.monotonic()))
             self._wake.clear()
@@ -117,25 +127,21 @@ class Heartbeat:
                         f"{reply.incarnation} instead of {peer.incarnation}); the job must start anew"
                     )
                 )
-            elif peer.ended is not None and time.monotonic() - peer.ended_at >= _SETTLED_SECONDS:
-                self._on_failure(
-                    FleetError(f"{peer.ended}; the server lives, so this trainer must join it again")
-                )
 
     def _unanswered(self, peer: _Peer) -> None:
         if self._stop:
             return
         silent = time.monotonic() - peer.heard
-        if not peer.named and (silent >= self._settings.silent_seconds or peer.ended is not None):
+        if not peer.named and (silent >= self._settings.silent_seconds or peer.lost is not None):
             peer.named = True
-            reason = f": {peer.ended}" if peer.ended is not None else ""
+            reason = f": {peer.lost}" if peer.lost is not None else ""
             _log.warning(
                 "parameter server %s has not answered for %.0f s%s; waiting for it",
                 peer.control.endpoint,
                 silent,
                 reason,
             )
-        limit = self._settings.deadline_seconds + (0 if peer.ended else self._settings.silent_seconds)
+        limit = self._settings.deadline_seconds + (0 if peer.lost else self._settings.silent_seconds)
         if silent >= limit:
             self._on_failure(
                 PeerLostError(

@@ -1,12 +1,14 @@
-"""A server's end of one trainer's data connection."""
+"""A server's end of one trainer's session, whichever data connection carries it."""
 
 import logging
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
+from fleet import progress
 from fleet.errors import FleetError, RemoteProtocolError
-from fleet.parameter_server.connection import Connection
+from fleet.parameter_server.line import Line
 from fleet.parameter_server.modes import Answer, ServerMode
 from fleet.parameter_server.sockets import drain, receive_exactly, send_all
 from fleet.wire import (
@@ -35,6 +37,9 @@ class LinkOwner(Protocol):
     def answer(self, answers: Sequence[Answer]) -> None:
         """Send values to the trainers that they are meant for."""
 
+    def connected(self, link: "Link") -> None:
+        """Take note that a link has a data connection."""
+
     def completed(self, link: "Link") -> None:
         """Take note that a trainer has finished."""
 
@@ -51,9 +56,10 @@ class Link:
         Which start of which trainer.
     mode : ServerMode
     owner : LinkOwner
-    connected : socket.socket
-    sending, receiving : Conversation
-        As `greet` left them.
+    expected : Hello
+        How a trainer that means this server greets.
+    block_bytes : mapping of int to int
+        The blocks of this server.
     """
 
     def __init__(
@@ -61,18 +67,62 @@ class Link:
         identity: Identity,
         mode: ServerMode,
         owner: LinkOwner,
-        connected: socket.socket,
-        sending: Conversation,
-        receiving: Conversation,
+        expected: Hello,
+        block_bytes: Mapping[int, int],
     ) -> None:
         self.identity = identity
+        self.failure: FleetError | None = None
+        """Why this trainer may not come back, where it may not."""
+        self.left = threading.Event()
+        """Set once the trainer knows that the server knows that it has finished."""
         self._mode = mode
         self._owner = owner
-        self._connection = Connection(connected, f"trainer {identity.trainer}", sending, receiving, self)
+        self._expected = expected
+        self._block_bytes = block_bytes
+        self._session: str | None = None
+        self._line = Line(f"trainer {identity.trainer}", Side.SERVER, self)
+        self._greeting = threading.Lock()
 
-    def start(self) -> None:
-        """Begin to receive, unless somebody has finished this link already."""
-        self._connection.start()
+    def welcome(self, connected: socket.socket, receiving: Conversation, hello: Hello) -> None:
+        """Go on over a new connection; what is still being taken from the one before is waited for.
+
+        Parameters
+        ----------
+        connected : socket.socket
+            Blocks, with a time-out.
+        receiving : Conversation
+            Greeted.
+        hello : Hello
+            What the trainer has sent.
+
+        Raises
+        ------
+        FleetError
+            This trainer may not speak here, or not any more.
+        OSError
+            The connection broke.
+        """
+        with self._greeting:
+            self._check(hello)
+            again = self._session is not None
+            self._session = hello.session
+            self._line.fence()
+            sending = Conversation(Side.SERVER, self.identity, self._block_bytes, remote=False)
+            ours = Hello(
+                self._expected.incarnation, self._expected.num_blocks, hello.session, self._line.taken
+            )
+            sending.advance(_send_now(connected, self.identity, Kind.HELLO, pack_hello(ours)))
+            connected.settimeout(None)
+            self._owner.connected(self)
+            resent = self._line.attach(connected, sending, receiving, hello.taken)
+        if again:
+            progress.count("reconnections", 1)
+            progress.count("frames_resent", resent)
+            _log.warning(
+                "the data connection with trainer %d is back; %d frames were sent again",
+                self.identity.trainer,
+                resent,
+            )
 
     def send_value(self, answer: Answer) -> None:
         """Enqueue a block's value, or that it was not stepped."""
@@ -85,13 +135,14 @@ class Link:
         self._send(Kind.COMPLETE)
 
     def fail(self, error: FleetError, timeout_seconds: float) -> None:
-        """Tell the trainer of an error, and close."""
+        """Tell the trainer of an error, now or when it comes back, and close."""
+        self.failure = error
         self._send(Kind.ERROR, pack_error(error))
         self.finish(timeout_seconds)
 
     def finish(self, timeout_seconds: float) -> None:
         """Send what is enqueued, and close."""
-        self._connection.finish(timeout_seconds)
+        self._line.finish(timeout_seconds)
 
     def destination(self, header: Header) -> memoryview | None:
         """Say where a gradient belongs."""
@@ -114,6 +165,10 @@ class Link:
             case Kind.COMPLETE:
                 self._owner.answer(self._mode.complete(trainer))
                 self._owner.completed(self)
+            case Kind.CONFIRM:
+                self._send(Kind.CONFIRM)
+            case Kind.GOODBYE:
+                self.left.set()
             case Kind.ERROR:
                 raise read_error(bytes(payload))
 
@@ -121,37 +176,43 @@ class Link:
         """Pass the end on."""
         self._owner.ended(self, error)
 
+    def _check(self, hello: Hello) -> None:
+        if self.failure is not None:
+            raise self.failure
+        expected = self._expected
+        if (hello.incarnation, hello.num_blocks) != (expected.incarnation, expected.num_blocks):
+            raise RemoteProtocolError(f"the trainer greets {hello}, expected {expected}; it must join again")
+        if self._session not in (None, hello.session):
+            raise RemoteProtocolError(
+                f"another process is trainer {self.identity.trainer} with attempt {self.identity.attempt} by "
+                "now; give each trainer an id of its own (PADDLE_TRAINER_ID)"
+            )
+
     def _send(self, kind: Kind, payload: bytes | memoryview = b"", **fields: int) -> None:
         identity = self.identity
         header = Header(
-            kind, identity.job, identity.attempt, identity.trainer, payload_bytes=len(payload), **fields
+            kind,
+            identity.job,
+            identity.attempt,
+            identity.trainer,
+            taken=self._line.taken,
+            payload_bytes=len(payload),
+            **fields,
         )
-        self._connection.send(header, payload)
+        self._line.send(header, payload)
 
 
-def greet(
-    connected: socket.socket,
-    incarnation: str,
-    block_bytes: Mapping[int, int],
-    check: Callable[[Identity], None],
-) -> tuple[Identity, Conversation, Conversation]:
-    """Exchange HELLO with whoever connected to the data port.
+def greet(connected: socket.socket, block_bytes: Mapping[int, int], find: Callable[[Identity], Link]) -> None:
+    """Exchange HELLO with whoever connected to the data port, and let its link go on.
 
     Parameters
     ----------
     connected : socket.socket
         Gets a time-out for the greeting, and blocks again afterwards.
-    incarnation : str
-        This server's life.
     block_bytes : mapping of int to int
         The blocks of this server.
-    check : callable
-        Raises for an identity that has not joined.
-
-    Returns
-    -------
-    identity, sending, receiving
-        Who it is, and the two directions after the greeting.
+    find : callable
+        Returns the link of a trainer; raises for one that has not joined.
 
     Raises
     ------
@@ -171,22 +232,16 @@ def greet(
         if header is None:
             raise RemoteProtocolError(f"a greeting of {len(buffer)} bytes, expected {HEADER_BYTES}")
         identity = Identity(header.job, header.trainer, header.attempt)
-        check(identity)
+        link = find(identity)
         receiving = Conversation(Side.TRAINER, identity, block_bytes, remote=True)
         receiving.advance(header)
         payload = memoryview(bytearray(header.payload_bytes))
         receive_exactly(connected, payload)
-        hello = read_hello(bytes(payload))
-        if hello != (expected := Hello(incarnation, len(block_bytes))):
-            raise RemoteProtocolError(f"the trainer greets {hello}, expected {expected}; it must join again")
+        link.welcome(connected, receiving, read_hello(bytes(payload)))
     except FleetError as error:
         _send_now(connected, identity, Kind.ERROR, pack_error(error))
         drain(connected, _DRAIN_SECONDS)
         raise
-    sending = Conversation(Side.SERVER, identity, block_bytes, remote=False)
-    sending.advance(_send_now(connected, identity, Kind.HELLO, pack_hello(expected)))
-    connected.settimeout(None)
-    return identity, sending, receiving
 
 
 def _send_now(connected: socket.socket, identity: Identity, kind: Kind, payload: bytes) -> Header:

@@ -35,6 +35,8 @@ class _Member:
     heard: float = 0.0
     lost: float | None = None
     """When the data connection ended; None while there is one, or none yet."""
+    connected: bool = False
+    """Whether there has been a data connection."""
     completed: bool = False
     gone: bool = False
     """Whether it vanished for good, and the others went on."""
@@ -106,7 +108,8 @@ class Membership:
                 f"{member.attempt} has taken its place; expected a higher one (FLEET_RESTARTS)"
             )
         silent = now - member.heard >= self._settings.silent_seconds
-        if attempt == member.attempt and member.lost is None and not silent and not member.completed:
+        lives = member.connected and member.lost is None and not silent and not member.completed
+        if attempt == member.attempt and lives:
             raise AlreadyJoinedError(
                 f"trainer {trainer} joined already, as another process that lives, with the same attempt "
                 f"{attempt}; give each trainer an id of its own (PADDLE_TRAINER_ID)"
@@ -131,6 +134,11 @@ class Membership:
     def heard(self, trainer: int, now: float) -> None:
         """Note a sign of life."""
         self._members[trainer].heard = now
+
+    def connected(self, trainer: int, now: float) -> None:
+        """Note that a trainer has a data connection, its first one or another."""
+        member = self._members[trainer]
+        member.connected, member.lost, member.heard = True, None, now
 
     def lost(self, trainer: int, now: float) -> None:
         """Note that a trainer's data connection ended before it had completed."""

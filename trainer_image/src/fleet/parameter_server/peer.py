@@ -1,12 +1,23 @@
-"""A trainer's end of its data connection with one server."""
+"""A trainer's end of its session with one server, whichever data connection carries it.
 
+A connection that breaks while the server lives is opened again, by a thread of its own: the training thread
+only notices that it waits longer. Whether the server lives is the heartbeat's business to say.
+"""
+
+import logging
+import secrets
+import socket
+import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
-from fleet.errors import FleetError, PeerLostError
-from fleet.parameter_server.connection import Connection, read_frame
+from fleet import progress
+from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
+from fleet.parameter_server.connection import BrokenConnectionError, read_frame
+from fleet.parameter_server.line import Line
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.sockets import dial, send_all
+from fleet.parameter_server.sockets import BytesMoved, dial, send_all
 from fleet.parameter_server.waiting import split_endpoint
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import HEADER_BYTES, Conversation, Header, Hello, Identity, Kind, Side, pack_header
@@ -18,6 +29,13 @@ if TYPE_CHECKING:
 __all__ = ["Peer", "PeerOwner"]
 
 _GREETING_SECONDS: Final = 10.0
+_FIRST_PAUSE_SECONDS: Final = 0.25
+_LONGEST_PAUSE_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.05
+_FAREWELL_SECONDS: Final = 1.0
+_QUESTION_AFTER: Final = 2 / 5
+"""After what part of the time in which nothing arrives the server is asked for a word."""
+_log = logging.getLogger(__name__)
 
 
 class PeerOwner(Protocol):
@@ -26,8 +44,20 @@ class PeerOwner(Protocol):
     def landed(self, block: int, step: int, *, changed: bool) -> None:
         """Take note of a block's answer."""
 
+    def lost(self, server: int, error: FleetError) -> None:
+        """Take note that a server's connection broke; the peer is about to open another one."""
+
+    def regained(self, server: int) -> None:
+        """Take note that there is a connection again."""
+
     def ended(self, server: int, error: FleetError | None) -> None:
-        """Take note that a server's connection ended: well, or for a reason."""
+        """Take note that nothing more comes from a server: well, or for a reason."""
+
+    def heard(self, server: int) -> float:
+        """Return when a server last gave a sign of life, by the monotonic clock."""
+
+    def check(self) -> None:
+        """Raise what the session has failed of."""
 
 
 class Peer:
@@ -47,55 +77,91 @@ class Peer:
         self._identity = identity
         self._landing = landing
         self._owner = owner
-        self._connection: Connection | None = None
+        self._session = secrets.token_hex(8)
+        self._line = Line(f"parameter server {self.endpoint}", Side.TRAINER, self)
+        self._settings = Settings()
+        self._incarnation = ""
+        self._port = 0
+        self._completed = False
+        self._closing = threading.Event()
+        self._turn = threading.Lock()
+        """Held to send what may not follow the last frame, and to send that."""
+        self._moved: BytesMoved | None = None
+        self._moved_at = 0.0
+        self._asked = False
 
     def connect(self, reply: "control_pb2.JoinReply", settings: Settings) -> None:
-        """Open the data connection and greet."""
-        host, _ = split_endpoint(self.endpoint)
-        sizes = {block: len(self._landing(block)) for block in self.blocks}
-        sending = Conversation(Side.TRAINER, self._identity, sizes, remote=False)
-        receiving = Conversation(Side.SERVER, self._identity, sizes, remote=True)
-        hello = pack_hello(Hello(reply.incarnation, len(self.blocks)))
-        header = self._header(Kind.HELLO, hello)
-        sending.advance(header)
-        try:
-            connected = dial(
-                host,
-                reply.data_port,
-                timeout_seconds=_GREETING_SECONDS,
-                buffer_bytes=settings.socket_buffer_bytes,
+        """Open the first data connection, and greet.
+
+        Raises
+        ------
+        PeerLostError
+            There is none to be had; as often as the settings say.
+        FleetError
+            The server refuses.
+        """
+        self._settings, self._incarnation, self._port = settings, reply.incarnation, reply.data_port
+        self._open_in_turns(lambda since: since > 0)
+
+    def send(self, kind: Kind, payload: bytes | memoryview = b"", **fields: int) -> int:
+        """Enqueue a frame; return how many there are now."""
+        identity = self._identity
+        header = Header(
+            kind,
+            identity.job,
+            identity.attempt,
+            identity.trainer,
+            taken=self._line.taken,
+            payload_bytes=len(payload),
+            **fields,
+        )
+        self._line.send(header, payload)
+        return self._line.sent
+
+    def wait_until_taken(self, count: int, timeout_seconds: float) -> bool:
+        """Wait a while for the server to have the first `count` frames; return whether it has."""
+        return self._line.wait_until_taken(count, timeout_seconds)
+
+    def look(self, now: float) -> None:
+        """End a connection that carries nothing any more, though nobody was told so.
+
+        The server is asked for a word when nothing has arrived for a while. Only where the system tells how
+        many bytes have moved: inside of a large frame nothing else does.
+
+        Parameters
+        ----------
+        now : float
+            By the monotonic clock.
+        """
+        moved, limit = self._line.bytes_moved(), self._settings.silent_seconds
+        if moved is None or self._moved is None or _is_alive(self._moved, moved):
+            self._moved, self._moved_at, self._asked = moved, now, False
+            return
+        idle = now - self._moved_at
+        if not self._asked and idle >= limit * _QUESTION_AFTER:
+            self._asked = True
+            with self._turn:
+                if not self._completed:
+                    self.send(Kind.CONFIRM)
+        elif self._asked and idle >= limit:
+            _log.warning(
+                "the data connection with parameter server %s has carried nothing for %.0f s, not even an "
+                "answer; giving it up",
+                self.endpoint,
+                idle,
             )
-            send_all(connected, [pack_header(header), hello])
-            answer, payload = read_frame(connected, memoryview(bytearray(HEADER_BYTES)), receiving)
-        except OSError as error:
-            raise PeerLostError(
-                f"no data connection to parameter server {self.endpoint}, port {reply.data_port}: {error}"
-            ) from error
-        if answer.kind is Kind.ERROR:
-            raise read_error(bytes(payload))
-        read_hello(bytes(payload))
-        connected.settimeout(None)
-        peer = f"parameter server {self.endpoint}"
-        self._connection = Connection(connected, peer, sending, receiving, self)
-
-    def start(self) -> None:
-        """Start the connection's threads."""
-        if self._connection is not None:
-            self._connection.start()
-
-    def send(self, kind: Kind, payload: bytes | memoryview = b"", **fields: int) -> None:
-        """Enqueue a frame."""
-        if self._connection is not None:
-            self._connection.send(self._header(kind, payload, **fields), payload)
-
-    def flushed(self, timeout_seconds: float) -> bool:
-        """Wait a while for all frames to be on their way; return whether they are."""
-        return self._connection is None or self._connection.flushed(timeout_seconds)
+            self._moved = None
+            self._line.hang_up()
 
     def close(self) -> None:
-        """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
+        """End the session: with what is enqueued where it has come to its end, else at once."""
+        self._closing.set()
+        if self._completed:
+            self._line.finish(_FAREWELL_SECONDS)
+        else:
+            self._line.close()
+
+    # What the line reports.
 
     def destination(self, header: Header) -> memoryview | None:
         """Say where a value belongs."""
@@ -105,15 +171,109 @@ class Peer:
         """Pass on that a value has landed."""
         if header.kind is Kind.ERROR:
             raise read_error(bytes(payload))
-        if header.kind in (Kind.PARAM, Kind.UNCHANGED):
+        if header.kind is Kind.COMPLETE:
+            with self._turn:
+                self._completed = True
+                self.send(Kind.GOODBYE)
+        elif header.kind in (Kind.PARAM, Kind.UNCHANGED):
             self._owner.landed(header.block, header.step, changed=header.kind is Kind.PARAM)
 
     def ended(self, error: FleetError | None) -> None:
-        """Pass the end on."""
-        self._owner.ended(self.server, error)
+        """Open another connection for one that broke; pass any other end on."""
+        if self._closing.is_set():
+            return
+        if not isinstance(error, BrokenConnectionError):
+            self._owner.ended(self.server, error)
+            return
+        _log.warning("%s; connecting again", error)
+        self._owner.lost(self.server, error)
+        name = f"fleet-reconnect {self.endpoint}"
+        threading.Thread(target=self._reconnect, name=name, daemon=True).start()
 
-    def _header(self, kind: Kind, payload: bytes | memoryview, **fields: int) -> Header:
-        identity = self._identity
-        return Header(
-            kind, identity.job, identity.attempt, identity.trainer, payload_bytes=len(payload), **fields
+    def _reconnect(self) -> None:
+        try:
+            resent = self._open_in_turns(self._lives_since)
+        except FleetError as error:
+            if not self._closing.is_set():
+                self._owner.ended(self.server, error)
+            return
+        progress.count("reconnections", 1)
+        progress.count("frames_resent", resent)
+        _log.warning(
+            "the data connection with parameter server %s is back; %d frames were sent again",
+            self.endpoint,
+            resent,
         )
+        self._owner.regained(self.server)
+
+    def _lives_since(self, since: float) -> bool:
+        """Wait until the server gives a sign of life later than that; FleetError when it never will."""
+        while self._owner.heard(self.server) <= since:
+            self._owner.check()
+            if self._closing.wait(_LOOK_SECONDS):
+                return False
+        return True
+
+    def _open_in_turns(self, may_try_again: Callable[[float], bool]) -> int:
+        """Open a connection, at once and then after ever longer pauses; return how many frames are resent.
+
+        Parameters
+        ----------
+        may_try_again : callable
+            Given when the last try failed; waits until another one makes sense.
+        """
+        tries = self._settings.retry_times + 1
+        failure: Exception | None = None
+        for tried in range(tries):
+            if tried and not may_try_again(time.monotonic()):
+                break
+            try:
+                return self._open()
+            except (OSError, RemoteProtocolError) as error:
+                failure = error
+            pause = min(_FIRST_PAUSE_SECONDS * 2**tried, _LONGEST_PAUSE_SECONDS)
+            if tried + 1 < tries and self._closing.wait(pause):
+                break
+        raise PeerLostError(
+            f"no data connection to parameter server {self.endpoint}, port {self._port}: {failure}; tried "
+            f"{tries} times (FLAGS_rpc_retry_times), though it answers calls"
+        ) from failure
+
+    def _open(self) -> int:
+        """Open a data connection, greet, and go on over it; return how many frames are sent again."""
+        host, _ = split_endpoint(self.endpoint)
+        settings = self._settings
+        connected = dial(
+            host,
+            self._port,
+            timeout_seconds=min(_GREETING_SECONDS, settings.deadline_seconds),
+            buffer_bytes=settings.socket_buffer_bytes,
+        )
+        try:
+            return self._greet(connected)
+        except BaseException:
+            connected.close()
+            raise
+
+    def _greet(self, connected: socket.socket) -> int:
+        identity = self._identity
+        sizes = {block: len(self._landing(block)) for block in self.blocks}
+        sending = Conversation(Side.TRAINER, identity, sizes, remote=False)
+        receiving = Conversation(Side.SERVER, identity, sizes, remote=True)
+        hello = pack_hello(Hello(self._incarnation, len(self.blocks), self._session, self._line.taken))
+        header = Header(
+            Kind.HELLO, identity.job, identity.attempt, identity.trainer, payload_bytes=len(hello)
+        )
+        sending.advance(header)
+        send_all(connected, [pack_header(header), hello])
+        answer, payload = read_frame(connected, memoryview(bytearray(HEADER_BYTES)), receiving)
+        if answer.kind is Kind.ERROR:
+            raise read_error(bytes(payload))
+        theirs = read_hello(bytes(payload))
+        connected.settimeout(None)
+        return self._line.attach(connected, sending, receiving, theirs.taken)
+
+
+def _is_alive(before: BytesMoved, now: BytesMoved) -> bool:
+    """Whether more has moved than that the kernel at the other end took the question for a word."""
+    return now.received != before.received or now.acknowledged - before.acknowledged > HEADER_BYTES

@@ -38,7 +38,7 @@ from fleet.parameter_server.sockets import bind_address, hang_up, listen, tune
 from fleet.parameter_server.waiting import WaitLog, split_endpoint
 from fleet.program import describe_difference
 from fleet.transpiler.lowering import ServerPlan
-from fleet.wire import Identity, job_hash
+from fleet.wire import Hello, Identity, job_hash
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -150,6 +150,7 @@ class Server:
             raise
         if self._closing:
             return
+        self._wait_for_goodbyes()
         self._dismiss(None)
         if gone:
             raise PeerLostError(f"{_named(gone)} vanished for good; every other trainer has completed")
@@ -196,6 +197,13 @@ class Server:
                 replaced = f"trainer {trainer} was replaced by its attempt {attempt}"
                 old.fail(FleetError(f"{replaced}; this process has attempt {old.identity.attempt}"), 1.0)
             self._mode.admit(trainer)
+            self._links[trainer] = Link(
+                Identity(self._job_hash, trainer, attempt),
+                self._mode,
+                self,
+                Hello(self._incarnation, len(self._plan.blocks)),
+                self._shard.block_bytes,
+            )
         step = self._mode.step_of(trainer)
         _log.log(
             logging.WARNING if again else logging.INFO,
@@ -289,6 +297,13 @@ class Server:
                 if link is not None:
                     link.send_value(answer)
 
+    def connected(self, link: Link) -> None:
+        """Take note that a link has a data connection, its first one or another."""
+        with self._changed:
+            if self._links.get(link.identity.trainer) is link:
+                self._membership.connected(link.identity.trainer, time.monotonic())
+                self._changed.notify_all()
+
     def completed(self, link: Link) -> None:
         """Take note that a trainer has finished."""
         link.complete()
@@ -302,7 +317,7 @@ class Server:
         """Take note that a link receives nothing more."""
         trainer = link.identity.trainer
         with self._changed:
-            current = self._links.get(trainer) is link
+            current = self._links.get(trainer) is link and trainer not in self._membership.completed
             if current and error is not None:
                 self._membership.lost(trainer, time.monotonic())
                 self._changed.notify_all()
@@ -315,9 +330,7 @@ class Server:
             self._mode.step_of(trainer),
             error,
         )
-        if isinstance(error, BrokenConnectionError):
-            link.finish(0.0)
-        else:
+        if not isinstance(error, BrokenConnectionError):
             link.fail(error, 1.0)
 
     def _give_up(self, trainer: int, error: PeerLostError) -> None:
@@ -356,24 +369,22 @@ class Server:
     def _greet(self, connected: socket.socket, address: tuple[object, ...]) -> None:
         try:
             tune(connected, self._settings.socket_buffer_bytes)
-            identity, sending, receiving = greet(
-                connected, self._incarnation, self._shard.block_bytes, self._check_identity
-            )
+            greet(connected, self._shard.block_bytes, self._link_of)
         except (FleetError, OSError) as error:
-            _log.warning("refused a data connection from %s: %s", address[0], error)
+            if not self._closing:
+                _log.warning("refused a data connection from %s: %s", address[0], error)
             connected.close()
-            return
-        link = Link(identity, self._mode, self, connected, sending, receiving)
-        with self._changed:
-            # Between the greeting and now, a join may have put another attempt in this one's place.
-            current = self._membership.attempt(identity.trainer) == identity.attempt
-            welcome = current and identity.trainer not in self._links and not self._closing
-            if welcome:
-                self._links[identity.trainer] = link
-        if welcome:
-            link.start()
-        else:
-            link.finish(0.0)
+
+    def _link_of(self, identity: Identity) -> Link:
+        """Return where a trainer's frames belong; RemoteProtocolError for one that has not joined."""
+        self._check_identity(identity)
+        link = self._links.get(identity.trainer)
+        if link is None or link.identity != identity:
+            raise RemoteProtocolError(
+                f"trainer {identity.trainer} with attempt {identity.attempt} is not counted on any more; it "
+                "must join again"
+            )
+        return link
 
     def _check_identity(self, identity: Identity) -> None:
         if identity.job != self._job_hash:
@@ -458,6 +469,12 @@ class Server:
             named = ", ".join(f"parameter server {self._plan.endpoints[each]}" for each in missing.servers)
             return f"step {missing.step} waits for the part of {named} in {missing.block}"
         return f"step {missing.step} waits for {missing.block} of {_named(missing.trainers)}"
+
+    def _wait_for_goodbyes(self) -> None:
+        """Stay for trainers whose connection broke before they could learn that they may go."""
+        deadline = time.monotonic() + self._settings.silent_seconds
+        for link in list(self._links.values()):
+            link.left.wait(max(0.0, deadline - time.monotonic()))
 
     def _dismiss(self, error: FleetError | None) -> None:
         """Let the trainers go, each with the last word for it, and stop."""

@@ -3,10 +3,18 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from fleet.errors import ConfigurationError
 
 __all__ = ["Settings"]
+
+_THREAD_NUMS: Final = (
+    "FLAGS_rpc_send_thread_num",
+    "FLAGS_rpc_get_thread_num",
+    "FLAGS_rpc_prefetch_thread_num",
+)
+"""Upper bounds: one thread sends to each server and one receives, which no value forbids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +29,8 @@ class Settings:
     """Half-async: how many gradients of one block may wait before a step does."""
     max_merge_var_num: int = 20
     """Half-async: how many of them are merged at most."""
+    retry_times: int = 3
+    """How often a call or a connection that failed is tried again, while the peer seems to live."""
 
     @property
     def silent_seconds(self) -> float:
@@ -40,14 +50,17 @@ class Settings:
     def from_environ(cls, environ: Mapping[str, str]) -> "Settings":
         """Read the settings.
 
-        ``FLEET_HEARTBEAT_SECONDS``, ``FLAGS_rpc_deadline`` (ms), ``FLEET_SOCKET_BUFFER_BYTES``,
-        ``FLAGS_communicator_send_queue_size`` and ``FLAGS_communicator_max_merge_var_num``.
+        ``FLEET_HEARTBEAT_SECONDS``, ``FLAGS_rpc_deadline`` (ms), ``FLAGS_rpc_retry_times``,
+        ``FLEET_SOCKET_BUFFER_BYTES``, ``FLAGS_communicator_send_queue_size`` and
+        ``FLAGS_communicator_max_merge_var_num``; ``FLAGS_rpc_{send,get,prefetch}_thread_num`` are checked.
 
         Raises
         ------
         ConfigurationError
             A value is no positive number, or a count no whole one; the message names the variable.
         """
+        for name in _THREAD_NUMS:
+            _count(environ, name, 1)
         buffer_bytes = environ.get("FLEET_SOCKET_BUFFER_BYTES")
         return cls(
             heartbeat_seconds=_positive(environ, "FLEET_HEARTBEAT_SECONDS", 2.0),
@@ -57,6 +70,9 @@ class Settings:
             else None,
             send_queue_size=_count(environ, "FLAGS_communicator_send_queue_size", 20),
             max_merge_var_num=_count(environ, "FLAGS_communicator_max_merge_var_num", 20),
+            retry_times=0
+            if environ.get("FLAGS_rpc_retry_times") == "0"
+            else _count(environ, "FLAGS_rpc_retry_times", 3),
         )
 
 

@@ -9,14 +9,17 @@ import errno
 import ipaddress
 import os
 import socket
+import struct
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 __all__ = [
+    "BytesMoved",
     "ConnectionEndedError",
     "bind_address",
+    "bytes_moved",
     "dial",
     "drain",
     "hang_up",
@@ -27,11 +30,20 @@ __all__ = [
 ]
 
 _IOV_MAX: Final = 512
+_TCP_INFO_BYTES_MOVED: Final = struct.Struct("120xQQ")
+"""The fields ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux' ``struct tcp_info``."""
 _ours: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 
 class ConnectionEndedError(ConnectionError):
     """The peer closed the connection, or its host did."""
+
+
+class BytesMoved(NamedTuple):
+    """How much of what one end of a connection sent has arrived, and how much has come from the other."""
+
+    acknowledged: int
+    received: int
 
 
 def bind_address(host: str) -> str:
@@ -145,6 +157,18 @@ def hang_up(connection: socket.socket) -> None:
     """End both directions, so that threads which wait in the socket return; safe to repeat."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def bytes_moved(connection: socket.socket) -> BytesMoved | None:
+    """Return how many bytes a connection has moved, inside of frames too; None where no system tells."""
+    option = getattr(socket, "TCP_INFO", None)
+    if option is None:
+        return None
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, option, _TCP_INFO_BYTES_MOVED.size)
+        return BytesMoved(*_TCP_INFO_BYTES_MOVED.unpack(info))
+    except (OSError, struct.error):
+        return None
 
 
 def _stays_on_this_machine(connection: socket.socket) -> bool:

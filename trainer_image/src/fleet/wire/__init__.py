@@ -11,11 +11,13 @@ table, and ``conversation`` checks each frame of one direction against it.
 from fleet.wire.conversation import Conversation, Identity
 from fleet.wire.frames import HEADER_BYTES, NO_BLOCK, Header, Kind, job_hash, pack_header, read_header
 from fleet.wire.messages import Hello, HyperParameters
-from fleet.wire.states import TRANSITIONS, Side, State
+from fleet.wire.states import RESUMED, START, TRANSITIONS, Place, Side, State
 
 __all__ = [
     "HEADER_BYTES",
     "NO_BLOCK",
+    "RESUMED",
+    "START",
     "TRANSITIONS",
     "Conversation",
     "Header",
@@ -23,6 +25,7 @@ __all__ = [
     "HyperParameters",
     "Identity",
     "Kind",
+    "Place",
     "Side",
     "State",
     "job_hash",

@@ -1,4 +1,4 @@
-"""Frame headers: 44 bytes, little endian, the same in both directions.
+"""Frame headers: 52 bytes, little endian, the same in both directions.
 
 =======  =====  ==========================================================================
 offset   bytes  field
@@ -12,7 +12,8 @@ offset   bytes  field
 16       4      block number, or ``NO_BLOCK`` where the frame is about none
 20       8      job hash, so that a frame of another job is recognised
 28       8      step
-36       8      payload bytes that follow the header
+36       8      how many frames of the session the sender has taken from the other end
+44       8      payload bytes that follow the header
 =======  =====  ==========================================================================
 """
 
@@ -29,7 +30,7 @@ __all__ = ["HEADER_BYTES", "NO_BLOCK", "VERSION", "Header", "Kind", "job_hash", 
 MAGIC: Final = b"FLET"
 VERSION: Final = 1
 NO_BLOCK: Final = 0xFFFFFFFF
-_HEADER: Final = struct.Struct("<4sBBHIIIQQQ")
+_HEADER: Final = struct.Struct("<4sBBHIIIQQQQ")
 HEADER_BYTES: Final = _HEADER.size
 
 
@@ -54,6 +55,10 @@ class Kind(enum.IntEnum):
     """The trainer has finished for good; the server answers with the same kind."""
     ERROR = 9
     """An error of the sender, its type and its sentence; the sender closes the connection after it."""
+    CONFIRM = 10
+    """A trainer asks for a word; the server answers with the same kind, and has all that came before it."""
+    GOODBYE = 11
+    """The trainer knows that the server knows that it has finished: nobody needs the session any more."""
 
 
 _KINDS: Final = {int(kind): kind for kind in Kind}
@@ -61,7 +66,10 @@ _KINDS: Final = {int(kind): kind for kind in Kind}
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One frame's header. ``step`` and ``block`` are zero and ``NO_BLOCK`` where they have no meaning."""
+    """One frame's header. ``step`` and ``block`` are zero and ``NO_BLOCK`` where they have no meaning.
+
+    ``taken`` may lag behind the truth, as it is written down when the frame is enqueued.
+    """
 
     kind: Kind
     job: int
@@ -69,6 +77,7 @@ class Header:
     trainer: int
     step: int = 0
     block: int = NO_BLOCK
+    taken: int = 0
     payload_bytes: int = 0
 
 
@@ -97,6 +106,7 @@ def pack_header(header: Header) -> bytes:
             header.block,
             header.job,
             header.step,
+            header.taken,
             header.payload_bytes,
         )
     except struct.error as error:
@@ -119,8 +129,8 @@ def read_header(received: bytes | bytearray | memoryview) -> Header | None:
         )
     if len(received) < HEADER_BYTES:
         return None
-    _, version, kind, reserved, attempt, trainer, block, job, step, payload_bytes = _HEADER.unpack_from(
-        received
+    _, version, kind, reserved, attempt, trainer, block, job, step, taken, payload_bytes = (
+        _HEADER.unpack_from(received)
     )
     if version != VERSION:
         raise RemoteProtocolError(
@@ -132,4 +142,4 @@ def read_header(received: bytes | bytearray | memoryview) -> Header | None:
             f"a broken frame header: kind {kind}, reserved {reserved}; expected a kind of 1 to {max(_KINDS)} "
             "and reserved 0"
         )
-    return Header(_KINDS[kind], job, attempt, trainer, step, block, payload_bytes)
+    return Header(_KINDS[kind], job, attempt, trainer, step, block, taken, payload_bytes)

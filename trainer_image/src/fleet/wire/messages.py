@@ -47,10 +47,16 @@ _ERRORS: Final[dict[str, type[FleetError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The payload of HELLO: the life of the server that the sender means, and the blocks it counts on."""
+    """The payload of HELLO: the life of the server that the sender means, and the blocks it counts on.
+
+    ``session`` is a random name that the trainer gives, the same on each connection of the session, and
+    ``taken`` how many of the session's frames the sender has got from the other end.
+    """
 
     incarnation: str
     num_blocks: int
+    session: str = ""
+    taken: int = 0
 
 
 def pack_hello(hello: Hello) -> bytes:
@@ -68,11 +74,16 @@ def read_hello(payload: bytes) -> Hello:
     """
     document = _read_json(payload, "HELLO")
     match document:
-        case {"incarnation": str(incarnation), "num_blocks": int(num_blocks)}:
-            return Hello(incarnation, num_blocks)
+        case {
+            "incarnation": str(incarnation),
+            "num_blocks": int(num_blocks),
+            "session": str(session),
+            "taken": int(taken),
+        }:
+            return Hello(incarnation, num_blocks, session, taken)
     raise RemoteProtocolError(
         f"a HELLO frame carries {payload[:200]!r}, "
-        "expected an object with incarnation (text) and num_blocks (number)"
+        "expected an object with incarnation and session (text), num_blocks and taken (numbers)"
     )
 
 

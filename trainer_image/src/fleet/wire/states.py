@@ -3,16 +3,21 @@
 Each direction of a connection is a machine of its own, advanced by the frames that this direction carries.
 The two never wait for each other here: what one side answers and when is the business of the sync mode, and
 frames of both directions cross on the way. A kind that a state does not list breaks the protocol.
+
+A connection that is lost while both processes live leaves the session as it was. The next one begins with a
+greeting as every connection does, and then each direction goes on in the state in which its last frame that
+arrived has left it, one of `RESUMED`: what came later is sent again.
 """
 
 import enum
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from fleet.wire.frames import Kind
 
-__all__ = ["TRANSITIONS", "Side", "State"]
+__all__ = ["RESUMED", "START", "TRANSITIONS", "Place", "Side", "State"]
 
 
 class Side(enum.Enum):
@@ -32,9 +37,9 @@ class State(enum.Enum):
     IN_STEP = "in step"
     """The hyper-parameters of a step have gone; its gradients follow."""
     COMPLETED = "completed"
-    """The sender has finished well and sends nothing more."""
+    """The sender has finished well; a server sends nothing more, a trainer only that it has heard so."""
     CLOSED = "closed"
-    """The sender reported an error and sends nothing more."""
+    """All is said: the sender took its leave, or reported an error."""
 
 
 TRANSITIONS: Final[Mapping[Side, Mapping[State, Mapping[Kind, State]]]] = MappingProxyType(
@@ -44,11 +49,17 @@ TRANSITIONS: Final[Mapping[Side, Mapping[State, Mapping[Kind, State]]]] = Mappin
             State.OPEN: {
                 Kind.PULL: State.OPEN,
                 Kind.HYPER: State.IN_STEP,
+                Kind.CONFIRM: State.OPEN,
                 Kind.COMPLETE: State.COMPLETED,
                 Kind.ERROR: State.CLOSED,
             },
-            State.IN_STEP: {Kind.GRAD: State.IN_STEP, Kind.STEP_END: State.OPEN, Kind.ERROR: State.CLOSED},
-            State.COMPLETED: {},
+            State.IN_STEP: {
+                Kind.GRAD: State.IN_STEP,
+                Kind.CONFIRM: State.IN_STEP,
+                Kind.STEP_END: State.OPEN,
+                Kind.ERROR: State.CLOSED,
+            },
+            State.COMPLETED: {Kind.CONFIRM: State.COMPLETED, Kind.GOODBYE: State.CLOSED},
             State.CLOSED: {},
         },
         Side.SERVER: {
@@ -56,6 +67,7 @@ TRANSITIONS: Final[Mapping[Side, Mapping[State, Mapping[Kind, State]]]] = Mappin
             State.OPEN: {
                 Kind.PARAM: State.OPEN,
                 Kind.UNCHANGED: State.OPEN,
+                Kind.CONFIRM: State.OPEN,
                 Kind.COMPLETE: State.COMPLETED,
                 Kind.ERROR: State.CLOSED,
             },
@@ -64,3 +76,29 @@ TRANSITIONS: Final[Mapping[Side, Mapping[State, Mapping[Kind, State]]]] = Mappin
         },
     }
 )
+
+RESUMED: Final[Mapping[Side, frozenset[State]]] = MappingProxyType(
+    {
+        Side.TRAINER: frozenset({State.OPEN, State.IN_STEP, State.COMPLETED}),
+        Side.SERVER: frozenset({State.OPEN}),
+    }
+)
+"""The states in which a direction may go on after the greeting of a later connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far one direction of a session has come: its state, and the step that began last."""
+
+    state: State = State.OPEN
+    step: int = 0
+
+    def after(self, side: Side, kind: Kind, step: int) -> "Place":
+        """Return the place after a frame that the table allows."""
+        following = TRANSITIONS[side][self.state][kind]
+        begun = step if kind is Kind.HYPER else self.step
+        return self if (following, begun) == (self.state, self.step) else Place(following, begun)
+
+
+START: Final = Place()
+"""Where both directions of a session are after its first greeting."""

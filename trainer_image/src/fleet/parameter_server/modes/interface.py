@@ -174,7 +174,7 @@ class Session(Protocol):
         """Enqueue a whole step at once, gradients by block; a thread of the mode's own may do it."""
 
     def flush(self) -> None:
-        """Wait until what was enqueued is on its way: its memory may change then."""
+        """Wait until the servers have what was enqueued: its memory may change then."""
 
     def request_values(self) -> None:
         """Expect values, and ask for the present one of each block."""

@@ -1,0 +1,161 @@
+"""A network between trainers and the data ports of servers that breaks where a test says.
+
+It reads frames, so that a connection ends exactly at a boundary of messages, or inside of one.
+"""
+
+import enum
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fleet.parameter_server import peer
+from fleet.parameter_server.sockets import ConnectionEndedError, hang_up, receive_exactly
+from fleet.wire import HEADER_BYTES, Header, Kind, Side, read_header
+
+HOST = "127.0.0.1"
+
+
+class Fate(enum.Enum):
+    """What becomes of a frame, and of its connection."""
+
+    PASS = "pass"
+    CUT_BEFORE = "cut before"
+    CUT_AFTER = "cut after"
+    CUT_WITHIN = "cut within"
+    SWALLOW = "swallow"
+    """From here on nothing arrives in either direction, and nobody is told."""
+
+
+@dataclass(frozen=True)
+class Passing:
+    """One frame on its way.
+
+    Attributes
+    ----------
+    server : int
+        Its data port's index among those that were dialled.
+    trainer, step : int
+    side : Side
+        Who sends it.
+    kind : Kind
+    nth : int
+        How many frames of this kind have come before on this line, in this direction.
+    connection : int
+        How many connections of this trainer with this server came before.
+    """
+
+    server: int
+    trainer: int
+    step: int
+    side: Side
+    kind: Kind
+    nth: int
+    connection: int
+
+
+class Proxy:
+    """Carries frames between trainers and servers of this process.
+
+    Parameters
+    ----------
+    decide : callable
+        Says what becomes of each frame; called by the threads of all connections.
+    """
+
+    def __init__(self, decide: Callable[[Passing], Fate]) -> None:
+        self._decide = decide
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[Any, ...]] = Counter()
+        self._ports: list[int] = []
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+
+    def dial(
+        self, host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | None
+    ) -> socket.socket:
+        """Connect to a server through this proxy; stands in for the trainers' own way to connect."""
+        del buffer_bytes
+        far = socket.create_connection((host, port), timeout=timeout_seconds)
+        far.settimeout(None)
+        with socket.create_server((HOST, 0)) as listener:
+            near = socket.create_connection(listener.getsockname(), timeout=timeout_seconds)
+            middle, _ = listener.accept()
+        with self._lock:
+            if port not in self._ports:
+                self._ports.append(port)
+            server = self._ports.index(port)
+            self._sockets += [far, middle]
+        swallowing = threading.Event()
+        for side, source, target in ((Side.TRAINER, middle, far), (Side.SERVER, far, middle)):
+            thread = threading.Thread(
+                target=self._carry, args=(server, side, source, target, swallowing), daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+        return near
+
+    def close(self) -> None:
+        """End every connection."""
+        for each in self._sockets:
+            hang_up(each)
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive(), "a connection of the proxy is still open"
+        for each in self._sockets:
+            each.close()
+
+    def _carry(
+        self,
+        server: int,
+        side: Side,
+        source: socket.socket,
+        target: socket.socket,
+        swallowing: threading.Event,
+    ) -> None:
+        try:
+            while True:
+                buffer = memoryview(bytearray(HEADER_BYTES))
+                receive_exactly(source, buffer)
+                header = read_header(buffer)
+                assert header is not None
+                payload = memoryview(bytearray(header.payload_bytes))
+                receive_exactly(source, payload)
+                fate = self._decide(self._passing(server, side, header))
+                if fate is Fate.SWALLOW:
+                    swallowing.set()
+                if swallowing.is_set():
+                    continue
+                frame = bytes(buffer) + bytes(payload)
+                if fate is Fate.CUT_WITHIN:
+                    target.sendall(frame[: HEADER_BYTES + len(payload) // 2])
+                elif fate is not Fate.CUT_BEFORE:
+                    target.sendall(frame)
+                if fate is not Fate.PASS:
+                    break
+        except (ConnectionEndedError, OSError):
+            pass
+        hang_up(source)
+        hang_up(target)
+
+    def _passing(self, server: int, side: Side, header: Header) -> Passing:
+        line = (server, side, header.trainer)
+        with self._lock:
+            nth = self._counts[*line, header.kind]
+            self._counts[*line, header.kind] += 1
+            connection = self._counts[*line, Kind.HELLO] - 1
+        return Passing(server, header.trainer, header.step, side, header.kind, nth, connection)
+
+
+@contextmanager
+def proxied(monkeypatch: Any, decide: Callable[[Passing], Fate]) -> Iterator[Proxy]:
+    """Let the trainers of this process reach their servers through a proxy."""
+    proxy = Proxy(decide)
+    monkeypatch.setattr(peer, "dial", proxy.dial)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
