@@ -40,10 +40,11 @@ WIRE_STORY = (
     "carries. A kind that a state does not list breaks the protocol: the receiver says what it found and "
     "what it expected, and closes the connection.\n\n"
     "When a connection breaks while both processes live, another one takes the session on. It begins with "
-    "the greeting, in which both ends say how many frames of the session they have taken; then each direction "
-    "goes on in the state in which the last frame that arrived has left it (`HELLO again`), and what came "
-    "after that frame is sent again. So a frame is taken once, whatever the training mode makes of it. Every "
-    "frame says how many of the other direction its sender has taken; these need not be kept any longer."
+    "the greeting, in which both ends say how many frames of the session they have taken; then each "
+    "direction goes on in the state in which the last frame that arrived has left it (`HELLO again`), and "
+    "what came after that frame is sent again. So a frame is taken once, whatever the training mode makes of "
+    "it. Every frame says how many of the other direction its sender has taken; these need not be kept any "
+    "longer."
 )
 
 

@@ -125,7 +125,9 @@ def test_a_greeting_of_somebody_else(job, fields, words):
     ("hello", "words"),
     [
         pytest.param(
-            {"incarnation": "another", "num_blocks": 6}, "incarnation='another'", id="an-older-life"
+            {"incarnation": "another", "num_blocks": 6, "session": "", "taken": 0},
+            "incarnation='another'",
+            id="an-older-life",
         ),
         pytest.param({"incarnation": 7}, "HELLO frame carries", id="not-the-object-expected"),
         pytest.param(None, "expected an object", id="null"),

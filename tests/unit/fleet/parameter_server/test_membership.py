@@ -92,6 +92,7 @@ def test_an_id_out_of_range_names_the_variables(members, trainer):
 
 def test_two_processes_cannot_be_the_same_trainer(members):
     members.admit(0, 3, now=0.0)
+    members.connected(0, now=0.0)
     with pytest.raises(AlreadyJoinedError, match=r"joined already.*attempt 3"):
         members.admit(0, 3, now=9.0)
 
@@ -105,8 +106,24 @@ def test_two_processes_cannot_be_the_same_trainer(members):
 )
 def test_the_same_attempt_may_return_once_the_first_is_gone(members, gone):
     members.admit(0, 3, now=0.0)
+    members.connected(0, now=0.0)
     gone(members)
     members.admit(0, 3, now=10.0)
+
+
+def test_a_join_whose_answer_was_lost_may_be_repeated(members):
+    members.admit(0, 3, now=0.0)
+    members.admit(0, 3, now=0.1)
+
+
+def test_a_connection_that_is_back_is_not_waited_for(members):
+    members.admit(0, 3, now=0.0)
+    members.admit(1, 0, now=0.0)
+    members.lost(0, 1.0)
+    assert [absence.trainer for absence in members.absences(2.0)] == [0]
+    members.connected(0, now=2.0)
+    members.heard(1, 2.0)
+    assert members.absences(2.0) == []
 
 
 def test_a_lower_attempt_is_fenced(members):

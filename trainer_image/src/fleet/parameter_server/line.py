@@ -10,13 +10,23 @@ not change before the other end has it.
 import socket
 import threading
 from collections import deque
+from collections.abc import Mapping
+from typing import Final
 
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.connection import BrokenConnectionError, Connection, FrameHandler, Item
 from fleet.parameter_server.sockets import BytesMoved
-from fleet.wire import START, Conversation, Header, Side
+from fleet.wire import START, TRANSITIONS, Conversation, Header, Kind, Side
 
 __all__ = ["Line", "LineEndedError"]
+
+_LAST_WORDS: Final[Mapping[Side, frozenset[Kind]]] = {
+    side: frozenset(
+        kind for kinds in table.values() for kind, following in kinds.items() if not table[following]
+    )
+    for side, table in TRANSITIONS.items()
+}
+"""What each side sends only once, as nothing may follow."""
 
 
 class LineEndedError(FleetError):
@@ -52,6 +62,7 @@ class Line:
         """With which frame the present connection began."""
         self._handed = 0
         """How many frames connections that broke had handed to the kernel."""
+        self._said_all = False
         self._changed = threading.Condition()
         self._connection: Connection | None = None
         self._ended = False
@@ -63,8 +74,15 @@ class Line:
             return self._confirmed + len(self._unconfirmed)
 
     def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
-        """Enqueue a frame; never waits. The payload must not change until the other end has it."""
+        """Enqueue a frame; never waits. The payload must not change until the other end has it.
+
+        After the last word of a session, an error for instance, nothing is enqueued any more: other threads
+        may not know of it yet.
+        """
         with self._changed:
+            if self._said_all:
+                return
+            self._said_all = header.kind in _LAST_WORDS[self._side]
             self._unconfirmed.append((header, payload))
             if self._connection is not None:
                 self._connection.send(header, payload)

@@ -84,8 +84,6 @@ class Peer:
         self._port = 0
         self._completed = False
         self._closing = threading.Event()
-        self._turn = threading.Lock()
-        """Held to send what may not follow the last frame, and to send that."""
         self._moved: BytesMoved | None = None
         self._moved_at = 0.0
         self._asked = False
@@ -140,9 +138,7 @@ class Peer:
         idle = now - self._moved_at
         if not self._asked and idle >= limit * _QUESTION_AFTER:
             self._asked = True
-            with self._turn:
-                if not self._completed:
-                    self.send(Kind.CONFIRM)
+            self.send(Kind.CONFIRM)
         elif self._asked and idle >= limit:
             _log.warning(
                 "the data connection with parameter server %s has carried nothing for %.0f s, not even an "
@@ -172,9 +168,8 @@ class Peer:
         if header.kind is Kind.ERROR:
             raise read_error(bytes(payload))
         if header.kind is Kind.COMPLETE:
-            with self._turn:
-                self._completed = True
-                self.send(Kind.GOODBYE)
+            self._completed = True
+            self.send(Kind.GOODBYE)
         elif header.kind in (Kind.PARAM, Kind.UNCHANGED):
             self._owner.landed(header.block, header.step, changed=header.kind is Kind.PARAM)
 
