@@ -114,11 +114,17 @@ class Logs:
         if not started:
             self._note(self._nothing(pods))
             return 1
+        unread = 0
         for pod in sorted(started, key=_order):
-            with self._session.explained(self._job):
+            try:
                 async for line in self._read(pod, self._wanted.params(pod)):
                     self._show(replica_of(pod), self._stripped(line))
-        return 0
+            except (ApiError, aiohttp.ClientError) as error:
+                unread += 1
+                self._note(
+                    f"the log of {replica_of(pod)} cannot be read: {str(error) or type(error).__name__}"
+                )
+        return 1 if unread == len(started) else 0
 
     async def follow(self) -> int:
         """Show what there is and what comes, until the job has finished and its replicas have."""

@@ -211,6 +211,33 @@ async def test_nothing_to_show_says_why(world: World):
     assert world.shown == []
 
 
+async def test_a_log_that_cannot_be_read_does_not_keep_the_others_from_being_shown(world: World):
+    async def cut(response: web.StreamResponse) -> None:
+        assert response._req is not None
+        transport = response._req.transport
+        assert transport is not None
+        transport.abort()
+
+    world.put(0, cut)
+    world.put(1, at(0, "one"))
+    async with world.session() as session:
+        assert await world.reading(session).print_once() == 0
+        assert await world.reading(session, role=Role.TRAINER, index=0).print_once() == 1
+    assert world.shown == ["[trainer-1] one"]
+    assert world.notes[0].startswith("the log of trainer-0 cannot be read: ")
+
+
+async def test_it_ends_when_nobody_reads_what_it_shows(world: World):
+    def broken(line: str) -> None:
+        raise BrokenPipeError
+
+    world.put(0, at(0, "one"))
+    async with world.session() as session:
+        show = print_with(prefixes=True, colour=False, write=broken)
+        with pytest.raises(BrokenPipeError):
+            await Logs(session, "digits", Wanted(), show=show, note=world.notes.append).follow()
+
+
 async def test_a_replica_that_starts_again_is_followed_into_its_next_life(world: World):
     world.put(0, at(0, "first life"), phase="Failed")
     async with world.session() as session:
