@@ -215,6 +215,24 @@ def test_a_trainer_has_no_server_program():
         _ = fleet.server_program
 
 
+@pytest.mark.parametrize("minimized", [False, True])
+def test_the_strategy_s_clipping_is_in_the_server_s_program(minimized):
+    fleet, model = started(role_maker.Role.SERVER), torch.nn.Linear(3, 1)
+    strategy = DistributedStrategy(sync_mode=True, grad_clip=package.ClipGradByNorm(2.0))
+    optimizer = fleet.distributed_optimizer(sgd(model), strategy, model=model)
+    if minimized:
+        optimizer.minimize(lambda model, x: model(x).mean())
+    ops = [op.type for block in fleet.server_program.blocks[1:] for op in block.ops]
+    assert ops == ["sum", "scale", "clip_by_norm", "sgd"] * (len(ops) // 4)
+
+
+def test_clipping_where_training_is_not_synchronous_names_the_remedy():
+    fleet = started()
+    strategy = DistributedStrategy(grad_clip=package.ClipGradByNorm(2.0), sync_mode=False)
+    with pytest.raises(ConfigurationError, match=r"needs synchronous training.*overlap=False"):
+        fleet.distributed_optimizer(sgd(), strategy)
+
+
 def test_the_strategy_reaches_the_transpiler():
     fleet, model = started(), torch.nn.Linear(400, 400)
     uncut = package.DistributeTranspilerConfig(slice_var_up=False)
