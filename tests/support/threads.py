@@ -1,10 +1,24 @@
 """Several calls at the same time, in threads of the test's own process."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["at_once"]
+import torch
+
+__all__ = ["at_once", "one_torch_thread"]
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Let torch compute in the thread that asks: results equal to the bit, and no crowd on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def at_once(*calls: Callable[[], Any], seconds: float = 30.0) -> list[Any]:

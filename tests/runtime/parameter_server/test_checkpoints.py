@@ -14,7 +14,7 @@ from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.parameter_server import keeper
 from fleet.parameter_server.trainer import Trainer
 from tests.support.parameter_server import Loopback, loopback, small_model
-from tests.support.threads import at_once
+from tests.support.threads import at_once, one_torch_thread
 
 BATCHES = torch.linspace(-1, 1, 20 * 3 * 20).reshape(20, 3, 20)
 
@@ -28,10 +28,8 @@ OPTIMIZERS = {
 @pytest.fixture(autouse=True)
 def _one_torch_thread() -> Iterator[None]:
     """Equal to the bit is promised at one torch thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    with one_torch_thread():
+        yield
 
 
 def loss_of(model: Any, batch: torch.Tensor) -> Any:

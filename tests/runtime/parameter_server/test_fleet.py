@@ -17,15 +17,17 @@ from fleet.errors import CheckpointError, ConfigurationError
 from fleet.parameter_server import Fleet
 from fleet.role_maker import Role, UserDefinedRoleMaker
 from tests.support.processes import free_ports
-from tests.support.threads import at_once
+from tests.support.threads import at_once, one_torch_thread
 
 X = torch.linspace(-1, 1, 60).reshape(3, 20)
 
 
 @pytest.fixture(autouse=True)
-def _leave_the_test_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def _leave_the_test_process_alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(lifecycle, "start", lambda _: None)
     monkeypatch.delenv("FLEET_CHECKPOINT_DIR", raising=False)
+    with one_torch_thread():
+        yield
 
 
 def build() -> Any:

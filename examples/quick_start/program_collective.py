@@ -1,0 +1,52 @@
+"""Train a small network: the quick start."""
+
+import argparse
+
+import torch
+from torch import nn
+
+from fleet.collective import fleet
+
+BATCH = 128
+
+
+def generate(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return 128 points in 32 dimensions, and whether their first half weighs more than the second."""
+    x = torch.rand(BATCH, 32, generator=generator)
+    return x, (x[:, :16].sum(1) > x[:, 16:].sum(1)).long()
+
+
+def build_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 2))
+
+
+def cost(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=1001)
+    options = parser.parse_args()
+
+    fleet.init()
+    torch.manual_seed(0)
+    model = build_model()
+    fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.01), model=model)
+    fleet.minimize(cost)
+    program = fleet.main_program
+    executor = fleet.Executor(fleet.CPUPlace())
+    executor.run(fleet.startup_program)
+    generator = torch.Generator().manual_seed(fleet.worker_index())
+    for step in range(1, options.steps + 1):
+        x, y = generate(generator)
+        (loss,) = executor.run(program, feed={"x": x, "y": y}, fetch_list=["loss"])
+        if step % 100 == 1:
+            fleet.report(step=step, total_steps=options.steps, loss=loss.item(), samples=step * BATCH)
+    executor.close()
+    fleet.stop_worker()
+    print(f"last loss: {loss.item():.4f}")
+
+
+if __name__ == "__main__":
+    main()
