@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
+from fleet.program import ClipGradByGlobalNorm
 from tests.support.training import (
     NoSync,
     Training,
@@ -244,3 +245,19 @@ def test_a_trainer_with_less_data_leaves_the_mean_to_the_others(caplog):
     assert_same_bits(longest, expected)
     assert "trainer 1 takes part no more: from step 2 on the mean is over trainer 0, trainer 2" in caplog.text
     assert "trainer 2 takes part no more: from step 3 on the mean is over trainer 0" in caplog.text
+
+
+def test_scalars_and_parameters_without_elements():
+    def model() -> torch.nn.Module:
+        made = Wide()
+        made.register_parameter("scale", torch.nn.Parameter(torch.tensor(1.5)))
+        made.register_parameter("nothing", torch.nn.Parameter(torch.empty(0, 3)))
+        return made
+
+    def scaled(model: Any, step: int, trainer: int, no_sync: NoSync) -> None:
+        out = model(numbers(step, trainer, 8, ROWS)) * model.scale + model.nothing.sum()
+        out.square().mean().backward()
+
+    assert_equal_to_one_process(Training(model, adam, scaled))
+    clipped = train_together(Training(model, adam, scaled), grad_clip=ClipGradByGlobalNorm(0.1))
+    assert_same_bits(*clipped)
