@@ -28,6 +28,13 @@ RIGHTS = {  # where it serves FleetJobs, and beside what everybody may ask about
     ("", "services"): EVERYDAY,
     ("", "events"): {"create", "patch"},
 }
+FEATURES = {  # and with all of the chart's features on, as these tests have them
+    ("", "persistentvolumeclaims"): EVERYDAY - {"delete"},
+    ("networking.k8s.io", "networkpolicies"): EVERYDAY,
+    ("policy", "poddisruptionbudgets"): EVERYDAY,
+    ("scheduling.volcano.sh", "podgroups"): EVERYDAY,
+    ("scheduling.x-k8s.io", "podgroups"): EVERYDAY,
+}
 LEASES = {("coordination.k8s.io", "leases"): {"get", "create", "update"}}
 EVERYBODYS = {"authorization.k8s.io", "authentication.k8s.io"}
 
@@ -54,8 +61,8 @@ def rights_in(control_plane: ControlPlane, namespace: str) -> dict[tuple[str, st
 def test_the_operator_has_the_rights_of_the_design_and_no_other(
     control_plane: ControlPlane, operator: OperatorProcess
 ):
-    assert rights_in(control_plane, "default") == RIGHTS
-    assert rights_in(control_plane, NAMESPACE) == RIGHTS | LEASES
+    assert rights_in(control_plane, "default") == RIGHTS | FEATURES
+    assert rights_in(control_plane, NAMESPACE) == RIGHTS | FEATURES | LEASES
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,162 @@
+"""What users of other operators complain about, each told as a story: docs/complaints.md lists them.
+
+A test has the name of its complaint and shows that it does not hold here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fleet_operator.api import ConditionType, Role
+from fleet_operator.build import ClusterHosts, build_pod, build_service, replica_ports
+from fleet_operator.plan.model import Attempt, ObjectRef
+from tests.support import jobs
+from tests.support.plans import Story, at, ended, pending, pserver, trainer
+
+SERVERS = (pserver(0), pserver(1))
+TRAINERS = (trainer(0), trainer(1))
+DONE = (ended(trainer(0)), ended(trainer(1)))
+
+
+def acts(lines: list[str]) -> list[str]:
+    """Return what a plan does to pods."""
+    return [line for line in lines if line.startswith(("create ", "delete "))]
+
+
+def running(**spec: Any) -> Story:
+    """Return a job all of whose replicas run."""
+    story = Story(**spec)
+    story.sees(*SERVERS, *TRAINERS)
+    return story
+
+
+def test_parameter_servers_keep_running_after_the_trainers_have_finished():
+    story = running()
+    story.sees(*SERVERS, *DONE, after=60)
+    assert story.job.status.state == "Succeeded"
+    assert acts(story.sees(*SERVERS, *DONE, after=90)) == [
+        "delete digits-pserver-0 0.0",
+        "delete digits-pserver-1 0.0",
+    ]
+
+
+def test_the_loss_of_a_node_hangs_the_job():
+    story = running()
+    silent = trainer(1, not_ready_reason="NodeNotReady", not_ready_since=at(0), node="gpu-7")
+    story.sees(*SERVERS, trainer(0), silent, after=300)
+    assert "create digits-trainer-1 0.1" in story.sees(*SERVERS, trainer(0), after=310)
+    assert story.job.status.failures == 0
+
+
+def test_a_gpu_that_went_bad_is_not_told_from_a_bug():
+    rules = [{"onExitCodes": [217], "action": "RestartJob"}, {"role": "trainer", "action": "FailJob"}]
+    story = running(failurePolicy={"rules": rules})
+    story.sees(*SERVERS, trainer(0), ended(trainer(1), 217), after=5)
+    assert (story.job.status.state, story.job.status.job_restarts) == ("Restarting", 1)
+    story = running(failurePolicy={"rules": rules})
+    story.sees(*SERVERS, trainer(0), ended(trainer(1), 1), after=5)
+    assert story.job.status.state == "Failed"
+
+
+def test_a_gang_is_not_restarted_as_a_whole():
+    group = ObjectRef("scheduling.volcano.sh/v1beta1", "PodGroup", "digits-0")
+    story = Story(jobs.collective_manifest(scheduling={"gang": "Volcano"}))
+    there = {"objects": frozenset({group})}
+    story.sees(*TRAINERS, **there)
+    lines = story.sees(trainer(0), ended(trainer(1), 1), after=5, **there)
+    assert acts(lines)[:2] == ["delete digits-trainer-0 0.0", "delete digits-trainer-1 0.0"]
+    assert {"delete PodGroup digits-0", "ensure PodGroup digits-1"} <= set(lines)
+
+
+def test_everything_is_restarted_when_only_one_member_failed():
+    story = running()
+    lines = story.sees(*SERVERS, trainer(0), ended(trainer(1), 1), after=5)
+    assert acts(lines) == ["delete digits-trainer-1 0.0"]
+
+
+def test_the_backoff_limit_is_ignored():
+    story = running(runPolicy={"backoffLimit": 1})
+    story.sees(*SERVERS, trainer(0), ended(trainer(1), 1), after=5)
+    assert story.job.status.state == "Restarting"
+    story.sees(*SERVERS, trainer(0), ended(trainer(1, "0.1"), 1), after=15)
+    failed = story.job.status.condition(ConditionType.FAILED)
+    assert failed is not None
+    assert failed.reason == "BackoffLimitExceeded"
+
+
+def test_one_replica_fails_for_good_and_its_siblings_go_on_burning_gpus():
+    story = Story(jobs.collective_manifest(failurePolicy={"action": "FailJob"}))
+    story.sees(*TRAINERS)
+    assert acts(story.sees(trainer(0), ended(trainer(1), 1), after=5)) == ["delete digits-trainer-0 0.0"]
+
+
+def test_a_pod_that_had_finished_is_created_again():
+    story = running()
+    story.sees(*SERVERS, trainer(0), ended(trainer(1)), after=5)
+    assert acts(story.sees(*SERVERS, trainer(0), after=6)) == [], "somebody has deleted it"
+
+
+def test_there_is_no_time_to_live_and_no_deadline():
+    story = running(runPolicy={"ttlSecondsAfterFinished": 60, "activeDeadlineSeconds": 600})
+    assert story.sees(*SERVERS, *TRAINERS, after=100)[-1] == "look again after 500 s"
+    story.sees(*SERVERS, *TRAINERS, after=600)
+    assert story.job.status.state == "Failed"
+    assert "delete the job" in story.sees(after=660)
+
+
+def test_the_status_does_not_say_why_a_job_is_pending():
+    story = Story(runPolicy={"pendingDeadlineSeconds": 60})
+    waits = pending(trainer(1), "ImagePullBackOff", 'Back-off pulling image "example.com/trainer:1"')
+    lines = story.sees(*SERVERS, trainer(0), waits)
+    assert lines[0].startswith("Pending ")
+    assert any(line.startswith("Running False ImagePullBackOff: digits-trainer-1 waits") for line in lines)
+    assert any("correct the image's name" in line for line in lines)
+    story.sees(*SERVERS, trainer(0), waits, after=60)
+    assert story.job.status.state == "Failed"
+
+
+def test_trainers_start_when_the_name_of_a_server_resolves_though_nothing_listens_yet():
+    probe = build_pod(jobs.job(), Role.PSERVER, 0, Attempt(), ClusterHosts(jobs.job()))["spec"]["containers"][
+        0
+    ]
+    assert probe["readinessProbe"]["grpc"]["port"] == 6174
+    assert build_service(jobs.job())["spec"]["publishNotReadyAddresses"] is True, "names resolve early"
+    story = Story()
+    assert acts(story.sees(pserver(0), pserver(1, ready=False))) == []
+    assert len(acts(story.sees(*SERVERS, after=1))) == 2
+
+
+def test_nobody_says_why_a_gang_is_pending():
+    group = ObjectRef("scheduling.volcano.sh/v1beta1", "PodGroup", "digits-0")
+    message = "pod group is not ready, 4 Pending, 4 minAvailable; 2 Insufficient nvidia.com/gpu"
+    pods = [pending(each, "Unschedulable", message) for each in (*SERVERS, *TRAINERS)]
+    lines = Story(scheduling={"gang": "Volcano"}).sees(*pods, objects=frozenset({group}))
+    assert any(line.startswith("Running False Unschedulable") and message in line for line in lines)
+
+
+def test_two_replicas_on_one_node_clash_on_its_network():
+    network = {"hostNetwork": True, "portRange": {"first": 20000, "last": 20999}}
+    job = jobs.job(jobs.manifest(network=network))
+    ports = [port for role in Role for index in (0, 1) for port in replica_ports(job, role, index)]
+    assert len(ports) == len(set(ports))
+
+
+def test_there_is_no_elasticity():
+    story = running(syncMode="Geo", trainer={"replicas": 2, "minReplicas": 1, "maxReplicas": 3})
+    story.scale(3)
+    assert acts(story.sees(*SERVERS, *TRAINERS, after=5)) == ["create digits-trainer-2 0.0"]
+    story.scale(1)
+    assert acts(story.sees(*SERVERS, *TRAINERS, trainer(2), after=9)) == [
+        "delete digits-trainer-1 0.0",
+        "delete digits-trainer-2 0.0",
+    ]
+
+
+def test_a_job_with_an_injected_sidecar_never_ends():
+    story = running()
+    still_there = [
+        ended(each, 0, phase=each.phase) for each in TRAINERS
+    ]  # the pods run on with their proxies
+    story.sees(*SERVERS, *still_there, after=60)
+    assert story.job.status.state == "Succeeded"
+    assert "delete digits-trainer-0 0.0" in story.sees(*SERVERS, *still_there, after=90)
