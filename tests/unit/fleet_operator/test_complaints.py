@@ -61,7 +61,7 @@ def test_a_gpu_that_went_bad_is_not_told_from_a_bug():
 def test_a_gang_is_not_restarted_as_a_whole():
     group = ObjectRef("scheduling.volcano.sh/v1beta1", "PodGroup", "digits-0")
     story = Story(jobs.collective_manifest(scheduling={"gang": "Volcano"}))
-    there = {"objects": frozenset({group})}
+    there: dict[str, Any] = {"objects": frozenset({group})}
     story.sees(*TRAINERS, **there)
     lines = story.sees(trainer(0), ended(trainer(1), 1), after=5, **there)
     assert acts(lines)[:2] == ["delete digits-trainer-0 0.0", "delete digits-trainer-1 0.0"]
