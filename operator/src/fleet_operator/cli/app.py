@@ -19,7 +19,6 @@ from fleet_operator.errors import InvalidJob, OperatorError
 from fleet_operator.plan.model import Attempt
 
 INVALID = 2  # also what Typer exits with for arguments that it does not understand
-NOBODY_READS = 141  # a shell's for SIGPIPE
 PLUGIN = "kubectl-fleet"  # what kubectl runs for `kubectl fleet`
 UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 
@@ -105,9 +104,6 @@ def main() -> NoReturn:
         _fail(str(error), INVALID)
     except OperatorError as error:
         _fail(str(error), 1)
-    except BrokenPipeError:  # whoever read what we print has seen enough, as `head` has
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(NOBODY_READS)
     except OSError as error:
         _fail(f"{error.strerror}: {error.filename}" if error.filename else str(error), 1)
     except KeyboardInterrupt:
