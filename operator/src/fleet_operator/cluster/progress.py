@@ -97,7 +97,12 @@ class _Heard:
     pod_uid: str
     asked_at: float
     told: JobProgress | None = None
+    unanswered: int = 0
     steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PACE_READINGS))
+
+    def interval_seconds(self) -> float:
+        """Return how long to leave it alone: a script that has just begun is soon about to answer."""
+        return INTERVAL_SECONDS if self.told is not None else min(INTERVAL_SECONDS, 2.0**self.unanswered)
 
     def pace(self) -> float | None:
         """Return the steps per second of late."""
@@ -150,7 +155,7 @@ class ProgressReader:
             await asyncio.sleep(TICK_SECONDS)
 
     async def ask(self) -> None:
-        """Ask everyone who has not been asked for `INTERVAL_SECONDS`, a bounded number of them at once."""
+        """Ask everyone who has been left alone for long enough, a bounded number of them at once."""
         loop = asyncio.get_running_loop()
         there = {target.job: target for target in self._find()}
         self._heard = {key: heard for key, heard in self._heard.items() if key in there}
@@ -168,7 +173,7 @@ class ProgressReader:
         heard = self._heard.get(target.job)
         if heard is None or heard.pod_uid != target.pod_uid:
             return True
-        return now - heard.asked_at >= INTERVAL_SECONDS
+        return now - heard.asked_at >= heard.interval_seconds()
 
     async def _ask(self, target: Target, loop: asyncio.AbstractEventLoop) -> None:
         heard = self._heard.get(target.job)
@@ -179,6 +184,7 @@ class ProgressReader:
         if self._on_read is not None:
             self._on_read(progress is not None)
         if progress is None or progress.step is None:
+            heard.unanswered = min(heard.unanswered + 1, 10)
             return
         heard.steps.append((heard.asked_at, progress.step))
         told = job_progress(progress, steps_per_second=heard.pace(), moment=self._now())

@@ -162,6 +162,20 @@ async def test_a_silent_trainer_takes_nothing_back(world: World):
     assert world.read == [True, False]
 
 
+async def test_a_script_that_has_just_begun_is_soon_asked_again_and_a_silent_one_rarely(
+    world: World,
+):
+    world.answer = None
+    asked_at = []
+    await world.reader.ask()
+    for second in range(1, 61):
+        before = len(world.asked)
+        await world.after(1, None)
+        if len(world.asked) > before:
+            asked_at.append(second)
+    assert asked_at == [2, 6, 14, 29, 44, 59]
+
+
 async def test_another_pod_is_asked_at_once_and_the_old_ones_words_are_not_its_own(world: World):
     await world.reader.ask()
     world.targets = [TARGET._replace(pod_uid="uid-2")]
