@@ -17,9 +17,32 @@ def test_every_variable_is_read():
         "FLEET_HEARTBEAT_SECONDS": "0.5",
         "FLAGS_rpc_deadline": "2500",
         "FLEET_SOCKET_BUFFER_BYTES": "65536",
+        "FLAGS_rpc_retry_times": "7",
+        "FLAGS_rpc_send_thread_num": "1",
         "OTHER": "x",
     }
-    assert Settings.from_environ(environ) == Settings(0.5, 2.5, 65536)
+    assert Settings.from_environ(environ) == Settings(0.5, 2.5, 65536, retry_times=7)
+
+
+def test_trying_again_may_be_switched_off():
+    assert Settings.from_environ({"FLAGS_rpc_retry_times": "0"}).retry_times == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FLAGS_rpc_retry_times",
+        "FLAGS_rpc_send_thread_num",
+        "FLAGS_rpc_get_thread_num",
+        "FLAGS_rpc_prefetch_thread_num",
+    ],
+)
+@pytest.mark.parametrize(
+    ("value", "expected"), [("-1", "positive"), ("many", "positive"), ("1.5", "whole"), ("inf", "positive")]
+)
+def test_a_malformed_count_is_named(name, value, expected):
+    with pytest.raises(ConfigurationError, match=f"{name} is '{value}'; expected a {expected} number"):
+        Settings.from_environ({name: value})
 
 
 @pytest.mark.parametrize(

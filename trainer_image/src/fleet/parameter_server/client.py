@@ -337,7 +337,10 @@ class Client:
         if plan.wait_port:
             wait_for_ports(plan.endpoints, settings.deadline_seconds)
         trainer = self._identity.trainer
-        self._controls = [ControlClient(endpoint, trainer, self._job.attempt) for endpoint in plan.endpoints]
+        self._controls = [
+            ControlClient(endpoint, trainer, self._job.attempt, settings.retry_times)
+            for endpoint in plan.endpoints
+        ]
         replies = self._join(deadline)
         incarnations = [reply.incarnation for reply in replies]
         self._heartbeat = Heartbeat(self._controls, incarnations, settings, self.fail, self._look_at_peers)

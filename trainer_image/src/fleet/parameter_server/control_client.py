@@ -1,5 +1,6 @@
 """A trainer's calls to the control service of one server."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Generic, TypeVar
 
@@ -21,6 +22,10 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
+_NEVER_AGAIN: Final = frozenset({"Heartbeat", "Norm"})
+"""Calls that say nothing new when they come later, or are repeated by who makes them."""
+_MOST_TRIES: Final = 5
+"""gRPC's own bound."""
 _LOOK_SECONDS: Final = 0.5
 _REFUSALS: Final = frozenset(
     {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
@@ -68,12 +73,15 @@ class ControlClient:
         ``host:port`` of the server.
     trainer, attempt : int
         Who calls.
+    retry_times : int
+        How often a call that found nobody is made again, after ever longer pauses; four times at most.
+        The servers take none of them twice.
     """
 
-    def __init__(self, endpoint: str, trainer: int, attempt: int) -> None:
+    def __init__(self, endpoint: str, trainer: int, attempt: int, retry_times: int = 3) -> None:
         self.endpoint = endpoint
         self._trainer = control_pb2.Trainer(id=trainer, attempt=attempt)
-        self._channel = grpc.insecure_channel(endpoint, options=list(CHANNEL_OPTIONS))
+        self._channel = grpc.insecure_channel(endpoint, options=[*CHANNEL_OPTIONS, *_retrying(retry_times)])
         self._stub = control_pb2_grpc.ParameterServerStub(self._channel)
 
     def join(
@@ -194,3 +202,25 @@ class ControlClient:
         return RemoteProtocolError(
             f"parameter server {self.endpoint} failed a call with {code.name}: {details}"
         )
+
+
+def _retrying(retry_times: int) -> list[tuple[str, int | str]]:
+    """Return the options of a channel that makes calls again which fail with UNAVAILABLE."""
+    if retry_times == 0:
+        return [("grpc.enable_retries", 0)]
+    service = control_pb2.DESCRIPTOR.services_by_name["ParameterServer"]
+    policy = {
+        "name": [
+            {"service": service.full_name, "method": method.name}
+            for method in service.methods
+            if method.name not in _NEVER_AGAIN
+        ],
+        "retryPolicy": {
+            "maxAttempts": min(retry_times + 1, _MOST_TRIES),
+            "initialBackoff": "0.2s",
+            "maxBackoff": "2s",
+            "backoffMultiplier": 2,
+            "retryableStatusCodes": ["UNAVAILABLE"],
+        },
+    }
+    return [("grpc.service_config", json.dumps({"methodConfig": [policy]}))]
