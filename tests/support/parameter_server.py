@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fleet.errors import FleetError
+from fleet.parameter_server.modes import Mode
 from fleet.parameter_server.server import Server
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import state_of
@@ -65,6 +66,8 @@ class Loopback:
     grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
     groups : callable
         Gives what the optimizer is made of: the model's parameters, or param groups.
+    mode : Mode, optional
+        Other than the sync mode.
     """
 
     def __init__(
@@ -76,7 +79,9 @@ class Loopback:
         settings: Settings = QUICK,
         grad_clip: GradClip | None = None,
         groups: Callable[[Any], Any] = lambda model: model.parameters(),
+        mode: Mode | None = None,
     ) -> None:
+        self._mode = mode
         self.num_trainers = trainers
         self.settings = settings
         self.job = JobIdentity("loopback", "uid-1")
@@ -93,7 +98,9 @@ class Loopback:
         model = changes.get("model", self._model)()
         optimizer = changes.get("optimizer", self._optimizer)(self._groups(model))
         program = Program.from_optimizer(optimizer, model, changes.get("grad_clip", self._grad_clip))
-        transpiler = DistributeTranspiler(changes.get("config", DistributeTranspilerConfig()))
+        transpiler = DistributeTranspiler(
+            changes.get("config", DistributeTranspilerConfig()), mode=self._mode
+        )
         transpiler.transpile(
             trainer,
             program=program,

@@ -3,6 +3,7 @@
 It reads frames, so that a connection ends exactly at a boundary of messages, or inside of one.
 """
 
+import contextlib
 import enum
 import socket
 import threading
@@ -12,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.parameter_server import peer
+from fleet.parameter_server import client, peer
+from fleet.parameter_server.control_client import ControlClient
 from fleet.parameter_server.sockets import ConnectionEndedError, hang_up, receive_exactly
 from fleet.wire import HEADER_BYTES, Header, Kind, Side, read_header
 
@@ -159,3 +161,89 @@ def proxied(monkeypatch: Any, decide: Callable[[Passing], Fate]) -> Iterator[Pro
         yield proxy
     finally:
         proxy.close()
+
+
+class Partition:
+    """A network that can lose everything for a while, data and control alike, without telling anybody."""
+
+    def __init__(self) -> None:
+        self._whole = threading.Event()
+        self._whole.set()
+        self._listeners: list[socket.socket] = []
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+
+    def cut(self) -> None:
+        """Let nothing through any more."""
+        self._whole.clear()
+
+    def heal(self) -> None:
+        """Let everything through again, also what was sent meanwhile."""
+        self._whole.set()
+
+    def dial(
+        self, host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | None
+    ) -> socket.socket:
+        """Connect to a data port through this network."""
+        del buffer_bytes
+        return socket.create_connection(self._listen(host, port), timeout=timeout_seconds)
+
+    def control(self, endpoint: str, *arguments: Any) -> ControlClient:
+        """Make a control channel through this network."""
+        host, _, port = endpoint.rpartition(":")
+        near = self._listen(host, int(port))
+        return ControlClient(f"{near[0]}:{near[1]}", *arguments)
+
+    def close(self) -> None:
+        """End every connection."""
+        self.heal()
+        for each in (*self._listeners, *self._sockets):
+            hang_up(each)
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive(), "a connection of the partition is still open"
+        for each in (*self._listeners, *self._sockets):
+            each.close()
+
+    def _listen(self, host: str, port: int) -> tuple[str, int]:
+        listener = socket.create_server((HOST, 0))
+        self._listeners.append(listener)
+        self._start(self._accept, listener, host, port)
+        near: tuple[str, int] = listener.getsockname()
+        return near
+
+    def _accept(self, listener: socket.socket, host: str, port: int) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                self._whole.wait()
+                far = socket.create_connection((host, port), timeout=10)
+                far.settimeout(None)
+                self._sockets += [near, far]
+                self._start(self._carry, near, far)
+                self._start(self._carry, far, near)
+
+    def _carry(self, source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while received := source.recv(1 << 16):
+                self._whole.wait()
+                target.sendall(received)
+        self._whole.wait()
+        hang_up(target)
+
+    def _start(self, target: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+
+@contextmanager
+def partition(monkeypatch: Any) -> Iterator[Partition]:
+    """Let the trainers of this process reach their servers through one network that may be cut."""
+    network = Partition()
+    monkeypatch.setattr(peer, "dial", network.dial)
+    monkeypatch.setattr(client, "ControlClient", network.control)
+    try:
+        yield network
+    finally:
+        network.close()

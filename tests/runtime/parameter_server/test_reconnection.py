@@ -1,17 +1,25 @@
 """A data connection that breaks between living processes: the training goes on as if it had not."""
 
+import re
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pytest
 import torch
 
 from fleet import progress
+from fleet.errors import PeerLostError
+from fleet.parameter_server import peer
+from fleet.parameter_server.modes import Async, Geo, HalfAsync
 from fleet.parameter_server.settings import Settings
 from fleet.wire import Kind, Side
 from tests.support.parameter_server import Loopback, loopback
-from tests.support.proxy import Fate, Passing, proxied
+from tests.support.processes import wait_for
+from tests.support.proxy import Fate, Passing, partition, proxied
+from tests.support.threads import at_once
 from tests.support.training import assert_same_bits, one_thread, values_of
 
 PATIENT = Settings(heartbeat_seconds=0.2, deadline_seconds=10.0)
@@ -139,3 +147,158 @@ def test_a_connection_cut_at_every_message_of_a_step_changes_no_bit(monkeypatch)
     assert reconnections() - before >= 2 * len(cuts)  # at both ends
     for trainer in range(2):
         assert_same_bits(cut[trainer], undisturbed[trainer])
+
+
+def cut_now_and_then(passing: Passing) -> Fate:
+    """Cut each kind of frame again and again, before and after it."""
+    if passing.kind is Kind.HELLO or passing.nth % 4 != 2:
+        return Fate.PASS
+    return Fate.CUT_AFTER if passing.nth % 8 == 2 else Fate.CUT_BEFORE
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param(Async(dc_asgd=True), id="async"), pytest.param(Geo(push_nums=2), id="geo")]
+)
+def test_modes_without_a_barrier_take_each_gradient_once_too(monkeypatch, mode):
+    shape: dict[str, Any] = {"servers": 2, "optimizer": momentum, "model": six_parameters, "mode": mode}
+    with one_thread():
+        with loopback(settings=PATIENT, **shape) as job:
+            undisturbed = train(job, 12, backward)
+        before = reconnections()
+        with proxied(monkeypatch, cut_now_and_then), loopback(settings=PATIENT, **shape) as job:
+            cut = train(job, 12, backward)
+    assert reconnections() - before >= 12
+    assert_same_bits(cut[0], undisturbed[0])
+
+
+def counters() -> torch.nn.Module:
+    """Return parameters that count the gradients of one which are applied to them."""
+    return torch.nn.ParameterDict({f"p{i}": torch.zeros(5) for i in range(6)})
+
+
+def test_half_async_takes_each_gradient_once_whatever_it_merges(monkeypatch):
+    def count(model: Any, trainer: int, step: int) -> None:
+        del trainer, step
+        sum(parameter.sum() for parameter in model.parameters()).backward()
+
+    def plain(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=1.0)
+
+    with (
+        proxied(monkeypatch, cut_now_and_then),
+        loopback(servers=2, optimizer=plain, model=counters, mode=HalfAsync(2, 2), settings=PATIENT) as job,
+    ):
+        (found,) = train(job, 40, count)
+    assert_same_bits(found, {name: torch.full((5,), -40.0) for name in found})
+
+
+def test_a_connection_cut_while_a_session_begins_or_ends_is_opened_again(monkeypatch):
+    """The greeting, the first values, and the three words of the end."""
+    ends = {Kind.HELLO, Kind.PULL, Kind.PARAM, Kind.COMPLETE, Kind.GOODBYE}
+
+    def decide(passing: Passing) -> Fate:
+        if passing.kind not in ends or passing.server == 1:
+            return Fate.PASS
+        return {0: Fate.CUT_BEFORE, 1: Fate.CUT_AFTER}.get(passing.nth, Fate.PASS)
+
+    with proxied(monkeypatch, decide), loopback(servers=2, model=six_parameters, settings=PATIENT) as job:
+        (found,) = train(job, 2, backward)
+    alone = six_parameters()
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(2):
+        optimizer.zero_grad()
+        backward(alone, 0, step)
+        optimizer.step()
+    assert_same_bits(found, values_of(alone))
+
+
+def test_a_connection_that_swallows_everything_is_found_although_the_server_answers_calls(
+    monkeypatch, caplog
+):
+    swallowed: list[Passing] = []
+
+    def decide(passing: Passing) -> Fate:
+        if not swallowed and passing.kind is Kind.GRAD and passing.step == 1 and passing.nth % 3 == 1:
+            swallowed.append(passing)
+            return Fate.SWALLOW
+        return Fate.PASS
+
+    shape: dict[str, Any] = {"servers": 2, "trainers": 2, "optimizer": momentum, "model": six_parameters}
+    with one_thread():
+        with loopback(settings=PATIENT, **shape) as job:
+            undisturbed = train(job, 3, backward)
+        with proxied(monkeypatch, decide), loopback(settings=PATIENT, **shape) as job:
+            found = train(job, 3, backward)
+    assert swallowed
+    assert "has carried nothing for 1 s, not even an answer; giving it up" in caplog.text
+    assert "is back; " in caplog.text
+    assert_same_bits(found[1], undisturbed[1])
+
+
+def test_a_server_that_cannot_be_reached_any_more_is_tried_so_often(monkeypatch):
+    settings = replace(PATIENT, retry_times=1)
+    dialled: list[int] = []
+    with loopback(settings=settings, model=six_parameters) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+
+        def refuse(host: str, port: int, **_: Any) -> Any:
+            dialled.append(port)
+            raise ConnectionRefusedError(f"{host} refuses")
+
+        def step() -> None:
+            backward(model, 0, 0)
+            trainer.step()
+
+        monkeypatch.setattr(peer, "dial", refuse)
+        job.servers[0].server._links[0]._line.hang_up()
+        wait_for(lambda: len(dialled) == 2, "both tries")
+        with pytest.raises(PeerLostError, match=r"refuses; tried 2 times \(FLAGS_rpc_retry_times\), though"):
+            step()
+    assert len(dialled) == 2
+
+
+def test_a_partition_that_heals_in_time_is_named_and_costs_nothing_else(monkeypatch, caplog):
+    settings = Settings(heartbeat_seconds=0.1, deadline_seconds=20.0)
+    with (
+        one_thread(),
+        partition(monkeypatch) as network,
+        loopback(servers=2, model=six_parameters, settings=settings) as job,
+    ):
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        network.cut()
+        cut_at = time.monotonic()
+        backward(model, 0, 0)
+        stepping = threading.Thread(target=trainer.step, daemon=True)
+        stepping.start()
+        wait_for(lambda: "trainer 0 has given no sign of life" in caplog.text, "the server's word")
+        wait_for(
+            lambda: re.search(r"parameter server \S+ has not answered for", caplog.text), "the trainer's"
+        )
+        assert time.monotonic() - cut_at < 5
+        network.heal()
+        stepping.join(20)
+        assert not stepping.is_alive()
+        trainer.complete()
+        for running in job.servers:
+            running.join()
+            assert running.failure is None
+
+
+def test_a_partition_that_does_not_heal_ends_both_sides_by_the_deadline(monkeypatch):
+    settings = Settings(heartbeat_seconds=0.1, deadline_seconds=1.5)
+    with (
+        partition(monkeypatch) as network,
+        loopback(trainers=2, model=six_parameters, settings=settings) as job,
+    ):
+        trainer, model, _ = job.make_trainer()
+        other, _, _ = job.make_trainer(1)
+        at_once(trainer.start, other.start)
+        network.cut()
+        backward(model, 0, 0)
+        with pytest.raises(PeerLostError, match=r"has not answered for .* FLAGS_rpc_deadline is 1500 ms"):
+            trainer.step()
+        job.servers[0].join()
+        assert isinstance(job.servers[0].failure, PeerLostError)
+        assert "was heard last" in str(job.servers[0].failure)

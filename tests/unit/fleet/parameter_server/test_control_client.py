@@ -31,7 +31,7 @@ class Unavailable(control_pb2_grpc.ParameterServerServicer):
 
 @pytest.fixture
 def service() -> Iterator[Unavailable]:
-    servicer = Unavailable()
+    servicer = Unavailable()  # type: ignore[abstract]
     server = grpc.server(futures.ThreadPoolExecutor(1))
     control_pb2_grpc.add_ParameterServerServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
