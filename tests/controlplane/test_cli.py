@@ -258,12 +258,12 @@ async def test_it_is_a_plugin_of_kubectl_too(
     await namespace.create_job(manifest())
     await namespace.until_state("digits", "Running")
     path = {"PATH": f"{PROGRAM.parent}:{fleetjob.environ['PATH']}"}
-    ended = await fleetjob(
+    ended = await fleetjob.run(
         "fleet", "status", "-n", namespace.name, program=control_plane.program("kubectl"), environ=path
     )
     assert ended.status == 0
     assert ended.out.splitlines()[1].split()[:2] == ["digits", "Running"]
-    helped = await fleetjob("fleet", "--help", program=control_plane.program("kubectl"), environ=path)
+    helped = await fleetjob.run("fleet", "--help", program=control_plane.program("kubectl"), environ=path)
     assert "Usage: kubectl fleet" in helped.out
 
 
@@ -272,7 +272,7 @@ async def test_a_shell_completes_the_names_of_jobs(namespace: Namespace, fleetjo
         await namespace.create_job(manifest(name, runPolicy={"suspend": True}))
     words = f"fleetjob logs -n {namespace.name} dig"
     asked = {"_FLEETJOB_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "4"}
-    ended = await fleetjob(environ=asked)
+    ended = await fleetjob.run(environ=asked)
     assert set(ended.out.split()) == {"digits", "digits-2"}
 
 
@@ -302,8 +302,8 @@ async def test_what_goes_wrong_is_a_sentence_with_what_to_do(
         ("scale", "absent", "--trainers", "2", *here): "no FleetJob absent in namespace",
         ("status", "--context", "moon"): "nothing named 'moon' in its contexts: there are test",
     }
-    ended = await asyncio.gather(*(fleetjob(*arguments) for arguments in cases))
-    for (arguments, said), (status, out, err) in zip(cases.items(), ended, strict=True):
+    for arguments, said in cases.items():
+        status, out, err = await fleetjob(*arguments)
         assert (status, out) == (1, ""), arguments
         assert said in err, arguments
         assert err.count("\n") == 1, err

@@ -1,12 +1,17 @@
-"""The command line as people run it: a process of its own, with a kubeconfig and nothing else."""
+"""The command line for tests: called in this process, where that is enough, or started as people start it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from unittest import mock
+
+from fleet_operator import cli
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -28,12 +33,17 @@ class Fleetjob:
 
     def __init__(self, kubeconfig: Path, namespace: str) -> None:
         self.namespace = namespace
-        self.environ = {**os.environ, "KUBECONFIG": str(kubeconfig), "COLUMNS": "200", "NO_COLOR": "1"}
+        self._own = {"KUBECONFIG": str(kubeconfig), "COLUMNS": "200", "NO_COLOR": "1"}
+        self.environ = {**os.environ, **self._own}
 
-    async def __call__(
+    async def __call__(self, *arguments: str) -> Ended:
+        """Run a command to its end in this process: a process of its own takes a second to start."""
+        return await asyncio.to_thread(self._call, arguments)
+
+    async def run(
         self, *arguments: str, program: Path | str = PROGRAM, environ: Mapping[str, str] | None = None
     ) -> Ended:
-        """Run a command to its end; it prints no traceback, whatever happens."""
+        """Run a command to its end as a process."""
         process = await self.start(*arguments, program=program, environ=environ)
         try:
             async with asyncio.timeout(SECONDS):
@@ -42,8 +52,7 @@ class Fleetjob:
             process.kill()
             await process.wait()
             raise AssertionError(f"{' '.join(arguments)} did not end within {SECONDS:g} s") from None
-        assert "Traceback" not in err.decode()
-        return Ended(process.returncode or 0, out.decode(), err.decode())
+        return _ended(process.returncode, out.decode(), err.decode())
 
     async def start(
         self,
@@ -61,6 +70,27 @@ class Fleetjob:
             stderr=asyncio.subprocess.PIPE,
             env={**self.environ, **(environ or {})},
         )
+
+    def _call(self, arguments: tuple[str, ...]) -> Ended:
+        status: int | str | None = None
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            mock.patch.object(sys, "argv", [str(PROGRAM), *arguments]),
+            mock.patch.dict(os.environ, self._own),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            try:
+                cli.main()
+            except SystemExit as end:
+                status = end.code
+        return _ended(int(status or 0), out.getvalue(), err.getvalue())
+
+
+def _ended(status: int | None, out: str, err: str) -> Ended:
+    """Return how a command ended; it never prints a traceback."""
+    assert "Traceback" not in err
+    return Ended(status or 0, out, err)
 
 
 async def lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
