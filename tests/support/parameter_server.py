@@ -66,8 +66,10 @@ class Loopback:
     grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
     groups : callable
         Gives what the optimizer is made of: the model's parameters, or param groups.
+    config : DistributeTranspilerConfig
+        Says the mode.
     mode : Mode, optional
-        Other than the sync mode.
+        One that the config cannot say.
     """
 
     def __init__(
@@ -79,9 +81,9 @@ class Loopback:
         settings: Settings = QUICK,
         grad_clip: GradClip | None = None,
         groups: Callable[[Any], Any] = lambda model: model.parameters(),
+        config: DistributeTranspilerConfig | None = None,
         mode: Mode | None = None,
     ) -> None:
-        self._mode = mode
         self.num_trainers = trainers
         self.settings = settings
         self.job = JobIdentity("loopback", "uid-1")
@@ -90,6 +92,8 @@ class Loopback:
         self._model = model
         self._grad_clip = grad_clip
         self._groups = groups
+        self._config = config if config is not None else DistributeTranspilerConfig()
+        self._mode = mode
         self.servers: list[RunningServer] = []
         self.trainers: list[Trainer] = []
 
@@ -98,9 +102,7 @@ class Loopback:
         model = changes.get("model", self._model)()
         optimizer = changes.get("optimizer", self._optimizer)(self._groups(model))
         program = Program.from_optimizer(optimizer, model, changes.get("grad_clip", self._grad_clip))
-        transpiler = DistributeTranspiler(
-            changes.get("config", DistributeTranspilerConfig()), mode=self._mode
-        )
+        transpiler = DistributeTranspiler(changes.get("config", self._config), mode=self._mode)
         transpiler.transpile(
             trainer,
             program=program,
@@ -178,3 +180,23 @@ def loopback(directory: Path | None = None, **arguments: Any) -> Iterator[Loopba
         yield made
     finally:
         made.close()
+
+
+def at_once(*calls: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Run each call in a thread of its own; the first error is raised here."""
+    errors: list[BaseException] = []
+
+    def run(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001 - raised below, in the test's own thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+        assert not thread.is_alive(), "a call still waits"
+    if errors:
+        raise errors[0]

@@ -1,0 +1,271 @@
+"""The modes over real sockets: each learns as one process does, survives a lost trainer and takes it back."""
+
+import dataclasses
+import itertools
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from fleet.errors import ConfigurationError, FleetError, PeerLostError
+from fleet.parameter_server.settings import Settings
+from fleet.transpiler import DistributeTranspilerConfig
+from tests.support.digits import accuracy, network, train
+from tests.support.parameter_server import QUICK, Loopback, at_once, loopback, sgd, small_model
+from tests.support.processes import wait_for
+
+ASYNC: dict[str, Any] = {"sync_mode": False, "runtime_split_send_recv": True}
+GEO: dict[str, Any] = {"sync_mode": False, "geo_sgd_mode": True, "geo_sgd_need_push_nums": 3}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "sync": {},
+    "async": ASYNC,
+    "dc-asgd": ASYNC | {"enable_dc_asgd": True},
+    "half-async": {"sync_mode": False},
+    "half-async-cut-by-the-sender": ASYNC | {"half_async": True},
+    "geo": GEO,
+}
+SURVIVE = ("async", "half-async", "geo")
+IMPATIENT = Settings(heartbeat_seconds=0.05, deadline_seconds=0.5)
+EPOCHS = 10
+# A step of this network is so short that longer queues would hold a good part of all steps.
+SHORT_QUEUES = dataclasses.replace(QUICK, send_queue_size=4, max_merge_var_num=4)
+
+every_mode = pytest.mark.parametrize("name", CONFIGS)
+modes_that_survive = pytest.mark.parametrize("name", SURVIVE)
+
+
+def config(name: str) -> DistributeTranspilerConfig:
+    return DistributeTranspilerConfig(**CONFIGS[name])
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def baseline() -> float:
+    """What one process learns from the same number of passes over the data."""
+    model = network()
+    train(model, sgd(model.parameters()).step, EPOCHS)
+    return accuracy(model)
+
+
+@every_mode
+def test_two_trainers_learn_what_one_process_learns(name, baseline):
+    assert baseline > 0.9
+    with loopback(servers=2, trainers=2, model=network, config=config(name), settings=SHORT_QUEUES) as job:
+        made = [job.make_trainer(index) for index in range(2)]
+
+        def run(index: int) -> None:
+            trainer, model, _ = made[index]
+            trainer.start()
+            # Sync makes half the steps of one process, each on the mean of two batches.
+            epochs = 2 * EPOCHS if name == "sync" else EPOCHS
+            train(model, trainer.step, epochs, index, 2)
+            trainer.barrier()
+            trainer.complete()
+
+        at_once(*(lambda index=index: run(index) for index in range(2)), seconds=100)
+        for running in job.servers:
+            running.join()
+            assert running.failure is None
+        for trainer, model, _ in made:
+            assert accuracy(model) >= baseline - 0.03
+            assert trainer.current_step == 23 * (2 * EPOCHS if name == "sync" else EPOCHS)
+
+
+def backward(model: Any) -> None:
+    model.zero_grad()
+    model(torch.linspace(-1, 1, 60).reshape(3, 20)).square().mean().backward()
+
+
+def make_steps(trainer: Any, model: Any, steps: int) -> None:
+    for _ in range(steps):
+        backward(model)
+        trainer.step()
+
+
+@every_mode
+def test_one_trainer_alone_ends_with_the_servers_values(name):
+    with loopback(servers=2, config=config(name)) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        make_steps(trainer, model, 7)
+        trainer.complete()
+        assert trainer.current_step == 7
+        held = {
+            block.name: running.server._shard.value(block.id)
+            for running in job.servers
+            for block in running.server._shard.blocks.values()
+        }
+        for name_, parameter in model.named_parameters():
+            pieces = [held[key].flatten() for key in sorted(held) if key.split(".block")[0] == name_]
+            assert torch.equal(parameter.detach().flatten(), torch.cat(pieces)), name_
+        for running in job.servers:
+            running.join()
+
+
+@pytest.mark.parametrize("name", ["async", "half-async", "geo"])
+def test_one_trainer_alone_makes_the_steps_of_torch(name):
+    """With one trainer nothing is stale: async is torch to the bit, the others but for rounding."""
+    with loopback(config=config(name)) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        for _ in range(6):
+            make_steps(trainer, model, 1)
+            if name == "half-async":  # let the values of each step arrive, so that the next is not stale
+                wait_for(lambda: trainer._client.values_arrived and not _busy(trainer), "the values")
+                trainer._client.adopt_values()
+        trainer.complete()
+        alone = small_model()
+        optimizer = sgd(alone.parameters())
+        for _ in range(6):
+            backward(alone)
+            optimizer.step()
+        for (key, found), expected in zip(model.named_parameters(), alone.parameters(), strict=True):
+            if name == "async":
+                assert torch.equal(found, expected), key
+            else:
+                torch.testing.assert_close(found, expected, msg=key)
+
+
+def _busy(trainer: Any) -> bool:
+    mode = trainer._mode
+    return not mode._queues.empty or mode._sending or mode._stale
+
+
+@modes_that_survive
+def test_the_others_go_on_without_a_lost_trainer_and_the_server_ends_with_its_name(name, caplog):
+    job: Loopback
+    with (
+        loopback(trainers=2, config=config(name), settings=IMPATIENT) as job,
+        caplog.at_level(logging.INFO),
+    ):
+        zero, model_0, _ = job.make_trainer(0)
+        one, model_1, _ = job.make_trainer(1)
+        at_once(zero.start, one.start)
+        make_steps(one, model_1, 3)
+        one.close()
+        make_steps(zero, model_0, 4)  # nobody waits for the lost one
+        wait_for(lambda: "training goes on with trainer 0" in caplog.text, "the deadline", seconds=10)
+        assert "trainer 1 lost its connection" in caplog.text
+        make_steps(zero, model_0, 4)
+        assert job.servers[0].thread.is_alive()
+        zero.barrier()  # a barrier counts on the lost one no more
+        zero.complete()
+        job.servers[0].join()
+        assert isinstance(job.servers[0].failure, PeerLostError)
+        assert "trainer 1 vanished for good; every other trainer has completed" in str(job.servers[0].failure)
+
+
+@modes_that_survive
+def test_a_restarted_trainer_goes_on_at_its_own_step(name):
+    with loopback(trainers=2, config=config(name)) as job:
+        zero, model_0, _ = job.make_trainer(0)
+        old, model_1, _ = job.make_trainer(1)
+        at_once(zero.start, old.start)
+        make_steps(zero, model_0, 9)
+        make_steps(old, model_1, 6)  # of GEO two pushes
+        wait_for(lambda: job.servers[0].server._mode.step_of(1) == 6, "the steps to arrive")
+        old.close()
+        new, model_2, _ = job.make_trainer(1, attempt=1)
+        new.start()
+        assert (new.current_step, zero.current_step) == (6, 9)
+        make_steps(new, model_2, 3)
+        at_once(zero.complete, new.complete)
+        assert (new.current_step, zero.current_step) == (9, 9)
+        job.servers[0].join()
+        assert job.servers[0].failure is None
+
+
+def test_a_trainer_that_was_given_up_may_come_back():
+    with loopback(trainers=2, config=config("async"), settings=IMPATIENT) as job:
+        zero, model_0, _ = job.make_trainer(0)
+        one, _, _ = job.make_trainer(1)
+        at_once(zero.start, one.start)
+        one.close()
+        wait_for(lambda: job.servers[0].server._membership.gone == (1,), "the deadline", seconds=10)
+        back, model_1, _ = job.make_trainer(1, attempt=1)
+        back.start()
+        make_steps(back, model_1, 2)
+        back.complete()
+        make_steps(zero, model_0, 1)
+        zero.complete()
+        job.servers[0].join()
+        assert job.servers[0].failure is None
+
+
+@modes_that_survive
+def test_a_server_that_is_gone_is_an_error_in_every_mode(name):
+    with loopback(config=config(name), settings=IMPATIENT) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        make_steps(trainer, model, 3)
+        job.servers[0].server.close()
+
+        def step_for_ever() -> None:
+            for _ in itertools.count():
+                make_steps(trainer, model, 1)
+
+        with pytest.raises(PeerLostError, match=r"has not answered for .*vanished for good"):
+            at_once(step_for_ever, seconds=30)
+
+
+def test_another_mode_than_the_servers_is_refused():
+    with loopback(config=config("async")) as job:
+        for name, words in (
+            ("sync", "mode: async here, sync there"),
+            ("dc-asgd", "enable_dc_asgd: False here, True there"),
+        ):
+            trainer, _, _ = job.make_trainer(config=config(name))
+            with pytest.raises(ConfigurationError, match=words):
+                trainer.start()
+    with loopback(config=config("geo")) as job:
+        other = DistributeTranspilerConfig(**(GEO | {"geo_sgd_need_push_nums": 5}))
+        trainer, _, _ = job.make_trainer(config=other)
+        with pytest.raises(ConfigurationError, match="geo_sgd_need_push_nums: 3 here, 5 there"):
+            trainer.start()
+
+
+def test_an_unused_parameter_is_not_stepped_in_async_and_its_trainer_sees_what_others_made_of_it():
+    with loopback(trainers=2, config=config("async")) as job:
+        zero, model_0, _ = job.make_trainer(0)
+        one, model_1, _ = job.make_trainer(1)
+        at_once(zero.start, one.start)
+        make_steps(one, model_1, 1)
+        model_0.zero_grad()
+        zero.step()
+        assert zero.current_step == 1
+        for mine, other in zip(model_0.parameters(), model_1.parameters(), strict=True):
+            assert torch.equal(mine, other)
+        assert not torch.equal(model_0[0].weight, small_model()[0].weight)
+
+
+def test_state_dict_of_geo_is_the_trainers_own():
+    adam = lambda parameters: torch.optim.Adam(parameters, lr=0.01)  # noqa: E731
+    with loopback(config=config("geo"), optimizer=adam) as job:
+        trainer, model, optimizer = job.make_trainer()
+        trainer.start()
+        make_steps(trainer, model, 2)
+        state = trainer.fetch_state()
+        for name, parameter in model.named_parameters():
+            assert torch.equal(state[name]["exp_avg"], optimizer.state[parameter]["exp_avg"])
+
+
+def test_the_threads_of_half_async_end_with_the_session():
+    with loopback(config=config("half-async")) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        make_steps(trainer, model, 2)
+        trainer.close()
+        with pytest.raises(FleetError, match="has ended"):
+            make_steps(trainer, model, 1)
+    names = {thread.name for thread in threading.enumerate()}
+    assert not names & {"fleet-communicate", "fleet-pull"}

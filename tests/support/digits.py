@@ -1,0 +1,48 @@
+"""Handwritten digits for tests of convergence: a small network, and what one process makes of it."""
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+
+import torch
+from sklearn.datasets import load_digits
+
+BATCH = 32
+_TEST = 360
+
+
+@lru_cache(maxsize=1)
+def scans() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images and labels in a fixed random order; the first 360 are for testing."""
+    digits = load_digits()
+    order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
+    return torch.tensor(digits.data, dtype=torch.float32)[order] / 16, torch.tensor(digits.target)[order]
+
+
+def batches(epochs: int, share: int = 0, of: int = 1) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Iterate over the batches of one trainer's share of the training set."""
+    images, labels = (part[_TEST:][share::of] for part in scans())
+    generator = torch.Generator().manual_seed(share)
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(labels), generator=generator).split(BATCH):
+            yield images[chosen], labels[chosen]
+
+
+def network() -> torch.nn.Module:
+    """Return the network, alike everywhere; its first layer is cut at two servers."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.Tanh(), torch.nn.Linear(300, 10))
+
+
+@torch.no_grad()
+def accuracy(model: torch.nn.Module) -> float:
+    """Return the share of the test set that the model gets right."""
+    images, labels = (part[:_TEST] for part in scans())
+    return float((model(images).argmax(1) == labels).float().mean())
+
+
+def train(model: torch.nn.Module, step: Callable[[], None], epochs: int, share: int = 0, of: int = 1) -> None:
+    """Run a training loop over a share of the data."""
+    for images, labels in batches(epochs, share, of):
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
+        step()

@@ -1,0 +1,131 @@
+"""The async mode of a server: each gradient by itself, in the order of arrival, and never torn."""
+
+import pytest
+import torch
+
+from fleet.errors import RemoteProtocolError
+from fleet.parameter_server.modes import Answer, Async
+from tests.support.modes import OneServer
+
+
+def async_server(trainers: int = 2, **options: bool) -> OneServer:
+    """Return a server whose trainers have pulled and begun step 0."""
+    server = OneServer(Async(**options), trainers)
+    for trainer in range(trainers):
+        server.mode.pull(trainer)
+        server.begin(trainer)
+    return server
+
+
+def test_each_gradient_steps_at_once_undivided_and_only_its_trainer_hears_of_it():
+    server = async_server()
+    assert server.send(1, 0, 4.0) == [Answer(0, 1, (1,))]
+    assert (server.value(0), server.sent(1, 0)) == (-4.0, -4.0)
+    assert server.send(0, 0, 1.0) == [Answer(0, 1, (0,))]
+    assert (server.value(0), server.sent(0, 0)) == (-5.0, -5.0)
+    server.begin(1, 1)
+    assert server.send(1, 0, 2.0, step=1) == [Answer(0, 2, (1,))]
+    assert server.value(0) == -7.0
+    assert server.mode.missing() is None
+
+
+def test_what_a_trainer_is_sent_does_not_change_while_others_step():
+    server = async_server()
+    server.send(0, 0, 1.0)
+    leaving = bytes(server.mode.value(0, 0))
+    server.send(1, 0, 5.0)
+    assert bytes(server.mode.value(0, 0)) == leaving
+    assert (server.sent(0, 0), server.sent(1, 0)) == (-1.0, -6.0)
+
+
+def test_the_order_of_arrival_decides_as_momentum_shows():
+    def momentum(parameters):
+        return torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
+
+    hyper = ({"lr": 1.0, "momentum": 0.5},)
+    server = OneServer(Async(), 2, momentum)
+    for trainer, gradient in ((1, 4.0), (0, 1.0)):
+        server.begin(trainer, hyper=hyper)
+        server.send(trainer, 0, gradient)
+    # The velocity is 4, then 0.5 * 4 + 1.
+    assert server.value(0) == -7.0
+
+
+def test_each_trainers_own_hyper_parameters_step_its_gradients():
+    server = async_server()
+    server.begin(1, hyper=({"lr": 0.25},))
+    server.send(1, 0, 4.0)
+    server.send(0, 0, 4.0)
+    assert server.value(0) == -5.0
+
+
+def test_a_gradient_that_is_absent_brings_the_value_all_the_same():
+    server = async_server()
+    server.send(1, 1, 3.0)
+    server.send(0, 0, 1.0)
+    assert list(server.mode.end(0, 0, [1])) == [Answer(1, 1, (0,))]
+    assert (server.value(1), server.sent(0, 1)) == (-3.0, -3.0)
+
+
+def test_the_others_go_on_when_one_completes_or_never_sends():
+    server = async_server(3)
+    assert list(server.mode.complete(2)) == []
+    for step in range(3):
+        server.begin(0, step)
+        assert server.send(0, 0, 1.0, step) == [Answer(0, step + 1, (0,))]
+        server.send(0, 1, 1.0, step)
+    assert (server.mode.step_of(0), server.mode.step_of(1), server.mode.step) == (3, 0, 3)
+
+
+def test_a_trainers_step_counts_when_all_of_it_is_here():
+    server = async_server()
+    server.send(0, 0, 1.0)
+    assert server.mode.step_of(0) == 0
+    server.mode.end(0, 0, [1])
+    assert server.mode.step_of(0) == 1
+
+
+def test_a_step_that_an_earlier_life_made_is_not_made_twice():
+    server = async_server()
+    server.send(0, 0, 1.0)
+    server.mode.admit(0)
+    server.begin(0)
+    assert server.send(0, 0, 1.0) == [Answer(0, 1, (0,))]
+    assert (server.value(0), server.sent(0, 0)) == (-1.0, -1.0)
+    server.send(0, 1, 1.0)
+    assert server.mode.step_of(0) == 1
+
+
+def test_a_step_that_ends_without_a_word_about_a_block_is_refused():
+    server = async_server()
+    server.send(0, 0, 1.0)
+    with pytest.raises(RemoteProtocolError, match=r"ends step 0: .* neither sent w nor said"):
+        server.mode.end(0, 0, [])
+    with pytest.raises(RemoteProtocolError, match="1 of the absent blocks are not of this server"):
+        server.mode.end(0, 0, [1, 7])
+
+
+def test_delay_is_compensated_by_what_has_changed_since_the_trainer_got_the_value():
+    server = async_server(dc_asgd=True)
+    assert server.send(0, 0, 2.0) == [Answer(0, 1, (0,))]  # no delay: g
+    assert server.value(0) == -2.0
+    server.send(1, 0, 3.0)  # computed at 0, and the value is -2: 3 + 3 * 3 * (-2 - 0)
+    assert server.value(0) == -2.0 - (3.0 - 18.0)
+    server.begin(0, 1)
+    server.send(0, 0, 1.0, step=1)  # computed at -2, and the value is 13: 1 + 1 * 1 * (13 + 2)
+    assert server.value(0) == 13.0 - 16.0
+
+
+def test_the_backup_is_of_each_trainer_and_is_renewed_when_it_pulls():
+    server = async_server(dc_asgd=True)
+    server.send(0, 0, 2.0)
+    server.mode.pull(1)
+    server.send(1, 0, 3.0)
+    assert server.value(0) == -5.0
+
+
+def test_without_the_option_delay_is_not_compensated():
+    server = async_server()
+    server.send(0, 0, 2.0)
+    server.send(1, 0, 3.0)
+    assert server.value(0) == -5.0
