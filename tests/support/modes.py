@@ -87,6 +87,8 @@ class ScriptedSession:
         self.sent: list[tuple[int, HyperParameters, dict[int, list[float]]]] = []
         self.requests = 0
         self.failure: FleetError | None = None
+        self.at_once: Mapping[str, float] | None = None
+        """Values that arrive as soon as they are waited for."""
         self._awaited = False
 
     def land(self, values: Mapping[str, float]) -> None:
@@ -136,8 +138,10 @@ class ScriptedSession:
         """Whether `land` followed."""
         return not self._awaited
 
-    def wait_for_values(self) -> None:
+    def wait_for_values(self, *, background: bool = False) -> None:
         """Refuse to wait: a scripted test lets values land before."""
+        if self._awaited and self.at_once is not None:
+            self.land(self.at_once)
         assert not self._awaited, "the mode waits for values that the script has not let land"
 
     def adopt_values(self) -> None:

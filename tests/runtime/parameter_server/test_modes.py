@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -45,7 +46,10 @@ def config(name: str) -> DistributeTranspilerConfig:
 def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(0.0005)  # by default a trainer's thread computes several steps before it yields
     yield
+    sys.setswitchinterval(interval)
     torch.set_num_threads(threads)
 
 
@@ -121,8 +125,9 @@ def test_one_trainer_alone_makes_the_steps_of_torch(name):
         for _ in range(6):
             make_steps(trainer, model, 1)
             if name == "half-async":  # let the values of each step arrive, so that the next is not stale
-                wait_for(lambda: trainer._client.values_arrived and not _busy(trainer), "the values")
-                trainer._client.adopt_values()
+                mode: Any = trainer._mode
+                wait_for(lambda: mode._landed, "the values")  # noqa: B023
+                mode._adopt()
         trainer.complete()
         alone = small_model()
         optimizer = sgd(alone.parameters())
@@ -134,11 +139,6 @@ def test_one_trainer_alone_makes_the_steps_of_torch(name):
                 assert torch.equal(found, expected), key
             else:
                 torch.testing.assert_close(found, expected, msg=key)
-
-
-def _busy(trainer: Any) -> bool:
-    mode = trainer._mode
-    return not mode._queues.empty or mode._sending or mode._stale
 
 
 @modes_that_survive

@@ -167,15 +167,22 @@ class Client:
         with self._changed:
             return not self._awaited
 
-    def wait_for_values(self) -> None:
+    def wait_for_values(self, *, background: bool = False) -> None:
         """Wait until they have.
+
+        Parameters
+        ----------
+        background : bool
+            Training goes on meanwhile: the time does not count as waited.
 
         Raises
         ------
         FleetError
             A server reported an error, came back without its state, or vanished.
         """
-        self.wait_until(lambda: not self._awaited, self._describe_awaited)
+        waited = self._wait(lambda: not self._awaited, self._describe_awaited)
+        if not background:
+            progress.count("wait_seconds", waited)
 
     def adopt_values(self) -> None:
         """Make the values that have landed the parameters."""
@@ -196,15 +203,7 @@ class Client:
         FleetError
             What another thread has found, or the wait has lasted too long.
         """
-        log, began = WaitLog(), time.monotonic()
-        with self._changed:
-            while not done():
-                self.check()
-                self._changed.wait(_LOOK_SECONDS)
-                waited = log.note("step", lambda: f"waiting for {describe()}")
-                if waited >= self._settings.stalled_seconds + self._settings.silent_seconds:
-                    raise DeadlineExceededError(f"waited {waited:.0f} s for {describe()}")
-        progress.count("wait_seconds", time.monotonic() - began)
+        progress.count("wait_seconds", self._wait(done, describe))
 
     def wake(self) -> None:
         """Let who waits look again."""
@@ -444,6 +443,16 @@ class Client:
         if waited >= self._settings.stalled_seconds:
             raise DeadlineExceededError(f"{what} waited {waited:.0f} s for {missing}")
         self.check()
+    def _wait(self, done: Callable[[], bool], describe: Callable[[], str]) -> float:
+        log, began = WaitLog(), time.monotonic()
+        with self._changed:
+            while not done():
+                self.check()
+                self._changed.wait(_LOOK_SECONDS)
+                waited = log.note("step", lambda: f"waiting for {describe()}")
+                if waited >= self._settings.stalled_seconds + self._settings.silent_seconds:
+                    raise DeadlineExceededError(f"waited {waited:.0f} s for {describe()}")
+        return time.monotonic() - began
 
     def _describe_awaited(self) -> str:
         """Name the servers and a variable that the step waits for, and whom they wait for in turn."""

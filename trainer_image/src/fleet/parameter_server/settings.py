@@ -26,7 +26,7 @@ class Settings:
     socket_buffer_bytes: int | None = None
     """Size of the data connections' kernel buffers; None lets the kernel tune them."""
     send_queue_size: int = 20
-    """Half-async: how many gradients of one block may wait before a step does."""
+    """Half-async: how many gradients of one block may be under way before a step waits."""
     max_merge_var_num: int = 20
     """Half-async: how many of them are merged at most."""
     retry_times: int = 3

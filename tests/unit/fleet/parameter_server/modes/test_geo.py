@@ -81,7 +81,7 @@ def test_at_the_end_the_rest_is_sent_and_the_servers_values_stay():
     for _ in range(3):
         trainer.step(2.0)
         trainer.session.land({"b": 2.0, "w": 2.0})
-    trainer.session.wait_for_values = lambda: trainer.session.land({"b": 7.0, "w": 9.0})  # type: ignore[method-assign]
+    trainer.session.at_once = {"b": 7.0, "w": 9.0}
     trainer.mode.stop()
     # After 2 steps 4, of which 2 were agreed on; the third's 2 and the other half of the 4 are left.
     assert trainer.session.sent[1] == (2, (), {0: [2.0], 1: [2.0] * 4})
@@ -92,7 +92,7 @@ def test_at_the_end_right_after_a_push_the_values_are_asked_for():
     trainer = Trainer()
     for _ in range(2):
         trainer.step(2.0)
-    trainer.session.wait_for_values = lambda: trainer.session.land({"b": 7.0, "w": 9.0})  # type: ignore[method-assign]
+    trainer.session.at_once = {"b": 7.0, "w": 9.0}
     trainer.mode.stop()
     assert (len(trainer.session.sent), trainer.session.requests) == (1, 1)
     assert trainer.values == {"b": 7.0, "w": 9.0}

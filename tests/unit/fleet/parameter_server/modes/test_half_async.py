@@ -25,9 +25,9 @@ def rate(value: float) -> HyperParameters:
 class Queues:
     """The queues of a trainer, fed with gradients of one number."""
 
-    def __init__(self, size: int = 20, at_most: int = 20, optimizer: MakeOptimizer = sgd) -> None:
+    def __init__(self, at_most: int = 20, optimizer: MakeOptimizer = sgd) -> None:
         _, self.plan, _ = plans(HalfAsync(), 2, optimizer)
-        self.queues = GradientQueues(self.plan, size, at_most)
+        self.queues = GradientQueues(self.plan, at_most)
 
     def step(self, step: int, **gradients: float) -> None:
         for block in self.plan.blocks:
@@ -89,15 +89,6 @@ def test_a_step_that_is_not_complete_does_not_leave():
     assert queues.merge() == (1, rate(1), {0: 5.0})
 
 
-def test_a_queue_is_bounded_by_block():
-    queues = Queues(size=2)
-    queues.step(0, b=1.0)
-    queues.step(1, b=1.0, w=1.0)
-    assert (queues.queues.has_room(0), queues.queues.has_room(1)) == (False, True)
-    queues.merge()
-    assert queues.queues.has_room(0)
-
-
 def test_the_copy_does_not_change_with_the_gradient():
     queues = Queues()
     gradient = torch.ones(1)
@@ -125,7 +116,10 @@ def test_a_queue_of_nothing_is_refused(field):
 
 
 class Gate(ScriptedSession):
-    """A session that holds what is sent until the gate opens, and whose waits are real."""
+    """A session that holds what is sent until the gate opens, and whose waits are real.
+
+    Values arrive by `land`, or `at_once` where they follow the request.
+    """
 
     def __init__(self, mode: HalfAsync) -> None:
         super().__init__(mode)
@@ -137,7 +131,12 @@ class Gate(ScriptedSession):
 
     def request_values(self) -> None:
         super().request_values()
+        if self.at_once is not None:
+            self.land(self.at_once)
         self.asked.release()
+
+    def wait_for_values(self, *, background: bool = False) -> None:
+        wait_for(lambda: self.values_arrived, "the values", seconds=10)
 
     def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
         wait_for(done, describe(), seconds=10)
@@ -164,7 +163,8 @@ class Stepping:
 
 
 def test_a_step_does_not_wait_for_servers_until_a_queue_is_full():
-    trainer = Stepping(send_queue_size=2)
+    trainer = Stepping(send_queue_size=3)
+    trainer.session.at_once = {"b": 0.0, "w": 0.0}
     trainer.step(1.0)
     trainer.until(1)  # the round hangs in the gate
     trainer.step(2.0)
@@ -178,7 +178,22 @@ def test_a_step_does_not_wait_for_servers_until_a_queue_is_full():
     full.join(10)
     assert not full.is_alive()
     trainer.until(2)
-    assert [sent[2][0] for sent in trainer.session.sent[:2]] == [[1.0], [5.0]]
+    assert [sent[2][0] for sent in trainer.session.sent] == [[1.0], [9.0]]
+    trainer.mode.close()
+
+
+def test_one_update_is_under_way_at_a_time_and_the_rest_is_merged():
+    trainer = Stepping()
+    trainer.session.open.set()
+    trainer.step(1.0)
+    assert trainer.session.asked.acquire(timeout=10)
+    for _ in range(3):
+        trainer.step(1.0)
+    assert len(trainer.session.sent) == 1
+    trainer.session.land({"b": -1.0, "w": -1.0})
+    trainer.until(2)
+    assert trainer.session.sent[1][0] == 3
+    assert trainer.session.sent[1][2][0] == [3.0]
     trainer.mode.close()
 
 
@@ -191,27 +206,28 @@ def test_values_are_adopted_inside_a_step_once_all_have_arrived():
     trainer.step(1.0)
     assert float(bias.detach()[0]) == 0.0  # asked for, and not here
     trainer.session.land({"b": -1.0, "w": -1.0})
+    trainer.until(2)  # which follows the arrival
     assert float(bias.detach()[0]) == 0.0  # here, and adopted by nobody yet
     trainer.step(1.0)
     assert float(bias.detach()[0]) == -1.0
     assert trainer.session.asked.acquire(timeout=10)  # and the next are asked for
+    trainer.session.land({"b": -2.0, "w": -2.0})
     trainer.mode.close()
 
 
 def test_at_the_end_nothing_is_lost_and_the_last_values_stay():
     trainer = Stepping(max_merge_var_num=2)
+    session = trainer.session
     for _ in range(5):
         trainer.step(1.0)
-    session = trainer.session
+    session.at_once = {"b": -5.0, "w": -5.0}
     session.open.set()
-    session.wait_for_values = lambda: session.land({"b": -5.0, "w": -5.0})  # type: ignore[method-assign]
     trainer.mode.stop()
     assert sum(sent[2][0][0] for sent in session.sent) == 5.0
     assert session.sent[-1][0] == 4
     assert {float(value.detach().flatten()[0]) for value in session.parameters.values()} == {-5.0}
-    assert not [
-        thread for thread in threading.enumerate() if thread.name in ("fleet-communicate", "fleet-pull")
-    ]
+    names = {thread.name for thread in threading.enumerate()}
+    assert not names & {"fleet-communicate", "fleet-pull"}
 
 
 def test_what_a_thread_of_the_mode_finds_the_next_step_raises():

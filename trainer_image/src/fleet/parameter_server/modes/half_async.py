@@ -1,8 +1,11 @@
 """Half-async: a trainer never waits for its servers, as long as they keep up.
 
 Gradients are copied into queues, one per block. A sending thread takes what has gathered, up to
-`max_merge_var_num` steps at once, merges it and sends it as one step; a receiving thread asks for values, and
-``optimizer.step()`` adopts the newest that are complete. Only a full queue makes it wait.
+`max_merge_var_num` steps at once, merges it and sends it as one step; a receiving thread asks for the values
+that follow, and ``optimizer.step()`` adopts the newest that are complete. What gathers meanwhile leaves when
+they have arrived: more is merged the slower the servers are, and one update of a trainer's is under way at a
+time. A gradient holds its place in its queue until values that it has changed are adopted, and only a full
+queue makes a step wait: values are never staler than `send_queue_size` of the trainer's own steps.
 
 Merging follows the original: the gradients of plain SGD are summed, as several steps of it would sum them;
 those of any other optimizer, momentum included, are averaged.
@@ -36,7 +39,7 @@ class HalfAsync(Mode):
     Attributes
     ----------
     send_queue_size : int
-        How many gradients of one block may wait before a step does.
+        How many gradients of one block may be under way before a step waits.
     max_merge_var_num : int
         How many of them are merged at most.
     """
@@ -82,24 +85,18 @@ class GradientQueues:
     Parameters
     ----------
     plan : TrainerPlan
-    send_queue_size, max_merge_var_num : int
+    max_merge_var_num : int
         As in `HalfAsync`.
     """
 
-    def __init__(self, plan: TrainerPlan, send_queue_size: int, max_merge_var_num: int) -> None:
+    def __init__(self, plan: TrainerPlan, max_merge_var_num: int) -> None:
         self._plan = plan
-        self._size = send_queue_size
         self._at_most = max_merge_var_num
         self._queues: dict[int, deque[tuple[int, Tensor]]] = {block.id: deque() for block in plan.blocks}
         self._steps: deque[tuple[int, HyperParameters]] = deque()
         self._free: dict[int, list[Tensor]] = {block.id: [] for block in plan.blocks}
         self._merged = Arena({block.id: Extent(dtype_of(block.dtype), block.shape) for block in plan.blocks})
         self._lock = threading.Lock()
-
-    def has_room(self, block: int) -> bool:
-        """Whether another gradient of a block may wait."""
-        with self._lock:
-            return len(self._queues[block]) < self._size
 
     def put(self, block: PlannedBlock, step: int, payload: memoryview) -> None:
         """Copy a block's gradient; it does not leave before its step is `complete`."""
@@ -171,14 +168,20 @@ class HalfAsyncTrainer:
 
     def __init__(self, session: Session, send_queue_size: int = 20, max_merge_var_num: int = 20) -> None:
         self._session = session
-        self._queues = GradientQueues(session.plan, send_queue_size, max_merge_var_num)
+        self._queues = GradientQueues(session.plan, max_merge_var_num)
+        self._size = send_queue_size
         self._hyper: HyperParameters = ()
         self._work = threading.Condition()
         self._sending = False
-        self._stale = False
-        """Whether gradients have left since values were asked for."""
-        self._asked = False
-        """Whether values were asked for and are not adopted."""
+        self._sent_to = 0
+        """The step up to which gradients have left."""
+        self._arrived_to = 0
+        """The step up to which they are in the values that have arrived last."""
+        self._adopted_to = 0
+        """The step up to which they are in the values that are the parameters."""
+        self._landed = False
+        """Whether values have arrived and are not adopted."""
+        self._draining = False
         self._stopping = False
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=f"fleet-{name}", daemon=True)
@@ -187,6 +190,7 @@ class HalfAsyncTrainer:
 
     def start(self) -> None:
         """Start both threads."""
+        self._sent_to = self._arrived_to = self._adopted_to = self._session.step
         for thread in self._threads:
             thread.start()
 
@@ -195,36 +199,34 @@ class HalfAsyncTrainer:
         self._hyper = hyper_parameters
 
     def send(self, block: PlannedBlock, payload: memoryview) -> None:
-        """Copy a gradient into its queue; wait while that is full."""
-        queues = self._queues
-        if not queues.has_room(block.id):
-            self._session.wait_until(
-                lambda: queues.has_room(block.id), lambda: f"room in the queue of {block.grad}"
-            )
-        queues.put(block, self._session.step, payload)
+        """Copy a gradient into its queue."""
+        self._queues.put(block, self._session.step, payload)
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """End the step; adopt the newest values, if all of them have arrived."""
+        """End the step; adopt the newest values that are complete, and wait while the queues are full."""
         del absent
         session = self._session
         session.check()
         self._queues.complete(session.step, self._hyper)
         session.advance()
-        with self._work:
-            if self._asked and session.values_arrived:
-                session.adopt_values()
-                self._asked = False
-            self._work.notify_all()
+        self._adopt()
+        while session.step - self._adopted_to > self._size:
+            session.wait_until(
+                lambda: self._landed,
+                lambda: f"values with step {self._adopted_to} in them; {self._size} steps are under way",
+            )
+            self._adopt()
 
     def stop(self) -> None:
         """Send every gradient that waits, end the threads, and take the values that follow."""
         session = self._session
+        with self._work:
+            self._draining = True
+            self._work.notify_all()
         session.wait_until(
             lambda: self._queues.empty and not self._sending, lambda: "the queued gradients to leave"
         )
         self.close()
-        if self._asked:
-            session.wait_for_values()
         session.request_values()
         session.wait_for_values()
         session.adopt_values()
@@ -238,6 +240,14 @@ class HalfAsyncTrainer:
             if thread.is_alive():
                 thread.join()
 
+    def _adopt(self) -> None:
+        """Make values that have arrived the parameters, and wake both threads."""
+        with self._work:
+            if self._landed:
+                self._session.adopt_values()
+                self._landed, self._adopted_to = False, self._arrived_to
+            self._work.notify_all()
+
     def _guard(self, loop: Callable[[], None]) -> None:
         try:
             loop()
@@ -245,31 +255,41 @@ class HalfAsyncTrainer:
             self._session.fail(error)
 
     def _send_loop(self) -> None:
+        """Send what has gathered, whenever the values after what was sent before have arrived."""
         while True:
             with self._work:
-                self._work.wait_for(lambda: self._stopping or not self._queues.empty)
+                self._work.wait_for(lambda: self._stopping or self._may_send())
                 if self._stopping:
                     return
                 self._sending = True
             merged = self._queues.merge()
-            self._session.wake()  # there is room again
             if merged is not None:
                 payloads = {block: bytes_of(gradient) for block, gradient in merged.gradients.items()}
                 self._session.send_step(merged.step, merged.hyper_parameters, payloads)
                 self._session.flush()
             with self._work:
                 self._sending = False
-                self._stale = True
+                if merged is not None:
+                    self._sent_to = merged.step + 1
                 self._work.notify_all()
             self._session.wake()
+
+    def _may_send(self) -> bool:
+        return not self._queues.empty and (self._draining or self._arrived_to == self._sent_to)
 
     def _pull_loop(self) -> None:
         """Ask for values whenever gradients have left since, and the values before are the parameters."""
         while True:
             with self._work:
-                self._work.wait_for(lambda: self._stopping or (self._stale and not self._asked))
+                self._work.wait_for(
+                    lambda: self._stopping or (self._sent_to > self._arrived_to and not self._landed)
+                )
                 if self._stopping:
                     return
-                # With the lock held: once `_asked` is seen, the values before do not count as arrived.
-                self._session.request_values()
-                self._stale, self._asked = False, True
+                sent_to = self._sent_to
+            self._session.request_values()
+            self._session.wait_for_values(background=True)
+            with self._work:
+                self._arrived_to, self._landed = sent_to, True
+                self._work.notify_all()
+            self._session.wake()

@@ -183,8 +183,8 @@ class Session(Protocol):
     def values_arrived(self) -> bool:
         """Whether all the values expected have landed."""
 
-    def wait_for_values(self) -> None:
-        """Wait until they have."""
+    def wait_for_values(self, *, background: bool = False) -> None:
+        """Wait until they have; in the background where training goes on meanwhile."""
 
     def adopt_values(self) -> None:
         """Make the values that have landed the parameters; only the training thread may."""
