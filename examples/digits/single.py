@@ -33,12 +33,13 @@ def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--lr", type=float, default=0.05, help="learning rate")
     parser.add_argument("--num-workers", type=int, default=0, help="processes that load data")
     options = parser.parse_args()
 
     torch.manual_seed(0)
     model = build_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     train, test = load_data()
     loader = DataLoader(train, BATCH, shuffle=True, drop_last=True, num_workers=options.num_workers)
     total = options.epochs * len(loader)

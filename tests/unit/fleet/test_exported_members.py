@@ -19,6 +19,7 @@ PUBLIC = [
     "DeadlineExceededError",
     "DistributeTranspiler",
     "DistributeTranspilerConfig",
+    "DistributedMode",
     "DistributedStrategy",
     "Executor",
     "FleetError",

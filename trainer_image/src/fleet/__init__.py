@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         create_sync_strategy,
     )
     from fleet.transpiler import (
+        DistributedMode,
         DistributeTranspiler,
         DistributeTranspilerConfig,
         HashName,
@@ -96,7 +97,14 @@ _MODULE_OF = {
         "fleet.strategy",
     ),
     **dict.fromkeys(
-        ("DistributeTranspiler", "DistributeTranspilerConfig", "HashName", "PSDispatcher", "RoundRobin"),
+        (
+            "DistributedMode",
+            "DistributeTranspiler",
+            "DistributeTranspilerConfig",
+            "HashName",
+            "PSDispatcher",
+            "RoundRobin",
+        ),
         "fleet.transpiler",
     ),
 }
@@ -113,6 +121,7 @@ __all__ = [
     "DeadlineExceededError",
     "DistributeTranspiler",
     "DistributeTranspilerConfig",
+    "DistributedMode",
     "DistributedStrategy",
     "Executor",
     "FleetError",

@@ -19,9 +19,13 @@ def test_every_variable_is_read():
         "FLEET_SOCKET_BUFFER_BYTES": "65536",
         "FLAGS_rpc_retry_times": "7",
         "FLAGS_rpc_send_thread_num": "1",
+        "FLAGS_communicator_send_queue_size": "9",
+        "FLAGS_communicator_max_merge_var_num": "5",
         "OTHER": "x",
     }
-    assert Settings.from_environ(environ) == Settings(0.5, 2.5, 65536, retry_times=7)
+    assert Settings.from_environ(environ) == Settings(
+        0.5, 2.5, 65536, send_queue_size=9, max_merge_var_num=5, retry_times=7
+    )
 
 
 def test_trying_again_may_be_switched_off():
@@ -35,6 +39,8 @@ def test_trying_again_may_be_switched_off():
         "FLAGS_rpc_send_thread_num",
         "FLAGS_rpc_get_thread_num",
         "FLAGS_rpc_prefetch_thread_num",
+        "FLAGS_communicator_send_queue_size",
+        "FLAGS_communicator_max_merge_var_num",
     ],
 )
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def test_the_environment_makes_the_role(job, replica):
     assert role.server_num == (0 if is_collective else spec["pserver"]["replicas"])
     assert role.current_host == env["PADDLE_CURRENT_IP"]
     assert (role.job.name, role.job.uid) == (job["metadata"]["name"], job["metadata"]["uid"])
-    assert (role.job.attempt, role.sync_mode) == (0, "Sync")
+    assert (role.job.attempt, role.sync_mode) == (0, spec.get("syncMode", "Sync"))
     if is_collective:
         assert role.worker_endpoints[role.index] == role.current_endpoint
     elif role.is_server:

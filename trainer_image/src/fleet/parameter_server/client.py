@@ -443,6 +443,7 @@ class Client:
         if waited >= self._settings.stalled_seconds:
             raise DeadlineExceededError(f"{what} waited {waited:.0f} s for {missing}")
         self.check()
+
     def _wait(self, done: Callable[[], bool], describe: Callable[[], str]) -> float:
         log, began = WaitLog(), time.monotonic()
         with self._changed:

@@ -25,7 +25,7 @@ class Settings:
     deadline_seconds: float = 180.0
     socket_buffer_bytes: int | None = None
     """Size of the data connections' kernel buffers; None lets the kernel tune them."""
-    send_queue_size: int = 20
+    send_queue_size: int = 2
     """Half-async: how many gradients of one block may be under way before a step waits."""
     max_merge_var_num: int = 20
     """Half-async: how many of them are merged at most."""
@@ -68,7 +68,7 @@ class Settings:
             socket_buffer_bytes=int(_positive(environ, "FLEET_SOCKET_BUFFER_BYTES", 0))
             if buffer_bytes
             else None,
-            send_queue_size=_count(environ, "FLAGS_communicator_send_queue_size", 20),
+            send_queue_size=_count(environ, "FLAGS_communicator_send_queue_size", 2),
             max_merge_var_num=_count(environ, "FLAGS_communicator_max_merge_var_num", 20),
             retry_times=0
             if environ.get("FLAGS_rpc_retry_times") == "0"

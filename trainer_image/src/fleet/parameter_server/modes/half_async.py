@@ -39,12 +39,13 @@ class HalfAsync(Mode):
     Attributes
     ----------
     send_queue_size : int
-        How many gradients of one block may be under way before a step waits.
+        How many gradients of one block may be under way before a step waits. The original's 20 lets steps
+        so short that twenty of them fit between two answers run far ahead of the values they train.
     max_merge_var_num : int
         How many of them are merged at most.
     """
 
-    send_queue_size: int = 20
+    send_queue_size: int = 2
     max_merge_var_num: int = 20
 
     name: ClassVar[str] = "half_async"
@@ -166,7 +167,7 @@ class HalfAsyncTrainer:
         As in `HalfAsync`.
     """
 
-    def __init__(self, session: Session, send_queue_size: int = 20, max_merge_var_num: int = 20) -> None:
+    def __init__(self, session: Session, send_queue_size: int, max_merge_var_num: int) -> None:
         self._session = session
         self._queues = GradientQueues(session.plan, max_merge_var_num)
         self._size = send_queue_size
