@@ -180,23 +180,3 @@ def loopback(directory: Path | None = None, **arguments: Any) -> Iterator[Loopba
         yield made
     finally:
         made.close()
-
-
-def at_once(*calls: Callable[[], Any], seconds: float = 30.0) -> None:
-    """Run each call in a thread of its own; the first error is raised here."""
-    errors: list[BaseException] = []
-
-    def run(call: Callable[[], Any]) -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001 - raised below, in the test's own thread
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(call,), daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(seconds)
-        assert not thread.is_alive(), "a call still waits"
-    if errors:
-        raise errors[0]

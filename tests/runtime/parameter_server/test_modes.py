@@ -15,8 +15,9 @@ from fleet.errors import ConfigurationError, FleetError, PeerLostError
 from fleet.parameter_server.settings import Settings
 from fleet.transpiler import DistributeTranspilerConfig
 from tests.support.digits import accuracy, network, train
-from tests.support.parameter_server import QUICK, Loopback, at_once, loopback, sgd, small_model
+from tests.support.parameter_server import QUICK, Loopback, loopback, sgd, small_model
 from tests.support.processes import wait_for
+from tests.support.threads import at_once
 
 ASYNC: dict[str, Any] = {"sync_mode": False, "runtime_split_send_recv": True}
 GEO: dict[str, Any] = {"sync_mode": False, "geo_sgd_mode": True, "geo_sgd_need_push_nums": 3}

@@ -15,8 +15,9 @@ from fleet.transpiler import DistributeTranspiler, trainer_plan
 from tests.runtime.parameter_server.elastic_averaging import ElasticAveraging
 from tests.support.digits import accuracy, network, train
 from tests.support.modes import OneServer, ScriptedSession
-from tests.support.parameter_server import at_once, loopback
+from tests.support.parameter_server import loopback
 from tests.support.processes import free_ports
+from tests.support.threads import at_once
 
 MODE = ElasticAveraging(period=4, alpha=0.5)
 

@@ -13,7 +13,7 @@ from fleet.parameter_server import waiting
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import Trainer
 from fleet.transpiler import DistributeTranspilerConfig
-from tests.support.parameter_server import at_once, loopback, sgd, small_model
+from tests.support.parameter_server import loopback, sgd, small_model
 from tests.support.processes import wait_for
 from tests.support.threads import at_once
 

@@ -146,7 +146,7 @@ class Stepping:
     """Trainer 0: a step sends the same number for both blocks."""
 
     def __init__(self, **options: int) -> None:
-        mode = HalfAsync(**options)
+        mode = HalfAsync(**{"send_queue_size": 20, **options})
         self.session = Gate(mode)
         self.mode = mode.make_trainer(self.session)
         self.mode.start()
