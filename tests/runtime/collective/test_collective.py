@@ -11,11 +11,13 @@ import time
 import pytest
 import torch
 
+from fleet.checkpoint import Checkpoint
 from fleet.collective import Fleet
 from fleet.errors import ConfigurationError
 from fleet.program import ClipGradByNorm
 from fleet.role_maker import Role, UserDefinedRoleMaker
 from fleet.strategy import DistributedStrategy
+from tests.support.parameter_server import loopback
 from tests.support.processes import alive, free_ports, wait_for
 
 PS_ROLE = UserDefinedRoleMaker(
@@ -268,3 +270,57 @@ def test_clipping_on_servers_is_refused_where_there_are_none():
     strategy = DistributedStrategy(grad_clip=ClipGradByNorm(1.0))
     with pytest.raises(ConfigurationError, match=r"no servers here to clip; call torch\.nn\.utils"):
         Fleet().distributed_optimizer(optimizer, strategy)
+
+
+@pytest.mark.timeout(240)
+def test_a_checkpoint_brings_every_trainer_back_to_the_bit_and_serves_parameter_servers_too(
+    trainers, tmp_path
+):
+    body = """
+    fleet.init(role_maker.PaddleCloudRoleMaker(is_collective=True))
+    rank = fleet.worker_index()
+    model = build(seed=rank)
+    adam = torch.optim.Adam(model.parameters(), lr=0.05)
+    optimizer = fleet.distributed_optimizer(adam, model=model)
+    fleet.init_worker()
+
+    def train(steps):
+        for step in steps:
+            optimizer.zero_grad()
+            loss_of(model, step, rank).backward()
+            optimizer.step()
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    assert fleet.load_check_point("saves") == fleet.TrainStatus()
+    train(range(3))
+    fleet.save_check_point("saves", fleet.TrainStatus(0, state={"rank": rank}))
+    fleet.barrier_worker()
+    expected = train(range(3, 5))
+    status = fleet.load_check_point("saves")
+    assert (status.next(), status.step, status.state, fleet.step) == (1, 3, {"rank": 0}, 3)
+    found = train(range(3, 5))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert all(torch.equal(found[name], value) for name, value in fleet.export_state_dict().items())
+    assert int(fleet.all_reduce_worker(rank, mode="max")) == 1
+    assert fleet.all_reduce_worker(torch.tensor([rank + 3]), mode="min").tolist() == [3]
+    fleet.stop_worker()
+    """
+    for process in trainers(body):
+        _, err = process.communicate(timeout=200)
+        assert process.returncode == 0, err
+
+    def build() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+
+    with loopback(
+        tmp_path / "saves",
+        servers=2,
+        model=build,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.05),
+    ) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        assert trainer.current_step == 3
+        saved = Checkpoint(tmp_path / "saves" / "checkpoint-0").piece("0.weight", 0, 48, (8, 6))
+        assert torch.equal(model.state_dict()["0.weight"], saved.value)
+        assert torch.equal(trainer.fetch_state()["0.weight"]["exp_avg"], saved.state["exp_avg"])

@@ -240,3 +240,57 @@ def test_the_program_form_saves_through_the_same_calls(tmp_path):
     thread.join(10)
     assert not thread.is_alive()
     assert (Path(tmp_path) / "manifest.json").is_file()
+
+
+MODES: dict[str, Callable[[], package.DistributedStrategy]] = {
+    "async": package.create_async_strategy,
+    "half_async": package.create_half_async_strategy,
+    "geo": lambda: package.create_geo_strategy(2),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_modes_without_a_barrier_go_on_from_a_checkpoint_too(tmp_path, mode):
+    (port, later) = free_ports(2)
+
+    def replica(kind: Any, at: int) -> tuple[Fleet, Any, Any]:
+        fleet, model = Fleet(), build()
+        fleet.init(UserDefinedRoleMaker(0, kind, 1, [f"127.0.0.1:{at}"]))
+        adam = torch.optim.Adam(model.parameters(), lr=0.01)
+        return fleet, model, fleet.distributed_optimizer(adam, MODES[mode](), model=model)
+
+    def run(at: int, script: Callable[[Fleet, Any, Any], None]) -> None:
+        server, _, _ = replica(Role.SERVER, at)
+        server.init_server()
+        thread = threading.Thread(target=server.run_server, daemon=True)
+        thread.start()
+        fleet, model, optimizer = replica(Role.WORKER, at)
+        fleet.init_worker()
+        script(fleet, model, optimizer)
+        fleet.stop_worker()
+        thread.join(10)
+        assert not thread.is_alive()
+
+    def steps(model: Any, optimizer: Any, count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss_fn(model, X).backward()
+            optimizer.step()
+
+    held: dict[str, torch.Tensor] = {}
+
+    def first(fleet: Fleet, model: Any, optimizer: Any) -> None:
+        steps(model, optimizer, 4)
+        fleet.save_persistables(str(tmp_path))
+        if mode == "async":  # in the others what has left may be on its way still
+            held.update(fleet.export_state_dict())
+
+    def second(fleet: Fleet, model: Any, optimizer: Any) -> None:
+        assert fleet.load_persistables(str(tmp_path)).step == 4
+        assert fleet.step == 4
+        assert all(torch.equal(model.state_dict()[name], value) for name, value in held.items())
+        steps(model, optimizer, 3)
+        assert fleet.step == 7
+
+    run(port, first)
+    run(later, second)
