@@ -14,7 +14,7 @@ from fleet.errors import CheckpointError, ConfigurationError
 from fleet.parameter_server.preview import previewed
 from fleet.parameter_server.server import Server
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.shard import state_of
+from fleet.parameter_server.shard import release, state_of
 from fleet.parameter_server.trainer import Trainer
 from fleet.program import Program, Source
 from fleet.role_maker import JobIdentity, Role, RoleKind
@@ -104,6 +104,7 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
             f"{model_dir} has no checkpoint; expected a directory with a {MANIFEST_NAME}, or numbered ones "
             f"({CHECKPOINT_PREFIX}0, …) of which one has it"
         )
+    release(source)
     server.start()
     return server
 

@@ -3,6 +3,7 @@
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from math import nan
 from typing import Any, Final
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from fleet.transpiler.lowering import PlannedBlock, ServerPlan
 from fleet.update import DenseUpdate, average_in_order, sum_of_squares
 from fleet.wire import HyperParameters
 
-__all__ = ["INITIAL_STATE", "Shard", "initial_state_fact", "state_of"]
+__all__ = ["INITIAL_STATE", "Shard", "initial_state_fact", "release", "state_of"]
 
 INITIAL_STATE: Final = "state of the optimizer before the first step"
 
@@ -23,6 +24,20 @@ INITIAL_STATE: Final = "state of the optimizer before the first step"
 def state_of(source: Source) -> dict[str, Mapping[str, Any]]:
     """Return what this process's own optimizer has for the parameters, by name."""
     return {name: source.optimizer.state.get(parameter, {}) for name, parameter in source.parameters.items()}
+
+
+def release(source: Source) -> None:
+    """Give back the memory of a module and an optimizer whose values a shard has taken; the shapes stay.
+
+    Parameters
+    ----------
+    source : Source
+        What a server's process built. Its parameters consist of one NaN each from now on, so that nobody
+        takes the initial values for the trained ones.
+    """
+    source.optimizer.state.clear()
+    for parameter in source.parameters.values():
+        parameter.data = parameter.data.new_full((), nan).expand(parameter.shape)
 
 
 def initial_state_fact(state: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
