@@ -94,10 +94,10 @@ def succeeded(situation: Situation) -> Plan | None:
 
 
 def rejected(situation: Situation) -> Plan | None:
-    """Fail a job whose pods the API server refuses for good: the next try would be answered the same."""
+    """Fail a job of which the API server refuses a part for good: the next try would be answered the same."""
     if situation.observed.rejected is None:
         return None
-    sentence = f"the API server refuses a pod of this job: {situation.observed.rejected}"
+    sentence = f"the API server refuses a part of this job: {situation.observed.rejected}"
     return end_job(situation, JobState.FAILED, FailReason.POD_REJECTED, sentence)
 
 

@@ -91,6 +91,13 @@ def test_an_object_of_somebody_else_is_never_adopted():
     assert story.job.status.conditions[0].reason == "NameTaken"
 
 
+def test_a_claim_that_another_job_of_this_name_has_left_is_never_removed():
+    story = Story()
+    assert done(story.sees(*ALL, **having(CLAIM_REF))) == []
+    story.sees(*ALL[:2], ended(trainer(0)), ended(trainer(1)), after=5, **having(CLAIM_REF))
+    assert done(story.sees(after=60, **having(CLAIM_REF))) == []
+
+
 # What a checkpoint changes.
 
 

@@ -136,10 +136,10 @@ def test_a_pod_that_the_api_server_refuses_fails_the_job_with_its_sentence():
     then = "; correct the template and create the job again"
     assert Story().sees(rejected=sentence) == [
         "Failed pservers 0/2 trainers 0/2 restarts 0 failures 0",
-        f"PodsCreated False PodRejected: the API server refuses a pod of this job: {sentence}",
-        f"Running False PodRejected: the API server refuses a pod of this job: {sentence}",
-        f"Failed True PodRejected: the API server refuses a pod of this job: {sentence}{then}",
-        f"tell Warning Failed: the API server refuses a pod of this job: {sentence}{then}",
+        f"PodsCreated False PodRejected: the API server refuses a part of this job: {sentence}",
+        f"Running False PodRejected: the API server refuses a part of this job: {sentence}",
+        f"Failed True PodRejected: the API server refuses a part of this job: {sentence}{then}",
+        f"tell Warning Failed: the API server refuses a part of this job: {sentence}{then}",
     ]
 
 
