@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DROPPED = frozenset({"host", "content-length", "transfer-encoding", "content-encoding", "connection"})
 
 
-@dataclass(frozen=True)
+@dataclass
 class Call:
     """One request that came."""
 
@@ -37,6 +37,8 @@ class Call:
     resource: str
     path: str
     at: float  # time.monotonic()
+    status: int = 0  # of the API server's answer, whether it came back or not
+    answer: bytes = b""
 
     @property
     def writes(self) -> bool:
@@ -94,6 +96,8 @@ class FaultProxy:
         self.server = ""
         self.calls: list[Call] = []
         self.on_call: Callable[[Call], Fault | None] = lambda _: None
+        self.on_answer: Callable[[Call], None] = lambda _: None
+        """Called when the API server has answered, before anybody else hears of it."""
         self.dead = False
         """While this is set, every connection is reset: nobody is there."""
         self._upstream = upstream
@@ -111,17 +115,28 @@ class FaultProxy:
         """Let watches of a resource go silent: nothing that happens from now on reaches them."""
         self._held.add(resource)
 
-    def cut(self, resource: str | None = None) -> int:
-        """Reset the watches of a resource, or all of them; return how many. New ones are not held."""
-        hit = [request for request, watched in self._watching if resource in (None, watched)]
-        self._held.clear() if resource is None else self._held.discard(resource)
-        for request in hit:
+    def hold_no_more(self) -> None:
+        """Let new watches speak; those that were silenced stay so, and look as a dead connection does."""
+        self._held.clear()
+
+    def cut(self) -> int:
+        """Reset all watches, and let new ones speak; return how many there were."""
+        watching = list(self._watching)
+        self._held.clear()
+        for request, _ in watching:
             _reset(request)
-        return len(hit)
+        return len(watching)
 
     def writes(self) -> list[Call]:
         """Return the requests that may have changed something, leases and events left out."""
         return [call for call in self.calls if call.writes and call.resource not in ("leases", "events")]
+
+    def created(self, resource: str) -> list[str]:
+        """Return the names of what was created, in its order."""
+        made = [
+            call for call in self.calls if (call.verb, call.resource, call.status) == ("POST", resource, 201)
+        ]
+        return [json.loads(call.answer)["metadata"]["name"] for call in made]
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[FaultProxy]:
@@ -178,11 +193,13 @@ class FaultProxy:
             request.method,
             self._upstream.server + str(request.rel_url),
             headers=headers,
-            data=await request.read(),
+            data=await request.read() or None,  # a body without a byte would have a type of its own
         ) as answer:
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in DROPPED}
             if call.verb != "WATCH":
                 body = await answer.read()
+                call.status, call.answer = answer.status, body
+                self.on_answer(call)
                 if lost or self.dead:
                     return _reset(request)
                 return web.Response(status=answer.status, headers=kept, body=body)
@@ -191,8 +208,10 @@ class FaultProxy:
             watching = (request, call.resource)
             self._watching.append(watching)
             try:
+                silenced = False
                 async for chunk in answer.content.iter_any():
-                    if call.resource not in self._held:
+                    silenced = silenced or call.resource in self._held
+                    if not silenced:
                         await response.write(chunk)
             finally:
                 self._watching.remove(watching)

@@ -10,7 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
@@ -83,6 +83,22 @@ def _await_rights(control_plane: ControlPlane, binding: Manifest, role: Manifest
         time.sleep(0.05)
 
 
+class Spawned(Protocol):
+    """What `subprocess.Popen` has, and is asked for here."""
+
+    def poll(self) -> int | None:
+        """Return the exit status, or None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; subprocess.TimeoutExpired if that does not come in time."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal, unless it has ended."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
 class OperatorProcess:
     """One operator process.
 
@@ -107,19 +123,11 @@ class OperatorProcess:
             "FLEET_OPERATOR_IDENTITY": f"test-{self.port}",  # the same after a restart, as a pod's is
             **environment,
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Spawned | None = None
 
     def start(self) -> None:
         """Start it; return when it says that it is ready."""
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "fleet_operator.startup"],
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=die_with_parent,
-            )
+        self._process = self._spawn()
         deadline = time.monotonic() + READY_SECONDS
         while self.get("/readyz") != "ok\n":
             if self._process.poll() is not None:
@@ -157,6 +165,17 @@ class OperatorProcess:
         """Return the end of its log."""
         return self.log.read_text(errors="replace")[-5000:]
 
+    def _spawn(self) -> Spawned:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "fleet_operator.startup"],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent,
+            )
+
     def _end(self, number: signal.Signals) -> int:
         process = self._running
         process.send_signal(number)
@@ -164,13 +183,13 @@ class OperatorProcess:
             return process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
+            process.wait(STOP_SECONDS)
             raise AssertionError(
                 f"the operator did not end within {STOP_SECONDS:g} s:\n{self.tail()}"
             ) from None
 
     @property
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> Spawned:
         if self._process is None:
             raise RuntimeError("the operator was not started")
         return self._process

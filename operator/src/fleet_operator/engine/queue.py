@@ -4,7 +4,8 @@ Invariants
 ----------
 A key waits at most once (a thousand events about one job are one pass); a key is never worked on twice at
 the same time (a change during a pass makes another pass after it, so nothing is lost); a key that fails
-waits twice as long each time, on its own, so that one broken job never slows another. The moment comes in
+waits twice as long each time, on its own, so that one broken job never slows another; news of it may cut
+that short, unless it was the cluster that asked to be left alone. The moment comes in
 as an argument everywhere, in seconds of a clock that only grows.
 """
 
@@ -42,6 +43,7 @@ class WorkQueue(Generic[K]):
         self._heap: list[tuple[float, int, K]] = []  # may hold entries that _due has replaced
         self._sequence = 0
         self._failures: dict[K, int] = {}
+        self._held: set[K] = set()  # keys whose delay the cluster asked for: no news shortens it
 
     def __len__(self) -> int:
         """Return how many keys could be taken now, had their delays passed by the last `take`."""
@@ -56,13 +58,13 @@ class WorkQueue(Generic[K]):
         """Let `key` be worked on as soon as possible; one that waits already stays where it is."""
         if key in self._running:
             self._changed.add(key)
-        elif key not in self._queued:
+        elif key not in self._queued and key not in self._held:
             self._queued.add(key)
             self._ready.append(key)
 
     def add_at(self, key: K, moment: float) -> None:
         """Let `key` be worked on at `moment`, or earlier if it is due earlier already."""
-        if (due := self._due.get(key)) is not None and due <= moment:
+        if key in self._held or ((due := self._due.get(key)) is not None and due <= moment):
             return
         self._due[key] = moment
         self._sequence += 1
@@ -90,15 +92,20 @@ class WorkQueue(Generic[K]):
     def failed(self, key: K, now: float, *, at_least: float = 0.0) -> float:
         """Give `key` back after a pass that did not go well; return the seconds until the next try.
 
-        It waits `at_least` so long, which is what the cluster asked for.
+        It waits `at_least` so long, whatever happens meanwhile: the cluster asked for that.
         """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         # 2.0 ** 1024 is an overflow, and no limit needs more doublings than this.
         delay = min(self._backoff_seconds * 2.0 ** min(failures, 64), self._backoff_limit_seconds)
         delay = max(delay, at_least)
+        if at_least > 0:  # the pass that follows sees all that has changed until then
+            self._changed.discard(key)
+            self._due.pop(key, None)
         self._give_back(key)
         self.add_at(key, now + delay)
+        if at_least > 0:
+            self._held.add(key)
         return delay
 
     def next_due(self) -> float | None:
@@ -117,6 +124,7 @@ class WorkQueue(Generic[K]):
         while (due := self.next_due()) is not None and due <= now:
             _, _, key = heapq.heappop(self._heap)
             del self._due[key]
+            self._held.discard(key)
             self.add(key)
 
     def _drop_replaced(self) -> None:

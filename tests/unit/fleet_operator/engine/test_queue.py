@@ -144,3 +144,22 @@ def test_whatever_happens_no_change_is_lost_and_no_key_is_taken_twice_at_once(st
     while (got := queue.take(now + 100)) is not None:
         left.add(got)
     assert left == wanted
+
+
+def test_news_cuts_a_back_off_short_but_not_a_wait_that_the_cluster_asked_for():
+    queue: WorkQueue[str] = WorkQueue(backoff_seconds=1)
+    for least, taken in ((0.0, "a"), (5.0, None)):
+        queue.add("a")
+        assert queue.take(0) == "a"
+        queue.add("a")  # while it is worked on
+        queue.failed("a", 0, at_least=least)
+        queue.add("a")  # and afterwards
+        queue.add_at("a", 1)
+        assert queue.take(0) == taken
+        if taken:
+            queue.done("a")
+    assert queue.take(4.9) is None
+    assert queue.take(5) == "a"
+    queue.done("a")
+    queue.add("a")
+    assert queue.take(5) == "a"

@@ -170,3 +170,9 @@ async def test_a_conflict_in_an_action_means_look_again_and_is_not_told(fixture:
     fixture.cluster.refuse = ConflictError("another uid")
     assert (await fixture.reconcile()).result is Result.CONFLICT
     assert fixture.cluster.done == [RUNNING]
+
+
+async def test_a_cluster_that_asks_to_be_left_alone_is_left_alone(fixture: Fixture):
+    fixture.plan = Plan(status=RUNNING, actions=DELETIONS, requeue_after=timedelta(seconds=1))
+    fixture.cluster.refuse = ApiError(429, "TooManyRequests", "try again", retry_after_seconds=7)
+    assert await fixture.reconcile() == Outcome(Result.FAILED, timedelta(seconds=7))

@@ -1,0 +1,332 @@
+"""What breaks around an operator on a real API server: nothing is lost, and nothing is done twice.
+
+The operator reaches the API server through a proxy that makes the faults. A job's whole life is: Service,
+four pods, Running, Succeeded, and all pods gone by ``cleanPodPolicy: All``. What happens to pods, nodes and
+Services by other hands is in `test_life` and `test_policies`, lost leases are in `test_election`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from fleet_operator.cluster.client import ApiError
+from tests.support.fault_proxy import Answer, Expired, Lost, Reset, Slow, proxy_for
+from tests.support.forked_operator import ForkedOperator
+from tests.support.jobs import manifest
+from tests.support.operator_process import CRD
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from tests.support.controlplane import ControlPlane
+    from tests.support.fault_proxy import Call, Fault, FaultProxy
+    from tests.support.kube import Manifest, Namespace
+    from tests.support.operator_process import OperatorProcess
+
+SERVERS = ("digits-pserver-0", "digits-pserver-1")
+TRAINERS = ("digits-trainer-0", "digits-trainer-1")
+PODS = sorted((*SERVERS, *TRAINERS))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone(operator: OperatorProcess) -> Iterator[None]:
+    """No other operator runs during these tests."""
+    operator.stop()
+    yield
+    operator.start()
+
+
+class Faulty:
+    """An operator behind a proxy, for one namespace."""
+
+    def __init__(self, operator: ForkedOperator, proxy: FaultProxy, namespace: Namespace) -> None:
+        self.operator = operator
+        self.proxy = proxy
+        self.namespace = namespace
+
+    async def start(self) -> None:
+        self.proxy.dead = False
+        await asyncio.to_thread(self.operator.start)
+
+    async def kill(self) -> None:
+        await asyncio.to_thread(self.operator.kill)
+
+    async def run(self, **spec: Any) -> dict[str, Manifest]:
+        """Create the job and wait until it runs; return its pods."""
+        await self.namespace.create_job(manifest(**spec))
+        return await self.until_running()
+
+    async def until_running(self) -> dict[str, Manifest]:
+        await self.namespace.until_state("digits", "Running")
+        return await self.namespace.until_running("digits", *PODS)
+
+    async def finish(self) -> None:
+        """Let all pods end well, and wait until the job has succeeded and its pods are gone."""
+        await self.finish_kept()
+        await self.namespace.end(*SERVERS)
+        await self.namespace.until_pods("digits", "no pod", lambda pods: not pods)
+
+    async def finish_kept(self) -> None:
+        """Let the trainers end well, and wait until the job has succeeded."""
+        await self.namespace.end(*TRAINERS)
+        await self.namespace.until_state("digits", "Succeeded")
+
+    async def was_done_once(self) -> None:
+        """See that each object was created once, and that the job counts no restart."""
+        assert sorted(self.proxy.created("pods")) == PODS
+        assert self.proxy.created("services") == ["digits"]
+        status = (await self.namespace.get("fleetjobs", "digits"))["status"]
+        assert (status["state"], status["restarts"], status.get("failures", 0)) == ("Succeeded", 0, 0)
+
+
+def uids(pods: dict[str, Manifest]) -> set[str]:
+    return {pod["metadata"]["uid"] for pod in pods.values()}
+
+
+@pytest.fixture
+async def faulty(
+    namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
+) -> AsyncIterator[Faulty]:
+    async with proxy_for(operator.kubeconfig).running() as proxy:
+        config = tmp_path / "kubeconfig"
+        config.write_text(operator.kubeconfig.read_text().replace(control_plane.server, proxy.server))
+        forked = ForkedOperator(tmp_path, config, FLEET_OPERATOR_NAMESPACES=namespace.name)
+        faulty = Faulty(forked, proxy, namespace)
+        await faulty.start()
+        try:
+            yield faulty
+        finally:
+            await faulty.kill()
+        assert "Traceback" not in forked.log.read_text(), forked.tail()
+
+
+ALL_GONE = {"cleanPodPolicy": "All"}
+
+
+async def test_an_operator_killed_after_each_of_its_writes_loses_and_doubles_nothing(faulty: Faulty):
+    """Every operator gets as far as one write and is killed before it hears the answer.
+
+    So each state that a job's life can be in when an operator dies between two calls is met by a successor
+    that knows nothing but what the API server tells it. Reads change nothing: a kill between two of them
+    leaves one of these states too.
+    """
+    killed = asyncio.Event()
+    writes: list[str] = []
+
+    def kill(call: Call) -> None:
+        if call.writes and call.resource != "leases" and not faulty.proxy.dead:
+            writes.append(f"{call.verb} {call.resource} {call.status}")
+            faulty.proxy.dead = True
+            faulty.operator.kill_at_once()
+            killed.set()
+
+    async def start_again_and_again() -> None:
+        while True:
+            await killed.wait()
+            killed.clear()
+            await faulty.kill()
+            with contextlib.suppress(AssertionError):  # it wrote, and was killed, before it said it was ready
+                await faulty.start()
+
+    faulty.proxy.on_answer = kill
+    restarting = asyncio.create_task(start_again_and_again())
+    try:
+        await faulty.namespace.create_job(manifest(runPolicy=ALL_GONE))
+        await faulty.namespace.until_running("digits", *PODS, seconds=60)
+        await faulty.namespace.until_state("digits", "Running", seconds=60)
+        await faulty.namespace.end(*TRAINERS)
+        await faulty.namespace.until_state("digits", "Succeeded", seconds=60)
+        await faulty.namespace.end(*SERVERS)
+        await faulty.namespace.until_pods("digits", "no pod", lambda pods: not pods, seconds=60)
+    finally:
+        restarting.cancel()
+        await asyncio.gather(restarting, return_exceptions=True)
+    assert len(writes) >= 1 + 4 + 4 + 3, writes  # Service, pods, deletions, and a status between them
+    await faulty.was_done_once()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(Answer(409, "Conflict"), id="409"),
+        pytest.param(Answer(429, "TooManyRequests", retry_after=1), id="429"),
+        pytest.param(Answer(500), id="500"),
+        pytest.param(Answer(503, "ServiceUnavailable"), id="503"),
+        pytest.param(Reset(), id="reset-before-it-arrives"),
+        pytest.param(Lost(), id="reset-after-it-arrived"),
+    ],
+)
+async def test_writes_of_each_kind_that_fail_are_made_good(faulty: Faulty, fault: Fault):
+    # What has arrived once may be seen before it is asked for again.
+    times = 1 if isinstance(fault, Lost) else 2
+    met = [
+        faulty.proxy.fail(fault, verb, resource, times=times)
+        for verb, resource in (
+            ("POST", "services"),
+            ("POST", "pods"),
+            ("PUT", "fleetjobs/status"),
+            ("DELETE", "pods"),
+        )
+    ]
+    await faulty.run(runPolicy=ALL_GONE)
+    await faulty.finish()
+    assert all(each.is_set() for each in met)
+    await faulty.was_done_once()
+    if isinstance(fault, Answer) and fault.retry_after:
+        posts = [call.at for call in faulty.proxy.calls if (call.verb, call.resource) == ("POST", "services")]
+        assert min(later - one for one, later in itertools.pairwise(posts)) >= fault.retry_after
+
+
+async def test_an_api_server_that_takes_two_seconds_is_waited_for(faulty: Faulty):
+    for verb, resource in (("PUT", "fleetjobs/status"), ("POST", "pods"), ("DELETE", "pods")):
+        faulty.proxy.fail(Slow(2.0), verb, resource)
+    await faulty.run(runPolicy=ALL_GONE)
+    await faulty.finish()
+    await faulty.was_done_once()
+
+
+@pytest.mark.parametrize("how", ["cut", "silent", "forgotten"])
+async def test_what_happens_while_the_watches_are_blind_is_found(faulty: Faulty, how: str):
+    if how == "silent":
+        await faulty.kill()
+        faulty.operator.silence_seconds = 1.0
+        await faulty.start()
+    pods = await faulty.run()
+    suspended = manifest("suspended", runPolicy={"suspend": True})
+    await faulty.namespace.create_job(suspended)
+    await faulty.namespace.until_state("suspended", "Suspended")
+    assert 'state="Suspended"} 1.0' in (faulty.operator.get("/metrics") or "")
+    watched = ("pods", "services", "fleetjobs")
+    for resource in watched:
+        faulty.proxy.hold(resource)
+        if how == "forgotten":
+            faulty.proxy.fail(Expired(), "WATCH", resource)
+    # A job that is idle: only a watch, or a list, can tell that it is gone.
+    await faulty.namespace.delete("fleetjobs", "suspended")
+    await faulty.namespace.delete("services", "digits")
+    await faulty.namespace.delete("pods", "digits-trainer-1")
+    await faulty.namespace.until_pods("digits", "a pod less", lambda found: "digits-trainer-1" not in found)
+    assert "digits-trainer-1" not in await faulty.namespace.until_pods("digits", "the pods", bool)
+    if how == "silent":
+        faulty.proxy.hold_no_more()
+    else:
+        assert faulty.proxy.cut() >= len(watched)
+    again = await faulty.until_running()
+    assert again["digits-trainer-1"]["metadata"]["labels"]["fleetjob.dev/attempt"] == "0.1"
+    assert {again[name]["metadata"]["uid"] for name in again} & {
+        pods[name]["metadata"]["uid"] for name in pods
+    }
+    await faulty.namespace.until("services", "the service", lambda found: "digits" in found)
+    async with asyncio.timeout(20):
+        while 'state="Suspended"' in (await asyncio.to_thread(faulty.operator.get, "/metrics") or ""):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    await faulty.finish_kept()
+    assert faulty.proxy.created("services") == ["digits", "digits"]
+    assert sorted(faulty.proxy.created("pods")) == sorted([*PODS, "digits-trainer-1"])
+
+
+async def test_a_status_that_somebody_edits_is_put_right_and_nothing_follows_from_it(faulty: Faulty):
+    await faulty.run()
+    before = (await faulty.namespace.get("fleetjobs", "digits"))["status"]
+    path = faulty.namespace.path("fleetjobs", "digits", subresource="status")
+    await faulty.namespace.client.merge_patch(
+        path, {"status": {"state": "Restarting", "trainers": "0/9", "conditions": []}}
+    )
+    job = await faulty.namespace.until_job(
+        "digits",
+        "the status put right",
+        lambda job: (job["status"].get("state"), job["status"].get("trainers")) == ("Running", "2/2"),
+    )
+    assert job["status"]["restarts"] == before["restarts"] == 0
+    await faulty.finish_kept()
+    assert sorted(faulty.proxy.created("pods")) == PODS
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["deleted", "deleted-and-created-again"])
+async def test_a_job_deleted_amid_its_creation_leaves_nothing_behind(faulty: Faulty, again: bool):
+    asked = asyncio.Event()
+
+    def slow(call: Call) -> Fault | None:
+        if (call.verb, call.resource) == ("POST", "pods") and not asked.is_set():
+            asked.set()
+            return Slow(0.5)
+        return None
+
+    faulty.proxy.on_call = slow
+    await faulty.namespace.create_job(manifest(startupPolicy="AnyOrder"))
+    async with asyncio.timeout(20):
+        await asked.wait()
+    await faulty.namespace.delete("fleetjobs", "digits")
+    if again:
+        created = await faulty.namespace.create_job(manifest(runPolicy=ALL_GONE))
+        pods = await faulty.until_running()
+        owners = {pod["metadata"]["ownerReferences"][0]["uid"] for pod in pods.values()}
+        assert owners == {created["metadata"]["uid"]}
+        await faulty.finish()
+    else:
+        await faulty.namespace.until("services", "no service", lambda found: "digits" not in found)
+        await faulty.namespace.until_pods("digits", "no pod", lambda pods: not pods)
+
+
+async def test_a_clock_that_moves_by_a_day_moves_nothing_else(faulty: Faulty):
+    before = await faulty.run()
+    for offset in (timedelta(days=-1), timedelta(days=1)):
+        await faulty.kill()
+        faulty.operator.clock_offset = offset
+        await faulty.start()
+        # Once the operator has seen this, it has looked at the job under its new time.
+        name = f"probe-{offset.days % 7}"
+        await faulty.namespace.create_job(manifest(name, pservers=1, trainers=1))
+        await faulty.namespace.until_state(name, "Running")
+        after = await faulty.namespace.until_running("digits", *PODS)
+        assert {p["metadata"]["uid"] for p in after.values()} == {
+            p["metadata"]["uid"] for p in before.values()
+        }
+    await faulty.finish_kept()
+
+
+async def is_served(namespace: Namespace, field: str) -> bool:
+    """Whether the API server takes jobs with a field; for a moment after an upgrade it serves none at all."""
+    path = namespace.path("fleetjobs") + "?fieldValidation=Strict&dryRun=All"
+    document = manifest("probe")
+    document["spec"][field] = "blue"
+    document["metadata"]["namespace"] = namespace.name
+    try:
+        await namespace.client.create(path, document)
+    except ApiError:
+        return False
+    return True
+
+
+async def test_a_definition_that_is_upgraded_leaves_running_jobs_alone(
+    faulty: Faulty, control_plane: ControlPlane
+):
+    before = await faulty.run()
+    upgraded = yaml.safe_load(CRD.read_text())
+    (version,) = upgraded["spec"]["versions"]
+    spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    spec["properties"]["colour"] = {"type": "string"}  # a later version's new field
+    apply = ["apply", "--server-side", "--force-conflicts", "-f", "-"]
+    try:
+        await asyncio.to_thread(control_plane.kubectl, *apply, stdin=json.dumps(upgraded))
+        async with asyncio.timeout(30):
+            while not await is_served(faulty.namespace, "colour"):  # noqa: ASYNC110 there is only the asking
+                await asyncio.sleep(0.1)
+        await faulty.kill()  # and an operator that is started afterwards takes them over
+        await faulty.start()
+        await faulty.namespace.end(*TRAINERS)
+        await faulty.namespace.until_state("digits", "Succeeded")
+    finally:
+        await asyncio.to_thread(control_plane.kubectl, "replace", "-f", str(CRD))
+    after = await faulty.namespace.until_pods("digits", "the pods", bool)
+    assert uids(after) == uids(before)
+    assert sorted(faulty.proxy.created("pods")) == PODS
