@@ -46,6 +46,22 @@ def test_digits_trains_from_its_manifest(tmp_path):
         assert (run.logs / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_digits_trains_in_the_mode_that_its_manifest_asks_for(tmp_path):
+    job: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    script = str(ROOT / "examples" / "digits" / "train.py")
+    job["spec"]["syncMode"] = "Geo"
+    # The script itself, with a log that says more.
+    run_it = (
+        "import logging, runpy, sys; logging.basicConfig(level='INFO'); "
+        f"sys.argv[1:] = ['--epochs', '15']; runpy.run_path({script!r}, run_name='__main__')"
+    )
+    job["spec"]["template"]["spec"]["containers"][0]["command"] = ["python", "-c", run_it]
+    with LocalRun(tmp_path / "run", job) as run:
+        assert run.wait(SECONDS) == 0, run.stderr
+        assert run.result()["metrics"]["test_accuracy"] >= 0.9
+        assert "in mode geo" in (run.logs / "pserver-0.log").read_text()
+
+
 def test_a_killed_trainer_joins_again_and_the_job_succeeds(tmp_path):
     with LocalRun(tmp_path / "run", long_digits()) as run:
         run.says("trainer-1 step", SECONDS)

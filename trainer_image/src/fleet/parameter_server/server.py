@@ -119,7 +119,12 @@ class Server:
         bracketed = f"[{address or '::'}]" if ":" in (address or "::") else address
         self._control = ControlService(f"{bracketed}:{port}", self, self._plan.trainers)
         self._control.start()
-        _log.info("parameter server %s serves %d blocks", self._plan.endpoint, len(self._plan.blocks))
+        _log.info(
+            "parameter server %s serves %d blocks in mode %s",
+            self._plan.endpoint,
+            len(self._plan.blocks),
+            self._plan.agreement["mode"],
+        )
 
     def serve(self) -> None:
         """Serve until every trainer has completed, or somebody calls `close`.

@@ -1,7 +1,6 @@
 """The sync mode of a server: when a block is stepped, with whose gradients, and who hears of it."""
 
 import itertools
-import logging
 
 import numpy as np
 import pytest
@@ -69,14 +68,21 @@ def test_a_completed_trainer_is_waited_for_no_more_and_leaves_the_divisor():
     assert setup.value(0) == -3.0
 
 
-def test_the_log_says_over_whom_the_mean_is_once_a_trainer_has_finished(caplog):
+def test_the_log_says_once_over_whom_the_mean_is_when_a_trainer_has_finished(caplog):
     setup = sync_server(3)
-    with caplog.at_level(logging.INFO):
-        setup.mode.complete(1)
-        setup.mode.complete(1)
+    for trainer in range(3):
+        setup.send(trainer, 0, 3.0)
+        setup.send(trainer, 1, 3.0)
+    setup.mode.complete(1)
+    assert caplog.text == ""  # nobody may follow: where all finish together there is nothing to say
+    for trainer in (0, 2):
+        setup.begin(trainer, 1)
+        setup.send(trainer, 0, 3.0, step=1)
+        setup.send(trainer, 1, 3.0, step=1)
     assert [record.getMessage() for record in caplog.records] == [
-        "trainer 1 takes part no more: from step 0 on the mean is over trainer 0, trainer 2"
+        "from step 1 on the mean is over trainer 0, trainer 2: the others have finished"
     ]
+    assert setup.value(0) == -6.0
 
 
 def test_when_the_last_trainer_completes_nothing_is_stepped():

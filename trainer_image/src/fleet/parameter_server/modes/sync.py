@@ -86,6 +86,7 @@ class SyncServer:
         self._shard = shard
         self._norms = NormBook(shard.plan.norms, shard.plan.server, _tell_nobody)
         self._live = set(range(num_trainers))
+        self._averaged_over = frozenset(self._live)
         self._rounds = {block: _Round() for block in shard.blocks}
         self._hyper: dict[int, dict[int, HyperParameters]] = {}
         self._changed = threading.Condition()
@@ -226,15 +227,7 @@ class SyncServer:
     def complete(self, trainer: int) -> Sequence[Answer]:
         """Go on without a trainer that has finished."""
         with self._changed:
-            left = trainer in self._live
             self._live.discard(trainer)
-            if left and self._live:
-                _log.info(
-                    "trainer %d takes part no more: from step %d on the mean is over %s",
-                    trainer,
-                    self._lowest_step(),
-                    ", ".join(f"trainer {other}" for other in sorted(self._live)),
-                )
             ready = self._take_ready(self._rounds)
         return self._apply(ready)
 
@@ -294,6 +287,7 @@ class SyncServer:
             with self._changed:
                 contributors, divisor = sorted(round_.arrived), len(self._live)
                 of_step = self._hyper.get(round_.step, {})
+                self._tell_of_the_mean(round_.step)
             hyper = of_step[contributors[0]] if contributors else ()
             if block in self._norms:
                 answers += self._average(block, contributors, divisor, hyper)
@@ -302,6 +296,14 @@ class SyncServer:
                 self._shard.apply(block, contributors, divisor, hyper)
             answers.append(self._finish(block, changed=bool(contributors)))
         return answers
+
+    def _tell_of_the_mean(self, step: int) -> None:
+        """Say over whom the mean is, once it is over others than before."""
+        if self._averaged_over == self._live:
+            return
+        self._averaged_over = frozenset(self._live)
+        trainers = ", ".join(f"trainer {trainer}" for trainer in sorted(self._live))
+        _log.warning("from step %d on the mean is over %s: the others have finished", step, trainers)
 
     def _average(
         self, block: int, contributors: Sequence[int], divisor: int, hyper: HyperParameters
