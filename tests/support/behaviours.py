@@ -119,6 +119,12 @@ BEHAVIOURS = (
         {"trainer-1": (LATE,)},
         {"successPolicy": "RankZero"},
     ),
+    Behaviour(
+        "what-says-how-pods-are-reached-changes-nothing-of-what-they-do",
+        {"trainer-0": (1, 0)},
+        {"network": {"hostNetwork": True, "portRange": {"first": 22000, "last": 22099}, "policy": True}},
+        failures=1,
+    ),
 )
 
 
