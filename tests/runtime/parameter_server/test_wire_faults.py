@@ -15,7 +15,7 @@ from fleet.parameter_server.control_client import ControlClient
 from fleet.parameter_server.sockets import receive_exactly
 from fleet.wire import HEADER_BYTES, Header, Kind, job_hash, pack_header, read_header
 from fleet.wire.messages import Hello as Greeting
-from fleet.wire.messages import pack_hello, pack_hyper, read_error
+from fleet.wire.messages import pack_hello, pack_hyper, read_error, read_hello
 from tests.support.parameter_server import HOST, Loopback, loopback
 from tests.support.processes import wait_for
 
@@ -41,13 +41,17 @@ class Peer:
         values = {"job": JOB, "attempt": self.attempt, "trainer": 0, "payload_bytes": len(payload), **fields}
         return pack_header(Header(kind, **values)) + payload
 
-    def greeting(self, **fields: int) -> bytes:
-        hello = pack_hello(Greeting(self.reply.incarnation, len(self.blocks)))
+    def greeting(self, session: str = "", taken: int = 0, **fields: int) -> bytes:
+        hello = pack_hello(Greeting(self.reply.incarnation, len(self.blocks), session, taken))
         return self.frame(Kind.HELLO, hello, **fields)
 
     def greet(self) -> None:
         self.socket.sendall(self.greeting())
         assert self.receive()[0].kind is Kind.HELLO
+
+    def connect_again(self) -> None:
+        self.socket.close()
+        self.socket = socket.create_connection((HOST, self.reply.data_port), timeout=10)
 
     def receive(self) -> tuple[Header, bytes]:
         buffer = memoryview(bytearray(HEADER_BYTES))
@@ -210,3 +214,31 @@ def test_a_gradient_for_a_step_that_is_not_there_yet(job):
         peer.send(Kind.HYPER, pack_hyper([{"lr": 0.1}]), step=step + 5)
         peer.send(Kind.GRAD, bytes(peer.blocks[0].numel * 4), step=step + 5, block=0)
         assert f"for step {step + 5}, expected step {step}" in str(peer.expect_error())
+
+
+def test_another_process_does_not_take_a_session_on(job):
+    with peer_of(job) as peer:
+        peer.greet()
+        peer.connect_again()
+        peer.socket.sendall(peer.greeting(session="another"))
+        words = f"another process is trainer 0 with attempt {peer.attempt} by now"
+        assert words in str(peer.expect_error())
+
+
+def test_a_session_is_taken_on_with_what_was_not_taken(job):
+    with peer_of(job) as peer:
+        peer.greet()
+        peer.send(Kind.PULL)
+        first = [peer.receive() for _ in peer.blocks]
+        peer.connect_again()
+        peer.socket.sendall(peer.greeting(taken=2))
+        assert read_hello(peer.receive()[1]).taken == 1
+        assert [peer.receive() for _ in peer.blocks[2:]] == first[2:]
+
+
+@pytest.mark.parametrize("taken", [1, 2**40])
+def test_frames_that_were_never_sent_cannot_have_been_taken(job, taken):
+    with peer_of(job) as peer:
+        peer.socket.sendall(peer.greeting(taken=taken))
+        assert peer.receive()[0].kind is Kind.HELLO
+        assert f"greets with {taken} frames taken, expected 0 to 0" in str(peer.expect_error())

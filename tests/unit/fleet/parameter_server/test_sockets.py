@@ -1,6 +1,7 @@
 """Moving whole buffers through sockets, however small the kernel's own are."""
 
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -8,6 +9,7 @@ import pytest
 
 from fleet.parameter_server import sockets
 from fleet.parameter_server.sockets import ConnectionEndedError
+from tests.support.processes import wait_for
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -97,3 +99,16 @@ def test_every_interface_can_be_listened_on():
     with sockets.listen("") as listening:
         port = listening.getsockname()[1]
         sockets.dial("127.0.0.1", port, timeout_seconds=5.0, buffer_bytes=None).close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_the_system_tells_how_many_bytes_have_moved_inside_of_a_buffer_too(pair):
+    here, there = pair
+    assert sockets.bytes_moved(there) == (0, 0)
+    before = sockets.bytes_moved(here)  # the opening of the connection counts as a byte
+    assert before is not None
+    here.sendall(b"x" * 1000)
+    wait_for(lambda: sockets.bytes_moved(there) == (0, 1000), "the bytes at the other end")
+    wait_for(lambda: sockets.bytes_moved(here) == (before.acknowledged + 1000, 0), "the acknowledgement")
+    there.close()
+    assert sockets.bytes_moved(there) is None
