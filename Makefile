@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo fmt lint types test e2e image bench docs lock crds proto
+.PHONY: help setup demo fmt lint types test e2e image bench bench-operator docs lock crds proto
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -18,7 +18,7 @@ CA_BUNDLE ?=
 DOCKER ?= docker
 
 help:  ## list the verbs
-	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 8
 
 # --- the environment ------------------------------------------------------------------------------
 
@@ -68,6 +68,9 @@ e2e: setup  ## the same jobs on a Kubernetes cluster: KUBECONFIG, else one made 
 bench: setup  ## dense synchronous training beside DDP, torch rpc and grpcio: steps per second, latency
 	$(BIN)/python -m benchmarks.dense_sync
 	$(BIN)/python -m benchmarks.dense_latency
+
+bench-operator: setup  ## the operator beside a bare client on a control plane of this machine (BENCH_FLAGS)
+	$(BIN)/python -m benchmarks.operator $(BENCH_FLAGS)
 
 docs: setup  ## write the generated pages of the documentation
 	$(BIN)/python -m tools.reference

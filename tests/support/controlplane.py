@@ -51,10 +51,24 @@ class ControlPlane:
     definitions : sequence of Path
         Manifests of CustomResourceDefinitions. They are created before the controllers start, because the
         garbage collector looks for new kinds of owners only every half minute.
+    audit_log : Path, optional
+        Where the API server notes the metadata of every request that has been answered.
+    scheduler_qps : int
+        How many requests a second the scheduler may make; 50 is its own default.
     """
 
-    def __init__(self, folder: Path, *, nodes: int = 4, definitions: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        nodes: int = 4,
+        definitions: Sequence[Path] = (),
+        audit_log: Path | None = None,
+        scheduler_qps: int = 50,
+    ) -> None:
         self.folder = folder
+        self._audit_log = audit_log
+        self._scheduler_qps = scheduler_qps
         self._definitions = definitions
         self._nodes = nodes
         self._programs: dict[str, Path] = {}
@@ -209,7 +223,21 @@ class ControlPlane:
             "--service-cluster-ip-range=10.96.0.0/16",
             f"--service-account-key-file={certs / 'sa.key'}",
             f"--service-account-signing-key-file={certs / 'sa.key'}",
+            *self._auditing(),
         )
+
+    def _auditing(self) -> tuple[str, ...]:
+        if self._audit_log is None:
+            return ()
+        policy = {
+            "apiVersion": "audit.k8s.io/v1",
+            "kind": "Policy",
+            "omitStages": ["RequestReceived", "ResponseStarted"],
+            "rules": [{"level": "Metadata"}],
+        }
+        path = self.folder / "audit-policy.yaml"
+        path.write_text(yaml.safe_dump(policy))
+        return f"--audit-policy-file={path}", f"--audit-log-path={self._audit_log}"
 
     def _define(self) -> None:
         for path in self._definitions:
@@ -230,10 +258,21 @@ class ControlPlane:
             f"--service-account-private-key-file={certs / 'sa.key'}",
             f"--root-ca-file={self._certificate}",
         )
+        scheduler = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "leaderElection": {"leaderElect": False},
+            "clientConnection": {
+                "kubeconfig": str(self.folder / "scheduler.kubeconfig"),
+                "qps": self._scheduler_qps,
+                "burst": 2 * self._scheduler_qps,
+            },
+        }
+        config = self.folder / "scheduler.yaml"
+        config.write_text(yaml.safe_dump(scheduler))
         self._run(
             "kube-scheduler",
-            f"--kubeconfig={self.folder / 'scheduler.kubeconfig'}",
-            "--leader-elect=false",
+            f"--config={config}",
             "--bind-address=127.0.0.1",
             f"--secure-port={self._scheduler}",
         )
