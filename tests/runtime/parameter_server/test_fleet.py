@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 
 import fleet as package
 from fleet import TrainStatus, lifecycle
-from fleet.errors import CheckpointError, ConfigurationError
+from fleet.errors import CheckpointError, ConfigurationError, DeadlineExceededError
 from fleet.parameter_server import Fleet
+from fleet.parameter_server.settings import Settings
 from fleet.role_maker import Role, UserDefinedRoleMaker
 from tests.support.processes import free_ports
 from tests.support.threads import at_once, one_torch_thread
@@ -206,6 +207,17 @@ def test_numbers_are_combined_over_the_trainers():
             assert found == [[3.0, 3.0], [3.0, 3.0], 2, torch.tensor([5])]
         shares = [trainer.fleet.split_files([f"f{i}" for i in range(8)]) for trainer in trainers]
         assert shares == [["f0", "f1", "f2"], ["f3", "f4", "f5"], ["f6", "f7"]]
+
+
+def test_a_trainer_that_takes_no_part_is_named_when_the_wait_has_lasted_too_long(monkeypatch):
+    monkeypatch.setattr(Settings, "stalled_seconds", property(lambda _: 0.5))
+    with (
+        job(trainers=2) as (zero, _),
+        pytest.raises(
+            DeadlineExceededError, match=r"all_reduce_worker \(sum of <i8\[\]\) waited \d s for trainer 1"
+        ),
+    ):
+        zero.fleet.all_reduce_worker(1)
 
 
 def test_the_program_form_saves_through_the_same_calls(tmp_path):
