@@ -7,15 +7,11 @@ kubectl asks it; without, it drops unknown fields in silence.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
-from typing import Any
 
-from fleet_operator.api import FleetJob, parse_job
+from tests.support.manifests import Manifest, at, collective_manifest, job, manifest, template
 
 __all__ = ["INVALID", "VALID", "InvalidCase", "collective_manifest", "job", "manifest"]
-
-Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -28,55 +24,6 @@ class InvalidCase:
     expected: tuple[str, ...]  # words of parse_job's message about it
 
 
-def _template(**spec: Any) -> Manifest:
-    container = {"name": "fleet", "image": "example.com/trainer:1", "command": ["python", "train.py"]}
-    return {"spec": {"containers": [container], **spec}}
-
-
-def manifest(name: str = "digits", pservers: int = 2, trainers: int = 2, **spec: Any) -> Manifest:
-    """Return the manifest of a parameter-server job; further fields of the spec by their names in YAML."""
-    return {
-        "apiVersion": "fleetjob.dev/v1alpha1",
-        "kind": "FleetJob",
-        "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "mode": "ParameterServer",
-            "template": _template(),
-            "pserver": {"replicas": pservers},
-            "trainer": {"replicas": trainers},
-            **spec,
-        },
-    }
-
-
-def collective_manifest(name: str = "digits", trainers: int = 2, **spec: Any) -> Manifest:
-    """Return the manifest of a collective job."""
-    document = manifest(name, trainers=trainers, **{"mode": "Collective", **spec})
-    del document["spec"]["pserver"]
-    return document
-
-
-def job(document: Manifest | None = None, **metadata: Any) -> FleetJob:
-    """Return a parsed job with a uid, as the API server would have given it."""
-    document = copy.deepcopy(document or manifest())
-    document["metadata"] |= {"uid": "11111111-1111-4111-8111-111111111111", **metadata}
-    return parse_job(document)
-
-
-def _at(path: str, value: Any, base: Manifest | None = None) -> Manifest:
-    """Return a manifest with one field set, by its path; `...` removes the field."""
-    document = copy.deepcopy(base or manifest())
-    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
-    at: Any = document
-    for part in parents:
-        at = at.setdefault(part, {}) if isinstance(part, str) else at[part]
-    if value is ...:
-        del at[last]
-    else:
-        at[last] = value
-    return document
-
-
 _CONTAINERS = "spec.template.spec.containers"
 _COLLECTIVE = collective_manifest()
 
@@ -84,73 +31,73 @@ INVALID = (
     InvalidCase("name-too-long", manifest("d" * 49), "metadata.name", ("at most 48", "49")),
     InvalidCase("name-begins-with-a-digit", manifest("1digits"), "metadata.name", ("a letter first",)),
     InvalidCase("name-with-a-dot", manifest("digits.v2"), "metadata.name", ("lower case letters",)),
-    InvalidCase("no-spec", _at("spec", ...), "spec", ("nothing",)),
+    InvalidCase("no-spec", at("spec", ...), "spec", ("nothing",)),
     InvalidCase(
-        "unknown-field", _at("spec.trainers", {}), "spec.trainers", ("unknown field", "did you mean trainer?")
+        "unknown-field", at("spec.trainers", {}), "spec.trainers", ("unknown field", "did you mean trainer?")
     ),
     InvalidCase(
         "unknown-field-in-a-role",
-        _at("spec.trainer.replica", 3),
+        at("spec.trainer.replica", 3),
         "spec.trainer.replica",
         ("unknown field", "did you mean replicas?"),
     ),
     InvalidCase(
         "snake-case-field",
-        _at("spec.trainer.slots_per_pod", 1),
+        at("spec.trainer.slots_per_pod", 1),
         "spec.trainer.slots_per_pod",
         ("slotsPerPod",),
     ),
     InvalidCase(
         "field-of-a-later-version",
-        _at("spec.telemetry", {"endpoint": "x"}),
+        at("spec.telemetry", {"endpoint": "x"}),
         "spec.telemetry",
         ("unknown field",),
     ),
-    InvalidCase("no-mode", _at("spec.mode", ...), "spec.mode", ("nothing", "ParameterServer", "Collective")),
-    InvalidCase("unknown-mode", _at("spec.mode", "Gossip"), "spec.mode", ("'Gossip'", "ParameterServer")),
-    InvalidCase("no-trainer", _at("spec.trainer", ...), "spec.trainer", ("nothing",)),
+    InvalidCase("no-mode", at("spec.mode", ...), "spec.mode", ("nothing", "ParameterServer", "Collective")),
+    InvalidCase("unknown-mode", at("spec.mode", "Gossip"), "spec.mode", ("'Gossip'", "ParameterServer")),
+    InvalidCase("no-trainer", at("spec.trainer", ...), "spec.trainer", ("nothing",)),
     InvalidCase(
-        "zero-trainers", _at("spec.trainer.replicas", 0), "spec.trainer.replicas", ("0", "at least 1")
+        "zero-trainers", at("spec.trainer.replicas", 0), "spec.trainer.replicas", ("0", "at least 1")
     ),
     InvalidCase(
-        "zero-pservers", _at("spec.pserver.replicas", 0), "spec.pserver.replicas", ("0", "at least 1")
+        "zero-pservers", at("spec.pserver.replicas", 0), "spec.pserver.replicas", ("0", "at least 1")
     ),
     InvalidCase(
-        "too-many", _at("spec.trainer.replicas", 701), "spec.trainer.replicas", ("701", "at most 700")
+        "too-many", at("spec.trainer.replicas", 701), "spec.trainer.replicas", ("701", "at most 700")
     ),
     InvalidCase(
         "replicas-as-text",
-        _at("spec.trainer.replicas", "2"),
+        at("spec.trainer.replicas", "2"),
         "spec.trainer.replicas",
         ("'2'", "whole number"),
     ),
     InvalidCase(
-        "replicas-as-truth", _at("spec.trainer.replicas", True), "spec.trainer.replicas", ("whole number",)
+        "replicas-as-truth", at("spec.trainer.replicas", True), "spec.trainer.replicas", ("whole number",)
     ),
     InvalidCase(
-        "half-a-replica", _at("spec.trainer.replicas", 1.5), "spec.trainer.replicas", ("1.5", "whole number")
+        "half-a-replica", at("spec.trainer.replicas", 1.5), "spec.trainer.replicas", ("1.5", "whole number")
     ),
     InvalidCase(
         "one-bound-without-the-other",
-        _at("spec.trainer.maxReplicas", 4),
+        at("spec.trainer.maxReplicas", 4),
         "spec.trainer.maxReplicas",
         ("together", "minReplicas"),
     ),
     InvalidCase(
         "fewer-than-the-least",
-        _at("spec.trainer", {"replicas": 1, "minReplicas": 2, "maxReplicas": 4}),
+        at("spec.trainer", {"replicas": 1, "minReplicas": 2, "maxReplicas": 4}),
         "spec.trainer.replicas",
         ("from trainer.minReplicas",),
     ),
     InvalidCase(
         "more-than-the-most",
-        _at("spec.trainer", {"replicas": 5, "minReplicas": 2, "maxReplicas": 4}),
+        at("spec.trainer", {"replicas": 5, "minReplicas": 2, "maxReplicas": 4}),
         "spec.trainer.replicas",
         ("to trainer.maxReplicas",),
     ),
     InvalidCase(
         "too-many-processes-to-come",
-        _at(
+        at(
             "spec.trainer",
             {"replicas": 1, "minReplicas": 1, "maxReplicas": 100, "slotsPerPod": 8},
             _COLLECTIVE,
@@ -158,264 +105,262 @@ INVALID = (
         "spec.trainer.replicas",
         ("100 x 8",),
     ),
-    InvalidCase("trainer-is-a-list", _at("spec.trainer", [1]), "spec.trainer", ("a list of 1", "a map")),
+    InvalidCase("trainer-is-a-list", at("spec.trainer", [1]), "spec.trainer", ("a list of 1", "a map")),
     InvalidCase(
-        "port-out-of-range", _at("spec.pserver.port", 65536), "spec.pserver.port", ("65536", "at most 65535")
+        "port-out-of-range", at("spec.pserver.port", 65536), "spec.pserver.port", ("65536", "at most 65535")
     ),
+    InvalidCase("privileged-port", at("spec.pserver.port", 80), "spec.pserver.port", ("80", "at least 1024")),
     InvalidCase(
-        "privileged-port", _at("spec.pserver.port", 80), "spec.pserver.port", ("80", "at least 1024")
-    ),
-    InvalidCase(
-        "port-of-the-metrics", _at("spec.pserver.port", 6180), "spec.pserver.port", ("6180", "metrics")
+        "port-of-the-metrics", at("spec.pserver.port", 6180), "spec.pserver.port", ("6180", "metrics")
     ),
     InvalidCase(
         "trainer-port-of-the-metrics",
-        _at("spec.trainer.port", 6180),
+        at("spec.trainer.port", 6180),
         "spec.trainer.port",
         ("6180", "metrics"),
     ),
-    InvalidCase("servers-missing", _at("spec.pserver", ...), "spec.pserver", ("nothing", "ParameterServer")),
+    InvalidCase("servers-missing", at("spec.pserver", ...), "spec.pserver", ("nothing", "ParameterServer")),
     InvalidCase(
         "collective-with-servers",
-        _at("spec.pserver", {}, _COLLECTIVE),
+        at("spec.pserver", {}, _COLLECTIVE),
         "spec.pserver",
         ("Collective", "expected nothing"),
     ),
     InvalidCase(
-        "no-template", _at("spec.template", ...), "spec.template", ("nothing", "each role has its own")
+        "no-template", at("spec.template", ...), "spec.template", ("nothing", "each role has its own")
     ),
     InvalidCase(
         "template-for-one-role-only",
-        _at("spec.trainer.template", _template(), _at("spec.template", ...)),
+        at("spec.trainer.template", template(), at("spec.template", ...)),
         "spec.template",
         ("each role has its own",),
     ),
-    InvalidCase("no-containers", _at(_CONTAINERS, ...), _CONTAINERS, ("nothing",)),
-    InvalidCase("empty-containers", _at(_CONTAINERS, []), _CONTAINERS, ("an empty list", "at least 1")),
+    InvalidCase("no-containers", at(_CONTAINERS, ...), _CONTAINERS, ("nothing",)),
+    InvalidCase("empty-containers", at(_CONTAINERS, []), _CONTAINERS, ("an empty list", "at least 1")),
     InvalidCase(
         "seventeen-containers",
-        _at(_CONTAINERS, [{"name": f"c{i}", "image": "i"} for i in range(17)]),
+        at(_CONTAINERS, [{"name": f"c{i}", "image": "i"} for i in range(17)]),
         _CONTAINERS,
         ("a list of 17", "at most 16"),
     ),
     InvalidCase(
-        "container-without-image", _at(f"{_CONTAINERS}.0.image", ...), f"{_CONTAINERS}[0].image", ("nothing",)
+        "container-without-image", at(f"{_CONTAINERS}.0.image", ...), f"{_CONTAINERS}[0].image", ("nothing",)
     ),
     InvalidCase(
-        "container-without-name", _at(f"{_CONTAINERS}.0.name", ...), f"{_CONTAINERS}[0].name", ("nothing",)
+        "container-without-name", at(f"{_CONTAINERS}.0.name", ...), f"{_CONTAINERS}[0].name", ("nothing",)
     ),
     InvalidCase(
         "container-with-empty-image",
-        _at(f"{_CONTAINERS}.0.image", ""),
+        at(f"{_CONTAINERS}.0.image", ""),
         f"{_CONTAINERS}[0].image",
         ("some text",),
     ),
     InvalidCase(
         "env-is-a-map",
-        _at(f"{_CONTAINERS}.0.env", {"A": "1"}),
+        at(f"{_CONTAINERS}.0.env", {"A": "1"}),
         f"{_CONTAINERS}[0].env",
         ("a map of 1", "a list"),
     ),
     InvalidCase(
         "restart-policy",
-        _at("spec.template.spec.restartPolicy", "OnFailure"),
+        at("spec.template.spec.restartPolicy", "OnFailure"),
         "spec.template.spec.restartPolicy",
         ("'Never'",),
     ),
     InvalidCase(
         "unknown-field-in-metadata",
-        _at("spec.template.metadata.name", "x"),
+        at("spec.template.metadata.name", "x"),
         "spec.template.metadata.name",
         ("unknown field", "labels"),
     ),
     InvalidCase(
         "label-is-a-number",
-        _at("spec.template.metadata.labels", {"team": 7}),
+        at("spec.template.metadata.labels", {"team": 7}),
         "spec.template.metadata.labels.team",
         ("7", "text"),
     ),
     InvalidCase(
-        "unknown-sync-mode", _at("spec.syncMode", "Eager"), "spec.syncMode", ("'Eager'", "'HalfAsync'")
+        "unknown-sync-mode", at("spec.syncMode", "Eager"), "spec.syncMode", ("'Eager'", "'HalfAsync'")
     ),
     InvalidCase(
-        "unknown-success-policy", _at("spec.successPolicy", "Most"), "spec.successPolicy", ("'RankZero'",)
+        "unknown-success-policy", at("spec.successPolicy", "Most"), "spec.successPolicy", ("'RankZero'",)
     ),
     InvalidCase(
-        "unknown-startup-policy", _at("spec.startupPolicy", "any"), "spec.startupPolicy", ("'InOrder'",)
+        "unknown-startup-policy", at("spec.startupPolicy", "any"), "spec.startupPolicy", ("'InOrder'",)
     ),
     InvalidCase(
         "unknown-failure-action",
-        _at("spec.failurePolicy.action", "Ignore"),
+        at("spec.failurePolicy.action", "Ignore"),
         "spec.failurePolicy.action",
         ("'FailJob'",),
     ),
     InvalidCase(
         "collective-restarts-one-replica",
-        _at("spec.failurePolicy.action", "RestartReplica", _COLLECTIVE),
+        at("spec.failurePolicy.action", "RestartReplica", _COLLECTIVE),
         "spec.failurePolicy.action",
         ("RestartJob", "collective"),
     ),
     InvalidCase(
         "rule-without-an-action",
-        _at("spec.failurePolicy.rules", [{"onExitCodes": [1]}]),
+        at("spec.failurePolicy.rules", [{"onExitCodes": [1]}]),
         "spec.failurePolicy.rules[0].action",
         ("What follows",),
     ),
     InvalidCase(
         "rule-that-matches-everything",
-        _at("spec.failurePolicy.rules", [{"action": "Ignore"}]),
+        at("spec.failurePolicy.rules", [{"action": "Ignore"}]),
         "spec.failurePolicy.rules",
         ("onExitCodes, onReason or role",),
     ),
     InvalidCase(
         "rule-about-exit-code-zero",
-        _at("spec.failurePolicy.rules", [{"onExitCodes": [0], "action": "Ignore"}]),
+        at("spec.failurePolicy.rules", [{"onExitCodes": [0], "action": "Ignore"}]),
         "spec.failurePolicy.rules[0].onExitCodes[0]",
         ("at least 1",),
     ),
     InvalidCase(
         "rule-about-another-role",
-        _at("spec.failurePolicy.rules", [{"role": "worker", "action": "Ignore"}]),
+        at("spec.failurePolicy.rules", [{"role": "worker", "action": "Ignore"}]),
         "spec.failurePolicy.rules[0].role",
         ("'pserver'",),
     ),
     InvalidCase(
         "collective-rule-restarts-one-replica",
-        _at("spec.failurePolicy.rules", [{"onExitCodes": [1], "action": "RestartReplica"}], _COLLECTIVE),
+        at("spec.failurePolicy.rules", [{"onExitCodes": [1], "action": "RestartReplica"}], _COLLECTIVE),
         "spec.failurePolicy.rules",
         ("RestartJob", "collective"),
     ),
     InvalidCase(
         "negative-backoff",
-        _at("spec.runPolicy.backoffLimit", -1),
+        at("spec.runPolicy.backoffLimit", -1),
         "spec.runPolicy.backoffLimit",
         ("at least 0",),
     ),
     InvalidCase(
-        "suspend-as-text", _at("spec.runPolicy.suspend", "yes"), "spec.runPolicy.suspend", ("true or false",)
+        "suspend-as-text", at("spec.runPolicy.suspend", "yes"), "spec.runPolicy.suspend", ("true or false",)
     ),
     InvalidCase(
         "deadline-of-nothing",
-        _at("spec.runPolicy.activeDeadlineSeconds", 0),
+        at("spec.runPolicy.activeDeadlineSeconds", 0),
         "spec.runPolicy.activeDeadlineSeconds",
         ("at least 1",),
     ),
     InvalidCase(
         "negative-ttl",
-        _at("spec.runPolicy.ttlSecondsAfterFinished", -5),
+        at("spec.runPolicy.ttlSecondsAfterFinished", -5),
         "spec.runPolicy.ttlSecondsAfterFinished",
         ("at least 0",),
     ),
     InvalidCase(
         "pending-deadline-of-nothing",
-        _at("spec.runPolicy.pendingDeadlineSeconds", 0),
+        at("spec.runPolicy.pendingDeadlineSeconds", 0),
         "spec.runPolicy.pendingDeadlineSeconds",
         ("at least 1",),
     ),
     InvalidCase(
         "managed-by-a-bare-name",
-        _at("spec.runPolicy.managedBy", "kueue"),
+        at("spec.runPolicy.managedBy", "kueue"),
         "spec.runPolicy.managedBy",
         ("'kueue'", "domain/name"),
     ),
     InvalidCase(
         "unknown-clean-policy",
-        _at("spec.runPolicy.cleanPodPolicy", "Completed"),
+        at("spec.runPolicy.cleanPodPolicy", "Completed"),
         "spec.runPolicy.cleanPodPolicy",
         ("'All'",),
     ),
     InvalidCase(
         "slots-with-servers",
-        _at("spec.trainer.slotsPerPod", 2),
+        at("spec.trainer.slotsPerPod", 2),
         "spec.trainer.slotsPerPod",
         ("ParameterServer",),
     ),
     InvalidCase(
         "zero-slots",
-        _at("spec.trainer.slotsPerPod", 0, _COLLECTIVE),
+        at("spec.trainer.slotsPerPod", 0, _COLLECTIVE),
         "spec.trainer.slotsPerPod",
         ("at least 1",),
     ),
     InvalidCase(
         "too-many-processes",
-        _at("spec.trainer", {"replicas": 100, "slotsPerPod": 8}, _COLLECTIVE),
+        at("spec.trainer", {"replicas": 100, "slotsPerPod": 8}, _COLLECTIVE),
         "spec.trainer.replicas",
         ("100 x 8", "at most 700"),
     ),
     InvalidCase(
         "slots-beyond-the-last-port",
-        _at("spec.trainer", {"port": 65530, "slotsPerPod": 8}, _COLLECTIVE),
+        at("spec.trainer", {"port": 65530, "slotsPerPod": 8}, _COLLECTIVE),
         "spec.trainer.port",
         ("65530", "8 slots"),
     ),
     InvalidCase(
         "negative-gpus",
-        _at("spec.nodePool.gpusPerTrainer", -1),
+        at("spec.nodePool.gpusPerTrainer", -1),
         "spec.nodePool.gpusPerTrainer",
         ("at least 0",),
     ),
     InvalidCase(
         "shared-memory-with-a-blank",
-        _at("spec.nodePool.sharedMemory", "2 Gi"),
+        at("spec.nodePool.sharedMemory", "2 Gi"),
         "spec.nodePool.sharedMemory",
         ("'2 Gi'",),
     ),
     InvalidCase(
         "host-network-without-a-range",
-        _at("spec.network", {"hostNetwork": True}),
+        at("spec.network", {"hostNetwork": True}),
         "spec.network.portRange",
         ("nothing", "share its ports"),
     ),
     InvalidCase(
         "range-of-too-few-ports",
-        _at("spec.network", {"hostNetwork": True, "portRange": {"first": 20000, "last": 20006}}),
+        at("spec.network", {"hostNetwork": True, "portRange": {"first": 20000, "last": 20006}}),
         "spec.network.portRange",
         ("too few",),
     ),
     InvalidCase(
         "range-of-privileged-ports",
-        _at("spec.network", {"hostNetwork": True, "portRange": {"first": 80, "last": 20006}}),
+        at("spec.network", {"hostNetwork": True, "portRange": {"first": 80, "last": 20006}}),
         "spec.network.portRange.first",
         ("at least 1024",),
     ),
     InvalidCase(
         "host-network-in-a-template",
-        _at("spec.template.spec.hostNetwork", True),
+        at("spec.template.spec.hostNetwork", True),
         "spec.network.hostNetwork",
         ("in a template", "portRange"),
     ),
     InvalidCase(
         "priority-without-a-name",
-        _at("spec.scheduling", {"priorityClassName": ""}),
+        at("spec.scheduling", {"priorityClassName": ""}),
         "spec.scheduling.priorityClassName",
         ("some text",),
     ),
     InvalidCase(
         "kueue-without-a-queue",
-        _at("spec.scheduling", {"gang": "Kueue"}),
+        at("spec.scheduling", {"gang": "Kueue"}),
         "spec.scheduling.queue",
         ("nothing", "LocalQueue"),
     ),
     InvalidCase(
         "queue-without-a-gang",
-        _at("spec.scheduling", {"queue": "research"}),
+        at("spec.scheduling", {"queue": "research"}),
         "spec.scheduling.queue",
         ("only Volcano and Kueue",),
     ),
     InvalidCase(
         "gang-larger-than-the-job",
-        _at("spec.scheduling", {"gang": "Volcano", "minAvailable": 5}),
+        at("spec.scheduling", {"gang": "Volcano", "minAvailable": 5}),
         "spec.scheduling.minAvailable",
         ("5", "at most"),
     ),
     InvalidCase(
         "least-of-a-gang-that-is-none",
-        _at("spec.scheduling", {"minAvailable": 2}),
+        at("spec.scheduling", {"minAvailable": 2}),
         "spec.scheduling.minAvailable",
         ("Volcano or Coscheduling",),
     ),
     InvalidCase(
-        "unknown-gang", _at("spec.scheduling", {"gang": "YuniKorn"}), "spec.scheduling.gang", ("'Volcano'",)
+        "unknown-gang", at("spec.scheduling", {"gang": "YuniKorn"}), "spec.scheduling.gang", ("'Volcano'",)
     ),
     InvalidCase(
         "elastic-in-a-queue",
@@ -428,29 +373,29 @@ INVALID = (
         ("Kueue",),
     ),
     InvalidCase(
-        "checkpoint-of-nothing", _at("spec.checkpoint", {}), "spec.checkpoint", ("claimName", "neither")
+        "checkpoint-of-nothing", at("spec.checkpoint", {}), "spec.checkpoint", ("claimName", "neither")
     ),
     InvalidCase(
         "checkpoint-of-two",
-        _at("spec.checkpoint", {"claimName": "a", "volumeClaimTemplate": {"spec": {}}}),
+        at("spec.checkpoint", {"claimName": "a", "volumeClaimTemplate": {"spec": {}}}),
         "spec.checkpoint",
         ("claimName", "both"),
     ),
     InvalidCase(
         "checkpoint-at-no-path",
-        _at("spec.checkpoint", {"claimName": "a", "mountPath": "state"}),
+        at("spec.checkpoint", {"claimName": "a", "mountPath": "state"}),
         "spec.checkpoint.mountPath",
         ("'state'",),
     ),
     InvalidCase(
         "one-claim-cannot-be-each-servers-own",
-        _at("spec.checkpoint", {"claimName": "a", "scope": "Pserver"}),
+        at("spec.checkpoint", {"claimName": "a", "scope": "Pserver"}),
         "spec.checkpoint.scope",
         ("'Pserver'", "Job"),
     ),
     InvalidCase(
         "node-selector-is-a-list",
-        _at("spec.nodePool.nodeSelector", ["gpu"]),
+        at("spec.nodePool.nodeSelector", ["gpu"]),
         "spec.nodePool.nodeSelector",
         ("a map",),
     ),
@@ -476,13 +421,13 @@ VALID = {
     "longest-name": manifest("d" * 48),
     "most-replicas": manifest(pserver={"replicas": 700}, trainer={"replicas": 700}),
     "fields-left-empty": manifest(syncMode=None, runPolicy=None, nodePool=None, pserver={"replicas": None}),
-    "a-template-per-role": _at(
-        "spec.template", ..., manifest(pserver={"template": _template()}, trainer={"template": _template()})
+    "a-template-per-role": at(
+        "spec.template", ..., manifest(pserver={"template": template()}, trainer={"template": template()})
     ),
     "template-with-everything": manifest(
         template={
             "metadata": {"labels": {"team": "vision"}, "annotations": {"note": "a" * 300}},
-            **_template(
+            **template(
                 restartPolicy="Never",
                 serviceAccountName="trainer",
                 initContainers=[{"name": "data", "image": "example.com/data:1"}],
