@@ -65,9 +65,10 @@ test: setup  ## unit, runtime and control-plane tests
 e2e: setup  ## the same jobs on a Kubernetes cluster: KUBECONFIG, else one made by kind
 	$(BIN)/pytest tests/e2e --verbose --capture=tee-sys $(PYTEST_FLAGS)
 
-bench: setup  ## dense synchronous training beside DDP, torch rpc and grpcio: steps per second, latency
+bench: setup  ## dense synchronous training beside DDP, torch rpc and grpcio: speed, latency, memory
 	$(BIN)/python -m benchmarks.dense_sync
 	$(BIN)/python -m benchmarks.dense_latency
+	$(BIN)/python -m benchmarks.dense_memory
 
 bench-operator: setup  ## the operator beside a bare client on a control plane of this machine (BENCH_FLAGS)
 	$(BIN)/python -m benchmarks.operator $(BENCH_FLAGS)

@@ -53,6 +53,11 @@ class Running:
         self._servers: list[subprocess.Popen[str]] = []
         self._trainers: list[subprocess.Popen[str]] = []
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes, servers first."""
+        return [process.pid for process in self._servers + self._trainers]
+
     def start(self) -> None:
         """Start every process; :meth:`await_ready` waits for them."""
         system, shape = self.name.partition("-")[0], self._shape

@@ -54,6 +54,16 @@ def compute_trainer(config: Config) -> tuple[Step, End]:
     return _loop(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), config), lambda: None
 
 
+def imports_trainer(config: Config) -> tuple[Step, End]:
+    """Nothing at all, but for the imports that every process of ours has."""
+    del config
+    import fleet.parameter_server
+
+    assert fleet.parameter_server.fleet is not None
+    torch.optim.SGD([torch.zeros(1)], lr=LEARNING_RATE)
+    return lambda: None, lambda: None
+
+
 def ddp_trainer(config: Config) -> tuple[Step, End]:
     """DistributedDataParallel over gloo, with gradients as views of its buckets."""
     dist.init_process_group(
@@ -193,6 +203,7 @@ def rpc_serve(config: Config) -> None:
 
 SYSTEMS = {
     "compute": System(compute_trainer),
+    "imports": System(imports_trainer),
     "ddp": System(ddp_trainer),
     "rpc": System(rpc_trainer, rpc_serve),
     "grpc": System(grpc_stream.trainer, grpc_stream.serve),

@@ -1,0 +1,118 @@
+"""What dense synchronous training adds to the memory of servers and trainers, beside what they must hold.
+
+``python -m benchmarks.dense_memory --json`` trains the model of 25 million parameters with two trainers, and
+prints the peak of each process once everybody has begun: of a server without what a process with nothing but
+the imports has, of a trainer without what one that only computes has.
+"""
+
+import argparse
+import json
+import re
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.running import Running, Shape, say
+from benchmarks.workload import NUM_PARAMETERS, WIDTHS
+
+__all__ = ["main"]
+
+NUM_TRAINERS = 2
+PARAMETER_BYTES = 4 * NUM_PARAMETERS
+STEPS = 10
+END_SECONDS = 30.0
+
+
+def peaks(running: Running) -> list[int]:
+    """Start a system; return each process's peak in bytes while it makes steps: servers, then trainers."""
+    try:
+        running.start()
+        running.await_ready()
+        running.measure(STEPS)
+        for pid in running.pids:
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
+        running.measure(STEPS)
+        return [_peak(pid) for pid in running.pids]
+    finally:
+        running.release()
+        running.close(time.monotonic() + END_SECONDS)
+
+
+def _peak(pid: int) -> int:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    if found is None:
+        raise SystemExit(f"/proc/{pid}/status has no VmHWM; this benchmark needs Linux")
+    return 1024 * int(found[1])
+
+
+def report(num_servers: int, ours: Sequence[int], computing: int, imports: int) -> dict[str, Any]:
+    """Summarize: bytes, and in units of what a process must hold.
+
+    Parameters
+    ----------
+    num_servers : int
+    ours : sequence of int
+        The peaks of our servers and trainers.
+    computing : int
+        That of a trainer that only computes.
+    imports : int
+        That of a process that has only imported.
+    """
+    servers, trainers = ours[:num_servers], ours[num_servers:]
+    held = PARAMETER_BYTES / num_servers
+    server, trainer = max(servers) - imports, max(trainers) - computing
+    return {
+        "servers": num_servers,
+        "server_bytes": server,
+        "server_in_its_parameters": server / held,
+        "server_without_gradients_in_its_parameters": server / held - NUM_TRAINERS,
+        "trainer_bytes": trainer,
+        "trainer_in_parameters": trainer / PARAMETER_BYTES,
+    }
+
+
+def run() -> dict[str, Any]:
+    """Measure one and two servers."""
+    (imports,) = peaks(Running("imports", Shape(0, 1, WIDTHS)))
+    computing = max(peaks(Running("compute", Shape(0, NUM_TRAINERS, WIDTHS))))
+    rows = []
+    for num_servers in (1, 2):
+        ours = peaks(Running("fleet", Shape(num_servers, NUM_TRAINERS, WIDTHS)))
+        rows.append(report(num_servers, ours, computing, imports))
+        say(f"{num_servers} of 2 is measured")
+    return {
+        "benchmark": "dense_memory",
+        "parameter_bytes": PARAMETER_BYTES,
+        "trainers": NUM_TRAINERS,
+        "rows": rows,
+    }
+
+
+def show(summary: dict[str, Any]) -> None:
+    """Print the summary as a table."""
+    print(f"{'peak beyond what it would have anyway':<40}{'MB':>8}{'x its parameters':>20}")
+    for row in summary["rows"]:
+        name = f"each of {row['servers']} servers, {summary['trainers']} gradients included"
+        print(f"{name:<40}{row['server_bytes'] / 1e6:>8.0f}{row['server_in_its_parameters']:>20.2f}")
+        name = f"each trainer, {row['servers']} servers"
+        print(f"{name:<40}{row['trainer_bytes'] / 1e6:>8.0f}{row['trainer_in_parameters']:>20.2f}")
+
+
+def main() -> None:
+    """Run the benchmark as the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.dense_memory", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    summary = run()
+    if options.json:
+        print(json.dumps(summary))
+    else:
+        show(summary)
+
+
+if __name__ == "__main__":
+    main()
