@@ -189,6 +189,7 @@ def test_one_update_is_under_way_at_a_time_and_the_rest_is_merged():
     assert trainer.session.asked.acquire(timeout=10)
     for _ in range(3):
         trainer.step(1.0)
+        threading.Event().wait(0.1)  # time in which a second round would leave
     assert len(trainer.session.sent) == 1
     trainer.session.land({"b": -1.0, "w": -1.0})
     trainer.until(2)
