@@ -153,6 +153,7 @@ class Bench:
             await asyncio.to_thread(self.operator.start)
             restart = time.monotonic() - started
             await asyncio.sleep(5)  # in which it would write, had it anything to write
+            restart_calls = self._calls() - calls
             watching.cancel()
             await client.delete(f"/api/v1/namespaces/{namespace}", {})
             await _until_gone(client, namespace)
@@ -161,7 +162,7 @@ class Bench:
                 "cpu_cores": (after["cpu"] - before["cpu"]) / IDLE_SECONDS,
                 "writes": idle_calls.total(),
                 "restart_seconds": restart,
-                "writes_after_restart": (self._calls() - calls).total(),
+                "writes_after_restart": restart_calls.total(),
             }
 
     def _create_bare(self, namespace: str, num_jobs: int) -> None:

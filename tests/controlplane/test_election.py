@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.support.kube import Namespace
 
 LEASE_SECONDS = 3
-LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/fleet-operator"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -35,10 +35,10 @@ def alone(operator: OperatorProcess) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def operators(
-    control_plane: ControlPlane, operator: OperatorProcess, folder: Path
+    control_plane: ControlPlane, operator: OperatorProcess, folder: Path, lease: str
 ) -> AsyncIterator[tuple[OperatorProcess, OperatorProcess, FaultProxy]]:
     """Run two operators, the first, which leads, behind a proxy."""
-    environment = {"FLEET_OPERATOR_LEASE_SECONDS": str(LEASE_SECONDS)}
+    environment = {"FLEET_OPERATOR_LEASE_SECONDS": str(LEASE_SECONDS), "FLEET_OPERATOR_LEASE": lease}
     async with proxy_for(operator.kubeconfig).running() as proxy:
         text = operator.kubeconfig.read_text().replace(control_plane.server, proxy.server)
         (folder / "one").mkdir()
@@ -74,27 +74,27 @@ async def until_leading(operator: OperatorProcess, *, holds: bool = True, second
 async def test_the_next_takes_over_at_once_when_the_leader_ends(
     namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
 ):
-    async with operators(control_plane, operator, tmp_path) as (one, two, _):
+    async with operators(control_plane, operator, tmp_path, namespace.name) as (one, two, _):
         await namespace.create_job(manifest())
         await namespace.until_state("digits", "Running")
-        held = await namespace.client.get(LEASE)
+        held = await namespace.client.get(f"{LEASES}/{namespace.name}")
         assert await asyncio.to_thread(one.stop) == 0
         ended = asyncio.get_running_loop().time()
         await until_leading(two)
         assert asyncio.get_running_loop().time() - ended < LEASE_SECONDS * 0.7  # it was told, it did not wait
-        taken = await namespace.client.get(LEASE)
+        taken = await namespace.client.get(f"{LEASES}/{namespace.name}")
         assert taken["spec"]["holderIdentity"] != held["spec"]["holderIdentity"]
         assert taken["spec"]["leaseTransitions"] > held["spec"]["leaseTransitions"]
         await namespace.end("digits-trainer-0", "digits-trainer-1")
         await namespace.until_state("digits", "Succeeded")
         assert await asyncio.to_thread(two.stop) == 0
-        assert (await namespace.client.get(LEASE))["spec"]["holderIdentity"] == ""
+        assert (await namespace.client.get(f"{LEASES}/{namespace.name}"))["spec"]["holderIdentity"] == ""
 
 
 async def test_a_leader_that_cannot_renew_stops_writing_and_stands_by(
     namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
 ):
-    async with operators(control_plane, operator, tmp_path) as (one, two, proxy):
+    async with operators(control_plane, operator, tmp_path, namespace.name) as (one, two, proxy):
         for verb in ("GET", "PUT"):
             proxy.fail(Answer(500), verb, "leases", times=1000)
         await until_leading(two)
@@ -111,7 +111,7 @@ async def test_a_leader_that_cannot_renew_stops_writing_and_stands_by(
 async def test_a_paused_leader_writes_nothing_before_it_holds_the_lease_again(
     namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
 ):
-    async with operators(control_plane, operator, tmp_path) as (one, two, proxy):
+    async with operators(control_plane, operator, tmp_path, namespace.name) as (one, two, proxy):
         one.pause()
         await until_leading(two)
         two.pause()

@@ -99,7 +99,12 @@ async def faulty(
     async with proxy_for(operator.kubeconfig).running() as proxy:
         config = tmp_path / "kubeconfig"
         config.write_text(operator.kubeconfig.read_text().replace(control_plane.server, proxy.server))
-        forked = ForkedOperator(tmp_path, config, FLEET_OPERATOR_NAMESPACES=namespace.name)
+        forked = ForkedOperator(
+            tmp_path,
+            config,
+            FLEET_OPERATOR_NAMESPACES=namespace.name,
+            FLEET_OPERATOR_LEASE=namespace.name,  # of its own: it is killed with the lease in its hand
+        )
         faulty = Faulty(forked, proxy, namespace)
         await faulty.start()
         try:
