@@ -7,6 +7,7 @@ import pytest
 
 from fleet_operator import startup
 from fleet_operator.cluster.connection import Connection
+from fleet_operator.engine import NotLeadingError
 from fleet_operator.settings import Settings
 from fleet_operator.startup import Operator, run_operator
 
@@ -64,3 +65,9 @@ async def test_a_certificate_that_is_none_is_told_in_a_sentence(caplog: pytest.L
     settings = Settings(http_host="127.0.0.1", http_port=0)
     assert await Operator(settings, Connection("https://127.0.0.1:1", ca_data="none")).run() == 1
     assert "the certificates for https://127.0.0.1:1 cannot be used" in caplog.text
+
+
+async def test_nothing_is_written_by_an_operator_that_does_not_lead():
+    operator = Operator(Settings(), Connection("http://127.0.0.1:1"))
+    with pytest.raises(NotLeadingError, match="the lease fleet-operator is not held"):
+        await operator._client.create("/api/v1/namespaces/default/pods", {})
