@@ -8,6 +8,7 @@ where it grows too long, and its numbers are checked (`fleet_operator.plan.progr
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,8 +28,15 @@ if TYPE_CHECKING:
     from fleet_operator.api import JobProgress
     from fleet_operator.cluster.view import ClusterView
 
+logger = logging.getLogger(__name__)
+
 TIMEOUT_SECONDS = 1.0
-MAX_BYTES = 1 << 20
+
+MAX_BYTES = 1 << 16
+"""The longest answer; a trainer's own, with all 512 points of its curve, is a third of it."""
+
+BUFFER_BYTES = 1 << 14
+"""How much of an answer may wait unread; a stream reader holds up to twice as much."""
 
 INTERVAL_SECONDS = 15.0
 """How often one job is asked, and so how often its status is written for its progress at most."""
@@ -36,8 +44,11 @@ INTERVAL_SECONDS = 15.0
 TICK_SECONDS = 1.0
 """How often somebody looks which jobs are to be asked."""
 
-CONCURRENT = 64
-"""How many are asked at once: a thousand jobs that all stay silent take 16 s, one after another 17 min."""
+CONCURRENT = 32
+"""How many are asked at once: a thousand jobs that all stay silent take 32 s, one after another 17 min.
+
+The longest answers of all of them take 3 MiB together.
+"""
 
 PACE_READINGS = 8
 """Over how many readings the pace is measured that the estimate rests on: two minutes."""
@@ -47,7 +58,7 @@ async def fetch_progress(host: str, port: int) -> Progress | None:
     """Ask a replica; None if it does not answer in time or has nothing to tell."""
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
-            reader, writer = await asyncio.open_connection(host, port, limit=MAX_BYTES)
+            reader, writer = await asyncio.open_connection(host, port, limit=BUFFER_BYTES)
             try:
                 shown = f"[{host}]" if ":" in host else host
                 writer.write(f"GET /progress HTTP/1.0\r\nHost: {shown}\r\n\r\n".encode())
@@ -62,7 +73,7 @@ async def fetch_progress(host: str, port: int) -> Progress | None:
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
     data = b""
-    while len(data) < MAX_BYTES and (more := await reader.read(MAX_BYTES)):
+    while len(data) < MAX_BYTES and (more := await reader.read(MAX_BYTES - len(data))):
         data += more
     return data
 
@@ -179,7 +190,11 @@ class ProgressReader:
         heard = self._heard.get(target.job)
         if heard is None or heard.pod_uid != target.pod_uid:
             heard = self._heard[target.job] = _Heard(target.pod_uid, loop.time())
-        progress = await self._fetch(target.host, target.port)
+        progress = None
+        try:
+            progress = await self._fetch(target.host, target.port)
+        except Exception:  # a user's code has answered: whatever it is, the other jobs go on
+            logger.exception("reading the progress", extra={"job": str(target.job)})
         heard.asked_at = loop.time()
         if self._on_read is not None:
             self._on_read(progress is not None)

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import LastFailure, Mode, Role
+from fleet_operator.plan.node_loss import is_on_silent_node
 from fleet_operator.plan.pods import has_failed, has_succeeded
 from fleet_operator.plan.times import stamp
 
@@ -88,10 +89,22 @@ class Failure:
 
 
 def find_failures(situation: Situation) -> tuple[Failure, ...]:
-    """Return what has failed among the replicas' present pods, in the order of the replicas."""
+    """Return what has failed among the replicas' present pods, in the order of the replicas.
+
+    A pod on a silent node is given up at once when its peers have done so: they would wait for it again.
+    """
     found = (_find_failure(situation, replica) for replica in situation.replicas)
-    failures = tuple(failure for failure in found if failure is not None)
-    return tuple(replace(each, follows=_follows(situation, each)) for each in failures)
+    failures = [failure for failure in found if failure is not None]
+    failures = [replace(each, follows=_follows(situation, each)) for each in failures]
+    if any(each.follows and each.exit_code == EXIT_PEER_LOST for each in failures):
+        known = {each.replica for each in failures}
+        failures += [
+            _lost(situation, replica, situation.present[replica])
+            for replica in situation.silent_nodes
+            if replica not in known and situation.present[replica].deleted_at is None
+        ]
+        failures.sort(key=lambda each: situation.replicas.index(each.replica))
+    return tuple(failures)
 
 
 def loses_parameters(situation: Situation, failures: Sequence[Failure]) -> bool:
@@ -116,10 +129,7 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
     reasons = frozenset(each for each in (pod.reason, pod.disruption) if each is not None)
     given_up = situation.silent_nodes.get(replica)
     if given_up is not None and now >= given_up:
-        since = f"{pod.not_ready_since:%H:%M:%S} UTC"
-        sentence = f"{pod.name} is lost: its node {pod.node} has been silent since {since}"
-        told = _tell(pod, sentence, now).model_copy(update={"reason": "NodeLost"})
-        return Failure(replica, Kind.DISRUPTION, told, frozenset({"NodeLost"}))
+        return _lost(situation, replica, pod)
     if has_failed(pod):
         main = situation.job.template(replica.role).main_container.name
         by_main = pod.container in (None, main)
@@ -134,11 +144,19 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
     return None
 
 
+def _lost(situation: Situation, replica: Replica, pod: ObservedPod) -> Failure:
+    since = "" if pod.not_ready_since is None else f" since {pod.not_ready_since:%H:%M:%S} UTC"
+    sentence = f"{pod.name} is lost: its node {pod.node} has been silent{since}"
+    told = _tell(pod, sentence, situation.now).model_copy(update={"reason": "NodeLost"})
+    return Failure(replica, Kind.DISRUPTION, told, frozenset({"NodeLost"}))
+
+
 def _follows(situation: Situation, failure: Failure) -> bool:
     """Whether a failure is the mark that another one has left, which has been told and counted already.
 
     A trainer that outlives its server ends with exit code 90 once it meets the next one, and a replica whose
-    peer is being evicted ends with 91; in a collective job everybody ends with the first.
+    peer is being evicted, or has gone silent with its node, ends with 91; in a collective job everybody ends
+    with the first.
     """
     if failure.kind is Kind.DISRUPTION:
         return False
@@ -148,15 +166,21 @@ def _follows(situation: Situation, failure: Failure) -> bool:
     if not by_peer and situation.job.spec.mode is not Mode.COLLECTIVE:
         return False
     others = (pod for replica, pod in situation.present.items() if replica != failure.replica)
-    return bool(situation.vanished) or any(pod.disruption or pod.deleted_at for pod in others)
+    return bool(situation.vanished) or any(
+        pod.disruption or pod.deleted_at or is_on_silent_node(pod) for pod in others
+    )
 
 
 def _outlived_a_server(situation: Situation, trainer: Replica) -> bool:
-    """Whether a server has been replaced since this trainer was created."""
+    """Whether a server has been replaced since this trainer was created.
+
+    Only replacements of the present life of the job count: they say when the next pod may come.
+    """
     born = situation.present[trainer].created_at
     for server in (each for each in situation.replicas if each.role is Role.PSERVER):
         pod = situation.present.get(server)
-        replaced = situation.ledger.attempt(server).replica > 0
+        restarts = situation.ledger.roles[Role.PSERVER].restarts.get(server.index)
+        replaced = restarts is not None and restarts.not_before is not None
         if replaced and (pod is None or (born and pod.created_at and pod.created_at > born)):
             return True
     return False

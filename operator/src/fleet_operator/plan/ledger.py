@@ -112,10 +112,17 @@ class Ledger:
         return replace(self.with_new_life(), restarts=self.restarts + 1, not_before=not_before)
 
     def with_new_life(self, *, keep_trainers: bool = False) -> Self:
-        """Return the ledger with all replicas to be started anew, or all but trainers that have completed."""
+        """Return the ledger with all replicas to be started anew, or all but trainers that have completed.
+
+        Their counts stay; when each of them was to be started again is forgotten.
+        """
         roles = {
             role: replace(
                 own,
+                restarts={
+                    index: ReplicaRestarts(index=index, count=each.count)
+                    for index, each in own.restarts.items()
+                },
                 created=frozenset(),
                 completed=own.completed if keep_trainers and role is Role.TRAINER else frozenset(),
             )

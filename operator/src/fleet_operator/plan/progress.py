@@ -132,9 +132,13 @@ def _whole(value: Any) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # JSON knows whole numbers that no float holds
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _metrics(values: Any) -> dict[str, float]:

@@ -66,6 +66,25 @@ async def test_a_replica_that_says_nothing_is_given_up_on():
             assert await fetch_progress("127.0.0.1", port) is None
 
 
+async def test_an_answer_of_the_greatest_length_is_read(monkeypatch):
+    body = WHOLE.ljust(module.MAX_BYTES - len("HTTP/1.0 200 OK\r\n\r\n"))
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.0 200 OK\r\n\r\n{body}".encode())
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        monkeypatch.setattr(module, "TIMEOUT_SECONDS", 10.0)
+        assert await fetch_progress("127.0.0.1", port) == PARSED
+
+
+def test_answers_take_little_memory_however_many_come_at_once():
+    assert CONCURRENT * (module.MAX_BYTES + 2 * module.BUFFER_BYTES) <= 4 << 20
+
+
 async def test_nobody_listens():
     assert await fetch_progress("127.0.0.1", 9) is None
 
@@ -95,6 +114,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.targets = [TARGET]
         self.answer: Progress | None = Progress(step=1, total_steps=10)
+        self.breaks: set[str] = set()  # hosts whose answers nobody foresaw
         self.asked: list[str] = []
         self.told: list[Key] = []
         self.read: list[bool] = []
@@ -115,6 +135,8 @@ class World:
 
     async def fetch(self, host: str, port: int) -> Progress | None:
         self.asked.append(host)
+        if host in self.breaks:
+            raise ValueError("what is this?")
         return self.answer
 
     async def after(self, seconds: float, answer: Progress | None) -> None:
@@ -161,6 +183,17 @@ async def test_a_silent_trainer_takes_nothing_back(world: World):
     await world.after(15, None)
     assert world.step() == 1
     assert world.read == [True, False]
+
+
+async def test_an_answer_that_nobody_foresaw_disturbs_no_other_job(world: World, caplog):
+    other = Target(Key("default", "other"), "uid-2", "10.0.0.2", 6180)
+    world.targets, world.breaks = [TARGET, other], {TARGET.host}
+    await world.reader.ask()
+    assert (world.told, world.read) == ([other.job], [False, True])
+    assert [record.job for record in caplog.records] == ["default/digits"]
+    world.breaks.clear()
+    await world.after(2, Progress(step=3))
+    assert world.step() == 3
 
 
 async def test_a_script_that_has_just_begun_is_soon_asked_again_and_a_silent_one_rarely(

@@ -86,3 +86,43 @@ def test_a_collective_job_restarts_as_a_whole_when_a_node_is_lost():
     story = Story(jobs.collective_manifest())
     story.sees(trainer(0), trainer(1, **SILENT), after=300)
     assert (story.job.status.job_restarts, story.job.status.failures) == (1, 0)
+
+
+@pytest.mark.parametrize("action", ["RestartReplica", "RestartJob", "FailJob"])
+def test_peers_that_give_up_first_are_not_counted_and_the_silent_one_goes_with_them(action):
+    story = Story(failurePolicy={"action": action}, runPolicy={"backoffLimit": 0})
+    story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
+    lines = story.sees(
+        pserver(0), pserver(1, **SILENT), ended(trainer(0), 91), ended(trainer(1), 91), after=60
+    )
+    assert lines[0] == "Restarting pservers 0/2 trainers 0/2 restarts 1 failures 0"
+    assert "delete digits-pserver-1 0.0" in lines
+    lost = "digits-pserver-1 is lost: its node gpu-7 has been silent since 10:00:00 UTC"
+    assert f"tell Warning ReplicaDisrupted: {lost}" in lines
+
+
+def test_a_silent_trainer_is_replaced_with_the_one_that_gave_it_up_and_the_others_go_on():
+    story = Story(runPolicy={"backoffLimit": 0})
+    story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
+    lines = story.sees(pserver(0), pserver(1), ended(trainer(0), 91), trainer(1, **SILENT), after=60)
+    assert lines[0] == "Restarting pservers 2/2 trainers 0/2 restarts 2 failures 0"
+    deleted = [line for line in lines if line.startswith("delete ")]
+    assert deleted == ["delete digits-trainer-0 0.0", "delete digits-trainer-1 0.0"]
+
+
+@pytest.mark.parametrize(
+    "code", [pytest.param(91, id="as-the-runtime-says"), pytest.param(1, id="as-nccl-does")]
+)
+@pytest.mark.parametrize("action", ["RestartReplica", "FailJob"])
+def test_a_collective_job_is_not_counted_for_the_node_that_its_peers_miss(action, code):
+    story = Story(jobs.collective_manifest(), failurePolicy={"action": action}, runPolicy={"backoffLimit": 0})
+    story.sees(trainer(0), trainer(1))
+    lines = story.sees(ended(trainer(0), code), trainer(1, **SILENT), after=60)
+    assert lines[0] == "Restarting trainers 0/2 restarts 1 failures 0"
+    assert "delete digits-trainer-1 0.0" in lines
+
+
+def test_a_trainer_that_fails_by_itself_counts_though_a_node_is_silent():
+    story = Story(runPolicy={"backoffLimit": 0})
+    story.sees(pserver(0), pserver(1), ended(trainer(0), 1), trainer(1, **SILENT), after=60)
+    assert (story.job.status.state, story.job.status.failures) == ("Failed", 1)

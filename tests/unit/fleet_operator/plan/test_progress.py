@@ -54,6 +54,31 @@ def test_not_a_number_is_left_out():
     assert parse_progress('{"step": 1, "loss": NaN}') == Progress(step=1)
 
 
+HUGE = 10**400  # a whole number that no float holds
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        pytest.param({"loss": HUGE}, id="loss"),
+        pytest.param({"samplesPerSecond": HUGE}, id="rate"),
+        pytest.param({"metrics": {"accuracy": HUGE}}, id="metrics"),
+        pytest.param({"history": [[1, HUGE]]}, id="history"),
+        pytest.param({"totalSteps": HUGE, "samples": -HUGE}, id="counts"),
+    ],
+)
+def test_a_number_beyond_all_floats_is_left_out(odd):
+    assert parse_progress(json.dumps({"step": 1, **odd})) == Progress(step=1)
+
+
+def test_a_last_word_beyond_all_floats_does_not_keep_a_job_from_finishing():
+    story = Story()
+    last = json.dumps({"step": 9, "loss": HUGE})
+    story.sees(pserver(0), pserver(1), ended(trainer(0), message=last), ended(trainer(1)))
+    assert story.job.status.state == "Succeeded"
+    assert story.job.status.progress == JobProgress(summary="step 9", step=9)
+
+
 def test_an_earlier_snapshot_lends_its_points_and_its_rate():
     earlier = Progress(step=2, samples_per_second=10.0, history={1: 3.0, 2: 2.0})
     assert Progress(step=3, loss=1.0, history={1: 3.5, 3: 1.0}).after(earlier) == Progress(

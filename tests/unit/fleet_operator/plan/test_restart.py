@@ -371,6 +371,20 @@ def test_lost_state_without_a_server_that_was_replaced_counts():
     assert (story.job.status.job_restarts, story.job.status.failures) == (1, 1)
 
 
+def test_a_server_replaced_in_an_earlier_life_of_the_job_excuses_nothing_in_this_one():
+    story = Story()
+    story.sees(ended(pserver(0), 1), pserver(1), pending(trainer(0)), pending(trainer(1)))
+    story.edit(suspend=True)
+    story.sees(after=60)
+    story.edit(suspend=False)
+    # Created out of order, so that the server is the younger one though it is the first of its life.
+    servers = (pserver(0, "1.1", created_at=at(103)), pserver(1, "1.0", created_at=at(100)))
+    trainers = [trainer(index, "1.0", created_at=at(101)) for index in (0, 1)]
+    story.sees(*servers, *trainers, after=110)
+    story.sees(*servers, ended(trainers[0], 90), trainers[1], after=120)
+    assert story.job.status.failures == 2
+
+
 def test_what_ends_with_an_evicted_peer_does_not_count():
     story = Story(jobs.collective_manifest(), runPolicy={"backoffLimit": 0})
     evicted = trainer(0, disruption="PreemptionByScheduler", deleted_at=at(30))
