@@ -5,7 +5,8 @@ import itertools
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from fleet.errors import ConfigurationError, FleetError, PeerLostError
 from fleet.parameter_server.settings import Settings
 from fleet.transpiler import DistributeTranspilerConfig
-from tests.support.digits import accuracy, network, train
+from tests.support import diabetes, digits
 from tests.support.parameter_server import QUICK, Loopback, loopback, sgd, small_model
 from tests.support.processes import wait_for
 from tests.support.threads import at_once
@@ -54,26 +55,58 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="module")
-def baseline() -> float:
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Real data, and what is made of it."""
+
+    network: Callable[[], torch.nn.Module]
+    train: Callable[..., None]
+    score: Callable[[torch.nn.Module], float]
+    steps_per_epoch: int
+    """Of each of two trainers."""
+    lr: float
+    learnt: float
+    """What one process reaches at least."""
+
+    def optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=self.lr)
+
+
+TASKS = {
+    "digits": Task(digits.network, digits.train, digits.accuracy, 23, lr=0.1, learnt=0.9),
+    "diabetes": Task(diabetes.network, diabetes.train, diabetes.explained_variance, 12, lr=0.01, learnt=0.4),
+}
+
+
+@lru_cache
+def baseline(task: str) -> float:
     """What one process learns from the same number of passes over the data."""
-    model = network()
-    train(model, sgd(model.parameters()).step, EPOCHS)
-    return accuracy(model)
+    model = TASKS[task].network()
+    TASKS[task].train(model, TASKS[task].optimizer(model.parameters()).step, EPOCHS)
+    return TASKS[task].score(model)
 
 
 @every_mode
-def test_two_trainers_learn_what_one_process_learns(name, baseline):
-    assert baseline > 0.9
-    with loopback(servers=2, trainers=2, model=network, config=config(name), settings=SHORT_QUEUES) as job:
+@pytest.mark.parametrize("data", TASKS)
+def test_two_trainers_learn_what_one_process_learns(name, data):
+    task = TASKS[data]
+    assert baseline(data) > task.learnt
+    # Sync makes half the steps of one process, each on the mean of two batches.
+    epochs = 2 * EPOCHS if name == "sync" else EPOCHS
+    with loopback(
+        servers=2,
+        trainers=2,
+        optimizer=task.optimizer,
+        model=task.network,
+        config=config(name),
+        settings=SHORT_QUEUES,
+    ) as job:
         made = [job.make_trainer(index) for index in range(2)]
 
         def run(index: int) -> None:
             trainer, model, _ = made[index]
             trainer.start()
-            # Sync makes half the steps of one process, each on the mean of two batches.
-            epochs = 2 * EPOCHS if name == "sync" else EPOCHS
-            train(model, trainer.step, epochs, index, 2)
+            task.train(model, trainer.step, epochs, index, 2)
             trainer.barrier()
             trainer.complete()
 
@@ -82,8 +115,8 @@ def test_two_trainers_learn_what_one_process_learns(name, baseline):
             running.join()
             assert running.failure is None
         for trainer, model, _ in made:
-            assert accuracy(model) >= baseline - 0.03
-            assert trainer.current_step == 23 * (2 * EPOCHS if name == "sync" else EPOCHS)
+            assert task.score(model) >= baseline(data) - 0.03
+            assert trainer.current_step == task.steps_per_epoch * epochs
 
 
 def backward(model: Any) -> None:
