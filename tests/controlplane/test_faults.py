@@ -75,6 +75,16 @@ class Faulty:
         await self.namespace.end(*SERVERS)
         await self.namespace.until_pods("digits", "no pod", lambda pods: not pods)
 
+    async def until_known(self, state: str, *, known: bool = True) -> None:
+        """Wait until the operator says that it knows a job in a state, or that it knows none."""
+        shown = f'state="{state}"'
+        async with asyncio.timeout(20):
+            while True:
+                metrics = await asyncio.to_thread(self.operator.get, "/metrics") or ""
+                if (shown in metrics) is known:
+                    return
+                await asyncio.sleep(0.05)
+
     async def finish_kept(self) -> None:
         """Let the trainers end well, and wait until the job has succeeded."""
         await self.namespace.end(*TRAINERS)
@@ -209,7 +219,7 @@ async def test_what_happens_while_the_watches_are_blind_is_found(faulty: Faulty,
     suspended = manifest("suspended", runPolicy={"suspend": True})
     await faulty.namespace.create_job(suspended)
     await faulty.namespace.until_state("suspended", "Suspended")
-    assert 'state="Suspended"} 1.0' in (faulty.operator.get("/metrics") or "")
+    await faulty.until_known("Suspended")
     watched = ("pods", "services", "fleetjobs")
     for resource in watched:
         faulty.proxy.hold(resource)
@@ -231,9 +241,7 @@ async def test_what_happens_while_the_watches_are_blind_is_found(faulty: Faulty,
         pods[name]["metadata"]["uid"] for name in pods
     }
     await faulty.namespace.until("services", "the service", lambda found: "digits" in found)
-    async with asyncio.timeout(20):
-        while 'state="Suspended"' in (await asyncio.to_thread(faulty.operator.get, "/metrics") or ""):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    await faulty.until_known("Suspended", known=False)
     await faulty.finish_kept()
     assert faulty.proxy.created("services") == ["digits", "digits"]
     assert sorted(faulty.proxy.created("pods")) == sorted([*PODS, "digits-trainer-1"])
