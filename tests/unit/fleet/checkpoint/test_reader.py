@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.checkpoint import Checkpoint, Manifest, Piece, commit, write_shard, write_trainer_part
+from fleet.checkpoint import Checkpoint, Manifest, Piece, commit, tidy, write_shard, write_trainer_part
 from fleet.errors import CheckpointError
 
 FACTS = {"parameter w": "float32[10, 3] in param group 0", "optimizer of param group 0": "adam"}
@@ -150,13 +150,45 @@ def test_another_training_is_refused_with_the_difference(tmp_path):
         checkpoint.check({**FACTS, "optimizer of param group 0": "sgd"})
 
 
-def test_a_second_save_in_the_same_directory_leaves_nothing_of_the_first(tmp_path):
+def test_a_second_save_in_the_same_directory_leaves_the_first_until_it_is_tidied(tmp_path):
     write(tmp_path)
-    (tmp_path / "mine.txt").write_text("kept")
-    (tmp_path / "shard-0-of-9-dead.safetensors.tmp").write_bytes(b"of a save that was cut short")
+    mine = {"mine.txt", "trainer-log.txt", "shard-notes.md", "manifest.json.bak"}
+    for name in mine:
+        (tmp_path / name).write_text("kept")
+    for left in ("shard-0-of-9-dead.safetensors.tmp", "manifest.json.0123abcd.tmp"):
+        (tmp_path / left).write_bytes(b"of a save that was cut short")
     checkpoint = write(tmp_path, (0, 10), save="bb")
+    before = Checkpoint(tmp_path, "manifest.replaced.json")
+    assert before.manifest.save == "aa"
+    assert torch.equal(before.piece("w", 0, 30, (10, 3)).value, WHOLE)
+    tidy(tmp_path)
     names = {file.name for file in checkpoint.manifest.files}
-    assert {path.name for path in tmp_path.iterdir()} == names | {"manifest.json", "mine.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == names | {"manifest.json"} | mine
+
+
+def test_a_manifest_that_is_no_text_is_refused_by_name(tmp_path):
+    write(tmp_path)
+    (tmp_path / "manifest.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(CheckpointError, match=r"manifest\.json is truncated or no manifest"):
+        Checkpoint(tmp_path)
+
+
+def test_pieces_of_which_only_one_has_state_are_not_put_together(tmp_path):
+    bare = Piece("w", 0, 18, WHOLE[:6].clone()), Piece("w", 18, 30, WHOLE[6:].clone())
+    for order, pieces in enumerate(([piece(0, 6), bare[1]], [bare[0], piece(6, 10)])):
+        directory = tmp_path / str(order)
+        file = write_shard(directory, "aa", "0-of-1", pieces)
+        commit(directory, Manifest("aa", 7, FACTS, (file,)).to_json())
+        with pytest.raises(CheckpointError, match="other optimizer state for some elements of w"):
+            Checkpoint(directory).piece("w", 0, 30, (10, 3))
+
+
+def test_a_parameter_without_elements_comes_back(tmp_path):
+    file = write_shard(tmp_path, "aa", "0-of-1", [Piece("none", 0, 0, torch.ones(0, 3))])
+    commit(tmp_path, Manifest("aa", 7, FACTS, (file,)).to_json())
+    assert Checkpoint(tmp_path).piece("none", 0, 0, (0, 3)).value.shape == (0, 3)
+    with pytest.raises(CheckpointError, match="names no file"):
+        Checkpoint(tmp_path).piece("other", 0, 0, (0, 3))
 
 
 def test_a_file_name_that_leads_out_of_the_directory_is_refused(tmp_path):

@@ -51,6 +51,20 @@ def test_tensors_and_arrays_come_back_to_the_bit():
     assert math.isnan(back["nan"])
 
 
+def test_places_that_read_alike_keep_their_own_tensors():
+    state = {
+        "net": {"ema.w": torch.ones(2)},
+        "net.ema": {"w": torch.zeros(2)},
+        "keys": {1: torch.tensor(1), "1": torch.tensor(2)},
+        "keys.1 (2)": np.arange(3),
+    }
+    back = TrainerPart.from_bytes(TrainerPart(TrainStatus(state=state)).to_bytes(), "here").status.state
+    assert torch.equal(back["net"]["ema.w"], torch.ones(2))
+    assert torch.equal(back["net.ema"]["w"], torch.zeros(2))
+    assert (int(back["keys"][1]), int(back["keys"]["1"])) == (1, 2)
+    assert back["keys.1 (2)"].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     "make",
     [

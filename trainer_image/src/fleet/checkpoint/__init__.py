@@ -8,14 +8,14 @@ files, everything else is JSON.
 """
 
 from fleet.checkpoint.calls import Savable, SavingCalls
-from fleet.checkpoint.folders import CHECKPOINT_PREFIX, find_checkpoint, keep_newest, numbers_in
+from fleet.checkpoint.folders import CHECKPOINT_PREFIX, find_checkpoint, keep_newest, numbers_in, saves_in
 from fleet.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest
 from fleet.checkpoint.named import named_state
 from fleet.checkpoint.piece import Piece, cut_state
 from fleet.checkpoint.reader import Checkpoint
 from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.trainer_part import TrainerPart, capture_part, restore_part
-from fleet.checkpoint.writer import commit, write_shard, write_trainer_part
+from fleet.checkpoint.writer import commit, tidy, write_shard, write_trainer_part
 
 __all__ = [
     "CHECKPOINT_PREFIX",
@@ -36,6 +36,8 @@ __all__ = [
     "named_state",
     "numbers_in",
     "restore_part",
+    "saves_in",
+    "tidy",
     "write_shard",
     "write_trainer_part",
 ]

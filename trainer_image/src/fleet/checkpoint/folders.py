@@ -1,15 +1,20 @@
 """Numbered checkpoints below one folder: ``checkpoint-0``, ``checkpoint-1``, …; the highest is the newest."""
 
+import logging
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from fleet.checkpoint.manifest import MANIFEST_NAME
+from fleet.checkpoint.manifest import MANIFEST_NAME, REPLACED_NAME
+from fleet.checkpoint.reader import Checkpoint
+from fleet.errors import CheckpointError
 
-__all__ = ["CHECKPOINT_PREFIX", "find_checkpoint", "keep_newest", "numbers_in"]
+__all__ = ["CHECKPOINT_PREFIX", "find_checkpoint", "keep_newest", "numbers_in", "saves_in"]
 
 CHECKPOINT_PREFIX: Final = "checkpoint-"
+_log = logging.getLogger(__name__)
 _NUMBERED: Final = re.compile(rf"{CHECKPOINT_PREFIX}(\d+)")
 
 
@@ -27,6 +32,43 @@ def find_checkpoint(folder: Path) -> Path | None:
         return folder
     numbered = (folder / f"{CHECKPOINT_PREFIX}{number}" for number in reversed(numbers_in(folder)))
     return next((path for path in numbered if (path / MANIFEST_NAME).is_file()), None)
+
+
+def saves_in(folder: Path, whole: Callable[[Checkpoint], object]) -> list[Checkpoint]:
+    """Return the checkpoints that a folder is or has, the newest first.
+
+    Parameters
+    ----------
+    folder : Path
+    whole : callable
+        Raises a CheckpointError for one that is not; it is passed over, and the log says so.
+
+    Raises
+    ------
+    CheckpointError
+        There are some, and none is whole.
+    """
+    numbered = [folder / f"{CHECKPOINT_PREFIX}{number}" for number in reversed(numbers_in(folder))]
+    found, damaged = [], []
+    for path in [folder, *numbered]:
+        for name in (MANIFEST_NAME, REPLACED_NAME):
+            if not (path / name).is_file():
+                continue
+            try:
+                checkpoint = Checkpoint(path, name)
+                whole(checkpoint)
+            except CheckpointError as error:
+                damaged.append(error)
+            else:
+                found.append(checkpoint)
+    if damaged and not found:
+        raise damaged[0]
+    for reason in damaged:
+        _log.warning("passed over a checkpoint: %s", reason)
+    own = [checkpoint for checkpoint in found if checkpoint.directory == folder]
+    others = [checkpoint for checkpoint in found if checkpoint.directory != folder]
+    ahead = not others or not own or own[0].manifest.step >= others[0].manifest.step
+    return [*own, *others] if ahead else [*others, *own]
 
 
 def keep_newest(folder: Path, count: int) -> None:

@@ -9,9 +9,11 @@ from typing import Any, Final
 
 from fleet.errors import CheckpointError
 
-__all__ = ["MANIFEST_NAME", "BlockRecord", "FileRecord", "Manifest"]
+__all__ = ["MANIFEST_NAME", "REPLACED_NAME", "BlockRecord", "FileRecord", "Manifest"]
 
 MANIFEST_NAME: Final = "manifest.json"
+REPLACED_NAME: Final = "manifest.replaced.json"
+"""The manifest before, kept until every server has the new one."""
 FORMAT: Final = "fleet-checkpoint-1"
 
 
@@ -95,7 +97,7 @@ class Manifest:
         return json.dumps({**fields, "sha256": _digest(fields)}, indent=1) + "\n"
 
     @classmethod
-    def read(cls, directory: Path) -> "Manifest":
+    def read(cls, directory: Path, name: str = MANIFEST_NAME) -> "Manifest":
         """Read a directory's manifest.
 
         Raises
@@ -103,9 +105,9 @@ class Manifest:
         CheckpointError
             There is none, or it is not what `to_json` writes.
         """
-        path = directory / MANIFEST_NAME
+        path = directory / name
         try:
-            text = path.read_text()
+            text = path.read_bytes().decode("utf-8", errors="backslashreplace")
         except OSError as error:
             raise CheckpointError(
                 f"{directory} is no checkpoint: {path.name} cannot be read ({error.strerror}); expected a "

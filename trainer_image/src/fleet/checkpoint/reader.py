@@ -1,6 +1,7 @@
 """Reading: what a process needs of a checkpoint, however it was cut, or an error that names the file."""
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fleet.checkpoint.manifest import BlockRecord, FileRecord, Manifest
+from fleet.checkpoint.manifest import MANIFEST_NAME, BlockRecord, FileRecord, Manifest
 from fleet.checkpoint.piece import Piece, cut_state
 from fleet.checkpoint.values import decode
 from fleet.errors import CheckpointError
@@ -24,6 +25,8 @@ class Checkpoint:
     ----------
     directory : Path
         With a manifest. The files are opened, and checked, when something in them is asked for.
+    name : str
+        The manifest's, where it is not the usual one.
 
     Raises
     ------
@@ -31,9 +34,9 @@ class Checkpoint:
         The directory is no checkpoint.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, name: str = MANIFEST_NAME) -> None:
         self.directory = directory
-        self.manifest = Manifest.read(directory)
+        self.manifest = Manifest.read(directory, name)
         self._whole: set[str] = set()
         self._records: dict[str, list[tuple[BlockRecord, FileRecord]]] = {}
         for file in self.manifest.files:
@@ -69,13 +72,13 @@ class Checkpoint:
         found = [
             (block, self._read(block, file))
             for block, file in self._records.get(param, ())
-            if block.begin < end and block.end > begin
+            if (block.begin < end and block.end > begin) or block.begin == block.end == begin == end
         ]
         covered = begin
         for block, _ in found:
             if block.begin <= covered:
                 covered = max(covered, block.end)
-        if covered < end:
+        if covered < end or not found:
             raise CheckpointError(
                 f"{self.directory} has the elements of {param} up to {covered}, expected {begin} to {end}; "
                 "its manifest names no file with the rest"
@@ -84,6 +87,18 @@ class Checkpoint:
             piece = found[0][1]
             return Piece(param, begin, end, piece.value.view(shape), piece.state)
         return self._put_together(param, begin, end, shape, found)
+
+    def check_files(self, param: str, begin: int, end: int) -> None:
+        """Check that the files with some elements of a parameter are there, and of the right size.
+
+        Raises
+        ------
+        CheckpointError
+            One is not.
+        """
+        for block, file in self._records.get(param, ()):
+            if block.begin < end and block.end > begin:
+                self._check_size(file)
 
     def trainer_part(self) -> bytes | None:
         """Return the trainer's own part; None where there is none, or another server has it."""
@@ -108,6 +123,12 @@ class Checkpoint:
             first, last = max(begin, block.begin) - block.begin, min(end, block.end) - block.begin
             values.append(piece.value.reshape(-1)[first:last])
             states.append(cut_state(piece.state, block.shape, first, last, (last - first,)))
+        if any(part.keys() != states[0].keys() for part in states):
+            raise CheckpointError(
+                f"{self.directory} has other optimizer state for some elements of {param} than for others, "
+                "so they cannot be put together; load it with the number of servers and the slicing that it "
+                "was saved with"
+            )
         state = dict(states[0])  # what is no tensor of elements is the first one's
         for name, entry in found[0][1].state.items():
             if isinstance(entry, Tensor) and tuple(entry.shape) == found[0][0].shape:
@@ -150,22 +171,9 @@ class Checkpoint:
         path = self.directory / file.name
         if file.name in self._whole:
             return path
-        try:
-            size = path.stat().st_size
-            if size != file.bytes:
-                raise CheckpointError(
-                    f"{path} has {size} bytes, expected {file.bytes}: it is "
-                    f"{'truncated' if size < file.bytes else 'another file'}; load another checkpoint, or "
-                    "copy the file again from where it was written"
-                )
-            with path.open("rb") as opened:
-                digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be read ({error.strerror}), and is needed here: expected every file of "
-                "the checkpoint in a directory that all processes see; where each server has a directory of "
-                "its own, load with the number of servers and the slicing that it was saved with"
-            ) from error
+        self._check_size(file)
+        with path.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
         if digest != file.sha256:
             raise CheckpointError(
                 f"{path} has the SHA-256 {digest}, expected {file.sha256}: {self._whose(path)}; load another "
@@ -173,6 +181,24 @@ class Checkpoint:
             )
         self._whole.add(file.name)
         return path
+
+    def _check_size(self, file: FileRecord) -> None:
+        path = self.directory / file.name
+        try:
+            with path.open("rb") as opened:
+                size = os.fstat(opened.fileno()).st_size
+        except OSError as error:
+            raise CheckpointError(
+                f"{path} cannot be read ({error.strerror}), and is needed here: expected every file of "
+                "the checkpoint in a directory that all processes see; where each server has a directory of "
+                "its own, load with the number of servers and the slicing that it was saved with"
+            ) from error
+        if size != file.bytes:
+            raise CheckpointError(
+                f"{path} has {size} bytes, expected {file.bytes}: it is "
+                f"{'truncated' if size < file.bytes else 'another file'}; load another checkpoint, or "
+                "copy the file again from where it was written"
+            )
 
     def _whose(self, path: Path) -> str:
         """Say what may have happened to a file whose digest is wrong."""

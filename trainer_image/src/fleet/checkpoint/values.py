@@ -36,11 +36,10 @@ def encode(value: object, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, Tensor):
-        tensors[path] = value.detach()
-        return {"tensor": path}
+        return {"tensor": _put(tensors, path, value.detach())}
     if isinstance(value, np.ndarray):
-        tensors[path] = torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)
-        return {"array": path}
+        array = torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)
+        return {"array": _put(tensors, path, array)}
     if isinstance(value, np.generic):
         return encode(value.item(), tensors, path)
     if isinstance(value, list | tuple):
@@ -53,6 +52,16 @@ def encode(value: object, tensors: dict[str, Tensor], path: str) -> Any:
         f"{path} is a {type(value).__name__}, which no checkpoint can hold; expected numbers, strings, None, "
         "tensors, arrays, and lists, tuples and dicts of these: leave it out, and build it anew after loading"
     )
+
+
+def _put(tensors: dict[str, Tensor], path: str, tensor: Tensor) -> str:
+    """Put a tensor beside the value; return its name, which tells places apart that read alike."""
+    name, count = path, 1
+    while name in tensors:
+        count += 1
+        name = f"{path} ({count})"
+    tensors[name] = tensor
+    return name
 
 
 def _key(key: object, path: str) -> object:

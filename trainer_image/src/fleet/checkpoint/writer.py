@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -13,15 +14,17 @@ from safetensors import SafetensorError
 from safetensors.torch import save, save_file
 from torch import Tensor
 
-from fleet.checkpoint.manifest import MANIFEST_NAME, BlockRecord, FileRecord, Manifest
+from fleet.checkpoint.manifest import MANIFEST_NAME, REPLACED_NAME, BlockRecord, FileRecord, Manifest
 from fleet.checkpoint.piece import Piece
 from fleet.checkpoint.values import encode
-from fleet.errors import FleetError
+from fleet.errors import CheckpointError, FleetError
 
-__all__ = ["commit", "write_model", "write_shard", "write_trainer_part"]
+__all__ = ["commit", "tidy", "write_model", "write_shard", "write_trainer_part"]
 
 TEMPORARY: Final = ".tmp"
-_OURS: Final = ("shard-", "trainer-")
+_SAVED: Final = r"(shard-\d+-of-\d+|trainer)-[0-9a-f]+\.safetensors"
+_OURS: Final = re.compile(rf"{_SAVED}|({_SAVED}|manifest(\.replaced)?\.json)(\.[0-9a-f]{{8}})?\.tmp")
+"""Names of files of a checkpoint, and of what was to become one."""
 
 
 def write_shard(directory: Path, save_name: str, shard: str, pieces: Iterable[Piece]) -> FileRecord:
@@ -101,7 +104,7 @@ def write_model(directory: Path, state: Mapping[str, Tensor], facts: Mapping[str
 
 
 def commit(directory: Path, manifest: str) -> None:
-    """Write the manifest, and remove what no manifest names any more.
+    """Write the manifest. What it replaces stays whole, under another name, until `tidy`.
 
     Parameters
     ----------
@@ -115,12 +118,31 @@ def commit(directory: Path, manifest: str) -> None:
         The disk refuses; the message names the file.
     """
     path = directory / MANIFEST_NAME
-    named = {file.name for file in Manifest.parse(manifest, str(path)).files}
+    save = Manifest.parse(manifest, str(path)).save
     with _naming(path):
+        try:
+            replaced = Manifest.read(directory).save != save
+        except CheckpointError:
+            replaced = False  # there is none, or one that nobody can load
+        if replaced:
+            _write(directory / REPLACED_NAME, path.read_bytes())
         _write(path, manifest.encode())
+
+
+def tidy(directory: Path) -> None:
+    """Remove what the manifest does not name: of the save before, or of one that never was finished.
+
+    Raises
+    ------
+    FleetError
+        The disk refuses; the message names the file.
+    """
+    named = {file.name for file in Manifest.read(directory).files}
+    with _naming(directory / MANIFEST_NAME):
+        (directory / REPLACED_NAME).unlink(missing_ok=True)
         for other in list(directory.iterdir()):
-            if other.name.startswith(_OURS) and other.name not in named:
-                other.unlink(missing_ok=True)  # of an older save, or of one that never became a checkpoint
+            if _OURS.fullmatch(other.name) and other.name not in named:
+                other.unlink(missing_ok=True)
 
 
 def _write(path: Path, data: bytes) -> str:

@@ -20,6 +20,7 @@ from fleet.checkpoint import (
     named_state,
     numbers_in,
     restore_part,
+    tidy,
     write_shard,
     write_trainer_part,
 )
@@ -78,6 +79,7 @@ class CollectiveTraining:
         trainer = write_trainer_part(path, save, part.to_bytes())
         facts = facts_of_training(agreement_of(program))
         commit(path, Manifest(save, self.current_step, facts, (shard, trainer), trainer.name).to_json())
+        tidy(path)
 
     def save_numbered(self, folder: str, status: TrainStatus, *, keep: int) -> int:
         """Save one under a folder's next number; see `Savable`."""

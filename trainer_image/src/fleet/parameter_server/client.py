@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fleet import progress
 from fleet.errors import (
-    ConfigurationError,
     DeadlineExceededError,
     FleetError,
     RemoteProtocolError,
+    StateLostError,
 )
+from fleet.parameter_server.agreement import agree, check_equal
 from fleet.parameter_server.control_client import ControlClient, Pending
 from fleet.parameter_server.heartbeat import Heartbeat
 from fleet.parameter_server.parameters import ParameterStore
@@ -24,6 +25,7 @@ from fleet.parameter_server.peer import Peer
 from fleet.parameter_server.reduction import Contribution
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.waiting import WaitLog, wait_for_ports
+from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import Identity, Kind, job_hash
 from fleet.wire.messages import pack_blocks, pack_hyper
@@ -262,8 +264,17 @@ class Client:
         """
         self.check()
         seconds = self._settings.stalled_seconds
-        pending = [ask(control, seconds) for control in self._controls]
-        return [each.result() for each in pending]
+        pending = [(control, ask(control, seconds)) for control in self._controls]
+        log = WaitLog()
+        for control, reply in pending:
+            while not reply.arrives_within(_LOOK_SECONDS):
+                self.check()
+                log.note(control, lambda: f"waiting for parameter server {control.endpoint}")  # noqa: B023
+        return [reply.result() for _, reply in pending]
+
+    def agree(self) -> "list[control_pb2.LoadReply]":
+        """Have the servers load one checkpoint; see `agreement.agree`."""
+        return agree(self.ask_all, self.plan.endpoints, self._settings.deadline_seconds)
 
     def complete(self) -> None:
         """Tell every server that this trainer has finished, and wait until each knows."""
@@ -349,7 +360,11 @@ class Client:
             self._peers.append(peer)
             peer.connect(reply, settings)
         self._heartbeat.start()
-        self.pull([reply.restored for reply in replies], [reply.step for reply in replies])
+        if len({reply.restored for reply in replies}) > 1:
+            loaded = self.agree()
+            self.pull([reply.restored for reply in loaded], [reply.step for reply in loaded])
+        else:
+            self.pull([reply.restored for reply in replies], [reply.step for reply in replies])
 
     def _look_at_peers(self) -> None:
         now = time.monotonic()
@@ -414,20 +429,19 @@ class Client:
 
         Raises
         ------
-        ConfigurationError
-            The servers have loaded different checkpoints.
+        StateLostError
+            The servers have loaded different checkpoints, or are at different steps.
         """
-        if len(set(restored)) > 1:
-            found = ", ".join(
-                f"{endpoint} {f'the save {save}' if save else 'nothing'}"
-                for endpoint, save in zip(self.plan.endpoints, restored, strict=True)
-            )
-            raise ConfigurationError(
-                f"the parameter servers have loaded different checkpoints: {found}; give all of them one "
-                "that every server has whole (an older one, if the last save was cut short)"
-            )
+        check_equal(self.plan.endpoints, restored)
         self.restored = restored[0]
         holding = [step for server, step in enumerate(steps) if self.plan.blocks_on(server)]
+        in_step = self.plan.mode is DistributedMode.SYNC and self.plan.custom is None
+        if in_step and max(holding, default=0) - min(holding, default=0) > 1:
+            raise StateLostError(
+                f"the parameter servers {', '.join(self.plan.endpoints)} are at the steps "
+                f"{', '.join(str(step) for step in steps)}; expected one step, or two that follow each "
+                "other: one of them came back without its state"
+            )
         self.step = min(holding, default=0)
         self.request_values()
         self.wait_for_values()

@@ -46,6 +46,14 @@ class Pending(Generic[Reply]):
         self._future = future
         self._describe = describe
 
+    def arrives_within(self, seconds: float) -> bool:
+        """Wait a while for the reply; return whether it is there, be it an error."""
+        try:
+            self._future.exception(timeout=seconds)
+        except grpc.FutureTimeoutError:
+            return False
+        return True
+
     def result(self) -> Reply:
         """Wait for the reply.
 
@@ -167,13 +175,15 @@ class ControlClient:
     def commit(
         self, directory: str, manifest: str, timeout_seconds: float
     ) -> "Pending[control_pb2.CommitReply]":
-        """Ask for the manifest."""
+        """Ask for the manifest; with none, that what it has replaced be removed."""
         request = control_pb2.CommitRequest(trainer=self._trainer, directory=directory, manifest=manifest)
         return Pending(self._stub.Commit.future(request, timeout=timeout_seconds), self._error)
 
-    def load(self, directory: str, timeout_seconds: float) -> "Pending[control_pb2.LoadReply]":
-        """Ask the server to load a checkpoint unless training has begun."""
-        request = control_pb2.LoadRequest(trainer=self._trainer, directory=directory)
+    def load(
+        self, directory: str, timeout_seconds: float, save: str = ""
+    ) -> "Pending[control_pb2.LoadReply]":
+        """Ask the server to load a checkpoint unless training has begun, or only what it has loaded."""
+        request = control_pb2.LoadRequest(trainer=self._trainer, directory=directory, save=save)
         return Pending(self._stub.Load.future(request, timeout=timeout_seconds), self._error)
 
     def checkpoints(

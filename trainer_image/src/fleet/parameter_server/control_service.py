@@ -1,6 +1,6 @@
 """The control service of a parameter server: gRPC on the endpoint's port, with the health service."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Final, NoReturn, Protocol, TypeVar
 
@@ -8,14 +8,13 @@ import grpc
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from fleet.checkpoint import FileRecord
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.arena import bytes_of
-from fleet.parameter_server.keeper import Keeper
 from fleet.parameter_server.meetings import Meetings
 from fleet.parameter_server.membership import AlreadyJoinedError
 from fleet.parameter_server.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.reduction import Contribution
+from fleet.parameter_server.server_checkpoints import ServerCheckpoints
 
 __all__ = ["ControlBackend", "ControlService"]
 
@@ -28,7 +27,7 @@ _STOP_SECONDS: Final = 1.0
 class ControlBackend(Protocol):
     """What the service passes calls on to. Each may come from any thread."""
 
-    keeper: Keeper
+    checkpoints: ServerCheckpoints
     """Saves and loads."""
     meetings: Meetings
     """Where trainers meet."""
@@ -50,12 +49,6 @@ class ControlBackend(Protocol):
 
     def values(self) -> Iterator[tuple[int, str, object]]:
         """Iterate over block, no name and value of the parameters."""
-
-    def save(self, request: control_pb2.SaveRequest) -> Sequence[FileRecord]:
-        """Write the files of a checkpoint."""
-
-    def step_of(self, trainer: int) -> int:
-        """Return the step that a trainer makes next."""
 
 
 class ControlService:
@@ -183,33 +176,24 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
     def Save(  # noqa: N802 - the service's name
         self, request: control_pb2.SaveRequest, context: grpc.ServicerContext
     ) -> control_pb2.SaveReply:
-        written = _answer(context, lambda: self._backend.save(request))
+        written = _answer(context, lambda: self._backend.checkpoints.save(request))
         return control_pb2.SaveReply(files=[file.to_json() for file in written])
 
     def Commit(  # noqa: N802 - the service's name
         self, request: control_pb2.CommitRequest, context: grpc.ServicerContext
     ) -> control_pb2.CommitReply:
-        _answer(context, lambda: self._backend.keeper.commit(request.directory, request.manifest))
+        _answer(context, lambda: self._backend.checkpoints.commit(request))
         return control_pb2.CommitReply()
 
     def Load(  # noqa: N802 - the service's name
         self, request: control_pb2.LoadRequest, context: grpc.ServicerContext
     ) -> control_pb2.LoadReply:
-        def load() -> control_pb2.LoadReply:
-            checkpoint = self._backend.keeper.load(request.directory)
-            return control_pb2.LoadReply(
-                directory=str(checkpoint.directory) if checkpoint else "",
-                restored=self._backend.keeper.restored,
-                step=self._backend.step_of(request.trainer.id),
-                trainer_part=(checkpoint.trainer_part() if checkpoint else None) or b"",
-            )
-
-        return _answer(context, load)
+        return _answer(context, lambda: self._backend.checkpoints.load(request))
 
     def Checkpoints(  # noqa: N802 - the service's name
         self, request: control_pb2.CheckpointsRequest, context: grpc.ServicerContext
     ) -> control_pb2.CheckpointsReply:
-        numbers = _answer(context, lambda: self._backend.keeper.checkpoints(request.directory, request.keep))
+        numbers = _answer(context, lambda: self._backend.checkpoints.numbers(request))
         return control_pb2.CheckpointsReply(numbers=numbers)
 
 

@@ -12,14 +12,16 @@ from pathlib import Path
 from fleet.checkpoint import (
     Checkpoint,
     FileRecord,
+    Manifest,
     commit,
-    find_checkpoint,
     keep_newest,
     numbers_in,
+    saves_in,
+    tidy,
     write_shard,
     write_trainer_part,
 )
-from fleet.errors import ConfigurationError
+from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import ServerMode
 from fleet.parameter_server.shard import Shard
 from fleet.program import facts_of_training
@@ -44,10 +46,17 @@ class Keeper:
     def __init__(self, plan: ServerPlan, shard: Shard, mode: ServerMode) -> None:
         self.restored = ""
         """The random name of the checkpoint that was loaded; empty when training began anew."""
+        self.saves: list[str] = []
+        """The checkpoints that were whole here when one was loaded last, the newest first."""
+        self.loading = threading.Lock()
+        """Held while values change: what is read with it belongs together."""
         self._plan = plan
         self._shard = shard
         self._mode = mode
         self._loaded: Checkpoint | None = None
+        self._folder = self._loaded_from = ""
+        self._own: set[str] = set()
+        self._written: tuple[str, list[FileRecord]] = ("", [])
         self._one_at_a_time = threading.Lock()
 
     def save(self, directory: str, save: str, step: int, trainer_part: bytes) -> list[FileRecord]:
@@ -88,44 +97,80 @@ class Keeper:
                 written.append(write_shard(path, save, name, copies))
             if trainer_part:
                 written.append(write_trainer_part(path, save, trainer_part))
+            self._written = save, written
             return written
 
     def commit(self, directory: str, manifest: str) -> None:
-        """Make what has been written a checkpoint.
+        """Make what has been written last a checkpoint; what it replaces stays until `tidy`.
 
         Raises
         ------
         FleetError
-            The disk refuses.
+            It is of another save, a file of it is gone, or the disk refuses.
         """
+        save = Manifest.parse(manifest, directory).save
         with self._one_at_a_time:
+            latest, files = self._written
+            gone = [file.name for file in files if not _is_there(Path(directory) / file.name, file.bytes)]
+            if save != latest or gone:
+                reason = (
+                    f"{', '.join(gone)} is not as it was written" if gone else "another one came after it"
+                )
+                raise FleetError(
+                    f"the save {save} in {directory} cannot be finished: {reason}; the checkpoint before "
+                    "stays as it is: save again"
+                )
             commit(Path(directory), manifest)
+            self._own.add(save)
 
-    def load(self, directory: str) -> Checkpoint | None:
-        """Take values and state from the newest checkpoint in a folder, unless training has begun.
+    def tidy(self, directory: str) -> None:
+        """Remove what the manifest does not name, now that every server has it."""
+        with self._one_at_a_time:
+            tidy(Path(directory))
+
+    def load(self, directory: str, save: str = "") -> Checkpoint | None:
+        """Take values and state from a checkpoint, unless training has begun with it or its successors.
+
+        Parameters
+        ----------
+        directory : str
+            A checkpoint, or a folder of numbered ones. Empty: where this server has looked last.
+        save : str
+            Which one, by its random name. Otherwise the newest that is whole here; a server that has loaded
+            one from this directory keeps to it. With neither, nothing is loaded.
 
         Returns
         -------
         Checkpoint or None
-            The checkpoint that was found, whether it was loaded now, before or, because training had
-            begun, not at all. With no directory given, what was loaded before.
+            What is loaded; where training goes on from it, the newest that this server has saved since.
 
         Raises
         ------
         CheckpointError
-            It is of another model, or a file of it is missing, truncated or changed.
+            It is of another model, or none is whole.
+        ConfigurationError
+            Training has begun with other values.
         """
-        if not directory:
-            return self._loaded
         with self._one_at_a_time:
-            path = find_checkpoint(Path(directory))
-            if path is None:
+            self._folder = directory or self._folder
+            if not self._folder or not (directory or save):
+                return self._loaded
+            found = saves_in(Path(self._folder), self._check_files)
+            self.saves = [checkpoint.manifest.save for checkpoint in found]
+            touched, kept = self._shard.touched, {self.restored}
+            if touched:
+                kept |= self._own
+            stays = touched or self._folder == self._loaded_from
+            ours = [each for each in found if stays and each.manifest.save in kept]
+            wanted = [each for each in found if each.manifest.save == save] if save else ours or found
+            if not wanted:
                 return None
-            checkpoint = Checkpoint(path)
-            if self.restored == checkpoint.manifest.save or self._shard.touched:
-                return checkpoint
-            self._restore(checkpoint)
-            return checkpoint
+            with self.loading:
+                if wanted[0] not in ours:
+                    self._check_untouched(wanted[0])
+                    self._restore(wanted[0])
+                    self._loaded_from = self._folder
+            return wanted[0]
 
     def checkpoints(self, directory: str, keep: int) -> list[int]:
         """Return the numbers of the checkpoints in a folder; with `keep`, remove the older ones first."""
@@ -133,6 +178,18 @@ class Keeper:
             if keep:
                 keep_newest(Path(directory), keep)
             return numbers_in(Path(directory))
+
+    def _check_files(self, checkpoint: Checkpoint) -> None:
+        for block in self._shard.blocks.values():
+            checkpoint.check_files(block.param, block.begin, block.end)
+
+    def _check_untouched(self, checkpoint: Checkpoint) -> None:
+        if self._shard.touched:
+            raise ConfigurationError(
+                f"{checkpoint.directory} was not loaded: training has begun with other values; expected "
+                "every trainer to call fleet.load_check_point or load_persistables before its first step, or "
+                "the servers to load: fleet.init_server(model_dir)"
+            )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         checkpoint.check(facts_of_training(self._plan.agreement))
@@ -150,3 +207,7 @@ class Keeper:
             checkpoint.manifest.step,
             checkpoint.directory,
         )
+
+
+def _is_there(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size

@@ -37,6 +37,9 @@ class LinkOwner(Protocol):
     def answer(self, answers: Sequence[Answer]) -> None:
         """Send values to the trainers that they are meant for."""
 
+    def begins(self, trainer: int) -> None:
+        """Let a trainer begin a step; FleetError refuses it."""
+
     def connected(self, link: "Link") -> None:
         """Take note that a link has a data connection."""
 
@@ -157,6 +160,7 @@ class Link:
             case Kind.GRAD:
                 self._owner.answer(self._mode.gradient(trainer, header.block, header.step))
             case Kind.HYPER:
+                self._owner.begins(trainer)
                 self._mode.begin(trainer, header.step, read_hyper(bytes(payload)))
             case Kind.STEP_END:
                 self._owner.answer(self._mode.end(trainer, header.step, read_blocks(bytes(payload))))

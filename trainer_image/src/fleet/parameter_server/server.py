@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from fleet import progress
-from fleet.checkpoint import FileRecord
 from fleet.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -31,6 +30,7 @@ from fleet.parameter_server.meetings import Meetings
 from fleet.parameter_server.membership import SILENT, Absence, Membership
 from fleet.parameter_server.modes import Answer, Missing, NormExchange, NormPart, mode_of_server
 from fleet.parameter_server.proto import control_pb2
+from fleet.parameter_server.server_checkpoints import ServerCheckpoints
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import INITIAL_STATE, Shard, initial_state_fact
 from fleet.parameter_server.siblings import Siblings
@@ -95,6 +95,9 @@ class Server:
         self._membership = Membership(plan.trainers, settings, time.monotonic())
         self._links: dict[int, Link] = {}
         self._changed = threading.Condition()
+        self.checkpoints = ServerCheckpoints(
+            self.keeper, self._shard, self._mode, self._membership, self._changed
+        )
         self.meetings = Meetings(self._membership, self._changed)
         self._admission = threading.Lock()
         self._listener: socket.socket | None = None
@@ -209,7 +212,7 @@ class Server:
                 Hello(self._incarnation, len(self._plan.blocks)),
                 self._shard.block_bytes,
             )
-        step = self._mode.step_of(trainer)
+        restored, step = self.checkpoints.tell(trainer)
         _log.log(
             logging.WARNING if again else logging.INFO,
             "trainer %d joined %s(attempt %d) at step %d",
@@ -225,8 +228,8 @@ class Server:
             incarnation=self._incarnation,
             data_port=port,
             step=step,
-            differing_blocks=sorted(differing) if not self.keeper.restored else (),
-            restored=self.keeper.restored,
+            differing_blocks=sorted(differing) if not restored else (),
+            restored=restored,
         )
 
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
@@ -258,12 +261,6 @@ class Server:
         except FleetError as error:  # this server's own failure, which no connection of a trainer reports
             self._fail(error)
 
-    def save(self, request: control_pb2.SaveRequest) -> list[FileRecord]:
-        """Write this server's files of a checkpoint."""
-        with self._changed:
-            self._membership.check_joined(request.trainer.id, request.trainer.attempt)
-        return self.keeper.save(request.directory, request.save, request.step, request.trainer_part)
-
     def stats(self) -> control_pb2.StatsReply:
         """Say what has been done so far."""
         counters = progress.snapshot()["counters"]
@@ -277,10 +274,6 @@ class Server:
             bytes_received=int(counters.get("bytes_received", 0)),
             bytes_sent=int(counters.get("bytes_sent", 0)),
         )
-
-    def step_of(self, trainer: int) -> int:
-        """Return the step that a trainer makes next."""
-        return self._mode.step_of(trainer)
 
     def optimizer_state(self) -> Iterator[tuple[int, str, object]]:
         """Iterate over the optimizers' state."""
@@ -301,6 +294,10 @@ class Server:
                 link = self._links.get(trainer)
                 if link is not None:
                     link.send_value(answer)
+
+    def begins(self, trainer: int) -> None:
+        """Let a trainer begin a step; see `ServerCheckpoints.begins`."""
+        self.checkpoints.begins(trainer)
 
     def connected(self, link: Link) -> None:
         """Take note that a link has a data connection, its first one or another."""

@@ -189,6 +189,10 @@ class Shard:
             for name, value in self._updates[number].state().items():
                 yield number, name, value
 
+    def touch(self) -> None:
+        """Take note that a gradient is about to come."""
+        self._touched.set()
+
     @property
     def touched(self) -> bool:
         """Whether a gradient has come, or is about to."""

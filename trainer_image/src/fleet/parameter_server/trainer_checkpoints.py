@@ -21,6 +21,7 @@ from fleet.checkpoint import (
     restore_part,
 )
 from fleet.errors import CheckpointError
+from fleet.parameter_server.agreement import common_save
 from fleet.parameter_server.arena import bytes_of, dtype_of
 from fleet.parameter_server.client import Client
 from fleet.parameter_server.shard import state_of
@@ -87,6 +88,8 @@ class TrainerCheckpoints:
             trainer_part=next(file.name for file in files if not file.blocks),
         ).to_json()
         client.ask_all(lambda control, seconds: control.commit(directory, manifest, seconds))
+        # Only now: until every server has the new one, the one before is what all have.
+        client.ask_all(lambda control, seconds: control.commit(directory, "", seconds))
 
     def save_numbered(self, folder: str, status: TrainStatus, keep: int) -> int:
         """Save a checkpoint under the next number of a folder, and keep the newest; return the number."""
@@ -124,12 +127,14 @@ class TrainerCheckpoints:
             It cannot be loaded, or the servers have found different ones.
         """
         replies = self._client.ask_all(lambda control, seconds: control.load(directory, seconds))
-        found = {reply.directory for reply in replies}
-        if len(found) > 1:
-            raise CheckpointError(
-                "the parameter servers have found different checkpoints: "
-                f"{', '.join(sorted(path or 'none' for path in found))}; name one that every server has whole"
-            )
+        if len({reply.restored for reply in replies}) > 1:
+            if not common_save(replies):
+                found = {reply.directory or "none" for reply in replies}
+                raise CheckpointError(
+                    "the parameter servers have found different checkpoints: "
+                    f"{', '.join(sorted(found))}; name one that every server has whole"
+                )
+            replies = self._client.agree()
         other_values = any(reply.restored != self._client.restored for reply in replies)
         if other_values:
             self._client.pull([reply.restored for reply in replies], [reply.step for reply in replies])

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fleet.errors import ConfigurationError, RemoteProtocolError
+from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
 from fleet.parameter_server.modes import Answer, Missing, Sync
 from tests.support.modes import RATE_OF_ONE as HYPER
 from tests.support.modes import OneServer
@@ -172,6 +172,29 @@ def test_who_is_missing_is_known_once_somebody_waits():
     assert setup.mode.missing() is None
     setup.send(1, 1, 1.0)
     assert setup.mode.missing() == Missing(0, (0, 2), "w")
+
+
+def test_a_trainer_that_is_further_behind_than_a_restart_explains_is_refused():
+    setup = sync_server(2)
+    setup.mode.resume(7)
+    assert setup.send(1, 0, 1.0, step=6) == [Answer(0, 7, (1,))]  # of a life before
+    with pytest.raises(RemoteProtocolError, match=r"trainer 0 is at step 5 of b, expected step 7 or 6"):
+        setup.send(0, 0, 1.0, step=5)
+    with pytest.raises(RemoteProtocolError, match="loaded after this trainer joined"):
+        setup.mode.end(0, 0, [1])
+
+
+def test_nobody_waits_for_a_step_that_has_failed(monkeypatch):
+    setup = sync_server(1)
+
+    def broken(*_: object) -> None:
+        raise ConfigurationError("no such group")
+
+    monkeypatch.setattr(setup.shard, "apply", broken)
+    with pytest.raises(ConfigurationError, match="no such group"):
+        setup.send(0, 0, 1.0)
+    with pytest.raises(FleetError, match="could not be stepped: no such group"):
+        setup.mode.admit(0)
 
 
 def test_a_resumed_mode_counts_on_from_the_step_of_its_checkpoint():

@@ -9,11 +9,11 @@ brings the last part of it, a trainer's gradient or another server's word. No th
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from fleet.errors import ConfigurationError, RemoteProtocolError
+from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError, RemoteProtocolError
 from fleet.parameter_server.modes.answered import AnsweredTrainer
 from fleet.parameter_server.modes.interface import (
     Answer,
@@ -31,6 +31,8 @@ from fleet.wire import HyperParameters
 
 __all__ = ["Sync", "SyncServer"]
 
+_STEP_SECONDS: Final = 600.0
+"""How long one step of a block may take."""
 _log = logging.getLogger(__name__)
 
 
@@ -89,6 +91,8 @@ class SyncServer:
         self._averaged_over = frozenset(self._live)
         self._rounds = {block: _Round() for block in shard.blocks}
         self._hyper: dict[int, dict[int, HyperParameters]] = {}
+        self._broken: BaseException | None = None
+        """Why a claimed block was not stepped; it never will be."""
         self._changed = threading.Condition()
 
     @property
@@ -112,7 +116,7 @@ class SyncServer:
         """Begin anew with a trainer: what an earlier life of it has sent and is not applied is dropped."""
         with self._changed:
             self._live.add(trainer)
-            self._changed.wait_for(lambda: not any(round_.applying for round_ in self._rounds.values()))
+            self._wait_for(lambda: not any(round_.applying for round_ in self._rounds.values()), "a step")
             for of_step in self._hyper.values():
                 of_step.pop(trainer, None)
             for round_ in self._rounds.values():
@@ -140,7 +144,7 @@ class SyncServer:
         with self._changed:
             if trainer not in self._rounds[block].again:
                 return self._shard.value_bytes(block)
-            self._changed.wait_for(lambda: not self._rounds[block].applying)
+            self._wait_for(lambda: not self._rounds[block].applying, self._shard.blocks[block].name)
             return memoryview(bytes(self._shard.value_bytes(block)))
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
@@ -176,6 +180,7 @@ class SyncServer:
         """
         with self._changed:
             round_ = self._rounds[block]
+            self._check_not_left_behind(trainer, block, step)
             if step < round_.step:  # of before this trainer's restart: applied, or stepped without it
                 return [Answer(block, round_.step, (trainer,))]
             if step == round_.step and trainer in round_.again:
@@ -207,6 +212,8 @@ class SyncServer:
                     f"this server, and {len(early)} blocks are not as far yet; expected none"
                 )
             late = [block for block in absent if self._rounds[block].step > step]
+            for block in late:
+                self._check_not_left_behind(trainer, block, step)
             for block in set(absent).difference(late):
                 self._rounds[block].absent.add(trainer)
                 self._rounds[block].again.discard(trainer)
@@ -265,6 +272,22 @@ class SyncServer:
             return Missing(awaited.step, (), f"the norm of {awaited.norm.name}", awaited.servers)
         return None
 
+    def _check_not_left_behind(self, trainer: int, block: int, step: int) -> None:
+        """Refuse what is older than a step: nobody steps a block twice without a trainer that takes part."""
+        if step < (now := self._rounds[block].step) - 1:
+            raise RemoteProtocolError(
+                f"trainer {trainer} is at step {step} of {self._shard.blocks[block].name}, expected step "
+                f"{now} or {now - 1}: values were loaded after this trainer joined; load on every trainer "
+                "before its first step, or on the servers: fleet.init_server(model_dir)"
+            )
+
+    def _wait_for(self, done: Callable[[], bool], what: str) -> None:
+        """Wait for a step that another thread makes; with the lock held."""
+        if not self._changed.wait_for(lambda: done() or self._broken is not None, _STEP_SECONDS):
+            raise DeadlineExceededError(f"{what} has not been stepped within {_STEP_SECONDS:g} s")
+        if self._broken is not None:
+            raise FleetError(f"a block here could not be stepped: {self._broken}") from self._broken
+
     def _lowest_step(self) -> int:
         return min((round_.step for round_ in self._rounds.values()), default=0)
 
@@ -281,6 +304,15 @@ class SyncServer:
 
     def _apply(self, blocks: Sequence[int]) -> list[Answer]:
         """Step claimed blocks, outside of the lock."""
+        try:
+            return self._apply_claimed(blocks)
+        except BaseException as error:
+            with self._changed:
+                self._broken = error
+                self._changed.notify_all()
+            raise
+
+    def _apply_claimed(self, blocks: Sequence[int]) -> list[Answer]:
         answers: list[Answer] = []
         for block in blocks:
             round_ = self._rounds[block]

@@ -568,7 +568,7 @@ class CommitRequest(_message.Message):
     MANIFEST_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
     manifest: _builtins.str
-    """The manifest, as JSON."""
+    """The manifest, as JSON. Empty: every server has it, so what it has replaced may go."""
     @_builtins.property
     def trainer(self) -> Global___Trainer: ...
     def __init__(
@@ -607,8 +607,11 @@ class LoadRequest(_message.Message):
 
     TRAINER_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
+    SAVE_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
     """A checkpoint, or a folder of numbered ones, of which the newest counts. Empty: only say what is loaded."""
+    save: _builtins.str
+    """The checkpoint to load, by its random name, instead of the newest; one that this server has said it has."""
     @_builtins.property
     def trainer(self) -> Global___Trainer: ...
     def __init__(
@@ -616,10 +619,11 @@ class LoadRequest(_message.Message):
         *,
         trainer: Global___Trainer | None = ...,
         directory: _builtins.str = ...,
+        save: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "trainer", b"trainer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "save", b"save", "trainer", b"trainer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -633,6 +637,7 @@ class LoadReply(_message.Message):
     RESTORED_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     TRAINER_PART_FIELD_NUMBER: _builtins.int
+    SAVES_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
     """The checkpoint that was found, by its path; empty when there is none."""
     restored: _builtins.str
@@ -641,6 +646,10 @@ class LoadReply(_message.Message):
     """The number of steps that every block of this server has made."""
     trainer_part: _builtins.bytes
     """The trainer's part of the checkpoint, from the server that has it."""
+    @_builtins.property
+    def saves(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The random names of all checkpoints that this server has whole where it has looked, the newest first."""
+
     def __init__(
         self,
         *,
@@ -648,10 +657,11 @@ class LoadReply(_message.Message):
         restored: _builtins.str = ...,
         step: _builtins.int = ...,
         trainer_part: _builtins.bytes = ...,
+        saves: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "restored", b"restored", "step", b"step", "trainer_part", b"trainer_part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "restored", b"restored", "saves", b"saves", "step", b"step", "trainer_part", b"trainer_part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
