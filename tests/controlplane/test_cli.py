@@ -13,7 +13,7 @@ import yaml
 
 from tests.support.controlplane import free_ports
 from tests.support.fleetjob import PROGRAM, Fleetjob, lines
-from tests.support.jobs import manifest
+from tests.support.jobs import collective_manifest, manifest
 from tests.support.kube import is_running
 
 if TYPE_CHECKING:
@@ -182,12 +182,12 @@ async def test_on_a_terminal_status_watch_is_a_live_table(
 async def test_scale_changes_the_trainers_within_their_bounds(
     namespace: Namespace, fleetjob: Fleetjob, here: tuple[str, str]
 ):
-    elastic = manifest(syncMode="Async", trainer={"replicas": 2, "minReplicas": 1, "maxReplicas": 3})
-    await namespace.create_job(elastic)
+    bounds = {"replicas": 2, "minReplicas": 1, "maxReplicas": 3}
+    await namespace.create_job(collective_manifest(trainer=bounds))
     await namespace.until_state("digits", "Running")
     scaled = await fleetjob("scale", "digits", "--trainers", "3", *here)
     assert (scaled.status, scaled.out) == (0, "FleetJob digits scaled from 2 to 3 trainers\n")
-    await namespace.until_running("digits", *SERVERS, *TRAINERS, "digits-trainer-2")
+    await namespace.until_running("digits", *TRAINERS, "digits-trainer-2")
     refused = await fleetjob("scale", "digits", "--trainers", "4", *here)
     assert refused.status == 1
     assert "maxReplicas" in refused.err

@@ -139,28 +139,11 @@ async def scale(namespace: Namespace, trainers: int) -> Manifest:
     return await namespace.client.merge_patch(path, {"spec": {"replicas": trainers}})
 
 
-async def test_trainers_of_an_asynchronous_job_come_and_go_while_the_others_go_on(namespace: Namespace):
-    before = await run(namespace, syncMode="Async", trainer={"replicas": 2, **BOUNDS})
-    scaled = await scale(namespace, 3)
-    assert "fleetjob.dev/role=trainer" in scaled["status"]["selector"]
-    grown = await namespace.until_running("digits", *SERVERS, *TRAINERS, "digits-trainer-2")
-    await scale(namespace, 1)
-    after = await namespace.until_running("digits", *SERVERS, "digits-trainer-0")
-    for name, pod in after.items():
-        assert pod["metadata"]["uid"] == before[name]["metadata"]["uid"]
-    assert grown.keys() - after.keys() == {"digits-trainer-1", "digits-trainer-2"}
-    job = await namespace.until_job(
-        "digits", "one trainer", lambda job: job["status"].get("trainerReplicas") == 1
-    )
-    assert job["status"].get("restarts", 0) == 0
-    await namespace.end("digits-trainer-0")
-    await namespace.until_state("digits", "Succeeded")
-
-
 async def test_a_collective_job_starts_anew_with_another_number_of_trainers(namespace: Namespace):
     await namespace.create_job(collective_manifest(trainer={"replicas": 2, **BOUNDS}))
     await namespace.until_running("digits", *TRAINERS)
-    await scale(namespace, 3)
+    scaled = await scale(namespace, 3)
+    assert "fleetjob.dev/role=trainer" in scaled["status"]["selector"]
     three = (*TRAINERS, "digits-trainer-2")
     pods = await namespace.until_pods(
         "digits",
@@ -173,24 +156,34 @@ async def test_a_collective_job_starts_anew_with_another_number_of_trainers(name
 
 
 @pytest.mark.parametrize(
-    ("trainer", "wanted", "message"),
+    ("spec", "wanted", "message"),
     [
-        pytest.param({"replicas": 2}, 3, "names no trainer.minReplicas", id="without-bounds"),
-        pytest.param({"replicas": 2, **BOUNDS}, 4, "to trainer.maxReplicas", id="out-of-bounds"),
-        pytest.param({"replicas": 2, **BOUNDS}, 3, "set runPolicy.suspend first", id="a-synchronous-job"),
+        pytest.param({"trainer": {"replicas": 2}}, 3, "names no trainer.minReplicas", id="without-bounds"),
+        pytest.param({"trainer": {"replicas": 2, **BOUNDS}}, 4, "to trainer.maxReplicas", id="out-of-bounds"),
+        *(
+            pytest.param(
+                {"trainer": {"replicas": 2, **BOUNDS}, "syncMode": mode},
+                3,
+                "set runPolicy.suspend first",
+                id=f"while-servers-run-in-{mode}",
+            )
+            for mode in ("Sync", "Async", "HalfAsync", "Geo")
+        ),
     ],
 )
 async def test_trainers_that_cannot_change_say_why(
-    namespace: Namespace, trainer: Manifest, wanted: int, message: str
+    namespace: Namespace, spec: Manifest, wanted: int, message: str
 ):
-    await namespace.create_job(manifest(trainer=trainer))
+    await namespace.create_job(manifest(**spec))
     with pytest.raises(ApiError) as refused:
         await scale(namespace, wanted)
     assert message in str(refused.value)
 
 
-async def test_a_synchronous_job_may_be_resized_while_it_is_suspended(namespace: Namespace):
-    await namespace.create_job(manifest(trainer={"replicas": 2, **BOUNDS}, runPolicy={"suspend": True}))
+@pytest.mark.parametrize("mode", ["Sync", "Async"])
+async def test_a_job_with_servers_may_be_resized_while_it_is_suspended(namespace: Namespace, mode: str):
+    trainer = {"replicas": 2, **BOUNDS}
+    await namespace.create_job(manifest(syncMode=mode, trainer=trainer, runPolicy={"suspend": True}))
     await scale(namespace, 3)
     await patch(namespace, runPolicy={"suspend": False})
     await namespace.until_running("digits", *SERVERS, *TRAINERS, "digits-trainer-2")

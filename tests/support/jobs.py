@@ -363,16 +363,6 @@ INVALID = (
         "unknown-gang", at("spec.scheduling", {"gang": "YuniKorn"}), "spec.scheduling.gang", ("'Volcano'",)
     ),
     InvalidCase(
-        "elastic-in-a-queue",
-        manifest(
-            syncMode="Async",
-            trainer={"replicas": 2, "minReplicas": 1, "maxReplicas": 3},
-            scheduling={"gang": "Kueue", "queue": "research"},
-        ),
-        "spec.trainer.maxReplicas",
-        ("Kueue",),
-    ),
-    InvalidCase(
         "checkpoint-of-nothing", at("spec.checkpoint", {}), "spec.checkpoint", ("claimName", "neither")
     ),
     InvalidCase(
@@ -405,7 +395,7 @@ VALID = {
     "parameter-server": manifest(),
     "collective": _COLLECTIVE,
     "one-of-each-by-default": manifest("a", pserver={}, trainer={}),
-    "elastic": manifest(syncMode="Async", trainer={"replicas": 2, "minReplicas": 1, "maxReplicas": 8}),
+    "resizable": manifest(syncMode="Async", trainer={"replicas": 2, "minReplicas": 1, "maxReplicas": 8}),
     "beside-its-pods": manifest(
         pserver={"replicas": 2, "podDisruptionBudget": True},
         scheduling={"gang": "Volcano", "queue": "research", "minAvailable": 4},

@@ -114,6 +114,8 @@ class Story:
     """
 
     def __init__(self, document: dict[str, Any] | None = None, **spec: Any) -> None:
+        if document and spec:
+            raise TypeError("a story is of a whole document, or of the usual one with another spec")
         self.job: FleetJob = jobs.job(document or jobs.manifest(**spec))
         self.plan = Plan(self.job.status)
 

@@ -173,7 +173,9 @@ class TrainerSpec(Model):
 
     replicas: Replicas = Field(default=1, description="How many trainer pods share the data.")
     min_replicas: Replicas | None = Field(
-        default=None, description="With maxReplicas: between them replicas may change while the job is there."
+        default=None,
+        description="With maxReplicas: between them replicas may change while the job is there, in mode"
+        " ParameterServer only while it is suspended.",
     )
     max_replicas: Replicas | None = Field(default=None, description="The other bound of minReplicas.")
     port: Port = Field(default=6175, description="Where the processes of a collective job find each other.")
@@ -307,11 +309,6 @@ class FleetJob(Model):
         return max(self.spec.trainer.replicas, self.spec.trainer.max_replicas or 0)
 
     @property
-    def is_elastic(self) -> bool:
-        """Whether trainers can come and go while the others work on: no step and no rendezvous binds them."""
-        return self.spec.mode is Mode.PARAMETER_SERVER and self.spec.sync_mode is not SyncMode.SYNC
-
-    @property
     def gpus_per_trainer(self) -> int:
         """How many devices one trainer pod gets."""
         return self.spec.node_pool.gpus_per_trainer if self.spec.node_pool else 0
@@ -331,9 +328,7 @@ class FleetJob(Model):
     def min_available(self) -> int:
         """How many pods must find a place together."""
         asked = self.spec.scheduling.min_available if self.spec.scheduling else None
-        trainers = self.spec.trainer
-        least = (trainers.min_replicas if self.is_elastic else None) or trainers.replicas
-        return asked or self.replicas(Role.PSERVER) + least
+        return asked or self.replicas(Role.PSERVER) + self.replicas(Role.TRAINER)
 
     @property
     def checkpoint_scope(self) -> CheckpointScope:

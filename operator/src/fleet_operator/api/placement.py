@@ -49,8 +49,7 @@ class Scheduling(Model):
     )
     min_available: Replicas | None = Field(
         default=None,
-        description="How many pods must find a place together. Default: all, or with trainers that come and"
-        " go the parameter servers and trainer.minReplicas.",
+        description="How many pods must find a place together. Default: all.",
     )
     priority_class_name: ObjectName | None = Field(
         default=None, description="The priority class of all pods whose template names none."

@@ -100,13 +100,10 @@ CHANGES = (
     ChangeRule(
         field="trainer.replicas",
         expected=(
-            "no change of spec.trainer.replicas while a job of syncMode Sync runs, because its trainers move"
-            " step by step: set runPolicy.suspend first, or use syncMode Async, HalfAsync or Geo"
+            "no change of spec.trainer.replicas while a job of mode ParameterServer runs, because its servers"
+            " were started for that many trainers: set runPolicy.suspend first"
         ),
-        cel=(
-            f"{_SAME_TRAINERS} || self.mode != 'ParameterServer' || self.syncMode != 'Sync' ||"
-            " self.runPolicy.suspend"
-        ),
+        cel=f"{_SAME_TRAINERS} || self.mode != 'ParameterServer' || self.runPolicy.suspend",
     ),
 )
 
@@ -382,18 +379,6 @@ RULES = (
         ),
         holds=lambda job: job.min_available <= job.replicas(Role.PSERVER) + job.replicas(Role.TRAINER),
         found=lambda job: str(job.min_available),
-    ),
-    Rule(
-        field="trainer.maxReplicas",
-        expected="nothing, because Kueue admits a fixed number of pods and trainers of this job come and go",
-        cel=(
-            "!has(self.scheduling) || self.scheduling.gang != 'Kueue' || !has(self.trainer.maxReplicas) ||"
-            " self.mode == 'Collective' || self.syncMode == 'Sync'"
-        ),
-        holds=lambda job: (
-            job.gang is not Gang.KUEUE or job.spec.trainer.max_replicas is None or not job.is_elastic
-        ),
-        found=lambda job: str(job.spec.trainer.max_replicas),
     ),
     Rule(
         field="checkpoint",

@@ -20,7 +20,7 @@ from fleet_operator.plan.indexes import parse_indexes
 from fleet_operator.plan.model import Attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
     from datetime import datetime
 
     from fleet_operator.api import FleetJobStatus
@@ -83,19 +83,6 @@ class Ledger:
         """Return the ledger with more replicas of a role seen created and completed."""
         own = self.roles[role]
         own = replace(own, created=own.created | created, completed=own.completed | completed)
-        return replace(self, roles={**self.roles, role: own})
-
-    def without(self, role: Role, unwanted: Collection[int]) -> Self:
-        """Return the ledger with replicas of a role no longer created, because they are not wanted any more.
-
-        Their counts rise: should they be wanted again, they come under a higher attempt.
-        """
-        own, removed = self.roles[role], frozenset(unwanted)
-        if not removed:
-            return self
-        counts = {index: self.attempt(Replica(role, index)).replica + 1 for index in removed}
-        raised = {index: ReplicaRestarts(index=index, count=count) for index, count in counts.items()}
-        own = replace(own, restarts={**own.restarts, **raised}, created=own.created - removed)
         return replace(self, roles={**self.roles, role: own})
 
     def with_replica_restart(self, replica: Replica, not_before: datetime) -> Self:

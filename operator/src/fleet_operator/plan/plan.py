@@ -124,17 +124,13 @@ def suspended(situation: Situation) -> Plan | None:
 
 
 def resized(situation: Situation) -> Plan | None:
-    """Start a job anew whose trainers are bound together when another number of them is wanted.
-
-    Where they are not, those that are missing are created, and those that are not wanted are of no present
-    attempt and go: nothing needs to be decided.
-    """
+    """Start a job anew when another number of trainers is wanted: its replicas were told the old one."""
     job, ledger = situation.job, situation.ledger
     before, wanted = job.status.role(Role.TRAINER).replicas, job.replicas(Role.TRAINER)
     begun = any(own.created or own.completed for own in ledger.roles.values())
-    if job.is_elastic or not begun or not is_resized(before=before, wanted=wanted):
+    if not begun or not is_resized(before=before, wanted=wanted):
         return None
-    sentence = scaled_sentence(before=before, wanted=wanted, elastic=False)
+    sentence = scaled_sentence(before=before, wanted=wanted)
     situation = situation.with_ledger(ledger.with_new_life())
     return step(situation, {ConditionType.RESTARTING: (True, "Scaled", sentence)})
 

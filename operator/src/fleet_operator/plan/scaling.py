@@ -1,4 +1,4 @@
-"""trainer.replicas while a job is there: what another number of trainers means for those that run."""
+"""trainer.replicas while a job is there: what another number of trainers means."""
 
 from __future__ import annotations
 
@@ -10,13 +10,6 @@ def is_resized(*, before: int, wanted: int) -> bool:
     return before not in (0, wanted)
 
 
-def scaled_sentence(*, before: int, wanted: int, elastic: bool) -> str:
+def scaled_sentence(*, before: int, wanted: int) -> str:
     """Say what follows from another number of trainers."""
-    if elastic:
-        change = (
-            f"trainers {before} to {wanted - 1} are added"
-            if wanted > before
-            else f"trainers {wanted} to {before - 1} are removed"
-        )
-        return f"trainer.replicas was {before} and is {wanted}: {change}, the others go on"
     return f"trainer.replicas was {before} and is {wanted}: all replicas start anew with that number"

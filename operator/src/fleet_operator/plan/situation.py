@@ -46,7 +46,7 @@ class Situation:
 
     def with_observations(self) -> Self:
         """Enter which replicas' present pods were seen, and which of them have completed."""
-        ledger = self.ledger.without(Role.TRAINER, self._unwanted_trainers())
+        ledger = self.ledger
         for role in self.job.roles:
             pods = {replica.index: pod for replica, pod in self.present.items() if replica.role is role}
             completed = {index for index, pod in pods.items() if has_succeeded(pod)}
@@ -56,15 +56,6 @@ class Situation:
                 )  # it cannot have served trainers that never ran: a failure, not a completion
             ledger = ledger.with_seen(role, frozenset(pods), frozenset(completed))
         return self.with_ledger(ledger)
-
-    def _unwanted_trainers(self) -> frozenset[int]:
-        """Return the trainers that were created, or have a pod of their present attempt, and are too many."""
-        wanted, ledger = self.job.replicas(Role.TRAINER), self.ledger
-        trainers = (pod for pod in self.observed.pods if pod.owned and pod.role is Role.TRAINER)
-        there = {
-            pod.index for pod in trainers if pod.attempt == ledger.attempt(Replica(Role.TRAINER, pod.index))
-        }
-        return frozenset(index for index in there | ledger.roles[Role.TRAINER].created if index >= wanted)
 
     @cached_property
     def replicas(self) -> tuple[Replica, ...]:

@@ -71,7 +71,7 @@ def _scaled(situation: Situation, after: FleetJobStatus) -> tuple[Event, ...]:
     before, wanted = (status.role(Role.TRAINER).replicas for status in (situation.job.status, after))
     if after.finished or not is_resized(before=before, wanted=wanted):
         return ()
-    sentence = scaled_sentence(before=before, wanted=wanted, elastic=situation.job.is_elastic)
+    sentence = scaled_sentence(before=before, wanted=wanted)
     return (Event("Normal", "Scaled", sentence),)
 
 

@@ -115,7 +115,7 @@ def test_a_silent_trainer_is_replaced_with_the_one_that_gave_it_up_and_the_other
 )
 @pytest.mark.parametrize("action", ["RestartReplica", "FailJob"])
 def test_a_collective_job_is_not_counted_for_the_node_that_its_peers_miss(action, code):
-    story = Story(jobs.collective_manifest(), failurePolicy={"action": action}, runPolicy={"backoffLimit": 0})
+    story = Story(jobs.collective_manifest(failurePolicy={"action": action}, runPolicy={"backoffLimit": 0}))
     story.sees(trainer(0), trainer(1))
     lines = story.sees(ended(trainer(0), code), trainer(1, **SILENT), after=60)
     assert lines[0] == "Restarting trainers 0/2 restarts 1 failures 0"

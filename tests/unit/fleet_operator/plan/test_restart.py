@@ -386,7 +386,7 @@ def test_a_server_replaced_in_an_earlier_life_of_the_job_excuses_nothing_in_this
 
 
 def test_what_ends_with_an_evicted_peer_does_not_count():
-    story = Story(jobs.collective_manifest(), runPolicy={"backoffLimit": 0})
+    story = Story(jobs.collective_manifest(runPolicy={"backoffLimit": 0}))
     evicted = trainer(0, disruption="PreemptionByScheduler", deleted_at=at(30))
     lines = story.sees(evicted, ended(trainer(1), 1, message="connection reset by peer"))
     assert lines[0] == "Restarting trainers 0/2 restarts 1 failures 0"
