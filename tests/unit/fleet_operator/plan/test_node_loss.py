@@ -113,7 +113,7 @@ def test_a_silent_trainer_is_replaced_with_the_one_that_gave_it_up_and_the_other
 @pytest.mark.parametrize(
     "code", [pytest.param(91, id="as-the-runtime-says"), pytest.param(1, id="as-nccl-does")]
 )
-@pytest.mark.parametrize("action", ["RestartReplica", "FailJob"])
+@pytest.mark.parametrize("action", ["RestartJob", "FailJob"])
 def test_a_collective_job_is_not_counted_for_the_node_that_its_peers_miss(action, code):
     story = Story(jobs.collective_manifest(failurePolicy={"action": action}, runPolicy={"backoffLimit": 0}))
     story.sees(trainer(0), trainer(1))
