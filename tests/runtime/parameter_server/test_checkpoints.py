@@ -14,6 +14,7 @@ from fleet.errors import CheckpointError, ConfigurationError, FleetError, StateL
 from fleet.parameter_server import keeper
 from fleet.parameter_server.control_client import ControlClient, Pending
 from fleet.parameter_server.keeper import Keeper
+from fleet.parameter_server.modes import Geo, HalfAsync
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import Trainer
 from tests.support.parameter_server import Loopback, loopback, small_model
@@ -183,6 +184,33 @@ def test_servers_that_begin_with_different_checkpoints_are_told_apart_at_join(tm
         assert all(endpoint in str(caught.value) for endpoint in job.endpoints)
     finally:
         job.close()
+
+
+@pytest.mark.parametrize("mode", [HalfAsync(send_queue_size=8), Geo(push_nums=8)], ids=lambda mode: mode.name)
+def test_a_save_and_an_export_hold_the_steps_that_the_servers_do_not_have_yet(tmp_path, mode):
+    with loopback(servers=2, mode=mode) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        before = copy.deepcopy(dict(model.state_dict()))
+        train(trainer, model, range(3))
+        trainer.save(str(tmp_path), TrainStatus())
+        held = {name: value.clone() for name, value in model.state_dict().items()}
+        assert Checkpoint(tmp_path).manifest.step == 3
+        for name, value in held.items():
+            piece = Checkpoint(tmp_path).piece(name, 0, value.numel(), tuple(value.shape))
+            assert torch.allclose(piece.value, value, atol=1e-6), name
+            assert not torch.equal(piece.value, before[name]), name
+        train(trainer, model, range(3, 5))
+        exported = trainer.export()
+        assert all(
+            torch.allclose(exported[name], value, atol=1e-6) for name, value in model.state_dict().items()
+        )
+        assert not torch.equal(exported["0.bias"], held["0.bias"])
+    with loopback(tmp_path, servers=1, mode=mode) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        assert trainer.current_step == 3
+        assert all(torch.allclose(value, held[name], atol=1e-6) for name, value in model.state_dict().items())
 
 
 class Apart(Keeper):

@@ -11,7 +11,7 @@ from fleet.checkpoint import TrainStatus, named_state
 from fleet.parameter_server.client import Client
 from fleet.parameter_server.gradients import GradientFlow
 from fleet.parameter_server.local_steps import LocalSteps
-from fleet.parameter_server.modes import TrainerMode, mode_of_trainer
+from fleet.parameter_server.modes import Settling, TrainerMode, mode_of_trainer
 from fleet.parameter_server.parameters import ParameterStore
 from fleet.parameter_server.reduction import Contribution
 from fleet.parameter_server.settings import Settings
@@ -100,6 +100,7 @@ class Trainer:
             Gradients have been sent, and ``step()`` was not called.
         """
         self.flow.check_nothing_in_flight("a checkpoint was asked for")
+        self._settle()
         self.checkpoints.save(directory, status)
 
     def save_numbered(self, folder: str, status: TrainStatus, *, keep: int) -> int:
@@ -111,6 +112,7 @@ class Trainer:
             As in `save`.
         """
         self.flow.check_nothing_in_flight("a checkpoint was asked for")
+        self._settle()
         return self.checkpoints.save_numbered(folder, status, keep)
 
     def clean(self, folder: str, keep: int) -> None:
@@ -157,6 +159,7 @@ class Trainer:
         if self._completed:
             values = {name: parameter.detach().cpu().clone() for name, parameter in self._parameters.items()}
         else:
+            self._settle()
             values = self.checkpoints.values()
         return named_state(self._source, values)
 
@@ -180,6 +183,11 @@ class Trainer:
             return {name: dict(state) for name, state in state_of(self._source).items() if state}
         pieces = join_pieces(self._client.optimizer_state())
         return {name: state for name in self._parameters if (state := self._put_together(name, pieces))}
+
+    def _settle(self) -> None:
+        """Let the servers have all of the steps made so far."""
+        if isinstance(self._mode, Settling):
+            self._mode.settle()
 
     def _make_halves(self) -> tuple[TrainerMode, GradientFlow | LocalSteps]:
         """Make the mode's half, and what brings it the gradients."""

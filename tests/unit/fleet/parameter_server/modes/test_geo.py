@@ -88,6 +88,24 @@ def test_at_the_end_the_rest_is_sent_and_the_servers_values_stay():
     assert trainer.values == {"b": 7.0, "w": 9.0}
 
 
+def test_what_a_save_needs_is_sent_once_and_steps_go_on_from_the_answer():
+    trainer = Trainer()
+    trainer.step(2.0)
+    trainer.session.at_once = {"b": 11.0, "w": 1.0}  # 10 by another trainer in b, nothing in w
+    trainer.mode.settle()
+    assert trainer.session.sent == [(0, (), {0: [1.0], 1: [1.0] * 4})]
+    assert trainer.values == {"b": 12.0, "w": 2.0}
+    trainer.mode.settle()
+    assert len(trainer.session.sent) == 1
+    trainer.step(2.0)
+    assert trainer.session.sent[1] == (1, (), {0: [1.5], 1: [1.5] * 4})  # half of 14 - 11
+    trainer.session.at_once = None
+    trainer.session.land({"b": 12.5, "w": 2.5})
+    trainer.mode.settle()
+    assert len(trainer.session.sent) == 2
+    assert trainer.values == {"b": 14.0, "w": 4.0}
+
+
 def test_at_the_end_right_after_a_push_the_values_are_asked_for():
     trainer = Trainer()
     for _ in range(2):

@@ -231,6 +231,23 @@ def test_at_the_end_nothing_is_lost_and_the_last_values_stay():
     assert not names & {"fleet-communicate", "fleet-pull"}
 
 
+def test_before_a_save_all_queued_gradients_leave_and_their_values_are_adopted():
+    trainer = Stepping(max_merge_var_num=2)
+    session = trainer.session
+    for _ in range(5):
+        trainer.step(1.0)
+    session.at_once = {"b": -5.0, "w": -5.0}
+    session.open.set()
+    trainer.mode.settle()
+    assert sum(sent[2][0][0] for sent in session.sent) == 5.0
+    assert session.sent[-1][0] == 4
+    assert {float(value.detach().flatten()[0]) for value in session.parameters.values()} == {-5.0}
+    trainer.step(1.0)  # and training goes on
+    trainer.mode.settle()
+    assert session.sent[-1][0] == 5
+    trainer.mode.close()
+
+
 def test_what_a_thread_of_the_mode_finds_the_next_step_raises():
     trainer = Stepping()
 

@@ -17,6 +17,7 @@ from fleet.parameter_server.modes.interface import (
     NormExchange,
     ServerMode,
     Session,
+    Settling,
     TrainerMode,
 )
 from fleet.parameter_server.modes.norms import NormPart
@@ -38,6 +39,7 @@ __all__ = [
     "NormPart",
     "ServerMode",
     "Session",
+    "Settling",
     "Sync",
     "TrainerMode",
     "mode_of_server",

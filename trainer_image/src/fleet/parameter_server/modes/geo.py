@@ -83,9 +83,12 @@ class GeoTrainer:
         self._agreed = Arena(extents)
         self._delta = Arena(extents)
         self._in_flight = False
+        self._pushed_to = 0
+        """The step up to which what has changed was sent."""
 
     def start(self) -> None:
         """Agree on the values that the servers gave."""
+        self._pushed_to = self._session.step
         for name, parameter in self._session.store.parameters.items():
             self._agreed[name].copy_(parameter.detach())
 
@@ -107,11 +110,19 @@ class GeoTrainer:
                 self._receive()
             self._push()
 
+    def settle(self) -> None:
+        """Send what has changed since the last time, and take what the others changed."""
+        if self._in_flight:
+            self._receive()
+        if self._pushed_to < self._session.step:  # a step sent twice is taken once
+            self._push()
+            self._receive()
+
     def stop(self) -> None:
         """Send what has changed since the last time, and end with the servers' values."""
         if self._in_flight:
             self._receive()
-        if self._session.step % self._push_nums:
+        if self._pushed_to < self._session.step:
             self._push()
         else:
             self._session.request_values()
@@ -136,7 +147,7 @@ class GeoTrainer:
             whole = bytes_of(self._delta[block.param])
             payloads[block.id] = whole[block.begin * size : block.end * size]
         session.send_step(session.step - 1, (), payloads)
-        self._in_flight = True
+        self._in_flight, self._pushed_to = True, session.step
 
     @torch.no_grad()
     def _receive(self) -> None:

@@ -210,13 +210,12 @@ class HalfAsyncTrainer:
         session.check()
         self._queues.complete(session.step, self._hyper)
         session.advance()
-        self._adopt()
-        while session.step - self._adopted_to > self._size:
-            session.wait_until(
-                lambda: self._landed,
-                lambda: f"values with step {self._adopted_to} in them; {self._size} steps are under way",
-            )
-            self._adopt()
+        self._adopt_but(self._size)
+
+    def settle(self) -> None:
+        """Wait until every gradient that is queued is in values that are the parameters."""
+        self._session.check()
+        self._adopt_but(0)
 
     def stop(self) -> None:
         """Send every gradient that waits, end the threads, and take the values that follow."""
@@ -240,6 +239,17 @@ class HalfAsyncTrainer:
         for thread in self._threads:
             if thread.is_alive():
                 thread.join()
+
+    def _adopt_but(self, steps: int) -> None:
+        """Adopt the newest values that are complete; wait while more steps than so many are not in them."""
+        session = self._session
+        self._adopt()
+        while session.step - self._adopted_to > steps:
+            session.wait_until(
+                lambda: self._landed,
+                lambda: f"values with step {self._adopted_to} in them; {steps} steps may be under way",
+            )
+            self._adopt()
 
     def _adopt(self) -> None:
         """Make values that have arrived the parameters, and wake both threads."""

@@ -26,6 +26,7 @@ __all__ = [
     "NormExchange",
     "ServerMode",
     "Session",
+    "Settling",
     "TellNorm",
     "TrainerMode",
 ]
@@ -141,6 +142,17 @@ class TrainerMode(Protocol):
 
     def close(self) -> None:
         """End the threads of this half now, if it has some."""
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """A trainer's half that keeps back work of steps already made: it sends that before a save or an export.
+
+    A half without this method has nothing to send between two steps, as `AnsweredTrainer`.
+    """
+
+    def settle(self) -> None:
+        """Send what is left, and take the values that follow; training goes on afterwards."""
 
 
 class Session(Protocol):
