@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fleet.errors import ConfigurationError
-from fleet.parameter_server.modes import Answer, Geo
+from fleet.parameter_server.modes import Answer, Geo, Settling
 from tests.support.modes import OneServer, ScriptedSession
 
 
@@ -22,6 +22,10 @@ class Trainer:
             for parameter in self.session.parameters.values():
                 parameter.add_(change)
         self.mode.finish(())
+
+    def settle(self) -> None:
+        assert isinstance(self.mode, Settling)
+        self.mode.settle()
 
     @property
     def values(self) -> dict[str, float]:
@@ -92,16 +96,16 @@ def test_what_a_save_needs_is_sent_once_and_steps_go_on_from_the_answer():
     trainer = Trainer()
     trainer.step(2.0)
     trainer.session.at_once = {"b": 11.0, "w": 1.0}  # 10 by another trainer in b, nothing in w
-    trainer.mode.settle()
+    trainer.settle()
     assert trainer.session.sent == [(0, (), {0: [1.0], 1: [1.0] * 4})]
     assert trainer.values == {"b": 12.0, "w": 2.0}
-    trainer.mode.settle()
+    trainer.settle()
     assert len(trainer.session.sent) == 1
     trainer.step(2.0)
     assert trainer.session.sent[1] == (1, (), {0: [1.5], 1: [1.5] * 4})  # half of 14 - 11
     trainer.session.at_once = None
     trainer.session.land({"b": 12.5, "w": 2.5})
-    trainer.mode.settle()
+    trainer.settle()
     assert len(trainer.session.sent) == 2
     assert trainer.values == {"b": 14.0, "w": 4.0}
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fleet.errors import ConfigurationError, FleetError
-from fleet.parameter_server.modes import Answer, HalfAsync
+from fleet.parameter_server.modes import Answer, HalfAsync, Settling
 from fleet.parameter_server.modes.half_async import GradientQueues
 from fleet.wire import HyperParameters
 from tests.support.modes import MakeOptimizer, OneServer, ScriptedSession, plans, sgd
@@ -158,6 +158,10 @@ class Stepping:
             self.mode.send(block, payload)
         self.mode.finish(())
 
+    def settle(self) -> None:
+        assert isinstance(self.mode, Settling)
+        self.mode.settle()
+
     def until(self, rounds: int) -> None:
         wait_for(lambda: len(self.session.sent) >= rounds, f"{rounds} rounds", seconds=10)
 
@@ -238,12 +242,12 @@ def test_before_a_save_all_queued_gradients_leave_and_their_values_are_adopted()
         trainer.step(1.0)
     session.at_once = {"b": -5.0, "w": -5.0}
     session.open.set()
-    trainer.mode.settle()
+    trainer.settle()
     assert sum(sent[2][0][0] for sent in session.sent) == 5.0
     assert session.sent[-1][0] == 4
     assert {float(value.detach().flatten()[0]) for value in session.parameters.values()} == {-5.0}
     trainer.step(1.0)  # and training goes on
-    trainer.mode.settle()
+    trainer.settle()
     assert session.sent[-1][0] == 5
     trainer.mode.close()
 
