@@ -33,6 +33,7 @@ class FakeApi(ApiClient):
         super().__init__(Connection("https://fake"))
         self.objects: dict[str, Manifest] = {}
         self.requests: list[tuple[str, str]] = []
+        self.managers: list[str | None] = []  # under which patches were made
         self.refusals: dict[tuple[str, str], ApiError] = {}  # answers to the next such request
         self.version = 100
         self.forgotten = 0  # watches from before this version are refused with 410
@@ -126,9 +127,12 @@ class FakeApi(ApiClient):
             raise ApiError(409, "Conflict", "the object has been modified")
         return self.put(target, {**known, "status": manifest["status"]} if path != target else manifest)
 
-    async def merge_patch(self, path: str, patch: Mapping[str, Any]) -> Manifest:
+    async def merge_patch(
+        self, path: str, patch: Mapping[str, Any], *, manager: str | None = None
+    ) -> Manifest:
         """Answer a PATCH of top-level fields."""
         self._note("PATCH", path)
+        self.managers.append(manager)
         if path not in self.objects:
             raise ApiError(404, "NotFound", f"{path} not found")
         return self.put(path, {**self.objects[path], **patch})

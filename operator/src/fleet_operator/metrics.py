@@ -148,7 +148,7 @@ class Metrics(Observer):
         if (restarts := after.status.restarts - before.status.restarts) > 0:
             self._restarted.labels(*labels).inc(restarts)
         running = JobState.RUNNING
-        if after.status.state is running and before.status.state is not running and not after.status.restarts:
+        if after.status.state is running and before.status.state is not running and _is_first_life(after):
             self._observe_age(self._until_running, after)
         if after.status.finished and not before.status.finished:
             self._ended(after)
@@ -170,7 +170,7 @@ class Metrics(Observer):
             self._pods_deleted.inc()
         elif isinstance(action, CreatePod):
             self._pods_created.inc()
-            if job.status.restarts == 0:
+            if _is_first_life(job):
                 self._observe_age(self._until_pods, job)
 
     def _observe_age(self, histogram: Histogram, job: FleetJob) -> None:
@@ -181,6 +181,13 @@ class Metrics(Observer):
     def queued(self, depth: int) -> None:
         """Note how many keys wait for a worker now."""
         self._queue.set(depth)
+
+
+def _is_first_life(job: FleetJob) -> bool:
+    """Whether a job's age is how long it has waited: it has neither been restarted, nor held back."""
+    status = job.status
+    anew = status.restarts or status.job_restarts
+    return not anew and status.condition(ConditionType.SUSPENDED) is None
 
 
 class _Jobs(Collector):

@@ -84,6 +84,36 @@ def test_pods_are_counted_and_the_wait_for_the_first_ones(metrics: Metrics):
     assert value(metrics, "fleet_operator_job_to_pod_creation_latency_seconds_count") == 1
 
 
+@pytest.mark.parametrize(
+    "later",
+    [
+        pytest.param({"restarts": 1}, id="after-a-failure"),
+        pytest.param({"job_restarts": 1}, id="after-another-number-of-trainers"),
+        pytest.param(
+            {
+                "conditions": (
+                    Condition(
+                        type=ConditionType.SUSPENDED,
+                        status=ConditionStatus.FALSE,
+                        reason="Resumed",
+                        last_transition_time=START,
+                    ),
+                )
+            },
+            id="after-a-suspension",
+        ),
+    ],
+)
+def test_a_jobs_age_is_no_wait_when_it_starts_later(metrics: Metrics, later):
+    created = job(creationTimestamp="2026-01-01T00:00:00Z")
+    pending = FleetJobStatus(state=JobState.PENDING, **later)
+    metrics.applied(created.with_status(pending), CreatePod({}))
+    running = pending.model_copy(update={"state": JobState.RUNNING})
+    metrics.status_written(created.with_status(pending), created.with_status(running))
+    assert value(metrics, "fleet_operator_job_to_pod_creation_latency_seconds_count") == 0
+    assert value(metrics, "fleet_operator_job_to_running_latency_seconds_count") == 0
+
+
 def test_passes_requests_and_the_queue_are_measured(metrics: Metrics):
     metrics.passed(Key("default", "digits"), Result.CONFLICT, 0.02)
     metrics.requested("POST", "pods", 201, 0.01)

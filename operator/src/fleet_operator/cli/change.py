@@ -126,7 +126,7 @@ async def suspend(session: Session, name: str, *, suspended: bool, say: Callable
         raise ClusterRefusal(f"FleetJob {name} has finished: there is nothing to {word.removesuffix('ed')}")
     patch = {"spec": {"runPolicy": {"suspend": suspended}}}
     with session.explained(name):
-        await session.client.merge_patch(session.path(name), patch)
+        await session.client.merge_patch(session.path(name), patch, manager=MANAGER)
     then = "; its pods end, and it starts anew when it is resumed" if suspended else "; it starts anew"
     say(f"FleetJob {name} {word}{then}")
     return 0
@@ -137,7 +137,8 @@ async def scale(session: Session, name: str, *, trainers: int, say: Callable[[st
     await session.job(name)
     try:
         before = await session.client.get(session.path(name, "scale"))
-        await session.client.merge_patch(session.path(name, "scale"), {"spec": {"replicas": trainers}})
+        patch = {"spec": {"replicas": trainers}}
+        await session.client.merge_patch(session.path(name, "scale"), patch, manager=MANAGER)
     except ApiError as error:
         if error.status == 404:
             raise ClusterRefusal(

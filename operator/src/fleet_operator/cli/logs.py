@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 import aiohttp
 import typer
 
-from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, MAIN_CONTAINER, PLURAL
+from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, PLURAL
 from fleet_operator.cli.summary import Summary
 from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.observe import main_container
 from fleet_operator.cluster.view import collection
 
 if TYPE_CHECKING:
@@ -59,9 +60,7 @@ class Wanted:
 
     def params(self, pod: Mapping[str, Any]) -> dict[str, str]:
         """Return what to ask the API server for."""
-        names = [each["name"] for each in pod["spec"]["containers"]]
-        main = MAIN_CONTAINER if MAIN_CONTAINER in names else names[0]
-        params = {"container": self.container or main, "timestamps": "true"}
+        params = {"container": self.container or main_container(pod), "timestamps": "true"}
         if self.tail is not None:
             params["tailLines"] = str(self.tail)
         if self.since_seconds is not None:

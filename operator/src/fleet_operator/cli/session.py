@@ -27,6 +27,9 @@ Manifest = dict[str, Any]
 MANAGER = "fleetjob"
 """Under which name the API server notes what this program has set."""
 
+SYNC_SECONDS = 60.0
+"""How long the first list of what is watched may take."""
+
 
 class ClusterRefusal(OperatorError):  # noqa: N818  the name says what happened, as the message does
     """The API server refused what was asked, or gave no answer; the message says what to do."""
@@ -119,7 +122,7 @@ class Session:
         Raises
         ------
         ClusterRefusal
-            The first list was refused; what breaks later is tried again for ever.
+            The first list was refused, or did not come in time; what breaks later is tried again for ever.
         """
         path = collection(plural, None if everywhere else self.namespace)
         field = f"metadata.name={job}" if job is not None and plural == PLURAL else None
@@ -138,7 +141,13 @@ class Session:
         )
         running = asyncio.create_task(watch.run(), name=f"watch {path}")
         try:
-            await watch.synced.wait()
+            try:
+                async with asyncio.timeout(SYNC_SECONDS):
+                    await watch.synced.wait()
+            except TimeoutError:
+                raise ClusterRefusal(
+                    f"{self.server} has not listed {path} within {SYNC_SECONDS:g} s; try again later"
+                ) from None
             yield watched
         finally:
             running.cancel()

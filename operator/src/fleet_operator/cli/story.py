@@ -29,12 +29,18 @@ async def show_events(session: Session, name: str, *, as_json: bool, say: Callab
         return 0
     if not events:
         say(f"no events of FleetJob {name}; they are kept for an hour")
-    width = max((len(event["reason"]) for event in events), default=0)
+    width = max((len(_word(event, "reason")) for event in events), default=0)
     for event in events:
         times = f" (x{event['count']})" if event.get("count", 1) > 1 else ""
         ago = age((now() - datetime.fromisoformat(_last(event))).total_seconds())
-        say(f"{ago:>4}  {event['type']:7}  {event['reason']:{width}}  {event['message']}{times}")
+        kind, reason = _word(event, "type"), _word(event, "reason")
+        say(f"{ago:>4}  {kind:7}  {reason:{width}}  {event.get('message', '')}{times}")
     return 0
+
+
+def _word(event: Mapping[str, Any], field: str) -> str:
+    """Return a field that whoever wrote the event may have left out."""
+    return str(event.get(field) or "-")
 
 
 def _last(event: Mapping[str, Any]) -> str:

@@ -106,9 +106,12 @@ class ApiClient:
         """Replace the object at `path`, under the resourceVersion in its metadata if there is one."""
         return await self._request("PUT", path, body=manifest)
 
-    async def merge_patch(self, path: str, patch: Mapping[str, Any]) -> dict[str, Any]:
-        """Merge `patch` into the object at `path`."""
-        return await self._request("PATCH", path, body=patch, content_type=MERGE_PATCH)
+    async def merge_patch(
+        self, path: str, patch: Mapping[str, Any], *, manager: str | None = None
+    ) -> dict[str, Any]:
+        """Merge `patch` into the object at `path`; `manager` is noted as who has set it."""
+        params = {"fieldManager": manager} if manager is not None else None
+        return await self._request("PATCH", path, params=params, body=patch, content_type=MERGE_PATCH)
 
     async def apply(
         self, path: str, manifest: Mapping[str, Any], *, manager: str, force: bool = False

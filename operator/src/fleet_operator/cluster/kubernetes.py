@@ -18,7 +18,7 @@ from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.events import Subject
 from fleet_operator.cluster.interface import ConflictError, Key
 from fleet_operator.cluster.resources import FEATURES
-from fleet_operator.cluster.view import PODS, SERVICES, collection, job_key
+from fleet_operator.cluster.view import KINDS, PODS, SERVICES, collection, job_key
 from fleet_operator.plan.model import (
     CreatePod,
     CreateService,
@@ -116,7 +116,9 @@ class KubernetesCluster:
         for resource, store in self._view.extras():
             unserved.discard((resource.api_version, resource.kind))
             for extra in store.of_job(key):
-                if _is_owned(extra, job) or extra.owner is None:  # a claim that has outlived another job
+                # Only a claim outlives its job, without an owner.
+                retained = extra.owner is None and resource == FEATURES["checkpointClaims"]
+                if _is_owned(extra, job) or retained:
                     objects.add(ObjectRef(resource.api_version, resource.kind, extra.key.name))
                 else:
                     shown = f"{resource.kind}/{extra.key.name}"
@@ -192,9 +194,9 @@ class KubernetesCluster:
             if error.reason == "AlreadyExists":
                 self._refusals.pop(key, None)
                 await self._view.meet(key, plural, manifest["metadata"]["name"])
-            elif plural != SERVICES and error.status in (400, 422):
-                # The object as written can never be: the job's mistake, and only another spec mends it.
-                self._rejections[key] = refusal
+            elif plural != SERVICES and _is_for_good(error):
+                shown = f"{KINDS[plural]} {manifest['metadata']['name']}"
+                self._rejections[key] = replace(refusal, sentence=f"{shown}: {error}")
                 self._view.notify(key)
             else:
                 if not error.transient:  # a quota, an admission rule, a right that is missing
@@ -267,6 +269,18 @@ def _resource_of(ref: ObjectRef) -> Resource:
     return next(
         each for each in FEATURES.values() if (each.api_version, each.kind) == (ref.api_version, ref.kind)
     )
+
+
+def _is_for_good(error: ApiError) -> bool:
+    """Whether an object as written can never be: the job's mistake, and only another spec mends it.
+
+    What a webhook or a policy of the cluster denies looks the same but for its words, and may be let through
+    tomorrow.
+    """
+    said = str(error)
+    if said.startswith("admission webhook") or "ValidatingAdmissionPolicy" in said:
+        return False
+    return error.status == 400 or (error.status == 422 and error.reason == "Invalid")
 
 
 def _sentence(refusal: _Refusal | None, job: FleetJob) -> str | None:

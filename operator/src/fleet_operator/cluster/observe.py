@@ -30,7 +30,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
     not_ready = _why_not_ready(ready)
-    container, state = _speaker(_main(manifest), status)
+    container, state = _speaker(main_container(manifest), status)
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     reason, message = _why(ended or waiting, status, conditions)
     phase = status.get("phase", PodPhase.PENDING)
@@ -58,7 +58,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
     )
 
 
-def _main(manifest: Mapping[str, Any]) -> str:
+def main_container(manifest: Mapping[str, Any]) -> str:
     """Return the main container: as the pod was built, for what injects containers may put them first."""
     names = [each["name"] for each in manifest["spec"]["containers"]]
     said = (manifest["metadata"].get("annotations") or {}).get(ANNOTATION_MAIN)

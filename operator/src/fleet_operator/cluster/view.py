@@ -120,14 +120,19 @@ class ClusterView:
         try:
             async with asyncio.timeout(SYNC_SECONDS):
                 await self._jobs_listed.wait()
-                for watch in self._watches:
-                    await watch.synced.wait()
+                for awaited in self._awaited():
+                    await awaited.wait()
         except TimeoutError:
-            missing = [watch.path for watch in self._watches if not watch.synced.is_set()]
+            missing = [watch.path for watch in self._all_watches() if not watch.answered.is_set()]
             missing += [] if self._jobs_listed.is_set() else [f"{PLURAL} (is the CRD installed?)"]
             raise NotSyncedError(
                 f"not listed within {SYNC_SECONDS:g} s: {', '.join(missing)}; the log says why"
             ) from None
+
+    def _awaited(self) -> Iterator[asyncio.Event]:
+        """Return what happens once everything that is there has been seen: some kinds may not be served."""
+        yield from (watch.synced for watch in self._watches)
+        yield from (watch.answered for watches in self._extra_watches.values() for watch in watches)
 
     def _all_watches(self) -> Iterator[ListWatch[Any]]:
         yield from self._watches
@@ -153,7 +158,7 @@ class ClusterView:
     @property
     def synced(self) -> bool:
         """Whether everything that is there has been seen."""
-        return self._jobs_listed.is_set() and all(watch.synced.is_set() for watch in self._watches)
+        return self._jobs_listed.is_set() and all(each.is_set() for each in self._awaited())
 
     def ended(self) -> list[str]:
         """Return what has ended though it should go on for ever: without it, changes go unseen."""

@@ -41,6 +41,10 @@ SILENCE_SECONDS = 75.0
 BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
+_NO_ANSWER = frozenset({0, 429, 503, 504})
+"""Statuses by which a server says nothing about what was asked."""
+
+
 class ExpiredError(Exception):
     """The server no longer knows the place in its history from which we want to go on."""
 
@@ -96,6 +100,7 @@ class ListWatch(Generic[T]):
         self._version = ""
         self._backoff = _backoff()
         self.synced = asyncio.Event()
+        self.answered = asyncio.Event()  # there is a list, or a word that there is none
 
     async def run(self) -> None:
         """List, then watch; never returns, and ends only by being cancelled."""
@@ -109,6 +114,8 @@ class ListWatch(Generic[T]):
                 self._version = ""
                 await asyncio.sleep(next(self._backoff))  # a place that is forgotten at once must not spin
             except (ApiError, aiohttp.ClientError, TimeoutError, ValueError) as error:
+                if isinstance(error, ApiError) and error.status not in _NO_ANSWER:
+                    self.answered.set()
                 delay = max(next(self._backoff), getattr(error, "retry_after_seconds", 0.0))
                 reason = str(error) or type(error).__name__
                 logger.warning("%s: %s; trying again in %g s", self.path, reason, delay)
@@ -124,6 +131,7 @@ class ListWatch(Generic[T]):
         if self.synced.is_set() and self._on_relist is not None:
             self._on_relist()
         self.synced.set()
+        self.answered.set()
 
     async def _watch(self) -> None:
         """Follow the events of one connection until it ends."""

@@ -16,8 +16,8 @@ __all__ = ["pending_deadline", "pending_since"]
 def pending_since(status: FleetJobStatus) -> datetime | None:
     """Return since when not all replicas of a job run, by its status; None if they do, or if it has none.
 
-    A job that was resumed waits from then on. After a restart it waits anew: its pods have to find nodes
-    again.
+    A job that was resumed waits from then on. After a restart it waits anew, from the end of the pause before
+    it on: its pods have to find nodes again.
     """
     running, suspended = (
         status.condition(ConditionType.RUNNING),
@@ -25,11 +25,12 @@ def pending_since(status: FleetJobStatus) -> datetime | None:
     )
     if running is None or running.status is not ConditionStatus.FALSE:
         return None
-    if suspended is None:
-        return running.last_transition_time
-    if suspended.status is ConditionStatus.TRUE:
+    if suspended is not None and suspended.status is ConditionStatus.TRUE:
         return None
-    return max(running.last_transition_time, suspended.last_transition_time)
+    resumed = None if suspended is None else suspended.last_transition_time
+    pauses = (each.not_before for role in status.roles for each in role.restarts)
+    later = (each for each in (resumed, status.not_before, *pauses) if each is not None)
+    return max((running.last_transition_time, *later))
 
 
 def pending_deadline(since: datetime | None, seconds: int | None) -> datetime | None:

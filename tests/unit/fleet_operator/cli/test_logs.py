@@ -373,3 +373,12 @@ def test_each_replica_has_a_colour_of_its_own():
         show(replica, b"\xff")
     assert shown[0] == shown[2] != shown[1].replace("trainer-1", "trainer-0")
     assert shown[0].startswith("\x1b[36m[trainer-0]\x1b[0m ")
+
+
+def test_the_main_container_is_the_one_that_the_pod_was_built_around():
+    pod: dict[str, Any] = {
+        "metadata": {"annotations": {"kubectl.kubernetes.io/default-container": "train"}},
+        "spec": {"containers": [{"name": "proxy"}, {"name": "train"}]},
+    }
+    assert Wanted().params(pod)["container"] == "train"
+    assert Wanted(container="proxy").params(pod)["container"] == "proxy"

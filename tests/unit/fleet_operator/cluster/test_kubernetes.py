@@ -200,7 +200,8 @@ async def test_a_pod_that_can_never_be_is_remembered_until_the_spec_changes(api:
     async with started(api) as world:
         api.refusals["POST", PODS] = ApiError(422, "Invalid", "spec.containers[0].image: Required value")
         await world.cluster.apply(world.job, world.pod())
-        assert world.observe().rejected == "spec.containers[0].image: Required value"
+        told = "Pod digits-trainer-0: spec.containers[0].image: Required value"
+        assert world.observe().rejected == told
         job = api.objects[JOB]
         api.put(JOB, {**job, "metadata": {**job["metadata"], "generation": 2}})
         world.taken("MODIFIED")
@@ -215,6 +216,35 @@ async def test_a_creation_that_may_go_better_later_is_an_error(api: FakeApi, sta
             await world.cluster.apply(world.job, world.pod())
         assert world.observe().rejected is None
         assert (world.observe().refused is None) == (status != 403)  # else it is not about the pod
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(
+            ApiError(400, "", 'admission webhook "images.example.com" denied the request: no'), id="webhook"
+        ),
+        pytest.param(
+            ApiError(422, "Invalid", "pods is forbidden: ValidatingAdmissionPolicy 'p' denied request"),
+            id="policy",
+        ),
+        pytest.param(ApiError(422, "", "try again"), id="a-proxy"),
+    ],
+)
+async def test_what_the_cluster_denies_for_now_does_not_end_the_job(api: FakeApi, error: ApiError):
+    async with started(api) as world:
+        api.refusals["POST", PODS] = error
+        with pytest.raises(ApiError):
+            await world.cluster.apply(world.job, world.pod())
+        assert world.observe().rejected is None
+        assert world.observe().refused == str(error)
+
+
+async def test_what_cannot_be_read_as_an_object_can_never_be(api: FakeApi):
+    async with started(api) as world:
+        api.refusals["POST", PODS] = ApiError(400, "BadRequest", "cannot be handled as a Pod")
+        await world.cluster.apply(world.job, world.pod())
+        assert world.observe().rejected == "Pod digits-trainer-0: cannot be handled as a Pod"
 
 
 async def test_a_refusal_is_known_until_something_is_created(api: FakeApi):
@@ -363,6 +393,57 @@ async def test_a_kind_of_object_that_the_cluster_does_not_know_holds_nobody_else
         assert ("scheduling.volcano.sh/v1beta1", "PodGroup") in world.observe().unserved
         await world.served()  # its definition has come
         assert ("scheduling.volcano.sh/v1beta1", "PodGroup") not in world.observe().unserved
+    finally:
+        await world.view.close()
+
+
+async def test_a_claim_that_can_never_be_is_told_as_one(api: FakeApi):
+    world, claim, _ = beside(api)
+    await world.view.start()
+    try:
+        api.refusals["POST", CLAIMS] = ApiError(422, "Invalid", "spec.resources: Required value")
+        await world.cluster.apply(world.job, claim)
+        told = "PersistentVolumeClaim digits-checkpoint: spec.resources: Required value"
+        assert world.observe().rejected == told
+    finally:
+        await world.view.close()
+
+
+async def test_a_kind_of_object_that_is_not_listed_yet_is_waited_for(api: FakeApi):
+    world, _, _ = beside(api)
+    path = GROUPS.replace("/namespaces/default", "")
+    api.refusals["GET", path] = ApiError(503, "ServiceUnavailable", "not yet")
+    await world.view.start()
+    try:
+        assert ("scheduling.volcano.sh/v1beta1", "PodGroup") not in world.observe().unserved
+    finally:
+        await world.view.close()
+
+
+async def test_a_kind_of_object_without_an_answer_is_named(api: FakeApi, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(view_module, "SYNC_SECONDS", 0.05)
+    world, _, _ = beside(api)
+    path = GROUPS.replace("/namespaces/default", "")
+    api.refusals["GET", path] = ApiError(0, "NoAnswer", "no answer")
+    try:
+        with pytest.raises(NotSyncedError, match=path):
+            await world.view.start()
+        assert not world.view.synced
+    finally:
+        await world.view.close()
+
+
+async def test_only_a_claim_is_a_jobs_own_without_an_owner(api: FakeApi):
+    world, claim, group = beside(api)
+    for collection, action in ((CLAIMS, claim), (GROUPS, group)):
+        manifest = action.manifest
+        unowned = {key: value for key, value in manifest["metadata"].items() if key != "ownerReferences"}
+        api.put(f"{collection}/{manifest['metadata']['name']}", {**manifest, "metadata": unowned})
+    await world.view.start()
+    try:
+        await world.served()
+        assert world.observe().objects == {ObjectRef.of(claim.manifest)}
+        assert world.observe().foreign == ("PodGroup/digits-0",)
     finally:
         await world.view.close()
 

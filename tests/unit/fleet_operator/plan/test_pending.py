@@ -82,8 +82,30 @@ def test_a_replica_that_finds_no_node_after_a_restart_is_waited_for_as_long_agai
     story.sees(pserver(0), pserver(1), trainer(0), trainer(1), after=30)
     story.sees(pserver(0), pserver(1), trainer(0), ended(trainer(1), 1), after=100)
     again = (pserver(0), pserver(1), trainer(0), pending(trainer(1, "0.1"), "Unschedulable", SCHEDULER))
-    assert story.sees(*again, after=159)[-1] == "look again after 1 s"
-    story.sees(*again, after=160)
+    assert story.sees(*again, after=160)[-1] == "look again after 1 s"  # there was a pause of 1 s
+    story.sees(*again, after=161)
+    assert story.job.status.state == "Failed"
+
+
+@pytest.mark.parametrize("action", ["RestartReplica", "RestartJob"])
+def test_the_operators_own_pause_is_no_time_in_which_the_job_waits(action):
+    story = Story(
+        runPolicy={"pendingDeadlineSeconds": 10, "backoffLimit": 9}, failurePolicy={"action": action}
+    )
+    pods = (pserver(0), pserver(1), trainer(0))
+    story.sees(*pods, trainer(1))
+    now = 100.0
+    for life in range(5):  # the last pause is of 16 s
+        attempt = f"0.{life}" if action == "RestartReplica" else f"{life}.0"
+        of_job = attempt if action == "RestartJob" else "0.0"
+        pods = (pserver(0, of_job), pserver(1, of_job), trainer(0, of_job))
+        story.sees(*pods, trainer(1, attempt), after=now)
+        story.sees(*pods, ended(trainer(1, attempt), 1), after=now + 1)
+        now += 60
+    left = pods if action == "RestartReplica" else ()
+    story.sees(*left, after=now - 60 + 1 + 15.5)
+    assert story.job.status.state == "Restarting"
+    story.sees(*left, after=now - 60 + 1 + 16 + 10)
     assert story.job.status.state == "Failed"
 
 
