@@ -213,6 +213,53 @@ def test_a_save_and_an_export_hold_the_steps_that_the_servers_do_not_have_yet(tm
         assert all(torch.allclose(value, held[name], atol=1e-6) for name, value in model.state_dict().items())
 
 
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(tmp_path, caplog):
+    with loopback(servers=1) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        for step in range(2):
+            train(trainer, model, range(step, step + 1))
+            trainer.save_numbered(str(tmp_path), TrainStatus(step), keep=0)
+    (shard,) = (tmp_path / "checkpoint-1").glob("shard-*")
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with loopback(tmp_path, servers=1) as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        assert trainer.current_step == 1
+    assert f"passed over a checkpoint: {shard} has the SHA-256" in caplog.text
+
+
+def test_optimizer_state_of_trainers_and_of_servers_is_not_taken_for_each_other(tmp_path):
+    adam = OPTIMIZERS["adam"]
+    saved(tmp_path / "geo", 1, optimizer=adam, mode=Geo(1))
+    saved(tmp_path / "sync", 1, optimizer=adam)
+    for directory, mode, words in (
+        ("geo", None, "state of the optimizer: nothing here, in the trainer's part there"),
+        ("sync", Geo(1), "has the state of optimizers on the servers"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            Loopback(optimizer=adam, mode=mode).start_server(0, tmp_path / directory)
+
+
+def test_a_restarted_trainer_gets_its_part_although_the_checkpoint_is_gone(tmp_path):
+    with loopback(servers=1) as job:
+        trainer, model, optimizer = job.make_trainer()
+        trainer.start()
+        optimizer.param_groups[0]["lr"] = 0.025
+        trainer.save_numbered(str(tmp_path), TrainStatus(), keep=0)
+    with loopback(tmp_path, servers=1) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        train(trainer, model, range(1))
+        trainer.save_numbered(str(tmp_path), TrainStatus(), keep=1)
+        assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+        again, _, optimizer = job.make_trainer(attempt=1)
+        again.start()
+        assert optimizer.param_groups[0]["lr"] == 0.025
+
+
 class Apart(Keeper):
     """Keeps what it writes in a directory of its server's own, as with a volume per replica."""
 
@@ -429,7 +476,9 @@ def test_numbered_checkpoints_are_counted_up_and_the_newest_are_kept(tmp_path):
         assert trainer.checkpoints.numbers(folder, keep=2) == [1, 2]
         assert trainer.save_numbered(folder, TrainStatus(3), keep=1) == 3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3"]
-    assert find_checkpoint(tmp_path) == tmp_path / "checkpoint-3"
+    newest = find_checkpoint(tmp_path)
+    assert newest is not None
+    assert newest.directory == tmp_path / "checkpoint-3"
 
 
 def test_what_an_optimizer_has_loaded_before_the_first_step_goes_on_on_the_servers():

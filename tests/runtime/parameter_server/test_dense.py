@@ -243,8 +243,8 @@ def test_a_trainer_with_less_data_leaves_the_mean_to_the_others(caplog):
             expected = train_alone(training)
         longest, *_ = train_together(training)
     assert_same_bits(longest, expected)
-    assert "trainer 1 takes part no more: from step 2 on the mean is over trainer 0, trainer 2" in caplog.text
-    assert "trainer 2 takes part no more: from step 3 on the mean is over trainer 0" in caplog.text
+    assert "from step 2 on the mean is over trainer 0, trainer 2: the others have finished" in caplog.text
+    assert "from step 3 on the mean is over trainer 0: the others have finished" in caplog.text
 
 
 def test_scalars_and_parameters_without_elements():

@@ -35,6 +35,19 @@ def test_memory_that_a_step_frees_serves_the_next_step():
     assert page_faults("keep") < 0.05 * page_faults("leave")
 
 
+def test_where_glibc_refuses_the_large_threshold_the_one_that_it_accepts_is_set(monkeypatch):
+    calls: list[tuple[int, int]] = []
+
+    class Library:
+        def mallopt(self, option: int, value: int) -> int:
+            calls.append((option, value))
+            return int(value <= 32 << 20)
+
+    monkeypatch.setattr("ctypes.CDLL", lambda _: Library())
+    assert keep_freed_memory({})
+    assert calls == [(-3, 1 << 30), (-3, 32 << 20), (-1, -1)]
+
+
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_a_user_who_has_tuned_malloc_is_left_alone(name):
     assert not keep_freed_memory({name: "1"})

@@ -13,7 +13,8 @@ __all__ = ["keep_freed_memory"]
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
-_LARGEST_HEAP_PIECE_BYTES: Final = 1 << 30
+_LARGEST_HEAP_PIECE_BYTES: Final = (1 << 30, 32 << 20)
+"""The second is the most that some builds of glibc accept (HEAP_MAX_SIZE / 2)."""
 _NEVER_TRIM: Final = -1
 _USER_SETTINGS: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
@@ -38,6 +39,8 @@ def keep_freed_memory(environ: Mapping[str, str]) -> bool:
     mallopt: Mallopt | None = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_HEAP_PIECE_BYTES) and mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM)
-    )
+    told = [
+        any(mallopt(_M_MMAP_THRESHOLD, size) for size in _LARGEST_HEAP_PIECE_BYTES),
+        mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM),
+    ]
+    return all(told)

@@ -57,3 +57,8 @@ def test_other_file_systems_are_refused_by_name():
     refuse_file_system("save_check_point", None)
     with pytest.raises(ConfigurationError, match=r"fs is 'hdfs'; expected None"):
         refuse_file_system("save_check_point", "hdfs")
+
+
+def test_a_call_that_needs_a_directory_of_its_own_does_not_take_the_checkpoints():
+    with pytest.raises(ConfigurationError, match=r"save_inference_model: .* is None; expected a path$"):
+        directory_of("save_inference_model", None, None)

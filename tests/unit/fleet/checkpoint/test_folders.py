@@ -4,15 +4,25 @@ from pathlib import Path
 
 import pytest
 
-from fleet.checkpoint import find_checkpoint, keep_newest, numbers_in
+from fleet.checkpoint import Manifest, find_checkpoint, keep_newest, numbers_in
+from fleet.errors import CheckpointError, FleetError
+
+
+def make(directory: Path, step: int) -> None:
+    directory.mkdir(exist_ok=True)
+    (directory / "manifest.json").write_text(Manifest("aa", step, {}, ()).to_json())
+
+
+def found_in(directory: Path) -> Path | None:
+    found = find_checkpoint(directory)
+    return found.directory if found is not None else None
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder with whole checkpoints 1, 2, 9 and 10, and what saves that never ended have left."""
     for number in (1, 2, 9, 10):
-        (tmp_path / f"checkpoint-{number}").mkdir()
-        (tmp_path / f"checkpoint-{number}" / "manifest.json").write_text("")
+        make(tmp_path / f"checkpoint-{number}", number)
     for number in (5, 11):
         (tmp_path / f"checkpoint-{number}").mkdir()
     (tmp_path / "checkpoint-x").mkdir()
@@ -22,13 +32,37 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_newest_whole_one_counts_by_number_not_by_name(folder):
     assert numbers_in(folder) == [1, 2, 5, 9, 10, 11]
-    assert find_checkpoint(folder) == folder / "checkpoint-10"
-    assert find_checkpoint(folder / "checkpoint-2") == folder / "checkpoint-2"
+    assert found_in(folder) == folder / "checkpoint-10"
+    assert found_in(folder / "checkpoint-2") == folder / "checkpoint-2"
+
+
+@pytest.mark.parametrize(("step", "newest"), [(9, "checkpoint-10"), (11, ".")])
+def test_one_in_the_folder_itself_counts_by_its_step(folder, step, newest):
+    make(folder, step)
+    assert found_in(folder) == folder / newest
+
+
+def test_a_damaged_one_is_passed_over_with_a_warning_unless_it_is_the_only_one(folder, caplog):
+    broken = folder / "checkpoint-10"
+    (broken / "manifest.json").write_text("{")
+    assert found_in(folder) == folder / "checkpoint-9"
+    assert f"passed over a checkpoint: {broken}/manifest.json is truncated" in caplog.text
+    with pytest.raises(CheckpointError, match="is truncated or no manifest"):
+        find_checkpoint(broken)
+
+
+def test_what_cannot_be_removed_is_named(folder, monkeypatch):
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    with pytest.raises(FleetError, match=r"checkpoint-1 could not be removed: .*Permission denied"):
+        keep_newest(folder, 1)
 
 
 def test_where_there_is_none_none_is_found(folder, tmp_path):
-    assert find_checkpoint(folder / "checkpoint-5") is None
-    assert find_checkpoint(tmp_path / "nowhere") is None
+    assert found_in(folder / "checkpoint-5") is None
+    assert found_in(tmp_path / "nowhere") is None
     assert numbers_in(tmp_path / "nowhere") == []
 
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fleet.checkpoint import TrainerPart, TrainStatus
+from fleet.checkpoint import TrainerPart, TrainStatus, restore_part
 from fleet.checkpoint.values import decode, encode
 from fleet.errors import CheckpointError, ConfigurationError
+from fleet.program import Program
 
 VALUES = [
     None,
@@ -98,3 +99,17 @@ def test_what_no_checkpoint_can_hold_is_named_by_its_place(state, words):
 def test_bytes_that_are_no_trainers_part_are_refused(data):
     with pytest.raises(CheckpointError, match="what was read is not the trainer's part"):
         TrainerPart.from_bytes(data, "what was read")
+
+
+def test_a_trainers_own_state_goes_to_the_device_of_its_parameter():
+    parameter = torch.nn.Parameter(torch.zeros(2, device="meta"))
+    optimizer = torch.optim.Adam([parameter])
+    source = Program.from_optimizer(optimizer).source
+    assert source is not None
+    (name,) = source.parameters
+    groups = [{key: value for key, value in optimizer.param_groups[0].items() if key != "params"}]
+    kept = {"step": torch.tensor(3.0), "exp_avg": torch.ones(2)}
+    restore_part(TrainerPart(groups=groups, optimizer_state={name: kept}), source)
+    state = optimizer.state[parameter]
+    assert state["exp_avg"].device.type == "meta"
+    assert float(state["step"]) == 3.0

@@ -47,6 +47,19 @@ def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch)
     assert calls == ["fsync", f"rename {file.name}", "fsync", "fsync", "rename manifest.json", "fsync"]
 
 
+def test_a_directory_that_is_made_is_on_the_disk_too(tmp_path, monkeypatch):
+    brought: list[str] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        brought.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    write_shard(tmp_path / "a" / "b", "aa", "0-of-1", [Piece("w", 0, 1, torch.ones(1))])
+    assert brought[:2] == [str(tmp_path), str(tmp_path / "a")]
+
+
 def test_a_model_is_what_load_state_dict_takes_even_with_tied_weights(tmp_path):
     weight = torch.randn(2, 2)
     path = write_model(tmp_path, {"a.weight": weight.clone(), "b.weight": weight.clone()}, {"step": 3})

@@ -12,7 +12,7 @@ from fleet.checkpoint.folders import CHECKPOINT_PREFIX, find_checkpoint, keep_ne
 from fleet.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest
 from fleet.checkpoint.named import named_state
 from fleet.checkpoint.piece import Piece, cut_state
-from fleet.checkpoint.reader import Checkpoint
+from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
 from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.trainer_part import TrainerPart, capture_part, restore_part
 from fleet.checkpoint.writer import commit, tidy, write_shard, write_trainer_part
@@ -20,6 +20,7 @@ from fleet.checkpoint.writer import commit, tidy, write_shard, write_trainer_par
 __all__ = [
     "CHECKPOINT_PREFIX",
     "MANIFEST_NAME",
+    "TRAINERS_STATE",
     "Checkpoint",
     "FileRecord",
     "Manifest",

@@ -9,7 +9,7 @@ from fleet.errors import ConfigurationError
 __all__ = ["directory_of", "refuse_file_system", "status_of"]
 
 
-def directory_of(call: str, executor: Any, dirname: Any, default: str | None) -> str:
+def directory_of(call: str, executor: Any, dirname: Any, default: str | None = "") -> str:
     """Return the directory that a call names.
 
     Parameters
@@ -19,7 +19,8 @@ def directory_of(call: str, executor: Any, dirname: Any, default: str | None) ->
     executor, dirname
         As in the original, an executor (which is not needed) and a path; or a path first, and no second.
     default : str or None
-        Where a job's checkpoints go when nobody says (``FLEET_CHECKPOINT_DIR``).
+        Where a job's checkpoints go when nobody says (``FLEET_CHECKPOINT_DIR``); empty for a call that needs
+        a directory of its own.
 
     Raises
     ------
@@ -33,14 +34,13 @@ def directory_of(call: str, executor: Any, dirname: Any, default: str | None) ->
             f"fleet.{call}: the executor is {executor!r}; expected a fleet.Executor or None before the "
             "directory, or the directory alone"
         )
+    expected = "a path" if default == "" else "a path, or FLEET_CHECKPOINT_DIR to be set"
     if dirname is None:
-        dirname = default
+        dirname = default or None
     if isinstance(dirname, os.PathLike):
         dirname = os.fspath(dirname)
     if not isinstance(dirname, str) or not dirname:
-        raise ConfigurationError(
-            f"fleet.{call}: the directory is {dirname!r}; expected a path, or FLEET_CHECKPOINT_DIR to be set"
-        )
+        raise ConfigurationError(f"fleet.{call}: the directory is {dirname!r}; expected {expected}")
     return dirname
 
 

@@ -258,8 +258,10 @@ class SavingCalls(ABC):
 
         Parameters
         ----------
-        executor, dirname, main_program
-            As in `save_persistables`; but the directory is as this trainer sees it.
+        executor, main_program
+            As in `save_persistables`.
+        dirname : path
+            The directory, as this trainer sees it: the job's checkpoints may be on the servers alone.
         feeded_var_names : sequence of str, optional
         target_vars : sequence, optional
             Names of what goes in and what comes out, or their Variables; noted in the file's description.
@@ -267,9 +269,9 @@ class SavingCalls(ABC):
         Raises
         ------
         ConfigurationError
-            As in `export_state_dict`.
+            As in `export_state_dict`; or there is no directory.
         """
-        directory = directory_of("save_inference_model", executor, dirname, self._checkpoint_root())
+        directory = directory_of("save_inference_model", executor, dirname)
         training = self._training(main_program)
         if self.is_first_worker():
             targets = [str(getattr(target, "name", target)) for target in target_vars]

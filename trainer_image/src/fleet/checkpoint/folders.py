@@ -9,7 +9,7 @@ from typing import Final
 
 from fleet.checkpoint.manifest import MANIFEST_NAME, REPLACED_NAME
 from fleet.checkpoint.reader import Checkpoint
-from fleet.errors import CheckpointError
+from fleet.errors import CheckpointError, FleetError
 
 __all__ = ["CHECKPOINT_PREFIX", "find_checkpoint", "keep_newest", "numbers_in", "saves_in"]
 
@@ -26,12 +26,9 @@ def numbers_in(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def find_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint that a folder is, else the newest whole one of the numbered ones in it."""
-    if (folder / MANIFEST_NAME).is_file():
-        return folder
-    numbered = (folder / f"{CHECKPOINT_PREFIX}{number}" for number in reversed(numbers_in(folder)))
-    return next((path for path in numbered if (path / MANIFEST_NAME).is_file()), None)
+def find_checkpoint(folder: Path, whole: Callable[[Checkpoint], object] = bool) -> Checkpoint | None:
+    """Return the newest checkpoint of `saves_in`; None where there is none."""
+    return next(iter(saves_in(folder, whole)), None)
 
 
 def saves_in(folder: Path, whole: Callable[[Checkpoint], object]) -> list[Checkpoint]:
@@ -75,6 +72,11 @@ def keep_newest(folder: Path, count: int) -> None:
     """Remove numbered checkpoints until `count` whole ones are left, and what no save has finished.
 
     What is newer than the newest whole one stays: it may be about to become one.
+
+    Raises
+    ------
+    FleetError
+        The disk refuses; the message names the directory.
     """
     numbers = numbers_in(folder)
     whole = [n for n in numbers if (folder / f"{CHECKPOINT_PREFIX}{n}" / MANIFEST_NAME).is_file()]
@@ -84,6 +86,15 @@ def keep_newest(folder: Path, count: int) -> None:
         if number in kept or number > newest:
             continue
         path = folder / f"{CHECKPOINT_PREFIX}{number}"
-        # The manifest goes first: a removal that is cut short must not leave what looks whole.
-        (path / MANIFEST_NAME).unlink(missing_ok=True)
-        shutil.rmtree(path, ignore_errors=True)
+        try:
+            # The manifests go first: a removal that is cut short must not leave what looks whole.
+            for name in (MANIFEST_NAME, REPLACED_NAME):
+                (path / name).unlink(missing_ok=True)
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            shutil.rmtree(path, ignore_errors=True)  # other servers remove it as well
+        except OSError as error:
+            raise FleetError(
+                f"{path} could not be removed: {error}; expected a directory whose contents this process may "
+                "remove: do so by hand, or keep more checkpoints"
+            ) from error

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,7 +16,10 @@ from fleet.checkpoint.values import decode
 from fleet.errors import CheckpointError
 from fleet.program import describe_difference
 
-__all__ = ["Checkpoint"]
+__all__ = ["TRAINERS_STATE", "Checkpoint"]
+
+TRAINERS_STATE: Final = "state of the optimizer"
+"""The fact that it is in the trainer's part, as in GEO; it is in the shards otherwise."""
 
 
 class Checkpoint:
@@ -38,6 +42,7 @@ class Checkpoint:
         self.directory = directory
         self.manifest = Manifest.read(directory, name)
         self._whole: set[str] = set()
+        self._trainer_part: bytes | None = None
         self._records: dict[str, list[tuple[BlockRecord, FileRecord]]] = {}
         for file in self.manifest.files:
             for block in file.blocks:
@@ -45,15 +50,25 @@ class Checkpoint:
         for records in self._records.values():
             records.sort(key=lambda record: record[0].begin)
 
-    def check(self, facts: Mapping[str, str]) -> None:
+    def check(self, facts: Mapping[str, str], *, trainers_step: bool = False) -> None:
         """Check that it is of the same model and optimizer.
+
+        Parameters
+        ----------
+        facts : mapping of str to str
+            Those of this process.
+        trainers_step : bool
+            Whether trainers have optimizers of their own, which take the state that they have saved.
 
         Raises
         ------
         CheckpointError
             It is not; the message says how they differ.
         """
-        difference = describe_difference(facts, self.manifest.facts)
+        theirs = dict(self.manifest.facts)
+        if trainers_step:
+            theirs.pop(TRAINERS_STATE, None)
+        difference = describe_difference(facts, theirs)
         if difference:
             raise CheckpointError(
                 f"{self.directory} is a checkpoint of another training: {difference} (here: this process; "
@@ -88,6 +103,11 @@ class Checkpoint:
             return Piece(param, begin, end, piece.value.view(shape), piece.state)
         return self._put_together(param, begin, end, shape, found)
 
+    @property
+    def has_state(self) -> bool:
+        """Whether the shards hold state of optimizers."""
+        return any(block.state for records in self._records.values() for block, _ in records)
+
     def check_files(self, param: str, begin: int, end: int) -> None:
         """Check that the files with some elements of a parameter are there, and of the right size.
 
@@ -101,11 +121,14 @@ class Checkpoint:
                 self._check_size(file)
 
     def trainer_part(self) -> bytes | None:
-        """Return the trainer's own part; None where there is none, or another server has it."""
-        for file in self.manifest.files:
+        """Return the trainer's own part; None where there is none, or another server has it.
+
+        It is kept: the file may be gone when a trainer that was restarted asks for it again.
+        """
+        for file in self.manifest.files if self._trainer_part is None else ():
             if file.name == self.manifest.trainer_part and (self.directory / file.name).exists():
-                return self._checked(file).read_bytes()
-        return None
+                self._trainer_part = self._checked(file).read_bytes()
+        return self._trainer_part
 
     def _put_together(
         self,

@@ -120,7 +120,11 @@ def restore_part(part: TrainerPart, source: Source) -> None:
         group.update(options)
     for name, state in part.optimizer_state.items():
         if name in source.parameters:
-            optimizer.state[source.parameters[name]] = dict(state)
+            parameter = source.parameters[name]
+            optimizer.state[parameter] = {  # a count of steps stays where torch keeps it
+                entry: kept.to(parameter.device) if isinstance(kept, Tensor) and kept.dim() else kept
+                for entry, kept in state.items()
+            }
 
 
 def _buffers(module: Module | None) -> dict[str, Tensor]:

@@ -64,7 +64,7 @@ def write_shard(directory: Path, save_name: str, shard: str, pieces: Iterable[Pi
         blocks.append(BlockRecord(piece.param, piece.begin, piece.end, shape, dtype, name, state))
     path = directory / f"shard-{shard}-{save_name}.safetensors"
     with _naming(path):
-        directory.mkdir(parents=True, exist_ok=True)
+        _make(directory)
         temporary = path.with_name(path.name + TEMPORARY)
         contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
         save_file(contiguous, temporary, {"format": "pt", "save": save_name})
@@ -146,7 +146,7 @@ def tidy(directory: Path) -> None:
 
 
 def _write(path: Path, data: bytes) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make(path.parent)
     # Several servers write one manifest at once, and in containers all of them are process 1.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
     temporary.write_bytes(data)
@@ -159,12 +159,24 @@ def _publish(temporary: Path, path: Path) -> str:
         os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     temporary.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
+    _bring_to_disk(path.parent)
+    return digest
+
+
+def _make(directory: Path) -> None:
+    """Make a directory where it is missing, so that its name is on the disk before what is in it."""
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        _bring_to_disk(each.parent)
+
+
+def _bring_to_disk(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    return digest
 
 
 @contextlib.contextmanager

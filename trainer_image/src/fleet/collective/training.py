@@ -104,13 +104,17 @@ class CollectiveTraining:
         CheckpointError
             It cannot be loaded, or the trainers have found different ones.
         """
-        found = find_checkpoint(Path(directory))
-        checkpoint = Checkpoint(found) if found is not None else None
+        program, source = self._described()
+
+        def whole(checkpoint: Checkpoint) -> None:
+            for name, value in source.parameters.items():
+                checkpoint.check_files(name, 0, value.numel())
+
+        checkpoint = find_checkpoint(Path(directory), whole)
         self._agree(checkpoint)
         if checkpoint is None:
             return None
-        program, source = self._described()
-        checkpoint.check(facts_of_training(agreement_of(program)))
+        checkpoint.check(facts_of_training(agreement_of(program)), trainers_step=True)
         pieces = {
             name: checkpoint.piece(name, 0, value.numel(), tuple(value.shape))
             for name, value in source.parameters.items()

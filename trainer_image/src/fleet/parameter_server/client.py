@@ -294,7 +294,7 @@ class Client:
             peer.close()
         for control in self._controls:
             control.close()
-        self._peers, self._controls = [], []
+        self._controls = []  # the peers stay: a sending thread of a mode's may be at work with them
 
     def check(self) -> None:
         """Raise the failure that a thread of this session has found, if there is one."""

@@ -7,12 +7,14 @@ is copied between two of its updates.
 
 import logging
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from fleet.checkpoint import (
     Checkpoint,
     FileRecord,
     Manifest,
+    Piece,
     commit,
     keep_newest,
     numbers_in,
@@ -21,8 +23,8 @@ from fleet.checkpoint import (
     write_shard,
     write_trainer_part,
 )
-from fleet.errors import ConfigurationError, FleetError
-from fleet.parameter_server.modes import ServerMode
+from fleet.errors import CheckpointError, ConfigurationError, FleetError
+from fleet.parameter_server.modes import ServerMode, mode_of_server
 from fleet.parameter_server.shard import Shard
 from fleet.program import facts_of_training
 from fleet.transpiler.config import DistributedMode
@@ -163,14 +165,23 @@ class Keeper:
             stays = touched or self._folder == self._loaded_from
             ours = [each for each in found if stays and each.manifest.save in kept]
             wanted = [each for each in found if each.manifest.save == save] if save else ours or found
-            if not wanted:
-                return None
-            with self.loading:
-                if wanted[0] not in ours:
-                    self._check_untouched(wanted[0])
-                    self._restore(wanted[0])
-                    self._loaded_from = self._folder
-            return wanted[0]
+            for checkpoint in wanted:
+                if checkpoint in ours:
+                    return self._loaded if checkpoint.manifest.save == self.restored else checkpoint
+                with self.loading:
+                    self._check_untouched(checkpoint)
+                    self._check_training(checkpoint)
+                    try:
+                        pieces = self._read(checkpoint)
+                    except CheckpointError as error:
+                        self.saves.remove(checkpoint.manifest.save)
+                        if checkpoint is wanted[-1]:
+                            raise
+                        _log.warning("passed over a checkpoint: %s", error)
+                        continue
+                    self._restore(checkpoint, pieces)
+                    return checkpoint
+            return None
 
     def checkpoints(self, directory: str, keep: int) -> list[int]:
         """Return the numbers of the checkpoints in a folder; with `keep`, remove the older ones first."""
@@ -191,16 +202,28 @@ class Keeper:
                 "the servers to load: fleet.init_server(model_dir)"
             )
 
-    def _restore(self, checkpoint: Checkpoint) -> None:
-        checkpoint.check(facts_of_training(self._plan.agreement))
+    def _check_training(self, checkpoint: Checkpoint) -> None:
+        trainers_step = mode_of_server(self._plan).steps_locally
+        checkpoint.check(facts_of_training(self._plan.agreement), trainers_step=trainers_step)
+        if trainers_step and checkpoint.has_state:
+            raise CheckpointError(
+                f"{checkpoint.directory} has the state of optimizers on the servers, and here trainers have "
+                "optimizers of their own, which would begin without; load it in a mode in which servers "
+                "step, or begin with the values alone: fleet.save_inference_model, then load_state_dict"
+            )
+
+    def _read(self, checkpoint: Checkpoint) -> dict[int, Piece]:
+        """Read all of it before any of it is used: a corrupt file must not leave half a model."""
+        checkpoint.trainer_part()
         blocks = self._shard.blocks.values()
-        # All of it is read before any of it is used: a corrupt file must not leave half a model.
-        pieces = {
+        return {
             block.id: checkpoint.piece(block.param, block.begin, block.end, block.shape) for block in blocks
         }
+
+    def _restore(self, checkpoint: Checkpoint, pieces: Mapping[int, Piece]) -> None:
         self._shard.restore(pieces)
         self._mode.resume(checkpoint.manifest.step)
-        self._loaded, self.restored = checkpoint, checkpoint.manifest.save
+        self._loaded, self.restored, self._loaded_from = checkpoint, checkpoint.manifest.save, self._folder
         _log.info(
             "parameter server %s goes on at step %d, from %s",
             self._plan.endpoint,

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet.checkpoint import Checkpoint, SavingCalls, TrainerPart, TrainStatus, find_checkpoint
+from fleet.checkpoint import SavingCalls, TrainerPart, TrainStatus, find_checkpoint
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.sessions import find_trainer
 from fleet.parameter_server.trainer import Trainer
@@ -57,11 +57,11 @@ class Saving(SavingCalls):
         found = find_checkpoint(Path(directory))
         if found is None:
             return None
-        checkpoint, server = Checkpoint(found), self._loading_server()
+        server = self._loading_server()
         if server is not None:
-            server.keeper.load(str(found))
-        self._load_first(str(found))
-        part = checkpoint.trainer_part()
+            server.keeper.load(directory)
+        self._load_first(directory)
+        part = found.trainer_part()
         if part is None:
-            return TrainStatus(step=checkpoint.manifest.step)
-        return TrainerPart.from_bytes(part, str(found)).status
+            return TrainStatus(step=found.manifest.step)
+        return TrainerPart.from_bytes(part, str(found.directory)).status

@@ -184,9 +184,11 @@ class Shard:
         return hyper_parameters[group]
 
     def state(self) -> Iterator[tuple[int, str, Any]]:
-        """Iterate over the optimizers' state: block, name of the entry, tensor or number."""
+        """Iterate over copies of the optimizers' state: block, name of the entry, tensor or number."""
         for number in sorted(self._updates):
-            for name, value in self._updates[number].state().items():
+            with self.locks[number]:
+                state = self._copy_state(number)
+            for name, value in state.items():
                 yield number, name, value
 
     def touch(self) -> None:
@@ -213,9 +215,13 @@ class Shard:
     def _copy(self, block: PlannedBlock) -> Piece:
         with self.locks[block.id]:
             value = self._values[block.id].clone()
-            update = self._updates.get(block.id)
-            state = {
-                name: entry.clone() if isinstance(entry, Tensor) else entry
-                for name, entry in (update.state() if update is not None else {}).items()
-            }
+            state = self._copy_state(block.id)
         return Piece(block.param, block.begin, block.end, value, state)
+
+    def _copy_state(self, block: int) -> dict[str, Any]:
+        """Return a copy of the state of a block's optimizer, if it has one; with the block's lock held."""
+        update = self._updates.get(block)
+        return {
+            name: entry.clone() if isinstance(entry, Tensor) else entry
+            for name, entry in (update.state() if update is not None else {}).items()
+        }

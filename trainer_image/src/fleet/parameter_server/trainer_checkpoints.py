@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fleet.checkpoint import (
     CHECKPOINT_PREFIX,
+    TRAINERS_STATE,
     FileRecord,
     Manifest,
     TrainerPart,
@@ -83,7 +84,10 @@ class TrainerCheckpoints:
         manifest = Manifest(
             save=save,
             step=client.step,
-            facts=facts_of_training(client.plan.agreement),
+            facts={
+                **facts_of_training(client.plan.agreement),
+                **({TRAINERS_STATE: "in the trainer's part"} if any(own_state.values()) else {}),
+            },
             files=tuple(files),
             trainer_part=next(file.name for file in files if not file.blocks),
         ).to_json()
