@@ -20,6 +20,8 @@ from prometheus_client.registry import Collector
 from fleet_operator.api import ConditionType, FleetJob, JobState
 from fleet_operator.engine import Observer, Result
 from fleet_operator.plan.model import CreatePod, DeletePod
+from fleet_operator.plan.pending import pending_since
+from fleet_operator.plan.restart import FailReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -114,6 +116,14 @@ class Metrics(Observer):
         """Also count the jobs there are, by state, whenever somebody reads the metrics."""
         self.registry.register(_Jobs(jobs))
 
+    def seen(self, job: FleetJob) -> None:
+        """Let the series of a job's namespace begin at zero: an increase from nothing to one is none."""
+        labels = (job.metadata.namespace, job.spec.mode.value)
+        self._successful.labels(*labels)
+        self._restarted.labels(*labels)
+        for reason in FailReason:
+            self._failed.labels(*labels, reason.value)
+
     def requested(self, verb: str, resource: str, status: int, seconds: float) -> None:
         """Note a request to the API server."""
         self._requests.labels(verb, resource, str(status)).observe(seconds)
@@ -144,6 +154,7 @@ class Metrics(Observer):
         """Count the step that a job has made."""
         labels = (after.metadata.namespace, after.spec.mode.value)
         if before.status.state is None:
+            self.seen(after)
             self._created.labels(*labels).inc()
         if (restarts := after.status.restarts - before.status.restarts) > 0:
             self._restarted.labels(*labels).inc(restarts)
@@ -190,6 +201,13 @@ def _is_first_life(job: FleetJob) -> bool:
     return not anew and status.condition(ConditionType.SUSPENDED) is None
 
 
+def _waits_seconds(job: FleetJob, now: datetime) -> float:
+    if job.status.state not in (None, JobState.PENDING):
+        return 0.0
+    since = pending_since(job.status) or job.metadata.creation_timestamp
+    return 0.0 if since is None else max(0.0, (now - since).total_seconds())
+
+
 class _Jobs(Collector):
     """The jobs there are, counted when they are asked for."""
 
@@ -197,14 +215,25 @@ class _Jobs(Collector):
         self._jobs = jobs
 
     def collect(self) -> Iterator[Metric]:
-        """Return how many jobs are in each state."""
-        tally = Tally(
-            (job.metadata.namespace, str(job.status.state or JobState.PENDING)) for job in self._jobs()
-        )
+        """Return how many jobs are in each state, and how long the one that waits longest has waited."""
+        jobs = [job for job in self._jobs() if not job.managed_elsewhere]
+        tally = Tally((job.metadata.namespace, str(job.status.state or JobState.PENDING)) for job in jobs)
         family = GaugeMetricFamily(f"{PREFIX}_jobs", "FleetJobs by state", labels=("job_namespace", "state"))
         for labels, count in tally.items():
             family.add_metric(labels, count)
         yield family
+        now, longest = datetime.now(UTC), dict[str, float]()
+        for job in jobs:
+            namespace = job.metadata.namespace
+            longest[namespace] = max(longest.get(namespace, 0.0), _waits_seconds(job, now))
+        waits = GaugeMetricFamily(
+            f"{PREFIX}_job_longest_wait_seconds",
+            "For how long the Pending FleetJob that waits longest has not run; 0 without one",
+            labels=("job_namespace",),
+        )
+        for namespace, seconds in longest.items():
+            waits.add_metric((namespace,), seconds)
+        yield waits
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: what there is to count is not known before the jobs are."""

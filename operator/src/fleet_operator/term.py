@@ -147,6 +147,7 @@ class Term:
         )
         self._view.subscribe(engine.enqueue)
         for job in self._view.jobs():
+            self._metrics.seen(job)
             engine.enqueue(job_key(job))
         return engine
 

@@ -32,7 +32,7 @@ ALL = ["serviceMonitor", "rules", "dashboard"]
 ON = [f"metrics.{each}.enabled=true" for each in ALL]
 
 FUNCTIONS = {"absent", "histogram_quantile", "increase", "label_values", "max", "rate", "sum"}
-WORDS = {"and", "by", "on"}
+WORDS = {"and", "by", "offset", "on", "or", "unless"}
 OF_THE_TARGET = {"instance", "job"}  # labels that Prometheus adds
 
 
@@ -174,6 +174,16 @@ def test_prometheus_finds_the_operators_port(helm: Path):
     assert endpoint["port"] == port["name"]
     names = [each["name"] for each in pods["spec"]["containers"][0]["ports"]]
     assert port["targetPort"] in names
+
+
+def test_the_port_is_read_once(helm: Path):
+    def annotations(*sets: str) -> dict[str, str]:
+        metadata = one(render(helm, *sets), "Deployment")["spec"]["template"]["metadata"]
+        return metadata.get("annotations") or {}
+
+    assert annotations()["prometheus.io/port"] == "8080"
+    assert annotations("metrics.serviceMonitor.enabled=true") == {}
+    assert annotations("metrics.serviceMonitor.enabled=true", "podAnnotations.a=b") == {"a": "b"}
 
 
 def test_files_arrive_as_they_are(helm: Path):

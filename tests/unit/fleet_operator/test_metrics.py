@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,7 +11,10 @@ from fleet_operator.cluster.interface import Key
 from fleet_operator.engine import Result
 from fleet_operator.metrics import Metrics
 from fleet_operator.plan.model import CreatePod, CreateService, DeletePod
-from tests.support.jobs import job
+from tests.support.jobs import job, manifest
+
+if TYPE_CHECKING:
+    from fleet_operator.api import FleetJob
 
 LABELS = {"job_namespace": "default", "mode": "ParameterServer"}
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -112,6 +116,39 @@ def test_a_jobs_age_is_no_wait_when_it_starts_later(metrics: Metrics, later):
     metrics.status_written(created.with_status(pending), created.with_status(running))
     assert value(metrics, "fleet_operator_job_to_pod_creation_latency_seconds_count") == 0
     assert value(metrics, "fleet_operator_job_to_running_latency_seconds_count") == 0
+
+
+@pytest.mark.parametrize("how", ["a-new-job", "a-job-of-an-earlier-operator"])
+def test_what_may_happen_to_a_namespaces_jobs_is_counted_from_zero_on(metrics: Metrics, how):
+    if how == "a-new-job":
+        step(metrics, FleetJobStatus(), FleetJobStatus(state=JobState.PENDING))
+    else:
+        metrics.seen(job())
+    for reason in ("BackoffLimitExceeded", "BadConfiguration", "DeadlineExceeded", "PodRejected"):
+        labels = {**LABELS, "reason": reason}
+        assert value(metrics, "fleet_operator_jobs_failed_total", labels) == 0
+    assert value(metrics, "fleet_operator_jobs_successful_total", LABELS) == 0
+    assert value(metrics, "fleet_operator_jobs_restarted_total", LABELS) == 0
+
+
+def test_the_longest_wait_is_that_of_one_job_and_of_our_own_alone(metrics: Metrics):
+    now, name = datetime.now(UTC), "fleet_operator_job_longest_wait_seconds"
+
+    def created(seconds_ago: float, state: JobState | None, **spec: Any) -> FleetJob:
+        moment = (now - timedelta(seconds=seconds_ago)).isoformat()
+        return job(manifest(**spec), creationTimestamp=moment).with_status(FleetJobStatus(state=state))
+
+    jobs = [
+        created(60, JobState.PENDING),
+        created(600, None),
+        created(3600, JobState.RUNNING),
+        created(7200, None, runPolicy={"managedBy": "example.com/other"}),
+    ]
+    metrics.watch_jobs(lambda: jobs)
+    assert value(metrics, name, {"job_namespace": "default"}) == pytest.approx(600, abs=30)
+    assert value(metrics, "fleet_operator_jobs", {"job_namespace": "default", "state": "Pending"}) == 2
+    jobs[:2] = []
+    assert value(metrics, name, {"job_namespace": "default"}) == 0
 
 
 def test_passes_requests_and_the_queue_are_measured(metrics: Metrics):
