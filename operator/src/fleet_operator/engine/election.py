@@ -6,7 +6,11 @@ Every try has a time-out, and any error counts as not renewed. The holder believ
 the lease's duration since it *sent* its last successful renewal; another takes the lease only after it has
 seen it unchanged for the whole duration. Both measure with clocks that only grow, each its own, and nobody
 compares times of day: whatever the clocks of two machines say, and however long a process was paused, the
-holder has stopped before the other begins.
+holder has sent its last write before the other begins.
+
+A request that is under way then may still be carried out afterwards: no lease can take it back. That is why
+each bears what makes it harmless: a status the version it was decided on, a deletion the uid it means, and a
+creation the name that only one object can have.
 """
 
 from __future__ import annotations
