@@ -228,7 +228,12 @@ async def test_suspend_and_resume(namespace: Namespace, fleetjob: Fleetjob, here
     await namespace.until_state("digits", "Suspended")
     assert (await fleetjob("suspend", "digits", *here)).out == "FleetJob digits is suspended already\n"
     assert (await fleetjob("resume", "digits", *here)).out == "FleetJob digits resumed; it starts anew\n"
-    await namespace.until_running("digits", *SERVERS, *TRAINERS)
+    await namespace.until(
+        "events",
+        "the second start to be told",
+        lambda told: any((each["reason"], each["count"]) == ("Started", 2) for each in told.values()),
+        fieldSelector="involvedObject.kind=FleetJob,involvedObject.name=digits",
+    )
     events = await fleetjob("events", "digits", *here)
     # What happened again stands where it last happened.
     assert [line.split()[2] for line in events.out.splitlines()] == ["Suspended", "Resumed", "Started"]
