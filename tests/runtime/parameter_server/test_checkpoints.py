@@ -260,6 +260,18 @@ def test_a_restarted_trainer_gets_its_part_although_the_checkpoint_is_gone(tmp_p
         assert optimizer.param_groups[0]["lr"] == 0.025
 
 
+def test_a_sending_thread_that_meets_the_sessions_end_finds_its_servers():
+    with loopback(servers=2) as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        client = trainer.checkpoints._client
+        client.close()
+        for block in client.plan.blocks:
+            client.send_gradient(block, memoryview(bytes(4)))
+        with pytest.raises(FleetError, match="has ended"):
+            client.check()
+
+
 class Apart(Keeper):
     """Keeps what it writes in a directory of its server's own, as with a volume per replica."""
 

@@ -154,7 +154,7 @@ class Keeper:
             Training has begun with other values.
         """
         with self._one_at_a_time:
-            self._folder = directory or self._folder
+            self._folder = str(Path(directory)) if directory else self._folder
             if not self._folder or not (directory or save):
                 return self._loaded
             found = saves_in(Path(self._folder), self._check_files)
@@ -166,8 +166,10 @@ class Keeper:
             ours = [each for each in found if stays and each.manifest.save in kept]
             wanted = [each for each in found if each.manifest.save == save] if save else ours or found
             for checkpoint in wanted:
+                if checkpoint.manifest.save == self.restored:
+                    return self._loaded
                 if checkpoint in ours:
-                    return self._loaded if checkpoint.manifest.save == self.restored else checkpoint
+                    return checkpoint
                 with self.loading:
                     self._check_untouched(checkpoint)
                     self._check_training(checkpoint)
