@@ -1,0 +1,282 @@
+"""Checkpoints while servers and trainers die, stall and come too late, in one process over loopback."""
+
+import copy
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fleet.checkpoint import Checkpoint, Manifest, TrainStatus, write_shard
+from fleet.errors import ConfigurationError, FleetError, StateLostError
+from fleet.parameter_server import keeper
+from fleet.parameter_server.control_client import ControlClient, Pending
+from fleet.parameter_server.keeper import Keeper
+from fleet.parameter_server.settings import Settings
+from tests.support.checkpoints import differing, saved, train
+from tests.support.parameter_server import Loopback, loopback
+from tests.support.threads import at_once, one_torch_thread
+
+
+@pytest.fixture(autouse=True)
+def _one_torch_thread() -> Iterator[None]:
+    """Equal to the bit is promised at one torch thread."""
+    with one_torch_thread():
+        yield
+
+
+def test_a_save_that_a_server_cannot_finish_names_it_and_leaves_the_one_before(tmp_path, monkeypatch):
+    write = write_shard
+
+    def full(directory: Path, save: str, shard: str, pieces: Any) -> Any:
+        if shard == "1-of-2":
+            raise FleetError(f"{directory}/shard-{shard} could not be written: no space left")
+        return write(directory, save, shard, pieces)
+
+    with loopback(servers=2) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        train(trainer, model, range(2))
+        trainer.save(str(tmp_path), TrainStatus())
+        train(trainer, model, range(2, 3))
+        monkeypatch.setattr(keeper, "write_shard", full)
+        with pytest.raises(FleetError, match=rf"{job.endpoints[1]}.*shard-1-of-2.*no space left"):
+            trainer.save(str(tmp_path), TrainStatus())
+        assert Checkpoint(tmp_path).manifest.step == 2
+        monkeypatch.undo()
+        trainer.save(str(tmp_path), TrainStatus())
+    assert Checkpoint(tmp_path).manifest.step == 3
+    kept = {file.name for file in Checkpoint(tmp_path).manifest.files} | {"manifest.json"}
+    assert {path.name for path in tmp_path.iterdir()} == kept  # nothing of the others is left
+
+
+def test_servers_that_begin_with_different_checkpoints_are_told_apart_at_join(tmp_path):
+    saved(tmp_path / "a", 1)
+    saved(tmp_path / "b", 2)
+    job = Loopback(servers=2, settings=Settings(heartbeat_seconds=0.05, deadline_seconds=1.0))
+    try:
+        job.start_server(0, tmp_path / "a")
+        job.start_server(1, tmp_path / "b")
+        trainer, _, _ = job.make_trainer()
+        with pytest.raises(StateLostError, match="have loaded different checkpoints") as caught:
+            trainer.start()
+        assert all(endpoint in str(caught.value) for endpoint in job.endpoints)
+    finally:
+        job.close()
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(tmp_path, caplog):
+    with loopback(servers=1) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        for step in range(2):
+            train(trainer, model, range(step, step + 1))
+            trainer.save_numbered(str(tmp_path), TrainStatus(step), keep=0)
+    (shard,) = (tmp_path / "checkpoint-1").glob("shard-*")
+    data = bytearray(shard.read_bytes())
+    data[-1] ^= 1
+    shard.write_bytes(data)
+    with loopback(tmp_path, servers=1) as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        assert trainer.current_step == 1
+    assert f"passed over a checkpoint: {shard} has the SHA-256" in caplog.text
+
+
+def test_a_restarted_trainer_gets_its_part_although_the_checkpoint_is_gone(tmp_path):
+    with loopback(servers=1) as job:
+        trainer, model, optimizer = job.make_trainer()
+        trainer.start()
+        optimizer.param_groups[0]["lr"] = 0.025
+        trainer.save_numbered(str(tmp_path), TrainStatus(), keep=0)
+    with loopback(tmp_path, servers=1) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        train(trainer, model, range(1))
+        trainer.save_numbered(str(tmp_path), TrainStatus(), keep=1)
+        assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1"]
+        again, _, optimizer = job.make_trainer(attempt=1)
+        again.start()
+        assert optimizer.param_groups[0]["lr"] == 0.025
+
+
+def test_a_sending_thread_that_meets_the_sessions_end_finds_its_servers():
+    with loopback(servers=2) as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        client = trainer.checkpoints._client
+        client.close()
+        for block in client.plan.blocks:
+            client.send_gradient(block, memoryview(bytes(4)))
+        with pytest.raises(FleetError, match="has ended"):
+            client.check()
+
+
+class Apart(Keeper):
+    """Keeps what it writes in a directory of its server's own, as with a volume per replica."""
+
+    def _apart(self, directory: str) -> str:
+        return f"{directory}/{self._plan.server}" if directory else ""
+
+    def save(self, directory: str, save: str, step: int, trainer_part: bytes) -> Any:
+        return super().save(self._apart(directory), save, step, trainer_part)
+
+    def commit(self, directory: str, manifest: str) -> None:
+        super().commit(self._apart(directory), manifest)
+
+    def tidy(self, directory: str) -> None:
+        super().tidy(self._apart(directory))
+
+    def load(self, directory: str, save: str = "") -> Any:
+        return super().load(self._apart(directory), save)
+
+
+@pytest.mark.parametrize("how", ["servers", "trainers"])
+def test_servers_with_directories_of_their_own_go_on_from_the_newest_that_all_have(
+    tmp_path, monkeypatch, how
+):
+    monkeypatch.setattr("fleet.parameter_server.server.Keeper", Apart)
+    with loopback(servers=2, trainers=1) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        train(trainer, model, range(1))
+        trainer.save(str(tmp_path), TrainStatus(epoch_no=1))
+        expected = copy.deepcopy(dict(model.state_dict()))
+        train(trainer, model, range(1, 2))
+
+        def dead(*_: object) -> None:
+            raise FleetError("the server died after its reply to Save")
+
+        monkeypatch.setattr(job.servers[1].server.keeper, "commit", dead)
+        with pytest.raises(FleetError, match="died after its reply"):
+            trainer.save(str(tmp_path), TrainStatus(epoch_no=2))
+    assert [Checkpoint(tmp_path / number).manifest.step for number in "01"] == [2, 1]
+    at_start = tmp_path if how == "servers" else None
+    with loopback(at_start, servers=2, trainers=2) as job:
+        trainers = [job.make_trainer(index) for index in range(2)]
+        at_once(*(trainer.start for trainer, _, _ in trainers))
+        statuses = at_once(*(lambda one=one: one.load(str(tmp_path)) for one, _, _ in trainers))
+        assert [status.epoch_no for status in statuses] == [1, 1]
+        for trainer, model, _ in trainers:
+            assert trainer.current_step == 1
+            assert differing(model, expected) == []
+        at_once(*(lambda one=one: train(one[0], one[1], range(1, 2)) for one in trainers))
+        trainers[0][0].save(str(tmp_path), TrainStatus())
+    assert {path.name for path in tmp_path.rglob("*.safetensors")} == {
+        file.name for file in Checkpoint(tmp_path / "0").manifest.files
+    }
+
+
+def test_a_trainer_that_joins_while_another_has_the_servers_load_gets_one_checkpoint(tmp_path):
+    saved(tmp_path, 3)
+    with loopback(servers=2, trainers=2) as job:
+        (zero, _, _), (one, model, _) = job.make_trainer(0), job.make_trainer(1)
+        zero.start()
+        first, second = (running.server for running in job.servers)
+        join, loaded = second.join, threading.Event()
+
+        def join_late(request: Any) -> Any:
+            loaded.wait(10)
+            return join(request)
+
+        second.join = join_late  # type: ignore[method-assign]
+        joining = threading.Thread(target=one.start, daemon=True)
+        joining.start()
+        while first._membership_attempt(1) < 0:
+            pass
+        zero.load(str(tmp_path))
+        loaded.set()
+        joining.join(10)
+        assert one.current_step == zero.current_step == 3
+        piece = Checkpoint(tmp_path).piece("0.bias", 0, 1000, (1000,))
+        assert torch.equal(model[0].bias.detach(), piece.value)
+
+
+def test_a_trainer_that_trains_on_values_from_before_a_load_is_told(tmp_path):
+    saved(tmp_path, 3)
+    with loopback(servers=2, trainers=2) as job:
+        (zero, _, _), (one, other, _) = job.make_trainer(0), job.make_trainer(1)
+        at_once(zero.start, one.start)
+        zero.load(str(tmp_path))
+        with pytest.raises(ConfigurationError, match="trainer 1 began a step with the values from before"):
+            train(one, other, range(1))
+
+
+def test_loading_once_another_trainer_has_begun_is_refused(tmp_path):
+    saved(tmp_path, 3)
+    with loopback(servers=1, trainers=2) as job:
+        (zero, model, _), (one, other, _) = job.make_trainer(0), job.make_trainer(1)
+        at_once(zero.start, one.start)
+        ahead = threading.Thread(target=train, args=(one, other, range(1)), daemon=True)
+        ahead.start()
+        while not job.servers[0].server.heartbeat(0, 0).waiting_for:
+            pass
+        with pytest.raises(ConfigurationError, match="was not loaded: training has begun with other values"):
+            zero.load(str(tmp_path))
+        train(zero, model, range(1))
+        ahead.join(10)
+
+
+def test_a_commit_of_a_replaced_trainer_or_of_an_older_save_changes_nothing(tmp_path):
+    with loopback() as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        client = trainer.checkpoints._client
+        stale = Manifest("0badcafe", 0, {}, ()).to_json()
+        trainer.save(str(tmp_path), TrainStatus())
+        with pytest.raises(FleetError, match="another one came after it"):
+            client.ask_all(lambda control, seconds: control.commit(str(tmp_path), stale, seconds))
+        saved_name = Checkpoint(tmp_path).manifest.save
+        again, _, _ = job.make_trainer(attempt=1)
+        again.start()
+        old = ControlClient(job.endpoints[0], 0, 0)
+        manifest = (tmp_path / "manifest.json").read_text()
+        calls: list[Pending[Any]] = [
+            old.commit(str(tmp_path), manifest, 5.0),
+            old.commit(str(tmp_path), "", 5.0),
+            old.load(str(tmp_path), 5.0),
+            old.checkpoints(str(tmp_path), 1, 5.0),
+        ]
+        for call in calls:
+            with pytest.raises(ConfigurationError, match="has not joined, or was replaced"):
+                call.result()
+        old.close()
+        (tmp_path / Checkpoint(tmp_path).manifest.files[0].name).unlink()
+        with pytest.raises(FleetError, match=r"shard-0-of-1-.* is not as it was written"):
+            again.checkpoints._client.ask_all(
+                lambda control, seconds: control.commit(str(tmp_path), manifest, seconds)
+            )
+    assert Checkpoint(tmp_path).manifest.save == saved_name
+
+
+def test_servers_at_different_steps_are_lost_state():
+    with loopback(servers=2) as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        trainer.checkpoints._client.pull(["", ""], [4, 5])
+        assert trainer.current_step == 4
+        with pytest.raises(StateLostError, match="are at the steps 4, 6"):
+            trainer.checkpoints._client.pull(["", ""], [4, 6])
+
+
+def test_a_wait_for_a_servers_reply_ends_with_the_sessions_failure(tmp_path, monkeypatch):
+    released = threading.Event()
+    with loopback() as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        client = trainer.checkpoints._client
+
+        def hangs(*_: object) -> list[Any]:
+            client.fail(FleetError("the other server vanished"))
+            released.wait(20)
+            return []
+
+        monkeypatch.setattr(job.servers[0].server.keeper, "save", hangs)
+        try:
+            with pytest.raises(FleetError, match="the other server vanished"):
+                trainer.save(str(tmp_path), TrainStatus())
+            assert not released.is_set()
+        finally:
+            released.set()
