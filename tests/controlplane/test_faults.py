@@ -327,7 +327,8 @@ async def test_a_definition_that_is_upgraded_leaves_running_jobs_alone(
     upgraded = yaml.safe_load(CRD.read_text())
     (version,) = upgraded["spec"]["versions"]
     spec = version["schema"]["openAPIV3Schema"]["properties"]["spec"]
-    spec["properties"]["colour"] = {"type": "string"}  # a later version's new field
+    # A later version's new field, which every job has by its default.
+    spec["properties"]["colour"] = {"type": "string", "default": "red"}
     apply = ["apply", "--server-side", "--force-conflicts", "-f", "-"]
     try:
         await asyncio.to_thread(control_plane.kubectl, *apply, stdin=json.dumps(upgraded))

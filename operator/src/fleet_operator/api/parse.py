@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
-__all__ = ["parse_job"]
+__all__ = ["parse_job", "read_job"]
 
 _KINDS = {
     "bool_type": "true or false",
@@ -73,6 +74,49 @@ def parse_job(document: Mapping[str, Any]) -> FleetJob:
     if problems:
         raise InvalidJob(shown, problems)
     return job
+
+
+def read_job(stored: Mapping[str, Any]) -> FleetJob:
+    """Return an object of the API server as a job; fields that this version does not know are left out.
+
+    The definition in a cluster may be newer than this operator, while one is upgraded or after it was taken
+    back; and what the API server has accepted is no mistake of the job's author.
+
+    Parameters
+    ----------
+    stored : mapping
+        An object as the API server gives it. It is not modified.
+
+    Raises
+    ------
+    InvalidJob
+        It breaks rules of this version in another way; see `parse_job`.
+    """
+    try:
+        return parse_job(stored)
+    except InvalidJob:
+        known = _without_unknown(stored)
+        if known == stored:
+            raise
+    return parse_job(known)
+
+
+def _without_unknown(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    known = copy.deepcopy(dict(stored))
+    try:
+        FleetJob.model_validate(_without_nulls(known))
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            if detail["type"] == "extra_forbidden":
+                _leave_out(known, _location(detail["loc"], known))
+    return known
+
+
+def _leave_out(document: Any, location: Sequence[int | str]) -> None:
+    *parents, name = location
+    for part in parents:
+        document = document[part]
+    document.pop(name, None)
 
 
 def _without_nulls(value: Any) -> Any:

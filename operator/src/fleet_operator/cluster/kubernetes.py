@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.api import FleetJob, FleetJobStatus, JobProgress, Role, parse_job
+from fleet_operator.api import FleetJob, FleetJobStatus, JobProgress, Role, read_job
 from fleet_operator.api.names import API_VERSION, KIND, PLURAL, service_name
 from fleet_operator.build import ClusterHosts
 from fleet_operator.cluster.client import ApiError
@@ -161,7 +161,7 @@ class KubernetesCluster:
             await self._view.refresh_job(job)
             raise ConflictError(str(error)) from error
         self._view.put_job(answer)
-        return parse_job(answer)
+        return read_job(answer)
 
     async def apply(self, job: FleetJob, action: Action) -> None:
         """Carry one action out. An action that has been carried out already is no error."""

@@ -12,7 +12,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.api import FleetJob, parse_job
+from fleet_operator.api import FleetJob, read_job
 from fleet_operator.api.names import API_VERSION, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY, PLURAL
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.events import Subject
@@ -283,7 +283,7 @@ class ClusterView:
         if known is not None and known.uid == uid and known.version >= version_of(manifest):
             return known  # spares what most of a list's time goes to: the parsing
         try:
-            job = parse_job(manifest)
+            job = read_job(manifest)
         except InvalidJob as error:
             self._tell_invalid(manifest, error)
             return None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleet_operator.api import FailureAction, Role, parse_job
+from fleet_operator.api import FailureAction, Role, parse_job, read_job
 from fleet_operator.errors import InvalidJob, Problem
 from tests.support import jobs
 
@@ -27,6 +27,24 @@ def test_refuses(case):
 @pytest.mark.parametrize("document", jobs.VALID.values(), ids=jobs.VALID.keys())
 def test_accepts(document):
     assert parse_job(document).name == document["metadata"]["name"]
+
+
+def test_fields_of_a_newer_definition_are_left_out_of_what_the_api_server_gives():
+    stored = jobs.manifest(runPolicy={"backoffLimit": 3, "mood": "calm"})
+    stored["spec"] |= {"colour": "red", "trainer": {"replicas": 2, "shape": {"round": True}}}
+    before = copy.deepcopy(stored)
+    job = read_job(stored)
+    assert (job.spec.run_policy.backoff_limit, job.spec.trainer.replicas) == (3, 2)
+    assert stored == before
+    with pytest.raises(InvalidJob):
+        parse_job(stored)
+
+
+def test_what_else_is_wrong_with_a_stored_object_is_told():
+    stored = jobs.manifest(colour="red", trainer={"replicas": 0})
+    with pytest.raises(InvalidJob) as caught:
+        read_job(stored)
+    assert [problem.path for problem in caught.value.problems] == ["spec.trainer.replicas"]
 
 
 def test_tells_all_problems_at_once_in_whole_sentences():
