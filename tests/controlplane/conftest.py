@@ -10,7 +10,7 @@ import pytest
 from fleet_operator.settings import FEATURES
 from tests.support.controlplane import ControlPlane
 from tests.support.kube import Namespace, client_for
-from tests.support.operator_process import CRD, NAMESPACE, POD_GROUPS, OperatorProcess, install
+from tests.support.operator_process import CRD, NAMESPACE, POD_GROUPS, OperatorProcess, install, refusals
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -39,13 +39,7 @@ def operator(
     process.stop()
     # Its rights are enough for all that the tests made it do, and no pass failed.
     log = process.log.read_text()
-    own_to_blame = (
-        "is being terminated",  # the namespace of a test that has ended
-        "exceeded quota",  # one test
-        "violates PodSecurity",  # another
-    )
-    forbidden = [line for line in log.splitlines() if "forbidden" in line]
-    assert not [line for line in forbidden if not any(cause in line for cause in own_to_blame)]
+    assert not refusals(log)
     assert "Traceback" not in log, process.tail()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +32,15 @@ CRD = ROOT / "crds" / "fleetjobs.fleetjob.dev.yaml"
 POD_GROUPS = Path(__file__).parent / "podgroups.yaml"
 NAMESPACE = "fleet-system"
 ACCOUNT = "fleet-operator"
+
+TESTS_OWN = (
+    "is being terminated",  # the namespace of a test that has ended
+    "exceeded quota",  # one test
+    "violates PodSecurity",  # another
+)
+AWAY = ("Cannot connect to host", "Connection reset by peer", "Response payload is not completed")
+AWAY_SECONDS = 10.0
+"""For how long an API server that has just come back may know no roles yet."""
 
 READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -67,6 +78,22 @@ def install(control_plane: ControlPlane, features: Sequence[str] = ()) -> str:
         reference = binding["roleRef"]
         _await_rights(control_plane, binding, roles[reference["kind"], reference["name"]])
     return control_plane.kubectl("create", "token", ACCOUNT, "-n", NAMESPACE, "--duration=2h").strip()
+
+
+def refusals(log: str) -> list[str]:
+    """Return the lines of an operator's log that tell of rights it lacks, but for those that tests caused."""
+    lacking: list[str] = []
+    now = away = datetime.min.replace(tzinfo=UTC)
+    for line in log.splitlines():
+        with contextlib.suppress(ValueError, IndexError):  # the second line of a message has no time
+            now = datetime.fromisoformat(line.split()[0])
+        if any(sign in line for sign in AWAY):
+            away = now
+        if "forbidden" not in line or any(cause in line for cause in TESTS_OWN):
+            continue
+        if (now - away).total_seconds() > AWAY_SECONDS:
+            lacking.append(line)
+    return lacking
 
 
 def _await_rights(control_plane: ControlPlane, binding: Manifest, role: Manifest) -> None:
