@@ -134,6 +134,15 @@ def test_leases_are_granted_in_its_own_namespace_only(helm):
     ]
 
 
+def test_the_lease_goes_with_the_release_and_is_filled_by_operators_only(helm):
+    manifests = render(helm)
+    lease = one(manifests, "Lease")
+    assert lease["metadata"]["namespace"] == "fleet-system"
+    assert "spec" not in lease
+    env = {each["name"]: each.get("value") for each in container(manifests)["env"]}
+    assert env["FLEET_OPERATOR_LEASE"] == lease["metadata"]["name"]
+
+
 def test_no_right_is_a_wildcard(helm):
     roles = [each for each in render(helm) if each["kind"] in ("Role", "ClusterRole")]
     assert roles
