@@ -89,63 +89,67 @@ def trainers(tmp_path):
         process.communicate()
 
 
-def test_training_is_that_of_one_process_with_all_shards(trainers, tmp_path):
-    body = """
-    fleet.init(role_maker.PaddleCloudRoleMaker(is_collective=True))
-    rank, size = fleet.worker_index(), fleet.worker_num()
-    model = build(seed=rank)  # the seeds differ: trainer 0's values win
-    model.register_parameter("unused", torch.nn.Parameter(torch.ones(2)))
-    model.register_parameter("sometimes", torch.nn.Parameter(torch.ones(3)))
-    optimizer = fleet.distributed_optimizer(
-        torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=0.1), model=model
-    )
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    fleet.init_worker()
-    for step in range(6):
-        optimizer.zero_grad()
-        if step == 3:  # two backward passes, one exchange
-            with optimizer.no_sync():
-                (loss_of(model, step, rank) / 2).backward()
-            (loss_of(model, step + 100, rank) / 2).backward()
-        else:
-            loss = loss_of(model, step, rank)
-            if rank == 1:
-                loss = loss + (model.sometimes ** 2).sum()
-            loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        scheduler.step()
-    assert model.unused.grad is None
-    sums = fleet.all_reduce_worker([float(rank), 1.0])
-    assert sums.tolist() == [1.0, 2.0]
-    assert fleet.split_files(["a", "b", "c"]) == (["a", "b"] if rank == 0 else ["c"])
-    torch.save(model.state_dict(), f"model-{rank}.pt")
-    fleet.stop_worker()
+TOGETHER = """
+fleet.init(role_maker.PaddleCloudRoleMaker(is_collective=True))
+rank, size = fleet.worker_index(), fleet.worker_num()
+model = build(seed=rank)  # the seeds differ: trainer 0's values win
+model.register_parameter("unused", torch.nn.Parameter(torch.ones(2)))
+model.register_parameter("sometimes", torch.nn.Parameter(torch.ones(3)))
+optimizer = fleet.distributed_optimizer(
+    torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=0.1), model=model
+)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+fleet.init_worker()
+for step in range(6):
+    optimizer.zero_grad()
+    if step == 3:  # two backward passes, one exchange
+        with optimizer.no_sync():
+            (loss_of(model, step, rank) / 2).backward()
+        (loss_of(model, step + 100, rank) / 2).backward()
+    else:
+        loss = loss_of(model, step, rank)
+        if rank == 1:
+            loss = loss + (model.sometimes ** 2).sum()
+        loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    scheduler.step()
+assert model.unused.grad is None
+sums = fleet.all_reduce_worker([float(rank), 1.0])
+assert sums.tolist() == [1.0, 2.0]
+assert fleet.split_files(["a", "b", "c"]) == (["a", "b"] if rank == 0 else ["c"])
+torch.save(model.state_dict(), f"model-{rank}.pt")
+fleet.stop_worker()
+"""
 
-    model = build(seed=0)
-    model.register_parameter("sometimes", torch.nn.Parameter(torch.ones(3)))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=0.1)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-    for step in range(6):
-        optimizer.zero_grad()
-        shards = []
-        for other in range(size):
-            if step == 3:
-                loss = (loss_of(model, step, other) + loss_of(model, step + 100, other)) / 2
-            else:
-                loss = loss_of(model, step, other)
-                if other == 1:
-                    loss = loss + (model.sometimes ** 2).sum()
-            shards.append(loss / size)
-        sum(shards).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        scheduler.step()
-    for name, value in torch.load(f"model-{rank}.pt").items():
-        if name != "unused":
-            torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-5, atol=1e-6)
-    """
-    for process in trainers(body):
+ALONE = """
+model = build(seed=0)
+model.register_parameter("sometimes", torch.nn.Parameter(torch.ones(3)))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+for step in range(6):
+    optimizer.zero_grad()
+    shards = []
+    for other in range(size):
+        if step == 3:
+            loss = (loss_of(model, step, other) + loss_of(model, step + 100, other)) / 2
+        else:
+            loss = loss_of(model, step, other)
+            if other == 1:
+                loss = loss + (model.sometimes ** 2).sum()
+        shards.append(loss / size)
+    sum(shards).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    scheduler.step()
+for name, value in torch.load(f"model-{rank}.pt").items():
+    if name != "unused":
+        torch.testing.assert_close(value, model.state_dict()[name], rtol=1e-5, atol=1e-6)
+"""
+
+
+def test_training_is_that_of_one_process_with_all_shards(trainers, tmp_path):
+    for process in trainers(TOGETHER + ALONE):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
     first, second = (torch.load(tmp_path / f"model-{rank}.pt") for rank in (0, 1))

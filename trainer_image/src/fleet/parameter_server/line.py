@@ -16,7 +16,7 @@ from typing import Final
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.connection import BrokenConnectionError, Connection, FrameHandler, Item
 from fleet.parameter_server.sockets import BytesMoved
-from fleet.wire import START, TRANSITIONS, Conversation, Header, Kind, Side
+from fleet.wire import START, TRANSITIONS, Conversation, Header, Identity, Kind, Side
 
 __all__ = ["Line", "LineEndedError"]
 
@@ -42,13 +42,16 @@ class Line:
         How messages call the other end.
     side : Side
         Who sends here.
+    identity : Identity
+        What every frame repeats.
     handler : FrameHandler
         Whose frames they are. Learns of each connection's end.
     """
 
-    def __init__(self, peer: str, side: Side, handler: FrameHandler) -> None:
+    def __init__(self, peer: str, side: Side, identity: Identity, handler: FrameHandler) -> None:
         self._peer = peer
         self._side = side
+        self._identity = identity
         self._other = Side.SERVER if side is Side.TRAINER else Side.TRAINER
         self._handler = handler
         self.taken = 0
@@ -67,25 +70,35 @@ class Line:
         self._connection: Connection | None = None
         self._ended = False
 
-    @property
-    def sent(self) -> int:
-        """How many frames have been sent so far, whether they have arrived or not."""
-        with self._changed:
-            return self._confirmed + len(self._unconfirmed)
-
-    def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
+    def send(self, kind: Kind, payload: bytes | memoryview = b"", **fields: int) -> int:
         """Enqueue a frame; never waits. The payload must not change until the other end has it.
 
         After the last word of a session, an error for instance, nothing is enqueued any more: other threads
         may not know of it yet.
+
+        Parameters
+        ----------
+        kind : Kind
+        payload : bytes or memoryview
+        **fields : int
+            What else the header says: ``step``, ``block``.
+
+        Returns
+        -------
+        int
+            How many frames have been sent so far, whether they have arrived or not.
         """
+        of = self._identity
+        header = Header(
+            kind, of.job, of.attempt, of.trainer, taken=self.taken, payload_bytes=len(payload), **fields
+        )
         with self._changed:
-            if self._said_all:
-                return
-            self._said_all = header.kind in _LAST_WORDS[self._side]
-            self._unconfirmed.append((header, payload))
-            if self._connection is not None:
-                self._connection.send(header, payload)
+            if not self._said_all:
+                self._said_all = kind in _LAST_WORDS[self._side]
+                self._unconfirmed.append((header, payload))
+                if self._connection is not None:
+                    self._connection.send(header, payload)
+            return self._confirmed + len(self._unconfirmed)
 
     def wait_until_taken(self, count: int, timeout_seconds: float) -> bool:
         """Wait a while for the other end to have the first `count` frames; return whether it has."""

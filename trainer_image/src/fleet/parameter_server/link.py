@@ -83,7 +83,7 @@ class Link:
         self._expected = expected
         self._block_bytes = block_bytes
         self._session: str | None = None
-        self._line = Line(f"trainer {identity.trainer}", Side.SERVER, self)
+        self._line = Line(f"trainer {identity.trainer}", Side.SERVER, identity, self)
         self._greeting = threading.Lock()
 
     def welcome(self, connected: socket.socket, receiving: Conversation, hello: Hello) -> None:
@@ -131,16 +131,16 @@ class Link:
         """Enqueue a block's value, or that it was not stepped."""
         payload = self._mode.value(self.identity.trainer, answer.block) if answer.changed else b""
         kind = Kind.PARAM if answer.changed else Kind.UNCHANGED
-        self._send(kind, payload, step=answer.step, block=answer.block)
+        self._line.send(kind, payload, step=answer.step, block=answer.block)
 
     def complete(self) -> None:
         """Enqueue the answer to COMPLETE."""
-        self._send(Kind.COMPLETE)
+        self._line.send(Kind.COMPLETE)
 
     def fail(self, error: FleetError, timeout_seconds: float) -> None:
         """Tell the trainer of an error, now or when it comes back, and close."""
         self.failure = error
-        self._send(Kind.ERROR, pack_error(error))
+        self._line.send(Kind.ERROR, pack_error(error))
         self.finish(timeout_seconds)
 
     def finish(self, timeout_seconds: float) -> None:
@@ -170,7 +170,7 @@ class Link:
                 self._owner.answer(self._mode.complete(trainer))
                 self._owner.completed(self)
             case Kind.CONFIRM:
-                self._send(Kind.CONFIRM)
+                self._line.send(Kind.CONFIRM)
             case Kind.GOODBYE:
                 self.left.set()
             case Kind.ERROR:
@@ -191,19 +191,6 @@ class Link:
                 f"another process is trainer {self.identity.trainer} with attempt {self.identity.attempt} by "
                 "now; give each trainer an id of its own (PADDLE_TRAINER_ID)"
             )
-
-    def _send(self, kind: Kind, payload: bytes | memoryview = b"", **fields: int) -> None:
-        identity = self.identity
-        header = Header(
-            kind,
-            identity.job,
-            identity.attempt,
-            identity.trainer,
-            taken=self._line.taken,
-            payload_bytes=len(payload),
-            **fields,
-        )
-        self._line.send(header, payload)
 
 
 def greet(connected: socket.socket, block_bytes: Mapping[int, int], find: Callable[[Identity], Link]) -> None:

@@ -78,7 +78,7 @@ class Peer:
         self._landing = landing
         self._owner = owner
         self._session = secrets.token_hex(8)
-        self._line = Line(f"parameter server {self.endpoint}", Side.TRAINER, self)
+        self._line = Line(f"parameter server {self.endpoint}", Side.TRAINER, identity, self)
         self._settings = Settings()
         self._incarnation = ""
         self._port = 0
@@ -103,18 +103,7 @@ class Peer:
 
     def send(self, kind: Kind, payload: bytes | memoryview = b"", **fields: int) -> int:
         """Enqueue a frame; return how many there are now."""
-        identity = self._identity
-        header = Header(
-            kind,
-            identity.job,
-            identity.attempt,
-            identity.trainer,
-            taken=self._line.taken,
-            payload_bytes=len(payload),
-            **fields,
-        )
-        self._line.send(header, payload)
-        return self._line.sent
+        return self._line.send(kind, payload, **fields)
 
     def wait_until_taken(self, count: int, timeout_seconds: float) -> bool:
         """Wait a while for the server to have the first `count` frames; return whether it has."""
