@@ -91,7 +91,7 @@ def test_without_overlap_everything_leaves_in_step():
     setup = Setup(overlap=False)
     setup.backward()
     assert setup.mode.take() == []
-    assert not setup.flow.in_flight
+    setup.flow.check_nothing_in_flight("a test")
     torch.nn.utils.clip_grad_norm_(setup.model.parameters(), 1e-3)
     setup.optimizer.param_groups[0]["lr"] = 0.7
     setup.flow.step()

@@ -36,8 +36,7 @@ def agree(ask_all: Loads, endpoints: Sequence[str], deadline_seconds: float) -> 
     """
     deadline, save = time.monotonic() + deadline_seconds, ""
     while True:
-        chosen = save
-        replies = ask_all(lambda control, seconds: control.load("", seconds, chosen))  # noqa: B023
+        replies = ask_all(lambda control, seconds: control.load("", seconds, save))  # noqa: B023
         restored = [reply.restored for reply in replies]
         if len(set(restored)) == 1:
             return replies

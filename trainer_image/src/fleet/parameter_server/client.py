@@ -245,11 +245,13 @@ class Client:
 
     def optimizer_state(self) -> "Iterable[control_pb2.StatePiece]":
         """Iterate over the optimizer state of all servers."""
+        self.check()
         for control in self._controls:
             yield from control.state(self._settings.deadline_seconds)
 
     def server_values(self) -> "Iterable[control_pb2.StatePiece]":
         """Iterate over the values that the servers hold."""
+        self.check()
         for control in self._controls:
             yield from control.state(self._settings.deadline_seconds, values=True)
 
@@ -289,7 +291,6 @@ class Client:
         self.fail(FleetError("the session with the parameter servers has ended"))
         if self._heartbeat is not None:
             self._heartbeat.stop()
-            self._heartbeat = None
         for peer in self._peers:
             peer.close()
         for control in self._controls:
@@ -327,9 +328,8 @@ class Client:
         if self._heartbeat is not None:
             self._heartbeat.connection_regained(server)
 
-    def ended(self, server: int, error: FleetError | None) -> None:
+    def ended(self, error: FleetError | None) -> None:
         """Take note that nothing more comes from a server: well, or for a reason."""
-        del server
         if error is not None:
             self.fail(error)
             return
@@ -356,9 +356,9 @@ class Client:
         self._heartbeat = Heartbeat(self._controls, incarnations, settings, self.fail, self._look_at_peers)
         self._open = len(replies)
         for server, reply in enumerate(replies):
-            peer = Peer(plan, server, self._identity, self.store.landing, self)
+            peer = Peer(plan, server, self._identity, self.store.landing, self, settings)
             self._peers.append(peer)
-            peer.connect(reply, settings)
+            peer.connect(reply)
         self._heartbeat.start()
         if len({reply.restored for reply in replies}) > 1:
             loaded = self.agree()

@@ -82,6 +82,7 @@ class Connection:
         self._started = False
         self._finishing = False
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._refused: FleetError | None = None
         self.frames_sent = 0
         """How many frames were handed to the kernel, or begun to be; they may not have arrived."""
         self._receiver = threading.Thread(target=self._receive, name=f"fleet-receive {peer}", daemon=True)
@@ -150,7 +151,8 @@ class Connection:
         except FleetError as raised:
             error = raised
         except OSError as raised:
-            error = BrokenConnectionError(f"the data connection with {self._peer} broke: {raised}")
+            broken = BrokenConnectionError(f"the data connection with {self._peer} broke: {raised}")
+            error = self._refused or broken
         self._handler.ended(error)
 
     def _send(self) -> None:
@@ -165,6 +167,9 @@ class Connection:
                 progress.count("bytes_sent", sum(map(len, buffers)))
         except OSError as error:  # the receiving thread sees the same end, and reports it
             _log.debug("sending to %s ended: %s", self._peer, error)
+            hang_up(self._socket)
+        except FleetError as error:  # a frame of ours that may not leave; the receiving thread reports it
+            self._refused = error
             hang_up(self._socket)
 
     def _next_batch(self) -> list[Item]:

@@ -119,10 +119,7 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
     def Join(  # noqa: N802 - the service's name
         self, request: control_pb2.JoinRequest, context: grpc.ServicerContext
     ) -> control_pb2.JoinReply:
-        try:
-            return self._backend.join(request)
-        except ConfigurationError as error:
-            _refuse(context, error)
+        return _answer(context, lambda: self._backend.join(request))
 
     def Heartbeat(  # noqa: N802 - the service's name
         self,
@@ -134,10 +131,10 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
     def Barrier(  # noqa: N802 - the service's name
         self, request: control_pb2.BarrierRequest, context: grpc.ServicerContext
     ) -> control_pb2.BarrierReply:
-        try:
-            return self._backend.meetings.barrier(request.trainer.id, request.trainer.attempt, request.passed)
-        except ConfigurationError as error:
-            _refuse(context, error)
+        trainer = request.trainer
+        return _answer(
+            context, lambda: self._backend.meetings.barrier(trainer.id, trainer.attempt, request.passed)
+        )
 
     def Stats(  # noqa: N802 - the service's name
         self,

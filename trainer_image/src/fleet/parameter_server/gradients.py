@@ -82,11 +82,6 @@ class GradientFlow:
         self._staging: Arena[str] | None = None
         self._paused = False
 
-    @property
-    def in_flight(self) -> bool:
-        """Whether gradients have left for a step that is not over."""
-        return bool(self._sent)
-
     def attach(self) -> None:
         """Begin to listen to the backward pass."""
         if not self._overlap:

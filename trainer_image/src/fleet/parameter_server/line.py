@@ -195,15 +195,19 @@ class Line:
         self._handler.received(header, payload)
 
     def ended(self, error: FleetError | None) -> None:
-        """Let a broken connection go, and tell the handler."""
-        if isinstance(error, BrokenConnectionError):
+        """Tell the handler, and let a broken connection go.
+
+        In this order: whoever opens the next connection waits in `fence` until this one's end is told.
+        """
+        connection = self._connection if isinstance(error, BrokenConnectionError) else None
+        if connection is not None:
+            connection.close()
             with self._changed:
-                connection, self._connection = self._connection, None
-                if connection is not None:
-                    self._handed = max(self._handed, self._carried_from + connection.frames_sent)
-            if connection is not None:
-                connection.close()
+                self._handed = max(self._handed, self._carried_from + connection.frames_sent)
         self._handler.ended(error)
+        with self._changed:
+            if connection is not None and self._connection is connection:
+                self._connection = None
 
     def _end(self) -> Connection | None:
         with self._changed:

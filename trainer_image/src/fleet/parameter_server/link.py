@@ -51,7 +51,7 @@ class LinkOwner(Protocol):
 
 
 class Link:
-    """Takes one trainer's frames to the sync mode, and sends it what the server answers.
+    """Takes one trainer's frames to the training mode, and sends it what the server answers.
 
     Parameters
     ----------

@@ -21,9 +21,6 @@ class LocalSteps:
         What happens after each step.
     """
 
-    in_flight = False
-    """Whether gradients have left for a step that is not over: they never leave."""
-
     def __init__(self, optimizer: Optimizer, mode: TrainerMode) -> None:
         self._optimizer = optimizer
         self._mode = mode

@@ -50,7 +50,7 @@ class PeerOwner(Protocol):
     def regained(self, server: int) -> None:
         """Take note that there is a connection again."""
 
-    def ended(self, server: int, error: FleetError | None) -> None:
+    def ended(self, error: FleetError | None) -> None:
         """Take note that nothing more comes from a server: well, or for a reason."""
 
     def heard(self, server: int) -> float:
@@ -70,6 +70,7 @@ class Peer:
         identity: Identity,
         landing: Callable[[int], memoryview],
         owner: PeerOwner,
+        settings: Settings,
     ) -> None:
         self.server = server
         self.blocks: Mapping[int, PlannedBlock] = {block.id: block for block in plan.blocks_on(server)}
@@ -79,7 +80,7 @@ class Peer:
         self._owner = owner
         self._session = secrets.token_hex(8)
         self._line = Line(f"parameter server {self.endpoint}", Side.TRAINER, identity, self)
-        self._settings = Settings()
+        self._settings = settings
         self._incarnation = ""
         self._port = 0
         self._completed = False
@@ -88,7 +89,7 @@ class Peer:
         self._moved_at = 0.0
         self._asked = False
 
-    def connect(self, reply: "control_pb2.JoinReply", settings: Settings) -> None:
+    def connect(self, reply: "control_pb2.JoinReply") -> None:
         """Open the first data connection, and greet.
 
         Raises
@@ -98,8 +99,8 @@ class Peer:
         FleetError
             The server refuses.
         """
-        self._settings, self._incarnation, self._port = settings, reply.incarnation, reply.data_port
-        self._open_in_turns(lambda since: since > 0)
+        self._incarnation, self._port = reply.incarnation, reply.data_port
+        self._open_in_turns(lambda _: True)
 
     def send(self, kind: Kind, payload: bytes | memoryview = b"", **fields: int) -> int:
         """Enqueue a frame; return how many there are now."""
@@ -167,7 +168,7 @@ class Peer:
         if self._closing.is_set():
             return
         if not isinstance(error, BrokenConnectionError):
-            self._owner.ended(self.server, error)
+            self._owner.ended(error)
             return
         _log.warning("%s; connecting again", error)
         self._owner.lost(self.server, error)
@@ -179,7 +180,7 @@ class Peer:
             resent = self._open_in_turns(self._lives_since)
         except FleetError as error:
             if not self._closing.is_set():
-                self._owner.ended(self.server, error)
+                self._owner.ended(error)
             return
         progress.count("reconnections", 1)
         progress.count("frames_resent", resent)

@@ -69,7 +69,8 @@ class Reductions:
     passed: int = 0
     _bases: dict[int, int] = field(default_factory=dict)
     _given: dict[int, Contribution] = field(default_factory=dict)
-    _result: bytes = b""
+    result: bytes = b""
+    """The last reduction's numbers."""
 
     def admit(self, trainer: int) -> None:
         """Begin anew with a trainer: its first reduction is the next one."""
@@ -103,24 +104,18 @@ class Reductions:
         self.release(live)
         return number
 
-    def release(self, live: Collection[int]) -> bool:
-        """Finish the reduction if nobody is missing; return whether it is finished."""
+    def release(self, live: Collection[int]) -> None:
+        """Finish the reduction if nobody is missing."""
         if not self._given or not self._given.keys() >= set(live):
-            return False
+            return
         first, *others = [self._given[trainer] for trainer in sorted(self._given)]
         total = first.array().copy()
         for other in others:
             _COMBINE[first.operation](total, other.array(), out=total)
-        self._result = total.tobytes()
+        self.result = total.tobytes()
         self._given.clear()
         self.passed += 1
-        return True
 
     def missing(self, live: Collection[int]) -> list[int]:
         """Return the trainers that have not given anything yet."""
         return [trainer for trainer in live if trainer not in self._given]
-
-    @property
-    def result(self) -> bytes:
-        """The last reduction's numbers."""
-        return self._result

@@ -281,9 +281,11 @@ class Server:
 
     def values(self) -> Iterator[tuple[int, str, object]]:
         """Iterate over the blocks' values, under no name."""
-        numbers = sorted(self._shard.blocks)
-        for number, piece in zip(numbers, self._shard.copies(), strict=True):
-            yield number, "", piece.value
+        copies = []
+        for block in sorted(self._shard.blocks):  # all of them before the first is sent, however slowly
+            with self._shard.locks[block]:
+                copies.append((block, "", self._shard.value(block).clone()))
+        yield from copies
 
     # What the links report.
 

@@ -1,4 +1,7 @@
-"""What the environment may tune about the runtime; read once, at ``fleet.init``."""
+"""What the environment may tune about the runtime.
+
+Checked at ``fleet.init``, and read when a session or a server starts.
+"""
 
 import math
 from collections.abc import Mapping

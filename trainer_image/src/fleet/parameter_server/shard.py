@@ -81,7 +81,8 @@ class Shard:
         self._updates: dict[int, DenseUpdate] = {}
         self.locks: Mapping[int, threading.RLock] = {block.id: threading.RLock() for block in plan.blocks}
         """Whoever changes or copies a block holds its lock; `apply` takes it by itself."""
-        self._touched = threading.Event()
+        self.touched = False
+        """Whether a gradient has come, or is about to."""
         for block in plan.blocks:
             value = self._values[block.id]
             value.copy_(
@@ -127,7 +128,6 @@ class Shard:
 
     def gradient_bytes(self, trainer: int, block: int) -> memoryview:
         """Return where a trainer's gradient of a block lands."""
-        self._touched.set()
         return self._gradient_bytes[trainer][block]
 
     def apply(
@@ -193,12 +193,7 @@ class Shard:
 
     def touch(self) -> None:
         """Take note that a gradient is about to come."""
-        self._touched.set()
-
-    @property
-    def touched(self) -> bool:
-        """Whether a gradient has come, or is about to."""
-        return self._touched.is_set()
+        self.touched = True
 
     def copies(self) -> list[Piece]:
         """Return a copy of every block with its optimizer's state, each as it is between two updates."""

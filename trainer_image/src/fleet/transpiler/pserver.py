@@ -56,7 +56,22 @@ def build_pserver_program(main: Program, layout: Layout, endpoint: str) -> Progr
         for op in operators[piece.param.name]:
             _append_on_slice(block, main.global_block(), op, piece, layout)
         grad_to_block_id.append(f"{piece.grad_name}:{block.idx}")
-    _append_listening(root, layout, endpoint, received, grad_to_block_id)
+    root.append_op(
+        "listen_and_serv",
+        {"X": received},
+        attrs={
+            "endpoint": endpoint,
+            "pserver_id": layout.endpoints.index(endpoint),
+            "Fanin": layout.trainers,
+            "distributed_mode": int(layout.mode),
+            "optimize_blocks": list(range(1, program.num_blocks)),
+            "grad_to_block_id": grad_to_block_id,
+            "sparse_grad_to_param": [],
+            "lr_decay_block_id": -1,
+            "checkpint_block_id": -1,
+            "op_role": int(OpRole.RPC),
+        },
+    )
     program.attrs = _server_attributes(layout, endpoint)
     program.mode = layout.custom
     return program
@@ -107,28 +122,6 @@ def build_pserver_startup(startup: Program, main: Program, layout: Layout, endpo
     program.attrs = _server_attributes(layout, endpoint)
     program.mode = layout.custom
     return program
-
-
-def _append_listening(
-    root: Block, layout: Layout, endpoint: str, received: list[str], grad_to_block_id: list[Attribute]
-) -> None:
-    """Append what waits for gradients and runs the program's other blocks."""
-    root.append_op(
-        "listen_and_serv",
-        {"X": received},
-        attrs={
-            "endpoint": endpoint,
-            "pserver_id": layout.endpoints.index(endpoint),
-            "Fanin": layout.trainers,
-            "distributed_mode": int(layout.mode),
-            "optimize_blocks": list(range(1, root.program.num_blocks)),
-            "grad_to_block_id": grad_to_block_id,
-            "sparse_grad_to_param": [],
-            "lr_decay_block_id": -1,
-            "checkpint_block_id": -1,
-            "op_role": int(OpRole.RPC),
-        },
-    )
 
 
 def _server_attributes(layout: Layout, endpoint: str) -> dict[str, Attribute]:

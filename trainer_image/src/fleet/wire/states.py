@@ -1,8 +1,8 @@
 """The states of a connection: one transition table, read by both ends.
 
 Each direction of a connection is a machine of its own, advanced by the frames that this direction carries.
-The two never wait for each other here: what one side answers and when is the business of the sync mode, and
-frames of both directions cross on the way. A kind that a state does not list breaks the protocol.
+The two never wait for each other here: what one side answers and when is the business of the training mode,
+and frames of both directions cross on the way. A kind that a state does not list breaks the protocol.
 
 A connection that is lost while both processes live leaves the session as it was. The next one begins with a
 greeting as every connection does, and then each direction goes on in the state in which its last frame that

@@ -86,18 +86,22 @@ class ImmediateServer:
         RemoteProtocolError
             A block is unknown, or was neither sent nor is absent.
         """
-        steps = self._steps[trainer]
+        steps, missing = self._steps[trainer], set(absent)
         unknown = [block for block in absent if block not in steps]
         early = [
             self.shard.blocks[block].name
             for block, made in steps.items()
-            if made <= step and block not in absent
+            if made <= step and block not in missing
         ]
-        if unknown or early:
+        if unknown:
             raise RemoteProtocolError(
                 f"trainer {trainer} ends step {step}: {len(unknown)} of the absent blocks are not of this "
-                f"server, and it neither sent {', '.join(early[:3]) or 'some'} nor said that there is no "
-                "gradient; expected a word about each block"
+                "server; expected none"
+            )
+        if early:
+            raise RemoteProtocolError(
+                f"trainer {trainer} ends step {step}: it neither sent {', '.join(early[:3])} nor said that "
+                "there is no gradient; expected a word about each block"
             )
         for block in absent:
             steps[block] = max(steps[block], step + 1)

@@ -134,7 +134,7 @@ class JoinReply(_message.Message):
     """Random per life of the server."""
     data_port: _builtins.int
     step: _builtins.int
-    """The number of steps that every block of this server has made."""
+    """The step that this trainer makes next."""
     restored: _builtins.str
     """The checkpoint that this server has loaded, by its random name; empty when it began anew."""
     @_builtins.property
@@ -188,7 +188,7 @@ class HeartbeatReply(_message.Message):
     incarnation: _builtins.str
     step: _builtins.int
     waiting_for: _builtins.str
-    """A clause that says whom the server waits for and since when; empty while it waits for nobody."""
+    """A clause that says whom the server waits for; empty while it waits for nobody."""
     def __init__(
         self,
         *,
@@ -643,7 +643,7 @@ class LoadReply(_message.Message):
     restored: _builtins.str
     """The random name of the checkpoint that this server has loaded, now or before; empty when it began anew."""
     step: _builtins.int
-    """The number of steps that every block of this server has made."""
+    """The step that this trainer makes next."""
     trainer_part: _builtins.bytes
     """The trainer's part of the checkpoint, from the server that has it."""
     @_builtins.property
