@@ -238,6 +238,15 @@ def test_a_step_whose_gradients_are_absent_everywhere_changes_nothing():
         assert all(torch.equal(value, values(model)[name]) for name, value in after_steps(0).items())
 
 
+def test_state_that_is_asked_for_after_the_end_is_an_error_and_not_empty():
+    with loopback() as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        trainer.complete()
+        with pytest.raises(FleetError, match=r"has ended; .* before fleet.stop_worker\(\)"):
+            trainer.fetch_state()
+
+
 def test_a_barrier_waits_for_every_trainer():
     with loopback(trainers=2) as job:
         zero, _, _ = job.make_trainer(0)

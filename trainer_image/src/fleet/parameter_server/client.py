@@ -288,7 +288,12 @@ class Client:
 
     def close(self) -> None:
         """End the session now; whoever still waits in it, or comes later, gets an error."""
-        self.fail(FleetError("the session with the parameter servers has ended"))
+        self.fail(
+            FleetError(
+                "the session with the parameter servers has ended; what they are asked for, optimizer state "
+                "say, must be asked before fleet.stop_worker()"
+            )
+        )
         if self._heartbeat is not None:
             self._heartbeat.stop()
         for peer in self._peers:
