@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.timeout(60),
-    pytest.mark.skipif(sys.platform != "linux", reason="a guardian's descendants cannot hide on Linux only"),
+    pytest.mark.skipif(sys.platform != "linux", reason="only on Linux can a guardian's descendants not hide"),
 ]
 
 

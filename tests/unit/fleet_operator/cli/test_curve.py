@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import pytest
-
 from fleet_operator.cli.curve import draw_loss_curves
 
 
 def test_a_curve_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
     path = tmp_path / "loss.png"
     assert draw_loss_curves({"trainer-0": {1: 2.0, 2: 1.0}, "trainer-1": {}}, "digits", path)
     assert path.read_bytes().startswith(b"\x89PNG")
