@@ -97,7 +97,8 @@ def test_what_is_bound_is_an_address_of_this_machine_or_everything(host, expecte
 
 def test_every_interface_can_be_listened_on():
     with sockets.listen("") as listening:
-        port = listening.getsockname()[1]
+        host, port = listening.getsockname()[:2]
+        assert host in ("::", "0.0.0.0")
         sockets.dial("127.0.0.1", port, timeout_seconds=5.0, buffer_bytes=None).close()
 
 
