@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
+from tests.support.processes import wait_for
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 MARK = "LOCAL_RUN_MARK"
 
@@ -69,15 +71,6 @@ def survivors(mark: str) -> list[int]:
         if marked and state not in "ZX":
             found.append(int(entry.name))
     return found
-
-
-def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Return the first true value of `condition`, asked again and again; fail after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
-    return value
 
 
 def job_manifest(
@@ -150,7 +143,7 @@ class LocalRun:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(10)
-        wait_until(lambda: not survivors(self.mark), 15, "the end of every process of the run")
+        wait_for(lambda: not survivors(self.mark), "the end of every process of the run", seconds=15)
 
     @property
     def stderr(self) -> str:

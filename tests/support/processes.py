@@ -1,4 +1,4 @@
-"""Helpers for tests with real processes: free ports, waiting with a deadline, looking who is alive."""
+"""Helpers for tests with real processes: free ports, waiting with a deadline, who is alive, and parents."""
 
 import os
 import socket
@@ -26,6 +26,11 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def parent(pid: int) -> int:
+    """Return the id of a process's parent."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:

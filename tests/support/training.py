@@ -4,9 +4,8 @@ The one model does what a job must come to: gradients summed in the order of the
 their number, clipped, and one step of the optimizer.
 """
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 
 from fleet.parameter_server.optimizer import DistributedOptimizer
 from tests.support.parameter_server import Loopback, loopback
+from tests.support.threads import one_torch_thread
 
 NoSync = Callable[[], AbstractContextManager[None]]
 Values = dict[str, torch.Tensor]
@@ -96,7 +96,7 @@ def train_together(training: Training, servers: int = 2, **arguments: Any) -> li
         What each trainer's model ends with.
     """
     with (
-        one_thread(),
+        one_torch_thread(),
         loopback(
             servers=servers,
             trainers=len(training.steps),
@@ -149,17 +149,6 @@ def _run(job: Loopback, training: Training) -> list[Values]:
 def never_minimized(loss_fn: Callable[..., Any]) -> None:
     """Stand in for what these loops do not call."""
     raise AssertionError("minimize was called")
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute with one thread: more of them may sum in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def assert_same_bits(found: Values, expected: Values) -> None:

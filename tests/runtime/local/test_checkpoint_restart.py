@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.local import LocalRun, job_manifest
 from tests.support.processes import wait_for
-from tests.support.training import one_thread
+from tests.support.threads import one_torch_thread
 
 pytestmark = [
     pytest.mark.timeout(420),
@@ -58,7 +58,7 @@ else:
 
 
 def test_a_killed_server_takes_the_job_back_to_its_checkpoint_and_no_further(tmp_path):
-    with one_thread():
+    with one_torch_thread():
         alone: dict[str, object] = {}
         exec(MODEL + f"for step in range({LAST}):\n    backward(step)\n    optimizer.step()\n", alone)  # noqa: S102
         expected = eval("digest()", alone)  # noqa: S307

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fleet_operator.cluster.local_guard import Exited, Guard, GuardianLostError, Started
-from tests.support.local import GRANDCHILDREN, MARK, survivors, wait_until
+from tests.support.local import GRANDCHILDREN, MARK, survivors
+from tests.support.processes import parent, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -69,7 +70,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[Guarded]:
     await one.guard.start()
     yield one
     await one.guard.close()
-    wait_until(lambda: not survivors(one.mark), 10, "the end of every process")
+    wait_for(lambda: not survivors(one.mark), "the end of every process", seconds=10)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ async def test_a_process_may_end_by_itself_after_sigterm(guarded):
     handler = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7))"
     guarded.launch(sys.executable, "-c", f"{handler}; print(1, flush=True); time.sleep(60)")
     await guarded.started()
-    wait_until((guarded.folder / "one.log").read_text, 10, "the handler")
+    wait_for((guarded.folder / "one.log").read_text, "the handler", seconds=10)
     guarded.guard.stop("one", 30)
     assert await guarded.exited() == Exited("one", 7)
 
@@ -128,7 +129,7 @@ async def test_a_process_may_end_by_itself_after_sigterm(guarded):
 async def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(guarded):
     guarded.launch("sh", "-c", "trap '' TERM; echo set; sleep 60; sleep 60")
     await guarded.started()
-    wait_until((guarded.folder / "one.log").read_text, 10, "the trap")
+    wait_for((guarded.folder / "one.log").read_text, "the trap", seconds=10)
     guarded.guard.stop("one", 0.2)
     assert await guarded.exited() == Exited("one", 137)
 
@@ -164,7 +165,7 @@ async def test_the_end_of_the_guardian_ends_all_and_is_noticed(guarded, signum):
     error = await asyncio.wait_for(guarded.lost.get(), 10)
     assert "guardian" in str(error)
     await guarded.guard.close()
-    wait_until(lambda: not survivors(guarded.mark), 2, "the end of every process")
+    wait_for(lambda: not survivors(guarded.mark), "the end of every process", seconds=2)
 
 
 async def test_close_leaves_nothing(guarded):
@@ -197,13 +198,12 @@ def test_the_death_of_the_runner_leaves_nothing(tmp_path, signum):
     environ = {**os.environ, MARK: mark}
     command = [sys.executable, "-c", RUNNER]
     runner = subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL)
-    wait_until((tmp_path / "spawned").exists, 20, "the grandchildren")
-    wait_until(lambda: len(survivors(mark)) >= 10, 20, "both pods' processes")
-    runner.send_signal(signum)
-    runner.wait(10)
-    wait_until(lambda: not survivors(mark), 10, "the end of every process")
-
-
-def parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
-        return int(stat.read().rpartition(")")[2].split()[1])
+    try:
+        wait_for((tmp_path / "spawned").exists, "the grandchildren", seconds=20)
+        wait_for(lambda: len(survivors(mark)) >= 10, "both pods' processes", seconds=20)
+        runner.send_signal(signum)
+        runner.wait(10)
+    finally:
+        runner.kill()  # if it still runs; the guardian ends the rest
+        runner.wait(10)
+    wait_for(lambda: not survivors(mark), "the end of every process", seconds=10)

@@ -26,8 +26,8 @@ from tests.support.local import (
     LocalRun,
     job_manifest,
     survivors,
-    wait_until,
 )
+from tests.support.processes import parent, wait_for
 
 pytestmark = [
     pytest.mark.timeout(90),
@@ -166,7 +166,7 @@ def test_a_second_signal_kills_what_ignores_the_first(tmp_path):
         job["spec"][role]["template"]["spec"]["terminationGracePeriodSeconds"] = 60
     with LocalRun(tmp_path / "run", job) as run:
         run.pid("trainer-0")
-        wait_until(lambda: "up" in run.log("trainer-0"), 20, "it ignores SIGTERM")
+        wait_for(lambda: "up" in run.log("trainer-0"), "it ignores SIGTERM", seconds=20)
         run.process.send_signal(signal.SIGINT)
         run.says("SIGINT: stopping all replicas")
         time.sleep(0.2)
@@ -207,7 +207,7 @@ def test_two_collective_runs_at_once_use_two_ports(tmp_path):
     job = job_manifest(f"{listen} {meet}", server=None)
     with LocalRun(tmp_path / "one", job) as one, LocalRun(tmp_path / "two", job) as two:
         for run in (one, two):
-            wait_until((run.folder / "up").exists, 20, "both listen at the same time")
+            wait_for((run.folder / "up").exists, "both listen at the same time", seconds=20)
         (one.folder / "go").touch()
         assert (one.wait(), two.wait()) == (0, 0), one.stderr + two.stderr
         said = one.stderr + two.stderr
@@ -262,11 +262,11 @@ def test_a_finished_job_says_for_whom_it_waits(tmp_path):
 
 def test_a_killed_runner_leaves_no_grandchild(tmp_path):
     with LocalRun(tmp_path / "run", job_manifest(GRANDCHILDREN, server=None)) as run:
-        wait_until((run.folder / "spawned").exists, 20, "the grandchildren")
+        wait_for((run.folder / "spawned").exists, "the grandchildren", seconds=20)
         assert len(survivors(run.mark)) > 5
         run.process.kill()
         run.process.wait(10)
-        wait_until(lambda: not survivors(run.mark), 10, "the end of every process of the run")
+        wait_for(lambda: not survivors(run.mark), "the end of every process of the run", seconds=10)
 
 
 def test_the_table_on_a_terminal_and_ctrl_c(tmp_path):
@@ -323,8 +323,3 @@ class Screen:
             assert left > 0, f"never shown: {pattern!r}\n{self.text.decode()}"
             if select.select([self._descriptor], [], [], left)[0]:
                 self.text += os.read(self._descriptor, 65536)
-
-
-def parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
-        return int(stat.read().rpartition(")")[2].split()[1])

@@ -17,10 +17,10 @@ from fleet.parameter_server.siblings import Siblings
 from fleet.transpiler import server_plan
 from tests.support.parameter_server import loopback, small_model
 from tests.support.processes import wait_for
+from tests.support.threads import one_torch_thread
 from tests.support.training import (
     Training,
     assert_same_bits,
-    one_thread,
     train_alone,
     train_together,
     values_of,
@@ -60,13 +60,13 @@ WAYS = [
 
 @pytest.fixture(scope="module")
 def unclipped():
-    with one_thread():
+    with one_torch_thread():
         return train_alone(TRAINING)
 
 
 @pytest.mark.parametrize(("clip", "in_torch"), WAYS)
 def test_the_result_is_torch_s_and_two_runs_are_equal_to_the_bit(clip, in_torch, unclipped):
-    with one_thread():
+    with one_torch_thread():
         expected = train_alone(TRAINING, in_torch)
     first, second = train_together(TRAINING, grad_clip=clip)
     assert_same_bits(first, second)
@@ -129,7 +129,7 @@ def test_a_trainer_that_comes_back_while_the_servers_exchange_a_norm_holds_up_no
     monkeypatch.setattr(Siblings, "tell", lambda *arguments: held.append(arguments))
     one_step = dataclasses.replace(TRAINING, steps=(1, 1))
     clip = fleet.ClipGradByGlobalNorm(0.5)
-    with one_thread(), loopback(servers=2, trainers=2, optimizer=momentum, grad_clip=clip) as job:
+    with one_torch_thread(), loopback(servers=2, trainers=2, optimizer=momentum, grad_clip=clip) as job:
         zero, model_0, _ = job.make_trainer(0)
         old, model_1, _ = job.make_trainer(1)
         zero.start()

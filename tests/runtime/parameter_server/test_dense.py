@@ -8,11 +8,11 @@ import torch
 from torch.optim import lr_scheduler
 
 from fleet.program import ClipGradByGlobalNorm
+from tests.support.threads import one_torch_thread
 from tests.support.training import (
     NoSync,
     Training,
     assert_same_bits,
-    one_thread,
     train_alone,
     train_together,
 )
@@ -55,7 +55,7 @@ def momentum(groups: Any) -> torch.optim.Optimizer:
 
 
 def assert_equal_to_one_process(training: Training, **arguments: Any) -> None:
-    with one_thread():
+    with one_torch_thread():
         expected = train_alone(training)
     start = {name: value.detach() for name, value in training.model().named_parameters()}
     assert any(not torch.equal(value, start[name]) for name, value in expected.items()), "nothing was trained"
@@ -239,7 +239,7 @@ def test_several_backward_passes_within_no_sync():
 def test_a_trainer_with_less_data_leaves_the_mean_to_the_others(caplog):
     with caplog.at_level(logging.INFO, "fleet.parameter_server"):
         training = Training(Wide, adam, backward, steps=(5, 2, 3))
-        with one_thread():
+        with one_torch_thread():
             expected = train_alone(training)
         longest, *_ = train_together(training)
     assert_same_bits(longest, expected)

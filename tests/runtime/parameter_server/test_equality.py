@@ -7,6 +7,7 @@ import torch
 
 from tests.runtime.parameter_server.scripts import mixture
 from tests.support.replicas import job
+from tests.support.threads import one_torch_thread
 
 SCRIPT = Path(mixture.__file__)
 
@@ -33,12 +34,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Values]]
 
 @pytest.fixture(scope="module")
 def alone() -> Values:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_torch_thread():
         return mixture.in_one_process()
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("name", mixture.ROUNDS)

@@ -18,7 +18,7 @@ from fleet.transpiler import DistributeTranspilerConfig
 from tests.support import diabetes, digits
 from tests.support.parameter_server import QUICK, Loopback, loopback, sgd, small_model
 from tests.support.processes import wait_for
-from tests.support.threads import at_once
+from tests.support.threads import at_once, one_torch_thread
 
 ASYNC: dict[str, Any] = {"sync_mode": False, "runtime_split_send_recv": True}
 GEO: dict[str, Any] = {"sync_mode": False, "geo_sgd_mode": True, "geo_sgd_need_push_nums": 3}
@@ -45,14 +45,12 @@ def config(name: str) -> DistributeTranspilerConfig:
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _one_torch_thread() -> Iterator[None]:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(0.0005)  # by default a trainer's thread computes several steps before it yields
-    yield
+    with one_torch_thread():
+        yield
     sys.setswitchinterval(interval)
-    torch.set_num_threads(threads)
 
 
 @dataclasses.dataclass(frozen=True)

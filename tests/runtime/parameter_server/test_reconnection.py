@@ -19,8 +19,8 @@ from fleet.wire import Kind, Side
 from tests.support.parameter_server import Loopback, loopback
 from tests.support.processes import wait_for
 from tests.support.proxy import Fate, Passing, partition, proxied
-from tests.support.threads import at_once
-from tests.support.training import assert_same_bits, one_thread, values_of
+from tests.support.threads import at_once, one_torch_thread
+from tests.support.training import assert_same_bits, values_of
 
 PATIENT = Settings(heartbeat_seconds=0.2, deadline_seconds=10.0)
 OF_A_STEP = [(Side.TRAINER, Kind.HYPER, 1), (Side.TRAINER, Kind.GRAD, 3), (Side.TRAINER, Kind.STEP_END, 1)]
@@ -137,7 +137,7 @@ def test_a_connection_cut_at_every_message_of_a_step_changes_no_bit(monkeypatch)
     ]
     schedule = Schedule(cuts)
     shape: dict[str, Any] = {"servers": 2, "trainers": 2, "optimizer": momentum, "model": six_parameters}
-    with one_thread():
+    with one_torch_thread():
         with loopback(settings=PATIENT, **shape) as job:
             undisturbed = train(job, len(cuts), backward)
         before = reconnections()
@@ -161,7 +161,7 @@ def cut_now_and_then(passing: Passing) -> Fate:
 )
 def test_modes_without_a_barrier_take_each_gradient_once_too(monkeypatch, mode):
     shape: dict[str, Any] = {"servers": 2, "optimizer": momentum, "model": six_parameters, "mode": mode}
-    with one_thread():
+    with one_torch_thread():
         with loopback(settings=PATIENT, **shape) as job:
             undisturbed = train(job, 12, backward)
         before = reconnections()
@@ -224,7 +224,7 @@ def test_a_connection_that_swallows_everything_is_found_although_the_server_answ
         return Fate.PASS
 
     shape: dict[str, Any] = {"servers": 2, "trainers": 2, "optimizer": momentum, "model": six_parameters}
-    with one_thread():
+    with one_torch_thread():
         with loopback(settings=PATIENT, **shape) as job:
             undisturbed = train(job, 3, backward)
         with proxied(monkeypatch, decide), loopback(settings=PATIENT, **shape) as job:
@@ -261,7 +261,7 @@ def test_a_server_that_cannot_be_reached_any_more_is_tried_so_often(monkeypatch)
 def test_a_partition_that_heals_in_time_is_named_and_costs_nothing_else(monkeypatch, caplog):
     settings = Settings(heartbeat_seconds=0.1, deadline_seconds=20.0)
     with (
-        one_thread(),
+        one_torch_thread(),
         partition(monkeypatch) as network,
         loopback(servers=2, model=six_parameters, settings=settings) as job,
     ):

@@ -1,43 +1,12 @@
 """One replica's pod: the user's template with the replica's place filled in."""
 
-from typing import Any
-
 import pytest
 
 from fleet_operator.api import Role
 from fleet_operator.build import ClusterHosts, build_pod, role_env
 from fleet_operator.plan.model import Attempt
 from tests.support import jobs
-
-FIRST = Attempt()
-
-
-def template(
-    *containers: dict[str, Any], metadata: dict[str, Any] | None = None, **spec: Any
-) -> dict[str, Any]:
-    containers = containers or ({},)
-    filled = [{"name": "fleet", "image": "example.com/trainer:1"} | each for each in containers]
-    return {"spec": {"containers": filled, **spec}} | ({"metadata": metadata} if metadata else {})
-
-
-def pod_of(
-    role: Role = Role.TRAINER,
-    index: int = 0,
-    attempt: Attempt = FIRST,
-    document: dict[str, Any] | None = None,
-    **spec: Any,
-) -> dict[str, Any]:
-    job = jobs.job(document or jobs.manifest(**spec))
-    return build_pod(job, role, index, attempt, ClusterHosts(job))
-
-
-def main_of(pod: dict[str, Any]) -> dict[str, Any]:
-    main: dict[str, Any] = pod["spec"]["containers"][0]
-    return main
-
-
-def env_of(container: dict[str, Any]) -> dict[str, str | None]:
-    return {each["name"]: each.get("value") for each in container["env"]}
+from tests.support.pods import env_of, main_of, pod_of, template
 
 
 def test_a_whole_pod():

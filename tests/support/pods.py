@@ -1,0 +1,38 @@
+"""Pods as the operator builds them, and the parts of them that tests look at."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.api import Role
+from fleet_operator.build import ClusterHosts, build_pod
+from fleet_operator.plan.model import Attempt
+from tests.support import jobs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Manifest = dict[str, Any]
+
+
+def template(*containers: Manifest, metadata: Manifest | None = None, **spec: Any) -> Manifest:
+    """Return a pod template with these containers, whose name and image are those of `fleet` by default."""
+    filled = [{"name": "fleet", "image": "example.com/trainer:1"} | each for each in containers or ({},)]
+    return {"spec": {"containers": filled, **spec}} | ({"metadata": metadata} if metadata else {})
+
+
+def pod_of(role: Role = Role.TRAINER, document: Manifest | None = None, **spec: Any) -> Manifest:
+    """Build a role's first pod for a job: `document`, or the usual one with further fields of its spec."""
+    job = jobs.job(document or jobs.manifest(**spec))
+    return build_pod(job, role, 0, Attempt(), ClusterHosts(job))
+
+
+def main_of(pod: Manifest) -> Manifest:
+    """Return a pod's first container: the main one, where none other is named `fleet`."""
+    main: Manifest = pod["spec"]["containers"][0]
+    return main
+
+
+def env_of(container: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return a container's environment; what is taken from elsewhere has no value yet."""
+    return {each["name"]: each.get("value") for each in container["env"]}
