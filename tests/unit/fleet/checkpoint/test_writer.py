@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fleet.checkpoint import Manifest, Piece, commit, write_shard
+from fleet.checkpoint import Manifest, Piece, commit, tidy, write_shard
 from fleet.checkpoint.writer import write_model
 from fleet.errors import FleetError
 
@@ -62,6 +62,13 @@ def test_a_directory_that_is_made_is_on_the_disk_too(tmp_path, monkeypatch):
 
 def test_a_model_is_what_load_state_dict_takes_even_with_tied_weights(tmp_path):
     weight = torch.randn(2, 2)
-    path = write_model(tmp_path, {"a.weight": weight.clone(), "b.weight": weight.clone()}, {"step": 3})
+    path = write_model(tmp_path, {"a.weight": weight, "b.weight": weight}, {"step": 3})
     assert path == tmp_path / "model.safetensors"
     assert torch.equal(load_file(path)["b.weight"], weight)
+
+
+def test_what_an_earlier_save_left_and_cannot_be_removed_is_named_as_that(tmp_path):
+    commit(tmp_path, Manifest("aa", 1, {}, ()).to_json())
+    (tmp_path / "manifest.replaced.json").mkdir()
+    with pytest.raises(FleetError, match=r"holds a whole checkpoint, and what.*replaced\.json"):
+        tidy(tmp_path)

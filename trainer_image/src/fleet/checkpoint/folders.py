@@ -80,7 +80,7 @@ def keep_newest(folder: Path, count: int) -> None:
     """
     numbers = numbers_in(folder)
     whole = [n for n in numbers if (folder / f"{CHECKPOINT_PREFIX}{n}" / MANIFEST_NAME).is_file()]
-    kept = set(whole[-count:] if count else ())
+    kept = set(whole[-count:])
     newest = whole[-1] if whole else -1
     for number in numbers:
         if number in kept or number > newest:

@@ -107,13 +107,18 @@ class Manifest:
         """
         path = directory / name
         try:
-            text = path.read_bytes().decode("utf-8", errors="backslashreplace")
+            data = path.read_bytes()
         except OSError as error:
             raise CheckpointError(
                 f"{directory} is no checkpoint: {path.name} cannot be read ({error.strerror}); expected a "
                 "directory that fleet.save_persistables or fleet.save_check_point has finished to write"
             ) from error
-        return cls.parse(text, str(path))
+        return cls.from_bytes(data, str(path))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: str) -> "Manifest":
+        """Return the manifest that a file's content is, as `parse` does."""
+        return cls.parse(data.decode("utf-8", errors="backslashreplace"), path)
 
     @classmethod
     def parse(cls, text: str, path: str) -> "Manifest":
@@ -129,7 +134,7 @@ class Manifest:
         if found != FORMAT:
             raise CheckpointError(
                 f"{path} has the format {found!r}; expected {FORMAT!r}: it was written by something else, or "
-                "by another version"
+                "by another version; load another checkpoint"
             )
         said = fields.pop("sha256", None)
         if said != _digest(fields):
@@ -137,8 +142,14 @@ class Manifest:
                 f"{path} was changed after it had been written: its digest is {said}, expected "
                 f"{_digest(fields)}; load another checkpoint"
             )
-        files = tuple(FileRecord.from_fields(file) for file in fields.pop("files"))
-        return cls(files=files, **fields)
+        try:
+            files = tuple(FileRecord.from_fields(file) for file in fields.pop("files"))
+            return cls(files=files, **fields)
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} is no manifest: {error}; expected the JSON that a save writes last; load another "
+                "checkpoint"
+            ) from error
 
 
 def _digest(fields: Mapping[str, Any]) -> str:

@@ -99,7 +99,9 @@ def write_model(directory: Path, state: Mapping[str, Tensor], facts: Mapping[str
     described = {"format": "pt", **{name: json.dumps(fact) for name, fact in facts.items()}}
     path = directory / "model.safetensors"
     with _naming(path):
-        _write(path, save({name: tensor.contiguous() for name, tensor in state.items()}, described))
+        # A file holds no shared memory, and tied weights share theirs.
+        apart = {name: tensor.clone().contiguous() for name, tensor in state.items()}
+        _write(path, save(apart, described))
     return path
 
 
@@ -121,11 +123,12 @@ def commit(directory: Path, manifest: str) -> None:
     save = Manifest.parse(manifest, str(path)).save
     with _naming(path):
         try:
-            replaced = Manifest.read(directory).save != save
-        except CheckpointError:
+            before = path.read_bytes()
+            replaced = Manifest.from_bytes(before, str(path)).save != save
+        except (FileNotFoundError, CheckpointError):
             replaced = False  # there is none, or one that nobody can load
         if replaced:
-            _write(directory / REPLACED_NAME, path.read_bytes())
+            _write(directory / REPLACED_NAME, before)
         _write(path, manifest.encode())
 
 
@@ -135,14 +138,20 @@ def tidy(directory: Path) -> None:
     Raises
     ------
     FleetError
-        The disk refuses; the message names the file.
+        The disk refuses; the message names the directory and the file.
     """
     named = {file.name for file in Manifest.read(directory).files}
-    with _naming(directory / MANIFEST_NAME):
+    try:
         (directory / REPLACED_NAME).unlink(missing_ok=True)
         for other in list(directory.iterdir()):
             if _OURS.fullmatch(other.name) and other.name not in named:
                 other.unlink(missing_ok=True)
+    except OSError as error:
+        raise FleetError(
+            f"{directory} holds a whole checkpoint, and what an earlier save has left in it could not be "
+            f"removed: {error}; expected a directory whose files this process may remove: do so by hand, or "
+            "save elsewhere"
+        ) from error
 
 
 def _write(path: Path, data: bytes) -> str:
