@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -62,6 +63,20 @@ def test_what_belongs_to_the_elements_as_a_whole_is_not_cut_anew(tmp_path):
         checkpoint.piece("w", 0, 15, (5, 3))
 
 
+def test_state_within_lists_and_arrays_comes_back_and_is_not_cut_anew(tmp_path):
+    state = {"history": [torch.ones(10, 3), {"norm": torch.tensor(2.0)}], "array": np.arange(3)}
+    other = Piece("w.history", 0, 1, torch.zeros(1), {})
+    file = write_shard(tmp_path, "aa", "0-of-1", [Piece("w", 0, 30, WHOLE, state), other])
+    commit(tmp_path, Manifest("aa", 1, FACTS, (file,)).to_json())
+    checkpoint = Checkpoint(tmp_path)
+    found = checkpoint.piece("w", 0, 30, (10, 3)).state
+    assert torch.equal(found["history"][0], torch.ones(10, 3))
+    assert float(found["history"][1]["norm"]) == 2.0
+    assert found["array"].tolist() == [0, 1, 2]
+    with pytest.raises(CheckpointError, match=r"optimizer's array of w has the shape \[3\].*cannot be cut"):
+        checkpoint.piece("w", 0, 15, (5, 3))
+
+
 def test_a_directory_without_a_manifest_is_no_checkpoint(tmp_path):
     write_shard(tmp_path, "aa", "0-of-1", [piece(0, 10)])
     with pytest.raises(CheckpointError, match=f"{tmp_path} is no checkpoint"):
@@ -74,6 +89,16 @@ def test_the_trainers_part_comes_from_who_has_it(tmp_path):
     (tmp_path / checkpoint.manifest.trainer_part).unlink()
     assert checkpoint.trainer_part() == b"trainer"  # kept, for trainers that come back
     assert Checkpoint(tmp_path).trainer_part() is None
+
+
+def test_a_trainers_part_that_is_missing_or_truncated_is_told_before_anything_is_read(tmp_path):
+    checkpoint = write(tmp_path)
+    checkpoint.check_trainer_part()
+    path = tmp_path / checkpoint.manifest.trainer_part
+    for data, words in ((b"train", "is truncated"), (None, "cannot be read")):
+        path.unlink() if data is None else path.write_bytes(data)
+        with pytest.raises(CheckpointError, match=rf"trainer-aa\.safetensors .*{words}"):
+            checkpoint.check_trainer_part()
 
 
 def break_truncated(path: Path) -> None:
@@ -125,7 +150,12 @@ def test_a_file_that_is_not_the_one_written_is_refused_by_name(tmp_path, spoil, 
     ("change", "words"),
     [
         pytest.param(lambda text: text[:40], "is truncated or no manifest", id="truncated"),
-        pytest.param(lambda _: '{"a": 1}', "has the format None; expected 'fleet-", id="foreign"),
+        pytest.param(lambda _: '{"a": 1}', "has the format None; expected 'fleet-.*another", id="foreign"),
+        pytest.param(
+            lambda _: Manifest("aa", 1, {}, (1,)).to_json(),  # type: ignore[arg-type]
+            "is no manifest: .*load another checkpoint",
+            id="no-record",
+        ),
         pytest.param(lambda text: text.replace('"step": 7', '"step": 8'), "was changed after", id="changed"),
     ],
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fleet.checkpoint import TrainerPart, TrainStatus, restore_part
+from fleet.checkpoint import TrainerPart, TrainStatus, restore_part, restore_states
 from fleet.checkpoint.values import decode, encode
 from fleet.errors import CheckpointError, ConfigurationError
 from fleet.program import Program
@@ -88,6 +88,8 @@ def test_the_schedulers_of_torch_can_be_kept(make):
         pytest.param({"a": [1, len]}, r"state\.a\.1 is a builtin_function_or_method", id="function"),
         pytest.param({"a": {1.5: 2}}, r"state\.a has the key 1\.5", id="key"),
         pytest.param({"a": {1, 2}}, r"state\.a is a set", id="set"),
+        pytest.param({"a": np.array(["x"])}, r"state\.a is an array of <U1", id="array-of-text"),
+        pytest.param({"a": [np.array([None])]}, r"state\.a\.0 is an array of object", id="array-of-objects"),
     ],
 )
 def test_what_no_checkpoint_can_hold_is_named_by_its_place(state, words):
@@ -113,3 +115,32 @@ def test_a_trainers_own_state_goes_to_the_device_of_its_parameter():
     state = optimizer.state[parameter]
     assert state["exp_avg"].device.type == "meta"
     assert float(state["step"]) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("capturable", "step_device"), [pytest.param(False, "cpu", id="step-on-cpu"), (True, "meta")]
+)
+def test_the_state_of_a_scalar_parameter_goes_to_its_device_and_its_count_where_torch_keeps_it(
+    capturable, step_device
+):
+    parameter = torch.nn.Parameter(torch.zeros((), device="meta"))
+    optimizer = torch.optim.Adam([parameter], capturable=capturable)
+    source = Program.from_optimizer(optimizer).source
+    assert source is not None
+    (name,) = source.parameters
+    entries = {"step": torch.tensor(3.0), "exp_avg": torch.tensor(1.0), "history": [torch.ones(2), "text"]}
+    restore_states({name: entries, "of another model": {}}, source)
+    state = optimizer.state[parameter]
+    assert state["exp_avg"].device.type == state["history"][0].device.type == "meta"
+    assert state["step"].device.type == step_device
+    assert state["history"][1] == "text"
+
+
+def test_how_a_step_is_computed_stays_this_processs_choice():
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))], lr=0.1, foreach=False)
+    source = Program.from_optimizer(optimizer).source
+    assert source is not None
+    saved = {"lr": 0.5, "foreach": None, "fused": True, "capturable": True, "differentiable": False}
+    restore_part(TrainerPart(groups=[saved]), source)
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["foreach"], group["fused"], group["capturable"]) == (0.5, False, None, False)

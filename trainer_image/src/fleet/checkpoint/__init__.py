@@ -14,7 +14,7 @@ from fleet.checkpoint.named import named_state
 from fleet.checkpoint.piece import Piece, cut_state
 from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
 from fleet.checkpoint.status import TrainStatus
-from fleet.checkpoint.trainer_part import TrainerPart, capture_part, restore_part
+from fleet.checkpoint.trainer_part import TrainerPart, capture_part, restore_part, restore_states
 from fleet.checkpoint.writer import commit, tidy, write_shard, write_trainer_part
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "named_state",
     "numbers_in",
     "restore_part",
+    "restore_states",
     "saves_in",
     "tidy",
     "write_shard",

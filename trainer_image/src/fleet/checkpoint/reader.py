@@ -1,11 +1,13 @@
 """Reading: what a process needs of a checkpoint, however it was cut, or an error that names the file."""
 
 import hashlib
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -120,6 +122,18 @@ class Checkpoint:
             if block.begin < end and block.end > begin:
                 self._check_size(file)
 
+    def check_trainer_part(self) -> None:
+        """Check that the trainer's own part is there, if the manifest has one, and of the right size.
+
+        Raises
+        ------
+        CheckpointError
+            It is not.
+        """
+        for file in self.manifest.files:
+            if file.name == self.manifest.trainer_part:
+                self._check_size(file)
+
     def trainer_part(self) -> bytes | None:
         """Return the trainer's own part; None where there is none, or another server has it.
 
@@ -160,20 +174,27 @@ class Checkpoint:
 
     def _check_cuttable(self, block: BlockRecord, piece: Piece) -> None:
         for name, entry in piece.state.items():
-            if isinstance(entry, Tensor) and entry.numel() > 1 and tuple(entry.shape) != block.shape:
-                raise CheckpointError(
-                    f"{self.directory}: the optimizer's {name} of {block.param} has the shape "
-                    f"{list(entry.shape)} and belongs to {list(block.shape)} elements as a whole, so it "
-                    "cannot be cut anew; load it with the number of servers and the slicing that it was "
-                    "saved with"
-                )
+            if isinstance(entry, Tensor) and tuple(entry.shape) == block.shape:
+                continue
+            for shape in map(tuple, _shapes_in(entry)):
+                if math.prod(shape) > 1:
+                    raise CheckpointError(
+                        f"{self.directory}: the optimizer's {name} of {block.param} has the shape "
+                        f"{list(shape)} and belongs to {list(block.shape)} elements as a whole, so it "
+                        "cannot be cut anew; load it with the number of servers and the slicing that it was "
+                        "saved with"
+                    )
 
     def _read(self, block: BlockRecord, file: FileRecord) -> Piece:
         path = self._checked(file)
         try:
             with safe_open(path, framework="pt") as opened:
-                names = [block.tensor, *_tensors_of(block.state)]
-                tensors = {name: opened.get_tensor(name) for name in names}
+                within = f"{block.tensor}."  # how the names of what its state has begin
+                tensors = {
+                    name: opened.get_tensor(name)
+                    for name in opened.keys()  # noqa: SIM118 - no mapping
+                    if name == block.tensor or name.startswith(within)
+                }
             value = tensors[block.tensor]
             state = {name: decode(entry, tensors) for name, entry in block.state.items()}
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
@@ -235,12 +256,10 @@ class Checkpoint:
         return "it was changed after it had been written"
 
 
-def _tensors_of(state: Mapping[str, object]) -> list[str]:
-    """Return the names of the tensors that a block's state refers to."""
-    return [
-        str(entry[tag])
-        for entry in state.values()
-        if isinstance(entry, dict)
-        for tag in entry
-        if tag == "tensor"
-    ]
+def _shapes_in(entry: object) -> Iterator[Sequence[int]]:
+    """Return the shapes of the tensors and arrays that an entry of an optimizer's state is or has."""
+    if isinstance(entry, Tensor | np.ndarray):
+        yield entry.shape
+    elif isinstance(entry, list | tuple | dict):
+        for item in entry.values() if isinstance(entry, dict) else entry:
+            yield from _shapes_in(item)

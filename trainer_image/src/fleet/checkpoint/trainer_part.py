@@ -15,8 +15,9 @@ from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.values import decode, encode
 from fleet.errors import CheckpointError
 from fleet.program import Source
+from fleet.program.optimizers import KERNEL_FLAGS
 
-__all__ = ["TrainerPart", "capture_part", "restore_part"]
+__all__ = ["TrainerPart", "capture_part", "restore_part", "restore_states"]
 
 _STORY = "trainer"
 # A param group's list of parameters and their names are the process's own, not options.
@@ -117,14 +118,44 @@ def restore_part(part: TrainerPart, source: Source) -> None:
             f"{len(optimizer.param_groups)}; expected the optimizer that was saved"
         )
     for group, options in zip(optimizer.param_groups, part.groups, strict=True):
-        group.update(options)
-    for name, state in part.optimizer_state.items():
-        if name in source.parameters:
-            parameter = source.parameters[name]
-            optimizer.state[parameter] = {  # a count of steps stays where torch keeps it
-                entry: kept.to(parameter.device) if isinstance(kept, Tensor) and kept.dim() else kept
-                for entry, kept in state.items()
-            }
+        # How a step is computed is this process's choice, on its device.
+        group.update({name: option for name, option in options.items() if name not in KERNEL_FLAGS})
+    restore_states(part.optimizer_state, source)
+
+
+def restore_states(states: Mapping[str, Mapping[str, Any]], source: Source) -> None:
+    """Give an optimizer the state of parameters, on the device where torch keeps each entry.
+
+    That is the parameter's, but for the count of steps, which only kernels that need it there have on a
+    device; see ``torch.optim.Optimizer.load_state_dict``.
+
+    Parameters
+    ----------
+    states : mapping of name to mapping
+        The entries of each parameter; names that the source lacks are passed over.
+    source : Source
+    """
+    names = {parameter: name for name, parameter in source.parameters.items()}
+    for group in source.optimizer.param_groups:
+        counts_on_device = bool(group.get("fused") or group.get("capturable"))
+        for parameter in group["params"]:
+            name = names.get(parameter)
+            if name is not None and name in states:
+                source.optimizer.state[parameter] = {
+                    entry: kept if entry == "step" and not counts_on_device else _to(parameter.device, kept)
+                    for entry, kept in states[name].items()
+                }
+
+
+def _to(device: torch.device, kept: Any) -> Any:
+    """Return an entry with its tensors on a device."""
+    if isinstance(kept, Tensor):
+        return kept.to(device)
+    if isinstance(kept, list | tuple):
+        return type(kept)(_to(device, item) for item in kept)
+    if type(kept) is dict:
+        return {key: _to(device, item) for key, item in kept.items()}
+    return kept
 
 
 def _buffers(module: Module | None) -> dict[str, Tensor]:

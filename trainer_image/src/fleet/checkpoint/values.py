@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -38,8 +39,7 @@ def encode(value: object, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(value, Tensor):
         return {"tensor": _put(tensors, path, value.detach())}
     if isinstance(value, np.ndarray):
-        array = torch.from_numpy(np.ascontiguousarray(value)).reshape(value.shape)
-        return {"array": _put(tensors, path, array)}
+        return {"array": _put(tensors, path, _tensor_of(value, path))}
     if isinstance(value, np.generic):
         return encode(value.item(), tensors, path)
     if isinstance(value, list | tuple):
@@ -52,6 +52,16 @@ def encode(value: object, tensors: dict[str, Tensor], path: str) -> Any:
         f"{path} is a {type(value).__name__}, which no checkpoint can hold; expected numbers, strings, None, "
         "tensors, arrays, and lists, tuples and dicts of these: leave it out, and build it anew after loading"
     )
+
+
+def _tensor_of(array: npt.NDArray[Any], path: str) -> Tensor:
+    try:
+        return torch.from_numpy(np.ascontiguousarray(array)).reshape(array.shape)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{path} is an array of {array.dtype}, which no checkpoint can hold: {error}; expected numbers: "
+            "convert it, to a list of strings for instance"
+        ) from error
 
 
 def _put(tensors: dict[str, Tensor], path: str, tensor: Tensor) -> str:

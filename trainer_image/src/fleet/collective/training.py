@@ -20,6 +20,7 @@ from fleet.checkpoint import (
     named_state,
     numbers_in,
     restore_part,
+    restore_states,
     tidy,
     write_shard,
     write_trainer_part,
@@ -109,6 +110,7 @@ class CollectiveTraining:
         def whole(checkpoint: Checkpoint) -> None:
             for name, value in source.parameters.items():
                 checkpoint.check_files(name, 0, value.numel())
+            checkpoint.check_trainer_part()
 
         checkpoint = find_checkpoint(Path(directory), whole)
         self._agree(checkpoint)
@@ -121,10 +123,7 @@ class CollectiveTraining:
         }
         for name, value in source.parameters.items():
             value.copy_(pieces[name].value)
-            self._optimizer.state[value] = {
-                entry: kept.to(value.device) if isinstance(kept, Tensor) and kept.dim() else kept
-                for entry, kept in pieces[name].state.items()
-            }
+        restore_states({name: piece.state for name, piece in pieces.items()}, source)
         self._averager.step = checkpoint.manifest.step
         data = checkpoint.trainer_part()
         if data is None:

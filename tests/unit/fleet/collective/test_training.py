@@ -1,0 +1,37 @@
+"""A collective trainer's checkpoints, with the other trainers left out."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from fleet.checkpoint import TrainStatus
+from fleet.collective.training import CollectiveTraining
+
+
+class Alone:
+    """Stands in for a group of one."""
+
+    def agree(self, key: str, value: str) -> dict[int, str]:
+        return {0: value}
+
+
+def make(step: int = 0) -> tuple[CollectiveTraining, torch.optim.Optimizer]:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    averager = cast("Any", SimpleNamespace(step=step))
+    return CollectiveTraining(optimizer, model, averager, cast("Any", Alone())), optimizer
+
+
+def test_a_checkpoint_whose_trainers_part_is_gone_is_passed_over_for_the_one_before(tmp_path, caplog):
+    training, optimizer = make(step=7)
+    for epoch in (1, 2):
+        optimizer.param_groups[0]["lr"] = epoch
+        training.save_numbered(str(tmp_path), TrainStatus(epoch), keep=0)
+    (part,) = (tmp_path / "checkpoint-1").glob("trainer-*.safetensors")
+    part.unlink()
+    again, other = make()
+    status = again.load(str(tmp_path))
+    assert status == TrainStatus(1, step=7)
+    assert (again.current_step, other.param_groups[0]["lr"]) == (7, 1)
+    assert f"passed over a checkpoint: {part} cannot be read" in caplog.text
