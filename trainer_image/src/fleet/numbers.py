@@ -26,14 +26,16 @@ def numbers_of(values: Any) -> npt.NDArray[Any]:
     Raises
     ------
     ConfigurationError
-        They are none, or of a type that numpy lacks.
+        They are none, of a type that numpy lacks, or no array.
     """
     try:
         array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ConfigurationError(
             f"all_reduce_worker: {error}; convert it, to float32 for instance"
         ) from error
+    if array.dtype.kind not in "biufc":
+        raise ConfigurationError(f"all_reduce_worker got {array.dtype}; expected numbers")
     return array.astype(np.int64) if array.dtype.kind == "b" else array
 
 
