@@ -121,6 +121,12 @@ async def test_submit_changes_what_may_change_and_tells_what_may_not(
     assert refused.err.count("\n") == 1
 
 
+async def test_submit_into_a_namespace_that_is_not_there_says_so(fleetjob: Fleetjob, file: str):
+    refused = await fleetjob("submit", "-f", file, "-n", "nowhere")
+    assert refused.status == 1
+    assert refused.err.endswith('namespaces "nowhere" not found; create it, or name another by -n\n')
+
+
 async def test_status_shows_jobs_and_one_job(
     namespace: Namespace, fleetjob: Fleetjob, here: tuple[str, str], file: str
 ):

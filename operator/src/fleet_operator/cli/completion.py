@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fleet_operator.cli.session import Session
 
 PATIENCE_SECONDS = 2.0
-"""How long a person who has pressed Tab waits for the cluster."""
+"""How long a person who has pressed Tab waits for the cluster; a credential program's time comes on top."""
 
 
 def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:

@@ -18,7 +18,7 @@ import typer
 
 from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, PLURAL
 from fleet_operator.cli.summary import Summary
-from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.client import REQUEST_SECONDS, ApiError
 from fleet_operator.cluster.observe import main_container
 from fleet_operator.cluster.view import collection
 
@@ -116,9 +116,10 @@ class Logs:
         unread = 0
         for pod in sorted(started, key=_order):
             try:
-                async for line in self._read(pod, self._wanted.params(pod)):
+                params = self._wanted.params(pod)
+                async for line in self._read(pod, params, silence_seconds=REQUEST_SECONDS):
                     self._show(replica_of(pod), self._stripped(line))
-            except (ApiError, aiohttp.ClientError) as error:
+            except (ApiError, aiohttp.ClientError, TimeoutError) as error:
                 unread += 1
                 self._note(
                     f"the log of {replica_of(pod)} cannot be read: {str(error) or type(error).__name__}"
@@ -171,13 +172,13 @@ class Logs:
                 if has_started(pod) and pod["metadata"]["uid"] not in self._readers:
                     self._start(pod, at_first=first)
             first = False
-            self._release({pod["metadata"]["uid"] for pod in present if is_running(pod)})
+            self._release({pod["metadata"]["uid"] for pod in present if has_not_ended(pod)})
             known = [Summary.of(job) for job in jobs.all()]
             if known and (line := f"{known[0].state}: {known[0].sentence}") != said:
                 said = line
                 self._note(f"{self._job} is {line}")
             over = not known or known[0].status.finished
-            if over and not any(is_running(pod) for pod in present):
+            if over and not any(has_not_ended(pod) for pod in present):
                 await asyncio.gather(*self._readers.values(), return_exceptions=True)
                 if not known:
                     self._note(f"FleetJob {self._job} has been deleted")
@@ -246,11 +247,14 @@ class Logs:
             found = await self._session.client.get(f"{collection('pods', self._session.namespace)}/{name}")
         except ApiError as error:
             return error.status != 404
-        return bool(found["metadata"]["uid"] == uid and is_running(found))
+        return bool(found["metadata"]["uid"] == uid and has_not_ended(found))
 
-    async def _read(self, pod: Mapping[str, Any], params: Mapping[str, str]) -> AsyncIterator[bytes]:
+    async def _read(
+        self, pod: Mapping[str, Any], params: Mapping[str, str], *, silence_seconds: float | None = None
+    ) -> AsyncIterator[bytes]:
         path = f"{collection('pods', self._session.namespace)}/{pod['metadata']['name']}/log"
-        async with self._session.client.chunks(path, params) as chunks:
+        opened = self._session.client.chunks(path, params, silence_seconds=silence_seconds)
+        async with opened as chunks:
             async for line in lines_of(chunks):
                 yield line
 
@@ -286,7 +290,7 @@ def has_started(pod: Mapping[str, Any]) -> bool:
     return any("running" in state or "terminated" in state for state in states)
 
 
-def is_running(pod: Mapping[str, Any]) -> bool:
+def has_not_ended(pod: Mapping[str, Any]) -> bool:
     """Whether a pod has not ended."""
     return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
 

@@ -14,7 +14,7 @@ from fleet_operator.cluster.connection import connect_user
 from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.store import Entry, Store, key_of, version_of
 from fleet_operator.cluster.view import collection
-from fleet_operator.cluster.watch import ListWatch, list_pages
+from fleet_operator.cluster.watch import ExpiredError, ListWatch, list_pages
 from fleet_operator.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -91,16 +91,22 @@ class Session:
             yield
         except ApiError as error:
             raise ClusterRefusal(self._sentence(error, job)) from error
+        except ExpiredError as error:
+            raise ClusterRefusal(f"{self.server} took too long to list: {error}; try again") from error
 
     def _sentence(self, error: ApiError, job: str | None) -> str:
         said = str(error)
         match error.status:
+            case 0 if error.reason == "NoToken":
+                return said
             case 0:
                 return f"{said}; is the cluster up, and is this the right --context?"
             case 401:
                 return f"{self.server} does not know who you are ({said}); sign in again"
             case 403 if error.reason == "Forbidden" and "exceeded quota" not in said:
                 return f"you may not do this: {said}; ask whoever administers the cluster for the right"
+            case 404 if said.startswith("namespaces "):
+                return f"{said}; create it, or name another by -n"
             case 404 if job is not None and f'"{job}"' in said:
                 return f"no FleetJob {job} in namespace {self.namespace}; `fleetjob status -A` lists all"
             case 404 if job is None or "could not find" in said:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 
+from fleet_operator.cluster.credentials import CredentialsError
 from fleet_operator.cluster.interface import ClusterError
 
 if TYPE_CHECKING:
@@ -141,21 +142,14 @@ class ApiClient:
         aiohttp.ClientError, TimeoutError
             The connection was lost, or not a byte came for `silence_seconds`.
         """
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
-        async with self._open.get(
-            self._connection.server + path,
-            params=params,
-            headers=self._headers(),
-            timeout=timeout,
-            server_hostname=self._server_name,
-        ) as response:
-            if response.status != 200:
-                retry_after = response.headers.get("Retry-After", "")
-                raise _error(response.status, await response.read(), retry_after)
+        opened = self._opened(path, params, silence_seconds=silence_seconds, accept="application/json")
+        async with opened as response:
             yield _lines(response)
 
     @asynccontextmanager
-    async def chunks(self, path: str, params: Mapping[str, str]) -> AsyncIterator[AsyncIterator[bytes]]:
+    async def chunks(
+        self, path: str, params: Mapping[str, str], *, silence_seconds: float | None = None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Open what is no JSON, a log: its bytes as they come, until one side ends it.
 
         Raises
@@ -163,20 +157,29 @@ class ApiClient:
         ApiError
             The server refused it.
         aiohttp.ClientError, TimeoutError
-            The connection was lost.
+            The connection was lost, or not a byte came for `silence_seconds`, if they are given.
         """
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-        headers = {**self._headers(), "Accept": "*/*"}
+        opened = self._opened(path, params, silence_seconds=silence_seconds, accept="*/*")
+        async with opened as response:
+            yield response.content.iter_any()
+
+    @asynccontextmanager
+    async def _opened(
+        self, path: str, params: Mapping[str, str], *, silence_seconds: float | None, accept: str
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Begin to read an answer that may go on for ever; one that is not a success is an ApiError."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
         async with self._open.get(
             self._connection.server + path,
             params=params,
-            headers=headers,
+            headers={**self._headers(), "Accept": accept},
             timeout=timeout,
             server_hostname=self._server_name,
         ) as response:
             if response.status != 200:
-                raise _error(response.status, await response.read())
-            yield response.content.iter_any()
+                retry_after = response.headers.get("Retry-After", "")
+                raise _error(response.status, await response.read(), retry_after)
+            yield response
 
     async def _request(
         self,
@@ -230,7 +233,7 @@ class ApiClient:
         if now - self._bearer_read_at >= TOKEN_SECONDS:
             try:
                 self._bearer, self._bearer_read_at = self._connection.bearer(), now
-            except OSError as error:
+            except (OSError, CredentialsError) as error:
                 raise ApiError(
                     0, "NoToken", f"the token of the API server cannot be read: {error}"
                 ) from error

@@ -100,7 +100,20 @@ def _status_in(printed: bytes, shown: str) -> Mapping[str, Any]:
         raise CredentialsError(f"{shown} printed no ExecCredential with a status") from error
     if not isinstance(status, dict) or not (status.get("token") or status.get("clientCertificateData")):
         raise CredentialsError(f"{shown} gave neither a token nor a certificate")
+    until = status.get("expirationTimestamp")
+    if until is not None and not _is_moment(until):
+        raise CredentialsError(
+            f"{shown} gave the expirationTimestamp {until!r}, expected a time such as 2030-01-01T00:00:00Z"
+        )
     return status
+
+
+def _is_moment(text: Any) -> bool:
+    """Whether this is a time with its zone."""
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except (ValueError, TypeError):
+        return False
 
 
 def _expires_soon(status: Mapping[str, Any]) -> bool:

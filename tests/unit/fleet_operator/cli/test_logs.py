@@ -227,6 +227,23 @@ async def test_a_log_that_cannot_be_read_does_not_keep_the_others_from_being_sho
     assert world.notes[0].startswith("the log of trainer-0 cannot be read: ")
 
 
+async def test_a_log_that_falls_silent_is_not_waited_for_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "REQUEST_SECONDS", 0.1)
+
+    async def hangs(response: web.StreamResponse) -> None:
+        await response.write(at(1, "one"))
+        await asyncio.Event().wait()
+
+    world.put(0, hangs)
+    world.put(1, at(0, "two"))
+    async with world.session() as session, asyncio.timeout(10):
+        assert await world.reading(session).print_once() == 0
+    assert world.shown[-1] == "[trainer-1] two"
+    assert world.notes[0].startswith("the log of trainer-0 cannot be read: ")
+
+
 async def test_it_ends_when_nobody_reads_what_it_shows(world: World):
     def broken(line: str) -> None:
         raise BrokenPipeError

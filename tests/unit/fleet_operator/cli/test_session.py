@@ -32,3 +32,39 @@ async def test_a_list_that_does_not_come_is_not_waited_for_for_ever(monkeypatch:
     with pytest.raises(ClusterRefusal, match=f"has not listed {PODS} within 0.05 s"):
         async with session.watching("pods", job="digits"):
             pass
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        pytest.param(
+            ApiError(0, "NoAnswer", "no answer from https://fake"), "is this the right --context", id="away"
+        ),
+        pytest.param(
+            ApiError(0, "NoToken", "the token cannot be read: sign in again"),
+            "the token cannot be read: sign in again$",
+            id="no-credentials",
+        ),
+        pytest.param(
+            ApiError(404, "NotFound", 'namespaces "default" not found'),
+            'namespaces "default" not found; create it, or name another by -n$',
+            id="no-such-namespace",
+        ),
+        pytest.param(
+            ApiError(404, "NotFound", "the server could not find the requested resource"),
+            "does not know FleetJobs .* install the chart",
+            id="no-definition",
+        ),
+        pytest.param(
+            ApiError(410, "Expired", "the continue token is too old"),
+            "^https://fake took too long to list: the continue token is too old; try again$",
+            id="a-list-that-took-too-long",
+        ),
+    ],
+)
+async def test_a_refusal_says_what_to_do(error: ApiError, said: str):
+    api = FakeApi()
+    session = Session(api, "https://fake", "default")
+    api.refusals["GET", session.path()] = error
+    with pytest.raises(ClusterRefusal, match=said):
+        await session.jobs()

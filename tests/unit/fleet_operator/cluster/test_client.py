@@ -1,19 +1,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from fleet_operator.cluster import client as client_module
+from fleet_operator.cluster import watch as watch_module
 from fleet_operator.cluster.client import ApiClient, ApiError
 from fleet_operator.cluster.connection import Connection
+from fleet_operator.cluster.credentials import ExecPlugin
+from fleet_operator.cluster.store import Entry, Store, key_of, version_of
+from fleet_operator.cluster.watch import ListWatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from pathlib import Path
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -110,6 +115,44 @@ async def test_a_token_that_cannot_be_read_is_an_error_of_the_request(tmp_path: 
         assert await client.get(PODS) == {}
 
 
+async def test_a_watch_goes_on_after_its_credential_program_has_failed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(client_module, "TOKEN_SECONDS", 0.0)
+    monkeypatch.setattr(watch_module, "BACKOFF_SECONDS", (0.0,))
+    changed = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.Response:
+        if "watch" not in request.query:
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": []})
+        pod = {"metadata": {"namespace": "ns", "name": "p", "uid": "u", "resourceVersion": "2"}}
+        return web.Response(text=json.dumps({"type": "ADDED", "object": pod}) + "\n")
+
+    program = tmp_path / "sign-in"
+    status = {"token": "t", "expirationTimestamp": "2000-01-01T00:00:00Z"}  # so it is asked each time
+    program.write_text(
+        "#!/bin/sh\necho asked >>asked\n"
+        f"[ $(wc -l <asked) -ne 2 ] && echo '{json.dumps({'status': status})}'\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    async with served(handler, plugin=ExecPlugin({"command": "./sign-in"}, tmp_path)) as (client, _):
+        watch: ListWatch[None] = ListWatch(
+            client, PODS, store=Store(), reduce=_nothing_of, on_change=lambda _: changed.set()
+        )
+        running = asyncio.create_task(watch.run())
+        seen = asyncio.create_task(changed.wait())
+        try:
+            await asyncio.wait((running, seen), timeout=10, return_when=asyncio.FIRST_COMPLETED)
+            assert changed.is_set()
+            assert not running.done()
+        finally:
+            running.cancel()
+            seen.cancel()
+            await asyncio.gather(running, seen, return_exceptions=True)
+    assert len((tmp_path / "asked").read_text().splitlines()) >= 3
+
+
 @pytest.mark.parametrize(
     ("status", "transient"),
     [(0, True), (409, True), (429, True), (500, True), (503, True), (400, False), (403, False), (422, False)],
@@ -194,6 +237,34 @@ async def test_a_stream_that_falls_silent_ends_with_an_error():
         forever.set()
 
 
+@pytest.mark.parametrize("silence_seconds", [None, 5.0])
+async def test_a_log_comes_as_it_is_whatever_its_type(silence_seconds: float | None):
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(text=f"{request.headers['Accept']} {request.query['tailLines']}")
+
+    async with (
+        served(handler) as (client, _),
+        client.chunks(f"{PODS}/p/log", {"tailLines": "1"}, silence_seconds=silence_seconds) as chunks,
+    ):
+        assert b"".join([chunk async for chunk in chunks]) == b"*/* 1"
+
+
+async def test_a_refused_log_is_an_error_that_says_when_to_come_again():
+    async def handler(_: web.Request) -> web.Response:
+        return web.json_response({"message": "busy"}, status=429, headers={"Retry-After": "7"})
+
+    async with served(handler) as (client, _):
+        with pytest.raises(ApiError, match="busy") as raised:
+            async with client.chunks(f"{PODS}/p/log", {}):
+                pass
+        assert raised.value.retry_after_seconds == 7
+
+
 async def test_a_client_that_was_not_started_says_so():
     with pytest.raises(RuntimeError, match="not started"):
         await ApiClient(Connection("http://127.0.0.1:1")).get(PODS)
+
+
+def _nothing_of(manifest: Mapping[str, Any]) -> Entry[None]:
+    key = key_of(manifest)
+    return Entry(key, manifest["metadata"]["uid"], version_of(manifest), key, None, None)

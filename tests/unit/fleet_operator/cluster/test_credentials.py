@@ -67,6 +67,21 @@ def test_arguments_and_environment_reach_it(tmp_path: Path):
         pytest.param("exit 3", "failed with exit status 3; sign in again", id="it-fails"),
         pytest.param("echo hello", "printed no ExecCredential", id="it-says-something-else"),
         pytest.param(says({}), "neither a token nor a certificate", id="it-gives-nothing"),
+        pytest.param(
+            says({"token": "one", "expirationTimestamp": "soon"}),
+            "gave the expirationTimestamp 'soon', expected a time such as",
+            id="it-gives-no-time",
+        ),
+        pytest.param(
+            says({"token": "one", "expirationTimestamp": "2030-01-01T00:00:00"}),
+            "gave the expirationTimestamp '2030-01-01T00:00:00', expected",
+            id="it-gives-a-time-without-a-zone",
+        ),
+        pytest.param(
+            says({"token": "one", "expirationTimestamp": 1893456000}),
+            "gave the expirationTimestamp 1893456000, expected",
+            id="it-gives-a-number",
+        ),
     ],
 )
 def test_a_program_that_gives_no_credentials_is_named(tmp_path: Path, script: str, said: str):
