@@ -121,6 +121,13 @@ class Operator:
 
     async def _open(self) -> None:
         settings = self._settings
+        name = self._connection.tls_server_name
+        if name is not None and self._connection.server.startswith("https:"):
+            # kopf opens its requests itself, and none of them can be told another name.
+            raise NotOpenedError(
+                f"the kubeconfig's tls-server-name {name} is not supported for the operator; use a server"
+                f" address that its certificate names instead of {self._connection.server}"
+            )
         try:
             port = await self._server.start(settings.http_host, settings.http_port)
         except OSError as error:

@@ -67,6 +67,15 @@ async def test_a_certificate_that_is_none_is_told_in_a_sentence(caplog: pytest.L
     assert "the certificates for https://127.0.0.1:1 cannot be used" in caplog.text
 
 
+async def test_a_server_name_that_kopf_cannot_be_told_is_refused_in_a_sentence(
+    caplog: pytest.LogCaptureFixture,
+):
+    settings = Settings(http_host="127.0.0.1", http_port=0)
+    connection = Connection("https://127.0.0.1:1", tls_server_name="kubernetes.example")
+    assert await Operator(settings, connection).run() == 1
+    assert "tls-server-name kubernetes.example is not supported for the operator" in caplog.text
+
+
 async def test_nothing_is_written_by_an_operator_that_does_not_lead():
     operator = Operator(Settings(), Connection("http://127.0.0.1:1"))
     with pytest.raises(NotLeadingError, match="the lease fleet-operator is not held"):

@@ -72,24 +72,22 @@ class Connection:
         return context
 
 
-def connect(environ: Mapping[str, str], *, kubeconfig: Path | None = None) -> Connection:
-    """Find the API server: the kubeconfig given, the pod we run in, or the user's kubeconfig.
+def connect(environ: Mapping[str, str]) -> Connection:
+    """Find the API server: that of the pod we run in, or of the user's kubeconfig.
 
     Parameters
     ----------
     environ : mapping
         Read for ``KUBERNETES_SERVICE_HOST``, ``KUBECONFIG`` and ``HOME``.
-    kubeconfig : Path, optional
-        Taken before anything else.
 
     Raises
     ------
     ConnectionSettingsError
         There is none, or it is not usable.
     """
-    if kubeconfig is None and environ.get("KUBERNETES_SERVICE_HOST"):
+    if environ.get("KUBERNETES_SERVICE_HOST"):
         return from_pod(environ)
-    return connect_user(environ, kubeconfig=kubeconfig)
+    return connect_user(environ)
 
 
 def connect_user(
@@ -193,7 +191,10 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, yaml.YAMLError) as error:
         raise ConnectionSettingsError(f"cannot read the kubeconfig {path}: {error}") from error
     if not isinstance(config, dict):
-        raise ConnectionSettingsError(f"the kubeconfig {path} has no current-context")
+        found = "nothing" if config is None else type(config).__name__
+        raise ConnectionSettingsError(
+            f"the kubeconfig {path} holds {found}, expected a mapping with clusters, users and contexts"
+        )
     return config
 
 

@@ -79,6 +79,8 @@ def test_secrets_are_not_shown():
         pytest.param("current-context: a\n", "nothing named 'a' in its contexts", id="no-such-context"),
         pytest.param("{}", "has no current-context", id="no-context"),
         pytest.param("a: [", "cannot read the kubeconfig", id="no-yaml"),
+        pytest.param("", "holds nothing, expected a mapping with clusters", id="empty"),
+        pytest.param("- a", "holds list, expected a mapping with clusters", id="a-list"),
     ],
 )
 def test_a_kubeconfig_that_is_of_no_use_says_why(tmp_path: Path, content: str, expected: str):
@@ -179,4 +181,4 @@ def test_which_kubeconfig_counts(tmp_path: Path):
     other = kubeconfig(tmp_path / "other", user={"token": "other"})
     environ = {"HOME": str(tmp_path), "KUBECONFIG": f"{other}:/nowhere"}
     assert connect(environ).bearer() == "other"
-    assert connect(environ, kubeconfig=tmp_path / ".kube" / "config").bearer() == "secret"
+    assert connect_user(environ, kubeconfig=tmp_path / ".kube" / "config").bearer() == "secret"
