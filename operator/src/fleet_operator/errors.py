@@ -14,7 +14,7 @@
     ├── AddressError                cluster: this machine has no addresses for a local run
     ├── GuardianLostError           cluster: the process that owns a local run has ended
     └── ClusterError                cluster: what was asked for was not done; another try follows
-        ├── ConflictError           the object has changed since it was read
+        ├── ConflictError           what a plan was decided on has changed since
         ├── NotLeadingError         engine: another operator may be at work by now
         └── ApiError                the API server refused, or did not answer
 """

@@ -34,7 +34,7 @@ class ClusterError(OperatorError):
 
 
 class ConflictError(ClusterError):
-    """The object has changed since it was read: the plan is stale, look again."""
+    """The plan is stale, because what it was decided on has changed since: look again."""
 
 
 class Cluster(Protocol):

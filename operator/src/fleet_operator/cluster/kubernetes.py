@@ -160,8 +160,7 @@ class KubernetesCluster:
                 raise
             await self._view.refresh_job(job)
             raise ConflictError(str(error)) from error
-        self._view.put_job(answer)
-        return read_job(answer)
+        return self._view.put_job(answer) or read_job(answer)
 
     async def apply(self, job: FleetJob, action: Action) -> None:
         """Carry one action out. An action that has been carried out already is no error."""
@@ -185,26 +184,27 @@ class KubernetesCluster:
         """Tell people. A failure to tell is logged, never raised."""
         await self._events.record(Subject(*job_key(job), job.metadata.uid or ""), event)
 
-    async def _create(self, job: FleetJob, plural: str, manifest: Mapping[str, Any]) -> None:
+    async def _create(self, job: FleetJob, resource: str, manifest: Mapping[str, Any]) -> None:
         key = job_key(job)
         try:
-            answer = await self._client.create(collection(plural, key.namespace), manifest)
+            answer = await self._client.create(collection(resource, key.namespace), manifest)
         except ApiError as error:
             refusal = _Refusal(job.metadata.uid, job.metadata.generation, str(error))
             if error.reason == "AlreadyExists":
                 self._refusals.pop(key, None)
-                await self._view.meet(key, plural, manifest["metadata"]["name"])
-            elif plural != SERVICES and _is_for_good(error):
-                shown = f"{KINDS[plural]} {manifest['metadata']['name']}"
+                await self._view.meet(key, resource, manifest["metadata"]["name"])
+            elif resource != SERVICES and _is_for_good(error):
+                shown = f"{KINDS[resource]} {manifest['metadata']['name']}"
                 self._rejections[key] = replace(refusal, sentence=f"{shown}: {error}")
                 self._view.notify(key)
+                raise ConflictError(f"{shown}: {error}") from error  # what comes next is decided anew
             else:
                 if not error.transient:  # a quota, an admission rule, a right that is missing
                     self._refusals[key] = refusal
                 raise
         else:
             self._refusals.pop(key, None)
-            self._view.put(plural, answer)
+            self._view.put(resource, answer)
 
     async def _delete_pod(self, job: FleetJob, action: DeletePod) -> None:
         options: dict[str, Any] = {"preconditions": {"uid": action.uid}}

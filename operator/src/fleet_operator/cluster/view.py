@@ -88,7 +88,7 @@ class ClusterView:
         self.pods: Store[ObservedPod] = Store()
         self.services: Store[None] = Store()
         self._extras: dict[str, Store[None]] = {FEATURES[name].key: Store() for name in features}
-        self._foreign: dict[Key, dict[str, tuple[str, str]]] = {}  # job: {"Kind/name": (plural, name)}
+        self._foreign: dict[Key, dict[str, tuple[str, str]]] = {}  # job: {"Kind/name": (resource, name)}
         self._invalid: dict[str, int] = {}  # uids of jobs that cannot be understood, and their generation
         self._relist, self._jobs_listed = asyncio.Event(), asyncio.Event()
         self._watches = [*self._watch_all(PODS), *self._watch_all(SERVICES)]
@@ -183,11 +183,14 @@ class ClusterView:
         else:
             self.put_job(manifest)
 
-    def put_job(self, manifest: Mapping[str, Any]) -> None:
-        """Take a job as it is now."""
+    def put_job(self, manifest: Mapping[str, Any]) -> FleetJob | None:
+        """Take a job as it is now; return it, or None if it cannot be understood or a newer one is known."""
         entry = self._reduce_job(manifest)
-        if entry is not None and self._jobs.put(entry):
+        if entry is None:
+            return None
+        if self._jobs.put(entry):
             self.notify(entry.key)
+        return entry.value if entry.version == version_of(manifest) else None
 
     def list_jobs_again(self) -> None:
         """Find out soon which FleetJobs there still are: whoever watches them may have missed deletions."""
@@ -205,10 +208,10 @@ class ClusterView:
 
     # What jobs own.
 
-    def put(self, plural: str, manifest: Mapping[str, Any]) -> None:
-        """Take a pod or a Service as it is now."""
-        entry = self._reduce(plural, manifest)
-        if entry is not None and self._store(plural).put(entry):
+    def put(self, resource: str, manifest: Mapping[str, Any]) -> None:
+        """Take what a job owns, a pod or anything else, as it is now."""
+        entry = self._reduce(resource, manifest)
+        if entry is not None and self._store(resource).put(entry):
             self.notify(entry.job)
 
     def extras(self) -> Iterator[tuple[Resource, Store[None]]]:
@@ -221,25 +224,25 @@ class ClusterView:
         """Return the objects without our labels that have names of a job's, as ``Kind/name``."""
         return tuple(self._foreign.get(key, ()))
 
-    async def meet(self, key: Key, plural: str, name: str) -> None:
+    async def meet(self, key: Key, resource: str, name: str) -> None:
         """Find out who has a name that a job wants: we ourselves, unseen as yet, or somebody else."""
-        shown = f"{KINDS[plural]}/{name}"
+        shown = f"{KINDS[resource]}/{name}"
         known = self._foreign.get(key, {})
         try:
-            found = await self._client.get(f"{collection(plural, key.namespace)}/{name}")
+            found = await self._client.get(f"{collection(resource, key.namespace)}/{name}")
         except ApiError as error:
             if error.status != 404:
                 raise
             known.pop(shown, None)
         else:
-            entry = self._reduce(plural, found)
+            entry = self._reduce(resource, found)
             if entry is not None and entry.job == key:
-                self._store(plural).put(entry)  # it is watched, so it will be seen to go, whoever owns it
+                self._store(resource).put(entry)  # it is watched, so it will be seen to go, whoever owns it
                 known.pop(shown, None)
             elif shown in known:
                 return
             else:
-                self._foreign.setdefault(key, {})[shown] = (plural, name)
+                self._foreign.setdefault(key, {})[shown] = (resource, name)
         self.notify(key)
 
     def notify(self, key: Key) -> None:
@@ -249,30 +252,30 @@ class ClusterView:
 
     # How it is kept.
 
-    def _store(self, plural: str) -> Store[Any]:
-        if plural in self._extras:
-            return self._extras[plural]
-        return self.pods if plural == PODS else self.services
+    def _store(self, resource: str) -> Store[Any]:
+        if resource in self._extras:
+            return self._extras[resource]
+        return self.pods if resource == PODS else self.services
 
-    def _watch_all(self, plural: str) -> Iterator[ListWatch[Any]]:
+    def _watch_all(self, resource: str) -> Iterator[ListWatch[Any]]:
         for namespace in self._scopes:
             yield ListWatch(
                 self._client,
-                collection(plural, namespace),
-                store=self._store(plural),
-                reduce=lambda manifest: self._reduce(plural, manifest),
+                collection(resource, namespace),
+                store=self._store(resource),
+                reduce=lambda manifest: self._reduce(resource, manifest),
                 on_change=self.notify,
                 on_relist=self.list_jobs_again,
                 selector=SELECTOR,
                 namespace=namespace,
             )
 
-    def _reduce(self, plural: str, manifest: Mapping[str, Any]) -> Entry[Any] | None:
-        """Return what is kept of a pod or a Service; None if its labels do not make it a job's."""
+    def _reduce(self, resource: str, manifest: Mapping[str, Any]) -> Entry[Any] | None:
+        """Return what is kept of what a job owns; None if its labels do not make it a job's."""
         labels = manifest["metadata"].get("labels") or {}
         job = labels.get(LABEL_JOB_NAME)
-        value = observe_pod(manifest) if plural == PODS else None
-        if not job or labels.get(LABEL_MANAGED_BY) != MANAGED_BY or (plural == PODS and value is None):
+        value = observe_pod(manifest) if resource == PODS else None
+        if not job or labels.get(LABEL_MANAGED_BY) != MANAGED_BY or (resource == PODS and value is None):
             return None
         key, uid = key_of(manifest), manifest["metadata"]["uid"]
         return Entry(key, uid, version_of(manifest), Key(key.namespace, job), owner_of(manifest), value)
@@ -350,18 +353,18 @@ class ClusterView:
             await asyncio.sleep(FOREIGN_SECONDS)
             for key in list(self._foreign):
                 try:
-                    for plural, name in list(self._foreign.get(key, {}).values()):
-                        await self.meet(key, plural, name)
+                    for resource, name in list(self._foreign.get(key, {}).values()):
+                        await self.meet(key, resource, name)
                 except ApiError as error:
                     logger.warning("looking at a foreign object: %s", error, extra={"job": str(key)})
 
 
-def collection(plural: str, namespace: str | None) -> str:
+def collection(resource: str, namespace: str | None) -> str:
     """Return the path of a collection, of one namespace or of all of them."""
-    if (resource := _RESOURCES.get(plural)) is not None:
-        base, plural = resource.base, resource.plural
+    if (known := _RESOURCES.get(resource)) is not None:
+        base, plural = known.base, known.plural
     else:
-        base = f"/apis/{API_VERSION}" if plural == PLURAL else "/api/v1"
+        base, plural = f"/apis/{API_VERSION}" if resource == PLURAL else "/api/v1", resource
     return f"{base}/{plural}" if namespace is None else f"{base}/namespaces/{namespace}/{plural}"
 
 

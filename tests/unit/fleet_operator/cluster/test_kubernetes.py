@@ -199,8 +199,10 @@ async def test_an_object_with_our_labels_and_another_owner_is_not_ours(api: Fake
 async def test_a_pod_that_can_never_be_is_remembered_until_the_spec_changes(api: FakeApi):
     async with started(api) as world:
         api.refusals["POST", PODS] = ApiError(422, "Invalid", "spec.containers[0].image: Required value")
-        await world.cluster.apply(world.job, world.pod())
         told = "Pod digits-trainer-0: spec.containers[0].image: Required value"
+        with pytest.raises(ConflictError) as refused:
+            await world.cluster.apply(world.job, world.pod())
+        assert str(refused.value) == told
         assert world.observe().rejected == told
         job = api.objects[JOB]
         api.put(JOB, {**job, "metadata": {**job["metadata"], "generation": 2}})
@@ -243,7 +245,8 @@ async def test_what_the_cluster_denies_for_now_does_not_end_the_job(api: FakeApi
 async def test_what_cannot_be_read_as_an_object_can_never_be(api: FakeApi):
     async with started(api) as world:
         api.refusals["POST", PODS] = ApiError(400, "BadRequest", "cannot be handled as a Pod")
-        await world.cluster.apply(world.job, world.pod())
+        with pytest.raises(ConflictError):
+            await world.cluster.apply(world.job, world.pod())
         assert world.observe().rejected == "Pod digits-trainer-0: cannot be handled as a Pod"
 
 
@@ -402,7 +405,8 @@ async def test_a_claim_that_can_never_be_is_told_as_one(api: FakeApi):
     await world.view.start()
     try:
         api.refusals["POST", CLAIMS] = ApiError(422, "Invalid", "spec.resources: Required value")
-        await world.cluster.apply(world.job, claim)
+        with pytest.raises(ConflictError):
+            await world.cluster.apply(world.job, claim)
         told = "PersistentVolumeClaim digits-checkpoint: spec.resources: Required value"
         assert world.observe().rejected == told
     finally:
@@ -465,7 +469,8 @@ async def test_a_status_is_written_under_the_version_it_was_decided_on(api: Fake
     async with started(api) as world:
         before = world.job
         written = await world.cluster.write_status(before, RUNNING)
-        assert written.status == world.job.status == RUNNING
+        assert written is world.job, "it is read once"
+        assert written.status == RUNNING
         assert api.objects[JOB]["status"]["state"] == "Running"
         with pytest.raises(ConflictError):
             await world.cluster.write_status(before, FleetJobStatus())
