@@ -169,7 +169,7 @@ class Term:
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work` to its end, or give it up when told to stop; return whether it came to its end."""
+    """Do `work` to its end, or give it up when told to stop; return False if told to stop."""
     doing, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -58,23 +58,24 @@ async def submit(
         raise ClusterRefusal(
             f"the manifest is for namespace {own}, and {session.namespace} was asked for; give -n {own}"
         )
-    try:
-        before = await session.client.get(session.path(name))
-    except ApiError as error:
-        if error.status != 404:
-            with session.explained(name):
+    before: Mapping[str, Any] | None = None
+    with session.explained(name):
+        try:
+            before = await session.client.get(session.path(name))
+        except ApiError as error:
+            if error.status != 404:
                 raise
-        before = None
     document = {**manifest, "metadata": {**manifest["metadata"], "namespace": session.namespace}}
-    try:
-        after = await session.client.apply(session.path(name), document, manager=MANAGER, force=force)
-    except ApiError as error:
-        if error.status == 409:
+    with session.explained():
+        try:
+            after = await session.client.apply(session.path(name), document, manager=MANAGER, force=force)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            said = " ".join(str(error).split())
             raise ClusterRefusal(
-                f"{' '.join(str(error).split())}; to take over what others have set, add --force-conflicts"
+                f"{said}; to take over what others have set, add --force-conflicts"
             ) from error
-        with session.explained():
-            raise
     show(json.dumps(after, indent=2) if as_json else f"FleetJob {name} {_what_happened(before, after)}")
     if not wait:
         return 0
@@ -118,35 +119,35 @@ async def suspend(session: Session, name: str, *, suspended: bool, say: Callable
     """Hold a job or let it go on."""
     job = await session.job(name)
     now = bool(((job.get("spec") or {}).get("runPolicy") or {}).get("suspend"))
-    word = "suspended" if suspended else "resumed"
+    verb, done = ("suspend", "suspended") if suspended else ("resume", "resumed")
     if now == suspended:
         say(f"FleetJob {name} {'is suspended' if suspended else 'is not suspended'} already")
         return 0
     if Summary.of(job).status.finished:
-        raise ClusterRefusal(f"FleetJob {name} has finished: there is nothing to {word.removesuffix('ed')}")
+        raise ClusterRefusal(f"FleetJob {name} has finished: there is nothing to {verb}")
     patch = {"spec": {"runPolicy": {"suspend": suspended}}}
     with session.explained(name):
         await session.client.merge_patch(session.path(name), patch, manager=MANAGER)
     then = "; its pods end, and it starts anew when it is resumed" if suspended else "; it starts anew"
-    say(f"FleetJob {name} {word}{then}")
+    say(f"FleetJob {name} {done}{then}")
     return 0
 
 
 async def scale(session: Session, name: str, *, trainers: int, say: Callable[[str], None]) -> int:
     """Ask for another number of trainers."""
     await session.job(name)
-    try:
-        before = await session.client.get(session.path(name, "scale"))
-        patch = {"spec": {"replicas": trainers}}
-        await session.client.merge_patch(session.path(name, "scale"), patch, manager=MANAGER)
-    except ApiError as error:
-        if error.status == 404:
+    path, patch = session.path(name, "scale"), {"spec": {"replicas": trainers}}
+    with session.explained(name):
+        try:
+            before = await session.client.get(path)
+            await session.client.merge_patch(path, patch, manager=MANAGER)
+        except ApiError as error:
+            if error.status != 404:
+                raise
             raise ClusterRefusal(
                 "this cluster's FleetJobs cannot be scaled: their definition is older than this program;"
                 " upgrade the chart fleet-operator"
             ) from error
-        with session.explained(name):
-            raise
     say(f"FleetJob {name} scaled from {before['spec'].get('replicas', 0)} to {trainers} trainers")
     return 0
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fleet_operator.api import Role
+from fleet_operator.cli.clock import now
 from fleet_operator.cli.curve import draw_loss_curves
 from fleet_operator.cli.display import DisplayHandler, LineDisplay, TableDisplay
 from fleet_operator.cli.result import to_json, to_text
-from fleet_operator.cli.run import RunOptions, now, prepare, run_job
+from fleet_operator.cli.run import RunOptions, prepare, run_job
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 SIGNALLED = 128
 START_ERROR = "StartError"
 MAX_REASON = 300
+ABSENT = "-"
+"""What tables show where there is nothing to show."""
 
 
 def describe_exit(pod: LocalPod) -> str:

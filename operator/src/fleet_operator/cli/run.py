@@ -15,12 +15,13 @@ import sys
 import tempfile
 import uuid
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import CleanPodPolicy, JobState, Mode, Role
 from fleet_operator.api.names import METRICS_PORT
+from fleet_operator.cli.clock import now
 from fleet_operator.cli.view import JobView
 from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.local_address import (
@@ -125,11 +126,6 @@ def prepare(job: FleetJob) -> FleetJob:
         raise InvalidJob(f"{job.name}, as a run on this machine,", problems)
     metadata = {"uid": str(uuid.uuid4()), "resource_version": "1", "creation_timestamp": now()}
     return job.model_copy(update={"metadata": job.metadata.model_copy(update=metadata)})
-
-
-def now() -> datetime:
-    """Return the time of day in UTC."""
-    return datetime.now(UTC)
 
 
 async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunResult:

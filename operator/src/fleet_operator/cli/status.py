@@ -12,8 +12,10 @@ from rich.text import Text
 
 from fleet_operator.api import JobState
 from fleet_operator.api.names import API_VERSION, PLURAL
+from fleet_operator.cli.clock import now
+from fleet_operator.cli.lines import ABSENT
 from fleet_operator.cli.session import ClusterRefusal
-from fleet_operator.cli.summary import ABSENT, Summary, age, details, now
+from fleet_operator.cli.summary import Summary, age, details
 from fleet_operator.cli.table import STYLES
 
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api.names import KIND
-from fleet_operator.cli.summary import age, now
+from fleet_operator.cli.clock import now
+from fleet_operator.cli.lines import ABSENT
+from fleet_operator.cli.summary import age
 from fleet_operator.cluster.view import collection
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ async def show_events(session: Session, name: str, *, as_json: bool, say: Callab
     selector = {"fieldSelector": f"involvedObject.kind={KIND},involvedObject.name={name}"}
     with session.explained():
         found = await session.client.get(collection("events", session.namespace), selector)
-    events = sorted(found["items"], key=lambda event: (_last(event), int(_version(event))))
+    events = sorted(found["items"], key=lambda event: (_last(event), _version(event)))
     if not events:
         await session.job(name)  # a name that is not there is a mistake
     if as_json:
@@ -40,12 +42,12 @@ async def show_events(session: Session, name: str, *, as_json: bool, say: Callab
 
 def _word(event: Mapping[str, Any], field: str) -> str:
     """Return a field that whoever wrote the event may have left out."""
-    return str(event.get(field) or "-")
+    return str(event.get(field) or ABSENT)
 
 
 def _last(event: Mapping[str, Any]) -> str:
     return str(event.get("lastTimestamp") or event["metadata"]["creationTimestamp"])
 
 
-def _version(event: Mapping[str, Any]) -> str:
-    return str(event["metadata"].get("resourceVersion") or 0)
+def _version(event: Mapping[str, Any]) -> int:
+    return int(event["metadata"].get("resourceVersion") or 0)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from fleet_operator.api import ConditionType, FleetJobStatus, JobState
+from fleet_operator.cli.lines import ABSENT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ABSENT = "-"
 UNSEEN = "no operator has looked at it yet; is one running? (kubectl get deployments -A | grep fleet)"
 
 
@@ -54,12 +54,6 @@ class Summary:
     def state(self) -> str:
         """The state in one word."""
         return str((self.raw.get("status") or {}).get("state") or JobState.PENDING)
-
-    @property
-    def reason(self) -> str:
-        """Why it is in this state, in one word."""
-        told = self.status.explanation
-        return told.reason if told is not None else ""
 
     @property
     def sentence(self) -> str:
@@ -129,8 +123,3 @@ def age(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{int(seconds // size)}{unit}"
     return f"{max(0, int(seconds))}s"
-
-
-def now() -> datetime:
-    """Return the time of day in UTC."""
-    return datetime.now(UTC)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from fleet_operator.cli.lines import duration
+from fleet_operator.cli.lines import ABSENT, duration
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -20,7 +20,6 @@ STYLES = {
     "Stopping": "yellow",
     "Failed": "bold red",
 }
-ABSENT = "-"
 
 
 def render(view: JobView, now: datetime) -> Table:

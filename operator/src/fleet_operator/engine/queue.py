@@ -49,11 +49,6 @@ class WorkQueue(Generic[K]):
         """Return how many keys could be taken now, had their delays passed by the last `take`."""
         return len(self._ready)
 
-    @property
-    def running(self) -> int:
-        """How many keys are being worked on."""
-        return len(self._running)
-
     def add(self, key: K) -> None:
         """Let `key` be worked on as soon as possible; one that waits already stays where it is."""
         if key in self._running:

@@ -1,7 +1,10 @@
 """What changes a job on a cluster."""
 
+import pytest
+
 from fleet_operator.cli.change import scale, suspend
-from fleet_operator.cli.session import MANAGER, Session
+from fleet_operator.cli.session import MANAGER, ClusterRefusal, Session
+from fleet_operator.cluster.client import ApiError
 from tests.support.fake_api import FakeApi
 from tests.support.jobs import manifest
 
@@ -17,3 +20,30 @@ async def test_the_api_server_is_told_who_has_set_what():
     await scale(session, "digits", trainers=3, say=said.append)
     assert api.managers == [MANAGER, MANAGER] == ["fleetjob", "fleetjob"]
     assert len(said) == 2
+
+
+@pytest.mark.parametrize(("suspended", "verb"), [(True, "suspend"), (False, "resume")])
+async def test_a_job_that_has_finished_is_neither_suspended_nor_resumed(suspended: bool, verb: str):
+    api = FakeApi()
+    finished = {"type": "Succeeded", "status": "True", "reason": "AllSucceeded", "message": "done"}
+    moment = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
+    document = manifest(runPolicy={"suspend": not suspended})
+    api.put(JOB, {**document, "status": {"state": "Succeeded", "conditions": [{**finished, **moment}]}})
+    session = Session(api, "https://fake", "default")
+    with pytest.raises(ClusterRefusal, match=f"has finished: there is nothing to {verb}$"):
+        await suspend(session, "digits", suspended=suspended, say=print)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        pytest.param(ApiError(404, "NotFound", "could not find"), "older than this program", id="no-scale"),
+        pytest.param(ApiError(403, "Forbidden", "no scale for you"), "you may not do this", id="no-right"),
+    ],
+)
+async def test_scaling_that_is_refused_says_what_to_do(error: ApiError, said: str):
+    api = FakeApi()
+    api.put(JOB, manifest())
+    api.refusals["GET", f"{JOB}/scale"] = error
+    with pytest.raises(ClusterRefusal, match=said):
+        await scale(Session(api, "https://fake", "default"), "digits", trainers=3, say=print)
