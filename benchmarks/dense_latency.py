@@ -15,7 +15,7 @@ from statistics import quantiles
 from typing import Any
 
 from benchmarks.running import Running, Shape, interleave, say, spread
-from benchmarks.workload import TINY_WIDTHS, count_parameters
+from benchmarks.workload import MAX_BATCH, TINY_WIDTHS, count_parameters
 
 __all__ = ["main"]
 
@@ -32,7 +32,7 @@ def run(shapes: Mapping[str, Shape], rounds: int, steps: int) -> dict[str, list[
     """Return by system, for each round, the median and the 99th percentile of a step, in milliseconds."""
     running = {name: Running(name.replace(" ", "-"), shape) for name, shape in shapes.items()}
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in shapes}
-    for number, of_round in enumerate(interleave(running, rounds, steps, WARM_UP_STEPS)):
+    for number, of_round in enumerate(interleave(running, [MAX_BATCH] * rounds, steps, WARM_UP_STEPS)):
         for name, one in of_round.items():
             measured[name].append(percentiles(one.step_seconds))
         say(f"round {number + 1} of {rounds} is over")

@@ -4,7 +4,8 @@
 interleaved rounds: the processes of all systems live from beginning to end, and those that are not being
 measured are stopped (SIGSTOP), as some poll without a pause even when they have nothing to do. So every
 system meets the same state of the machine, and ratios are taken within a round. Every process computes with
-one thread.
+one thread. Rounds with batches of 64 samples, where computing takes most of a step, take turns with rounds of
+one sample, where communication does.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.running import Running, Shape, interleave, say, spread
-from benchmarks.workload import NUM_PARAMETERS, WIDTHS
+from benchmarks.workload import MAX_BATCH, NUM_PARAMETERS, WIDTHS
 
 __all__ = ["main"]
 
@@ -51,56 +52,77 @@ RATIOS = [
     ("fleet-1", "compute"),
     ("fleet-2", "compute"),
 ]
+BATCHES = (64, 1)
 WARM_UP_STEPS = 3
 
+Rounds = dict[int, dict[str, list[float]]]
+"""Steps per second: by size of the batches and by system, those of each round."""
 
-def run(systems: Sequence[str], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Measure every system once per round, in an order that changes; return steps per second by system."""
+
+def run(systems: Sequence[str], batches: Sequence[int], rounds: int, steps: int) -> Rounds:
+    """Measure every system once per round, in an order that changes; the batches' sizes take turns."""
     running = {name: Running(name, Shape(NUM_SERVERS[name], NUM_TRAINERS, WIDTHS)) for name in systems}
-    measured: dict[str, list[float]] = {name: [] for name in systems}
-    for number, of_round in enumerate(interleave(running, rounds, steps, WARM_UP_STEPS)):
+    measured: Rounds = {batch: {name: [] for name in systems} for batch in batches}
+    sizes = list(batches) * rounds
+    for number, of_round in enumerate(interleave(running, sizes, steps, WARM_UP_STEPS)):
+        of_size = measured[sizes[number]]
         for name, one in of_round.items():
-            measured[name].append(steps / one.seconds)
-        shown = "  ".join(f"{name} {values[-1]:.1f}" for name, values in measured.items())
-        say(f"round {number + 1} of {rounds}: {shown} steps/s")
+            of_size[name].append(steps / one.seconds)
+        shown = "  ".join(f"{name} {values[-1]:.1f}" for name, values in of_size.items())
+        say(f"round {number + 1} of {len(sizes)}, batches of {sizes[number]}: {shown} steps/s")
     return measured
 
 
-def report(measured: dict[str, list[float]], steps: int) -> dict[str, Any]:
-    """Summarize: steps per second by system, and the ratios within each round."""
-    ratios = {
-        f"{ours}/{other}": spread([a / b for a, b in zip(measured[ours], measured[other], strict=True)])
+def report(measured: Rounds, steps: int) -> dict[str, Any]:
+    """Summarize: steps per second by system, and the ratios within each round, by size and over all."""
+    within = {
+        (batch, f"{ours}/{other}"): [a / b for a, b in zip(of_size[ours], of_size[other], strict=True)]
+        for batch, of_size in measured.items()
         for ours, other in RATIOS
-        if ours in measured and other in measured
+        if ours in of_size and other in of_size
     }
+    pairs = dict.fromkeys(pair for _, pair in within)
     return {
         "benchmark": "dense_sync",
         "parameters": NUM_PARAMETERS,
         "trainers": NUM_TRAINERS,
-        "rounds": len(next(iter(measured.values()))),
+        "rounds": len(next(iter(next(iter(measured.values())).values()))),
         "steps_per_round": steps,
         "cores": os.cpu_count(),
         "load_average": os.getloadavg()[0],
-        "steps_per_second": {name: spread(values) | {"rounds": values} for name, values in measured.items()},
-        "ratios": ratios,
+        "steps_per_second": {
+            str(batch): {name: spread(values) | {"rounds": values} for name, values in of_size.items()}
+            for batch, of_size in measured.items()
+        },
+        "ratios": {str(batch): {pair: spread(within[batch, pair]) for pair in pairs} for batch in measured}
+        | {
+            "all": {
+                pair: spread([each for batch in measured for each in within[batch, pair]]) for pair in pairs
+            }
+        },
     }
 
 
 def show(summary: dict[str, Any]) -> None:
-    """Print the summary as two tables."""
-    print(f"{'steps/s':<36}{'median':>8}{'p10':>8}{'p90':>8}")
-    for name, row in summary["steps_per_second"].items():
-        print(f"{ABOUT[name]:<36}{row['median']:>8.2f}{row['p10']:>8.2f}{row['p90']:>8.2f}")
-    if summary["ratios"]:
-        print(f"\n{'ratio within a round':<36}{'median':>8}{'p10':>8}{'p90':>8}")
-    for name, row in summary["ratios"].items():
-        print(f"{name:<36}{row['median']:>8.2f}{row['p10']:>8.2f}{row['p90']:>8.2f}")
+    """Print the summary as tables."""
+    for batch, of_size in summary["steps_per_second"].items():
+        print(f"{f'steps/s, batches of {batch}':<40}{'median':>8}{'p10':>8}{'p90':>8}")
+        for name, row in of_size.items():
+            print(f"{ABOUT[name]:<40}{row['median']:>8.2f}{row['p10']:>8.2f}{row['p90']:>8.2f}")
+        print()
+    for batch, pairs in summary["ratios"].items():
+        if pairs:
+            which = f"batches of {batch}" if batch != "all" else "all rounds"
+            print(f"{f'ratio within a round, {which}':<40}{'median':>8}{'p10':>8}{'p90':>8}")
+        for name, row in pairs.items():
+            print(f"{name:<40}{row['median']:>8.2f}{row['p10']:>8.2f}{row['p90']:>8.2f}")
 
 
 def main() -> None:
     """Run the benchmark as the command line says."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dense_sync", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=10, help="per size of batches (default: 10)")
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="sizes (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=10, help="steps per system and round (default: 10)")
     parser.add_argument("--systems", default=",".join(NUM_SERVERS), help="default: %(default)s")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -111,10 +133,15 @@ def main() -> None:
         parser.error(
             f"--systems is {options.systems!r}; expected each at most once, of {', '.join(NUM_SERVERS)}"
         )
+    batches = [int(size) for size in options.batches.split(",") if size.isdecimal()]
+    if len(batches) != len(set(options.batches.split(","))) or not all(
+        1 <= size <= MAX_BATCH for size in batches
+    ):
+        parser.error(f"--batches is {options.batches!r}; expected different sizes of 1 to {MAX_BATCH}")
     if options.rounds < 1 or options.steps < 1:
         parser.error(f"--rounds is {options.rounds} and --steps {options.steps}; expected 1 or more")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
-    summary = report(run(systems, options.rounds, options.steps), options.steps)
+    summary = report(run(systems, batches, options.rounds, options.steps), options.steps)
     if options.json:
         print(json.dumps(summary))
     else:

@@ -134,11 +134,11 @@ class _Trainer:
             hook = self._sender(numbers)
             parameter.register_post_accumulate_grad_hook(hook)
 
-    def step(self) -> None:
-        """Make one step."""
+    def step(self, size: int) -> None:
+        """Make one step on a batch of this many samples."""
         for parameter in self._parameters:
             parameter.grad = None
-        nn.functional.cross_entropy(self._model(self._inputs), self._labels).backward()
+        nn.functional.cross_entropy(self._model(self._inputs[:size]), self._labels[:size]).backward()
         for _ in self._values:
             answer = self._landed.get()
             (number,) = HEADER.unpack_from(answer)
@@ -169,7 +169,7 @@ class _Trainer:
             pass  # the stream was closed
 
 
-def trainer(config: Config) -> tuple[Callable[[], None], Callable[[], None]]:
+def trainer(config: Config) -> tuple[Callable[[int], None], Callable[[], None]]:
     """Train with the servers at the configured ports."""
     made = _Trainer(config)
     return made.step, made.close

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from statistics import median, quantiles
 from typing import Any, TextIO
 
-from benchmarks.workload import Config
+from benchmarks.workload import MAX_BATCH, Config
 
 __all__ = ["Measured", "Running", "Shape", "interleave", "say", "spread", "stream"]
 
@@ -76,12 +76,12 @@ class Running:
         """Wait until every trainer could begin."""
         self._await("ready")
 
-    def measure(self, steps: int) -> Measured:
+    def measure(self, steps: int, batch: int = MAX_BATCH) -> Measured:
         """Have every trainer make steps, and stop; return how long they took."""
         self._signal(signal.SIGCONT)
         began = time.perf_counter()
         for trainer in self._trainers:
-            stream(trainer.stdin).write(f"{steps}\n")
+            stream(trainer.stdin).write(f"{steps} {batch}\n")
             stream(trainer.stdin).flush()
         step_seconds = self._await("done")
         seconds = time.perf_counter() - began
@@ -158,9 +158,20 @@ def _free_ports(count: int) -> tuple[int, ...]:
 
 
 def interleave(
-    running: Mapping[str, Running], rounds: int, steps: int, warm_up_steps: int
+    running: Mapping[str, Running],
+    batches: Sequence[int],
+    steps: int,
+    warm_up_steps: int,
 ) -> Iterator[dict[str, Measured]]:
     """Start the systems, measure each once per round in an order that changes, and end them all.
+
+    Parameters
+    ----------
+    running : mapping of name to Running
+    batches : sequence of int
+        The size of the batches, by round.
+    steps, warm_up_steps : int
+        How many steps a round has, and how many come before the first one.
 
     Yields
     ------
@@ -173,9 +184,9 @@ def interleave(
             system.await_ready()
             system.measure(warm_up_steps)
             say(f"{system.name} is ready")
-        for number in range(rounds):
+        for number, batch in enumerate(batches):
             order = random.Random(number).sample(sorted(running), len(running))  # noqa: S311 (an order)
-            measured = {name: running[name].measure(steps) for name in order}
+            measured = {name: running[name].measure(steps, batch) for name in order}
             yield {name: measured[name] for name in running}
     finally:
         for system in running.values():

@@ -22,7 +22,8 @@ __all__ = ["SYSTEMS", "System", "rpc_part"]
 HOST = "127.0.0.1"
 RPC_SECONDS = 600
 
-Step = Callable[[], None]
+Step = Callable[[int], None]
+"""Makes one step on a batch of this many samples."""
 End = Callable[[], None]
 
 
@@ -40,9 +41,9 @@ def _loop(
     """Return the usual training step."""
     inputs, labels = batch(config.index, config.widths)
 
-    def step() -> None:
+    def step(size: int) -> None:
         optimizer.zero_grad(set_to_none=to_none)
-        nn.functional.cross_entropy(model(inputs), labels).backward()
+        nn.functional.cross_entropy(model(inputs[:size]), labels[:size]).backward()
         optimizer.step()
 
     return step
@@ -61,7 +62,7 @@ def imports_trainer(config: Config) -> tuple[Step, End]:
 
     assert fleet.parameter_server.fleet is not None
     torch.optim.SGD([torch.zeros(1)], lr=LEARNING_RATE)
-    return lambda: None, lambda: None
+    return lambda _: None, lambda: None
 
 
 def ddp_trainer(config: Config) -> tuple[Step, End]:
@@ -180,11 +181,11 @@ def rpc_trainer(config: Config) -> tuple[Step, End]:
     servers = [f"server{index}" for index in range(config.num_servers)]
     parts: list[nn.Module] = [rpc.rpc_sync(server, rpc_model) for server in servers]
 
-    def step() -> None:
-        outputs = inputs
+    def step(size: int) -> None:
+        outputs = inputs[:size]
         for part in parts:
             outputs = part(outputs)
-        nn.functional.cross_entropy(outputs, labels).backward()
+        nn.functional.cross_entropy(outputs, labels[:size]).backward()
         futures = [
             rpc.rpc_async(server, rpc_update, args=([parameter.grad for parameter in part.parameters()],))
             for server, part in zip(servers, parts, strict=True)

@@ -1,7 +1,8 @@
 """One process of a measured system, which the benchmark starts, paces and ends through its standard input.
 
-It reads one line per round, the number of steps to make, and answers with a line once they are made: "done",
-and the seconds that each took. The end of its input ends it, so that no process outlives the benchmark.
+It reads one line per round, the number of steps to make and the size of their batches, and answers with a
+line once they are made: "done", and the seconds that each took. The end of its input ends it, so that no
+process outlives the benchmark.
 """
 
 import json
@@ -33,9 +34,10 @@ def main() -> None:
     step, end = system.trainer(config)
     _answer("ready")
     for line in sys.stdin:
+        steps, size = map(int, line.split())
         times = [time.perf_counter()]
-        for _ in range(int(line)):
-            step()
+        for _ in range(steps):
+            step(size)
             times.append(time.perf_counter())
         _answer(" ".join(["done", *(f"{after - before:.7f}" for before, after in pairwise(times))]))
     end()

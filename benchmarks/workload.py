@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 __all__ = [
-    "BATCH",
     "LEARNING_RATE",
+    "MAX_BATCH",
     "NUM_PARAMETERS",
     "TINY_WIDTHS",
     "WIDTHS",
@@ -18,7 +18,8 @@ __all__ = [
     "count_parameters",
 ]
 
-BATCH = 64
+MAX_BATCH = 64
+"""The most samples that a trainer has for a step; with fewer, the first ones."""
 LEARNING_RATE = 0.01
 WIDTHS = (1024, *[2048] * 6, 1000)
 TINY_WIDTHS = (16, 26, 26, 26, 26)
@@ -55,7 +56,7 @@ def build_layers(widths: tuple[int, ...] = WIDTHS) -> list[nn.Module]:
 
 
 def batch(index: int, widths: tuple[int, ...] = WIDTHS) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the inputs and labels of one trainer; every step takes the same."""
+    """Return the inputs and labels of one trainer; every step takes as many of the first as it needs."""
     generator = torch.Generator().manual_seed(index)
-    inputs = torch.randn(BATCH, widths[0], generator=generator)
-    return inputs, torch.randint(0, widths[-1], (BATCH,), generator=generator)
+    inputs = torch.randn(MAX_BATCH, widths[0], generator=generator)
+    return inputs, torch.randint(0, widths[-1], (MAX_BATCH,), generator=generator)

@@ -12,11 +12,16 @@ from benchmarks.workload import NUM_PARAMETERS, batch, build_layers
 
 
 def test_ratios_are_taken_within_a_round():
-    measured = {"ddp": [1.0, 10.0], "rpc-1": [2.0, 20.0], "fleet-1": [4.0, 20.0]}
+    measured = {
+        64: {"ddp": [1.0, 10.0], "rpc-1": [2.0, 20.0], "fleet-1": [4.0, 20.0]},
+        1: {"ddp": [5.0, 5.0], "rpc-1": [5.0, 5.0], "fleet-1": [20.0, 20.0]},
+    }
     summary = dense_sync.report(measured, steps=5)
-    assert summary["ratios"]["fleet-1/rpc-1"]["median"] == 1.5
-    assert summary["ratios"]["fleet-1/ddp"]["median"] == 3.0
-    assert set(summary["ratios"]) == {"fleet-1/rpc-1", "fleet-1/ddp"}
+    assert summary["ratios"]["64"]["fleet-1/rpc-1"]["median"] == 1.5
+    assert summary["ratios"]["64"]["fleet-1/ddp"]["median"] == 3.0
+    assert summary["ratios"]["1"]["fleet-1/ddp"]["median"] == 4.0
+    assert summary["ratios"]["all"]["fleet-1/ddp"]["median"] == 4.0
+    assert set(summary["ratios"]["all"]) == {"fleet-1/rpc-1", "fleet-1/ddp"}
     assert (summary["rounds"], summary["steps_per_round"]) == (2, 5)
     json.dumps(summary, allow_nan=False)
 
@@ -40,7 +45,16 @@ def test_the_workload_has_25_million_parameters():
 
 
 @pytest.mark.parametrize(
-    "flags", [["--systems=fleet-3"], ["--systems=ddp,ddp"], ["--rounds=0"], ["--steps=0"]]
+    "flags",
+    [
+        ["--systems=fleet-3"],
+        ["--systems=ddp,ddp"],
+        ["--rounds=0"],
+        ["--steps=0"],
+        ["--batches=0"],
+        ["--batches=1,x"],
+        ["--batches=65"],
+    ],
 )
 def test_a_bad_flag_ends_before_anything_starts(flags, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["dense_sync", *flags])
