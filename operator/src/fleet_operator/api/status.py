@@ -118,7 +118,8 @@ class RoleStatus(StatusModel):
         default="", description="Replicas whose present pod has been seen, such as 0-2,4."
     )
     completed_indexes: str = Field(
-        default="", description="Replicas that ended well, such as 0-2,4. They are never run again."
+        default="",
+        description="Replicas that ended well, such as 0-2,4. They do not run again in this life of the job.",
     )
 
 

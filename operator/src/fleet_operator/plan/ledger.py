@@ -6,8 +6,8 @@ that such a pod may still send, are always recognised as older:
 - a restart of one replica raises the count of that replica;
 - a restart of the whole job raises the count of the job and forgets what was created and completed: the
   parameters begin anew, so every trainer's part of the training does too. Within one life of the job, a
-  completed replica is never run again. A suspension is a restart of the job as well; but where a checkpoint
-  keeps the parameters, trainers that had completed before it stay so.
+  completed replica is never run again. A suspension is a restart of the job as well, and so is another number
+  of trainers, with a checkpoint or without: new servers wait for every trainer.
 """
 
 from __future__ import annotations
@@ -68,6 +68,11 @@ class Ledger:
             )
         return cls(status.job_restarts, status.restarts, status.failures, status.not_before, roles)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any replica of the present life of the job has been seen."""
+        return any(own.created or own.completed for own in self.roles.values())
+
     def attempt(self, replica: Replica) -> Attempt:
         """Return the attempt that a replica's pod must have."""
         restarts = self.roles[replica.role].restarts.get(replica.index)
@@ -98,8 +103,8 @@ class Ledger:
         """Return the ledger with all replicas about to be started anew after a failure."""
         return replace(self.with_new_life(), restarts=self.restarts + 1, not_before=not_before)
 
-    def with_new_life(self, *, keep_trainers: bool = False) -> Self:
-        """Return the ledger with all replicas to be started anew, or all but trainers that have completed.
+    def with_new_life(self) -> Self:
+        """Return the ledger with all replicas to be started anew.
 
         Their counts stay; when each of them was to be started again is forgotten.
         """
@@ -111,7 +116,7 @@ class Ledger:
                     for index, each in own.restarts.items()
                 },
                 created=frozenset(),
-                completed=own.completed if keep_trainers and role is Role.TRAINER else frozenset(),
+                completed=frozenset(),
             )
             for role, own in self.roles.items()
         }

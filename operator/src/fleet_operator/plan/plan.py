@@ -84,8 +84,10 @@ def finished(situation: Situation) -> Plan | None:
 
 
 def succeeded(situation: Situation) -> Plan | None:
-    """Succeed once the trainers that successPolicy asks for have completed."""
+    """Succeed once the trainers that successPolicy asks for have completed, of the number that is wanted."""
     policy, replicas = situation.job.spec.success_policy, situation.job.replicas(Role.TRAINER)
+    if is_resized(before=situation.job.status.role(Role.TRAINER).replicas, wanted=replicas):
+        return None
     completed = situation.completed(Role.TRAINER)
     if not is_satisfied(policy, replicas=replicas, succeeded=completed):
         return None
@@ -115,23 +117,25 @@ def suspended(situation: Situation) -> Plan | None:
     """Hold a job while runPolicy.suspend is true; it starts anew, or from its checkpoint, when resumed."""
     if not situation.job.spec.run_policy.suspend:
         return None
-    ledger = situation.ledger
-    keep = situation.job.keeps_parameters
-    begun = any(own.created for own in ledger.roles.values())
-    if begun or (not keep and any(own.completed for own in ledger.roles.values())):
-        situation = situation.with_ledger(ledger.with_new_life(keep_trainers=keep))
+    if situation.ledger.has_begun:
+        situation = situation.with_ledger(situation.ledger.with_new_life())
     return hold(situation)
 
 
 def resized(situation: Situation) -> Plan | None:
-    """Start a job anew when another number of trainers is wanted: its replicas were told the old one."""
+    """Start a job anew when another number of trainers is wanted: its replicas were told the old one.
+
+    So was its PodGroup, and so were pods that nobody has seen yet; but where no pod has been seen, it is not
+    told as a restart.
+    """
     job, ledger = situation.job, situation.ledger
     before, wanted = job.status.role(Role.TRAINER).replicas, job.replicas(Role.TRAINER)
-    begun = any(own.created or own.completed for own in ledger.roles.values())
-    if not begun or not is_resized(before=before, wanted=wanted):
+    if not is_resized(before=before, wanted=wanted):
         return None
-    sentence = scaled_sentence(before=before, wanted=wanted)
     situation = situation.with_ledger(ledger.with_new_life())
+    if not ledger.has_begun:
+        return step(situation)
+    sentence = scaled_sentence(before=before, wanted=wanted)
     return step(situation, {ConditionType.RESTARTING: (True, "Scaled", sentence)})
 
 

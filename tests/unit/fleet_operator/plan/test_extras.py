@@ -57,6 +57,21 @@ def test_a_new_life_is_a_new_gang():
     assert "ensure PodGroup digits-1" in lines
 
 
+def test_another_number_of_trainers_is_a_new_gang_although_no_pod_has_been_seen():
+    bounds = {"minReplicas": 1, "maxReplicas": 4}
+    story = Story(jobs.collective_manifest(trainer={"replicas": 2, **bounds}, scheduling=GANG))
+    story.sees(service=False)
+    story.scale(3)
+    lines = story.sees(after=5, **having(group(0)))
+    assert done(lines) == [
+        "delete PodGroup digits-0",
+        "ensure PodGroup digits-1",
+        *(f"create digits-trainer-{index} 1.0" for index in range(3)),
+    ]
+    assert lines[0] == "Pending trainers 0/3 restarts 0 failures 0", "nothing ran that could start again"
+    assert not any(line.startswith("Restarting") for line in lines)
+
+
 def test_what_holds_pods_together_goes_with_them_and_what_holds_data_stays():
     spec: dict[str, Any] = {"checkpoint": CHECKPOINT, "scheduling": GANG, "pserver": BUDGET}
     there = having(CLAIM_REF, BUDGET_REF, group(0))
@@ -108,7 +123,7 @@ def test_a_server_with_a_checkpoint_is_restarted_alone():
     assert done(lines) == ["delete digits-pserver-0 0.0"]
 
 
-def test_trainers_that_had_completed_stay_so_when_a_job_is_resumed_from_its_checkpoint():
+def test_a_job_is_resumed_from_its_checkpoint_whole_because_its_new_servers_wait_for_every_trainer():
     story = Story(checkpoint={"claimName": "state"})
     story.sees(pserver(0), pserver(1), ended(trainer(0)), trainer(1))
     story.edit(suspend=True)
@@ -117,7 +132,7 @@ def test_trainers_that_had_completed_stay_so_when_a_job_is_resumed_from_its_chec
     story.edit(suspend=False)
     story.sees(after=7)
     lines = story.sees(pserver(0, "1.0"), pserver(1, "1.0"), after=8)
-    assert done(lines) == ["create digits-trainer-1 1.0"]
+    assert done(lines) == ["create digits-trainer-0 1.0", "create digits-trainer-1 1.0"]
 
 
 def test_a_collective_job_is_resumed_whole_because_its_processes_only_start_together():

@@ -61,6 +61,24 @@ def test_a_collective_job_that_shrinks_has_no_trainer_left_over():
     assert story.job.status.state == "Succeeded"
 
 
+@pytest.mark.parametrize(
+    ("policy", "ends"),
+    [
+        pytest.param("All", (0, 1), id="all-that-are-left"),
+        pytest.param("Any", (0,), id="any"),
+        pytest.param("RankZero", (0,), id="rank-zero"),
+    ],
+)
+def test_what_completed_with_another_number_is_no_success(policy, ends):
+    story = Story(jobs.collective_manifest(trainer={"replicas": 3, **BOUNDS}, successPolicy=policy))
+    pods = [trainer(index) for index in range(3)]
+    story.sees(*pods)
+    story.scale(2)
+    story.sees(*(ended(pod) if pod.index in ends else pod for pod in pods), after=5)
+    assert (story.job.status.state, story.job.status.trainers) == ("Restarting", "0/2")
+    assert created(story.sees(after=6)) == ["create digits-trainer-0 1.0", "create digits-trainer-1 1.0"]
+
+
 def test_a_collective_job_waits_for_its_places_as_long_as_at_first():
     story = Story(
         jobs.collective_manifest(trainer={"replicas": 2, **BOUNDS}, runPolicy={"pendingDeadlineSeconds": 60})
