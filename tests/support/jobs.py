@@ -30,6 +30,9 @@ _COLLECTIVE = collective_manifest()
 INVALID = (
     InvalidCase("name-too-long", manifest("d" * 49), "metadata.name", ("at most 48", "49")),
     InvalidCase("name-begins-with-a-digit", manifest("1digits"), "metadata.name", ("a letter first",)),
+    InvalidCase(
+        "name-with-the-end-of-its-line", manifest("digits\n"), "metadata.name", ("lower case letters",)
+    ),
     InvalidCase("name-with-a-dot", manifest("digits.v2"), "metadata.name", ("lower case letters",)),
     InvalidCase("no-spec", at("spec", ...), "spec", ("nothing",)),
     InvalidCase(
@@ -264,6 +267,12 @@ INVALID = (
         ("'kueue'", "domain/name"),
     ),
     InvalidCase(
+        "managed-by-a-name-with-the-end-of-its-line",
+        at("spec.runPolicy.managedBy", "a.b/c\n"),
+        "spec.runPolicy.managedBy",
+        (r"'a.b/c\n'", "domain/name"),
+    ),
+    InvalidCase(
         "unknown-clean-policy",
         at("spec.runPolicy.cleanPodPolicy", "Completed"),
         "spec.runPolicy.cleanPodPolicy",
@@ -315,7 +324,7 @@ INVALID = (
         "range-of-too-few-ports",
         at("spec.network", {"hostNetwork": True, "portRange": {"first": 20000, "last": 20006}}),
         "spec.network.portRange",
-        ("too few",),
+        ("20000 to 20006", "8 are needed"),
     ),
     InvalidCase(
         "range-of-privileged-ports",

@@ -20,6 +20,8 @@ from fleet_operator.api.role import Role
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fleet_operator.api.placement import PortRange
+
 __all__ = ["CHANGES", "IMMUTABLE", "RULES", "ChangeRule", "Rule", "TransitionRule", "name_problem"]
 
 
@@ -114,7 +116,7 @@ def name_problem(name: str) -> str | None:
         return (
             f"at most {MAX_NAME_LENGTH} characters: names of pods are made of it (this one has {len(name)})"
         )
-    if not re.match(NAME_PATTERN, name):
+    if not re.fullmatch(NAME_PATTERN, name):
         return "lower case letters, digits and '-', with a letter first and no '-' last"
     return None
 
@@ -151,12 +153,12 @@ def _is_within_bounds(job: FleetJob) -> bool:
     return trainer.min_replicas <= trainer.replicas <= trainer.max_replicas
 
 
-def _is_wide_enough(job: FleetJob) -> bool:
-    ports = job.host_ports
-    if ports is None:
-        return True
-    replicas = job.replicas(Role.PSERVER) + job.most_trainers
-    return ports.last - ports.first + 1 >= replicas * (job.slots_per_pod + 1)
+def _ports_needed(job: FleetJob) -> int:
+    return (job.replicas(Role.PSERVER) + job.most_trainers) * (job.slots_per_pod + 1)
+
+
+def _ports_given(ports: PortRange) -> int:
+    return ports.last - ports.first + 1
 
 
 def _shares_the_nodes_network(job: FleetJob) -> bool:
@@ -264,7 +266,7 @@ RULES = (
         cel=f"!has(self.runPolicy.managedBy) || self.runPolicy.managedBy.matches('{_MANAGER}')",
         holds=lambda job: (
             job.spec.run_policy.managed_by is None
-            or re.search(_MANAGER, job.spec.run_policy.managed_by) is not None
+            or re.fullmatch(_MANAGER, job.spec.run_policy.managed_by) is not None
         ),
         found=lambda job: repr(job.spec.run_policy.managed_by),
     ),
@@ -316,8 +318,12 @@ RULES = (
             " self.network.portRange.last - self.network.portRange.first + 1 >="
             f" ((has(self.pserver) ? self.pserver.replicas : 0) + {_MOST_CEL}) * ({_SLOTS_CEL} + 1)"
         ),
-        holds=_is_wide_enough,
-        found=lambda job: "too few ports" if job.host_ports else "nothing",
+        holds=lambda job: job.host_ports is None or _ports_given(job.host_ports) >= _ports_needed(job),
+        found=lambda job: (
+            f"{job.host_ports.first} to {job.host_ports.last}, where {_ports_needed(job)} are needed"
+            if job.host_ports
+            else "nothing"
+        ),
     ),
     Rule(
         field="network.hostNetwork",
