@@ -222,7 +222,7 @@ class FleetJobSpec(Model):
     trainer: TrainerSpec = Field(description="How many trainers there are and what they run.")
     sync_mode: SyncMode = Field(
         default=SyncMode.SYNC,
-        description=("Sync: all trainers move step by step. Async, HalfAsync, Geo: each at its own pace."),
+        description="Sync: all trainers move step by step. Async, HalfAsync, Geo: each at its own pace.",
     )
     failure_policy: FailurePolicy = FailurePolicy()
     success_policy: SuccessPolicy = Field(
@@ -283,6 +283,11 @@ class FleetJob(Model):
             return self.spec.trainer.replicas
         return 0 if self.spec.pserver is None else self.spec.pserver.replicas
 
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas are wanted, of all roles together."""
+        return sum(self.replicas(role) for role in self.roles)
+
     def port(self, role: Role) -> int:
         """Return the port of a role that this job has."""
         return self._of(role).port
@@ -328,7 +333,7 @@ class FleetJob(Model):
     def min_available(self) -> int:
         """How many pods must find a place together."""
         asked = self.spec.scheduling.min_available if self.spec.scheduling else None
-        return asked or self.replicas(Role.PSERVER) + self.replicas(Role.TRAINER)
+        return asked or self.num_replicas
 
     @property
     def checkpoint_scope(self) -> CheckpointScope:

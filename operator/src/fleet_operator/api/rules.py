@@ -383,7 +383,7 @@ RULES = (
             "!has(self.scheduling) || !has(self.scheduling.minAvailable) || self.scheduling.minAvailable <="
             " (has(self.pserver) ? self.pserver.replicas : 0) + self.trainer.replicas"
         ),
-        holds=lambda job: job.min_available <= job.replicas(Role.PSERVER) + job.replicas(Role.TRAINER),
+        holds=lambda job: job.min_available <= job.num_replicas,
         found=lambda job: str(job.min_available),
     ),
     Rule(

@@ -39,26 +39,29 @@ def build_claims(job: FleetJob) -> list[dict[str, Any]]:
         if own
         else [claim_name(job.name)]
     )
+    spec = template.spec.to_manifest()
     return [
         {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
             "metadata": {**metadata, "name": name},
-            "spec": template.spec.to_manifest(),
+            "spec": spec,
         }
         for name in names
     ]
 
 
-def mount_checkpoint(spec: dict[str, Any], main: str, job: FleetJob, role: Role, index: int) -> None:
+def mount_checkpoint(
+    spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role, index: int
+) -> None:
     """Mount a replica's volume in the main container of its pod.
 
     Parameters
     ----------
     spec : dict
         The pod's spec, which is changed.
-    main : str
-        The name of its main container.
+    container : dict
+        The main container in it, which is changed as well.
     job : FleetJob
         The job.
     role, index : Role, int
@@ -71,6 +74,5 @@ def mount_checkpoint(spec: dict[str, Any], main: str, job: FleetJob, role: Role,
     name = checkpoint.claim_name or claim_name(job.name, index if own else None)
     claim = {"name": _VOLUME, "persistentVolumeClaim": {"claimName": name}}
     spec["volumes"] = [*spec.get("volumes", []), claim]
-    container = next(each for each in spec["containers"] if each["name"] == main)
     mount = {"name": _VOLUME, "mountPath": checkpoint.mount_path}
     container["volumeMounts"] = [*container.get("volumeMounts", []), mount]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import Mode, Role
-from fleet_operator.build.ports import replica_ports
+from fleet_operator.build.ports import first_ports, replica_ports
 
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
@@ -61,7 +61,7 @@ def role_env(job: FleetJob, role: Role, index: int, hosts: Hosts, *, restarts: i
 
 def _parameter_server(job: FleetJob, role: Role, index: int, hosts: Hosts) -> dict[str, str]:
     servers = [hosts(Role.PSERVER, i) for i in range(job.replicas(Role.PSERVER))]
-    ports = [replica_ports(job, Role.PSERVER, i).first for i in range(len(servers))]
+    ports = first_ports(job, Role.PSERVER)
     num_trainers = str(job.replicas(Role.TRAINER))
     env = {
         "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(
@@ -86,7 +86,7 @@ def _collective(job: FleetJob, index: int, hosts: Hosts) -> dict[str, str]:
     so the pod gets only what is the same for all of its processes.
     """
     num_nodes, slots = job.replicas(Role.TRAINER), job.slots_per_pod
-    ports = [replica_ports(job, Role.TRAINER, node).first for node in range(num_nodes)]
+    ports = first_ports(job, Role.TRAINER)
     endpoints = [
         f"{hosts(Role.TRAINER, node)}:{ports[node] + slot}"
         for node in range(num_nodes)

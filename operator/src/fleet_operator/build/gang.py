@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fleet_operator.api import Gang, Role
+from fleet_operator.api import Gang
 from fleet_operator.api.names import gang_name
 from fleet_operator.build.metadata import job_labels, owner_references
 
@@ -69,12 +69,11 @@ class Kueue:
     def join(self, pod: dict[str, Any], job: FleetJob, name: str) -> None:
         """Make a pod a member."""
         queue = job.spec.scheduling.queue if job.spec.scheduling else None
-        total = sum(job.replicas(role) for role in Role)
         pod["metadata"]["labels"] |= {
             "kueue.x-k8s.io/queue-name": queue or "",
             "kueue.x-k8s.io/pod-group-name": name,
         }
-        pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] = str(total)
+        pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] = str(job.num_replicas)
 
 
 _SCHEDULERS: dict[Gang, GangScheduler] = {

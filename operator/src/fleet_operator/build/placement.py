@@ -16,21 +16,21 @@ _SHARED_MEMORY_PATH = "/dev/shm"  # noqa: S108  shared memory has this path
 _NCCL = {"NCCL_DEBUG": "WARN"}  # else it keeps to itself what goes wrong
 
 
-def place(spec: dict[str, Any], main: str, job: FleetJob, role: Role) -> None:
+def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role) -> None:
     """Put a pod where its job wants it; what the template says itself stays where both are possible.
 
     Parameters
     ----------
     spec : dict
         The pod's spec, which is changed.
-    main : str
-        The name of its main container.
+    container : dict
+        The main container in it, which is changed as well.
     job : FleetJob
         The job.
     role : Role
         The role of the replica.
     """
-    _apply_pool(spec, main, job, role)
+    _apply_pool(spec, container, job, role)
     scheduling = job.spec.scheduling
     if scheduling is not None and scheduling.priority_class_name is not None:
         spec.setdefault("priorityClassName", scheduling.priority_class_name)
@@ -40,7 +40,7 @@ def place(spec: dict[str, Any], main: str, job: FleetJob, role: Role) -> None:
         spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
 
 
-def _apply_pool(spec: dict[str, Any], main: str, job: FleetJob, role: Role) -> None:
+def _apply_pool(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role) -> None:
     """Put the pod where the pool is, and give the main container of a trainer its share of it."""
     pool = job.spec.node_pool
     if pool is None:
@@ -51,7 +51,6 @@ def _apply_pool(spec: dict[str, Any], main: str, job: FleetJob, role: Role) -> N
         spec["tolerations"] = [*spec.get("tolerations", []), *(dict(each) for each in pool.tolerations)]
     if role is not Role.TRAINER:
         return
-    container = next(each for each in spec["containers"] if each["name"] == main)
     if pool.gpus_per_trainer:
         resources = container.setdefault("resources", {})
         resources.setdefault("limits", {})[pool.resource_name] = pool.gpus_per_trainer

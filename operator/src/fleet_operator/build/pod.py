@@ -58,14 +58,13 @@ def build_pod(job: FleetJob, role: Role, index: int, attempt: Attempt, hosts: Ho
     template = job.template(role)
     spec = template.spec.to_manifest()
     main = template.main_container.name
+    main_container = next(each for each in spec["containers"] if each["name"] == main)
     env = role_env(job, role, index, hosts, restarts=attempt.job + attempt.replica)
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
         _complete_container(container, env)
-    for container in spec["containers"]:
-        if container["name"] == main:
-            _complete_main(container, job, role, index)
-    place(spec, main, job, role)
-    mount_checkpoint(spec, main, job, role, index)
+    _complete_main(main_container, job, role, index)
+    place(spec, main_container, job, role)
+    mount_checkpoint(spec, main_container, job, role, index)
     spec.setdefault("automountServiceAccountToken", False)
     # Links add variables for each Service of the namespace: one named fleet-metrics sets FLEET_METRICS_PORT.
     spec.setdefault("enableServiceLinks", False)

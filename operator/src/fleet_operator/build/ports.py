@@ -17,7 +17,7 @@ from fleet_operator.api.names import METRICS_PORT
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
 
-__all__ = ["ReplicaPorts", "replica_ports"]
+__all__ = ["ReplicaPorts", "first_ports", "replica_ports"]
 
 
 class ReplicaPorts(NamedTuple):
@@ -51,3 +51,10 @@ def replica_ports(job: FleetJob, role: Role, index: int) -> ReplicaPorts:
     start = crc32(job.metadata.uid.encode()) % (spare + 1)
     first = ports.first + (start + place) * width
     return ReplicaPorts(first, first + width - 1)
+
+
+def first_ports(job: FleetJob, role: Role) -> list[int]:
+    """Return the first port of each replica of a role that the job has, as `replica_ports` has it."""
+    first = replica_ports(job, role, 0).first
+    apart = 0 if job.host_ports is None else job.slots_per_pod + 1
+    return [first + index * apart for index in range(job.replicas(role))]
