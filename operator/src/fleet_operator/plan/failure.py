@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import LastFailure, Mode, Role
-from fleet_operator.plan.node_loss import is_on_silent_node
+from fleet_operator.plan.node_loss import silent_since
 from fleet_operator.plan.pods import has_failed, has_succeeded
 from fleet_operator.plan.times import stamp
 
@@ -103,7 +103,7 @@ def find_failures(situation: Situation) -> tuple[Failure, ...]:
             for replica in situation.silent_nodes
             if replica not in known and situation.present[replica].deleted_at is None
         ]
-        failures.sort(key=lambda each: situation.replicas.index(each.replica))
+        failures.sort(key=lambda each: each.replica)
     return tuple(failures)
 
 
@@ -145,8 +145,7 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
 
 
 def _lost(situation: Situation, replica: Replica, pod: ObservedPod) -> Failure:
-    since = "" if pod.not_ready_since is None else f" since {pod.not_ready_since:%H:%M:%S} UTC"
-    sentence = f"{pod.name} is lost: its node {pod.node} has been silent{since}"
+    sentence = f"{pod.name} is lost: its node {pod.node} has been {silent_since(pod)}"
     told = _tell(pod, sentence, situation.now).model_copy(update={"reason": "NodeLost"})
     return Failure(replica, Kind.DISRUPTION, told, frozenset({"NodeLost"}))
 
@@ -165,10 +164,7 @@ def _follows(situation: Situation, failure: Failure) -> bool:
     by_peer = failure.exit_code in (EXIT_STATE_LOST, EXIT_PEER_LOST)
     if not by_peer and situation.job.spec.mode is not Mode.COLLECTIVE:
         return False
-    others = (pod for replica, pod in situation.present.items() if replica != failure.replica)
-    return bool(situation.vanished) or any(
-        pod.disruption or pod.deleted_at or is_on_silent_node(pod) for pod in others
-    )
+    return bool(situation.vanished or situation.disturbed - {failure.replica})
 
 
 def _outlived_a_server(situation: Situation, trainer: Replica) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.plan.model import ObservedPod
 
-__all__ = ["PATIENCE", "is_on_silent_node", "lost_at", "patience"]
+__all__ = ["PATIENCE", "is_on_silent_node", "lost_at", "patience", "silent_since"]
 
 PATIENCE = timedelta(minutes=5)
 """How long Kubernetes itself tolerates a silent node where a pod says nothing about it."""
@@ -29,6 +29,12 @@ _REASONS = frozenset({"NodeLost", "NodeNotReady", "NodeStatusUnknown", "NodeUnre
 def is_on_silent_node(pod: ObservedPod) -> bool:
     """Whether a pod was running when its node was last heard of, and the node is silent now."""
     return is_up(pod) and pod.not_ready_reason in _REASONS
+
+
+def silent_since(pod: ObservedPod) -> str:
+    """Say that a pod's node is silent, and since when, if anybody has told."""
+    since = pod.not_ready_since
+    return "silent" if since is None else f"silent since {since:%H:%M:%S} UTC"
 
 
 def patience(tolerations: Iterable[Mapping[str, Any]]) -> timedelta | None:

@@ -29,8 +29,10 @@ RANK_ZERO = Replica(Role.TRAINER, 0)
 DIGITS = 6
 """Significant digits of a loss: people read it, and what they cannot tell apart is no change."""
 
-MOST = 2**53
-LONGEST = 10 * 365 * 24 * 3600
+MAX_COUNT = 2**53
+"""Every count is below this: from here on not all readers of JSON tell whole numbers apart."""
+
+MAX_ETA_SECONDS = 10 * 365 * 24 * 3600
 """An estimate of more seconds than this says no more than this."""
 
 
@@ -94,7 +96,7 @@ def job_progress(
     percentage = min(100, 100 * step // total) if total else None
     eta = None
     if total is not None and step < total and steps_per_second:
-        eta = math.ceil(min(LONGEST, (total - step) / steps_per_second))
+        eta = math.ceil(min(MAX_ETA_SECONDS, (total - step) / steps_per_second))
     return JobProgress(
         summary=f"{percentage}%" if percentage is not None else f"step {step}",
         percentage=percentage,
@@ -128,7 +130,7 @@ def progress_of(situation: Situation, state: JobState) -> JobProgress | None:
 def _whole(value: Any) -> int | None:
     """Return a count; not one that the status could not hold, which would have its every write refused."""
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return value if whole and 0 <= value < MOST else None
+    return value if whole and 0 <= value < MAX_COUNT else None
 
 
 def _number(value: Any) -> float | None:

@@ -51,9 +51,7 @@ class Situation:
             pods = {replica.index: pod for replica, pod in self.present.items() if replica.role is role}
             completed = {index for index, pod in pods.items() if has_succeeded(pod)}
             if role is Role.PSERVER and not self.all_trainers_started:
-                completed = (
-                    set()
-                )  # it cannot have served trainers that never ran: a failure, not a completion
+                completed = set()  # it cannot have served trainers that never ran: this is a failure
             ledger = ledger.with_seen(role, frozenset(pods), frozenset(completed))
         return self.with_ledger(ledger)
 
@@ -125,20 +123,12 @@ class Situation:
     @cached_property
     def all_trainers_started(self) -> bool:
         """Whether every trainer of the present life of the job has got as far as to run."""
-        trainers = (each for each in self.replicas if each.role is Role.TRAINER)
-        return all(
-            self.has_completed(each) or (each in self.present and has_started(self.present[each]))
-            for each in trainers
-        )
+        return all(self.has_started(each) for each in self.replicas if each.role is Role.TRAINER)
 
     @cached_property
     def any_trainer_started(self) -> bool:
         """Whether a trainer of the present life of the job has got as far as to run."""
-        trainers = (each for each in self.replicas if each.role is Role.TRAINER)
-        return any(
-            self.has_completed(each) or (each in self.present and has_started(self.present[each]))
-            for each in trainers
-        )
+        return any(self.has_started(each) for each in self.replicas if each.role is Role.TRAINER)
 
     @cached_property
     def silent_nodes(self) -> dict[Replica, datetime | None]:
@@ -150,12 +140,18 @@ class Situation:
         }
 
     @cached_property
+    def disturbed(self) -> frozenset[Replica]:
+        """Replicas that are being evicted or deleted, or whose node has gone silent."""
+        return frozenset(
+            replica
+            for replica, pod in self.present.items()
+            if pod.disruption or pod.deleted_at or is_on_silent_node(pod)
+        )
+
+    @cached_property
     def all_up(self) -> bool:
         """Whether every replica runs or has completed."""
-        return all(
-            self.has_completed(each) or (each in self.present and is_up(self.present[each]))
-            for each in self.replicas
-        )
+        return all(self.runs(each) for each in self.replicas)
 
     def name_of(self, replica: Replica) -> str:
         """Return the name of a replica's pod."""
@@ -164,6 +160,18 @@ class Situation:
     def has_completed(self, replica: Replica) -> bool:
         """Whether a replica has done its part in the present life of the job."""
         return replica.index in self.ledger.roles[replica.role].completed
+
+    def has_started(self, replica: Replica) -> bool:
+        """Whether a replica has got as far as to run in the present life of the job."""
+        return self.has_completed(replica) or (replica in self.present and has_started(self.present[replica]))
+
+    def runs(self, replica: Replica) -> bool:
+        """Whether a replica runs or has completed."""
+        return self.has_completed(replica) or (replica in self.present and is_up(self.present[replica]))
+
+    def is_ready(self, replica: Replica) -> bool:
+        """Whether a replica is ready or has completed."""
+        return self.has_completed(replica) or (replica in self.present and self.present[replica].ready)
 
     def completed(self, role: Role) -> frozenset[int]:
         """Return the replicas of a role that have completed, by index, as far as they are wanted still."""
@@ -178,8 +186,4 @@ class Situation:
 
     def ready_or_completed(self, role: Role) -> int:
         """Return how many replicas of a role are ready or have completed."""
-        return sum(
-            self.has_completed(each) or (each in self.present and self.present[each].ready)
-            for each in self.replicas
-            if each.role is role
-        )
+        return sum(self.is_ready(each) for each in self.replicas if each.role is role)

@@ -15,7 +15,7 @@ from fleet_operator.api import (
 )
 from fleet_operator.api.names import LABEL_JOB_NAME, LABEL_ROLE
 from fleet_operator.plan.indexes import format_indexes
-from fleet_operator.plan.pods import has_failed, is_active, is_up
+from fleet_operator.plan.pods import has_failed, is_active
 from fleet_operator.plan.progress import progress_of
 from fleet_operator.plan.times import stamp
 
@@ -141,8 +141,4 @@ def _up(situation: Situation, role: Role) -> int:
     """Return how many replicas of a role do their part or have done it."""
     if role is Role.PSERVER:
         return situation.ready_or_completed(role)
-    return sum(
-        situation.has_completed(each) or (each in situation.present and is_up(situation.present[each]))
-        for each in situation.replicas
-        if each.role is role
-    )
+    return sum(situation.runs(each) for each in situation.replicas if each.role is role)

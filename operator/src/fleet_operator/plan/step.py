@@ -94,14 +94,13 @@ def why_pending(situation: Situation) -> tuple[str, str, str | None]:
 def hold(situation: Situation) -> Plan:
     """Let no pod of the job run while it is suspended."""
     sentence = "runPolicy.suspend is true"
-    until = "no pod of this job runs until it is false"
     told: dict[ConditionType, Told] = {
         ConditionType.PODS_CREATED: (False, "Suspended", sentence),
         ConditionType.RUNNING: (False, "Suspended", sentence),
         ConditionType.SUSPENDED: (
             True,
             "Suspended",
-            f"{sentence}: {until}",
+            f"{sentence}: no pod of this job runs until it is false",
         ),
     }
     if situation.job.status.is_true(ConditionType.RESTARTING):

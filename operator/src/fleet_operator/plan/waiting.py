@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fleet_operator.api import Role
 from fleet_operator.plan.advice import advised, as_reason
 from fleet_operator.plan.extras import ensure
+from fleet_operator.plan.node_loss import silent_since
 from fleet_operator.plan.pods import is_up
 
 if TYPE_CHECKING:
@@ -63,12 +64,7 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
         return Waiting("BackOff", f"{_some(pausing)} is created again after a pause")
     if gated:
         servers = [each for each in situation.replicas if each.role is Role.PSERVER]
-        slow = [
-            situation.name_of(each)
-            for each in servers
-            if not situation.has_completed(each)
-            and not (each in situation.present and situation.present[each].ready)
-        ]
+        slow = [situation.name_of(each) for each in servers if not situation.is_ready(each)]
         sentence = f"trainers are created once all parameter servers are ready: {_some(slow)} is not yet"
         return Waiting("WaitingForParameterServers", advised("WaitingForParameterServers", sentence))
     return Waiting("Creating", "pods are being created")
@@ -96,11 +92,10 @@ def why_in_doubt(situation: Situation) -> Waiting | None:
         return None
     replica, given_up = next(iter(situation.silent_nodes.items()))
     pod, names = situation.present[replica], [situation.name_of(each) for each in situation.silent_nodes]
-    since = "" if pod.not_ready_since is None else f" since {pod.not_ready_since:%H:%M:%S} UTC"
     until = "for as long as it takes" if given_up is None else f"until {given_up:%H:%M:%S} UTC"
     return Waiting(
         "NodeNotReady",
-        f"{_some(names)} is on node {pod.node}, which is silent{since}; the node is waited for {until}",
+        f"{_some(names)} is on node {pod.node}, which is {silent_since(pod)}; the node is waited for {until}",
     )
 
 

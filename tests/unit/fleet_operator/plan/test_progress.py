@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fleet_operator.api import JobProgress
-from fleet_operator.plan.progress import LONGEST, Progress, job_progress, parse_progress
+from fleet_operator.plan.progress import MAX_ETA_SECONDS, Progress, job_progress, parse_progress
 from tests.support.plans import Story, at, ended, pserver, trainer
 
 WHOLE = {
@@ -127,7 +127,7 @@ def test_an_earlier_snapshot_lends_its_points_and_its_rate():
         pytest.param(
             Progress(step=0, total_steps=2**52),
             1e-300,
-            JobProgress(summary="0%", percentage=0, step=0, total_steps=2**52, eta_seconds=LONGEST),
+            JobProgress(summary="0%", percentage=0, step=0, total_steps=2**52, eta_seconds=MAX_ETA_SECONDS),
             id="an-estimate-has-an-end",
         ),
         pytest.param(Progress(loss=1.0), 2.0, None, id="no-steps-counted"),
