@@ -1,0 +1,106 @@
+"""A cluster that has seen all of an API of memory, and one job on it, for tests of what it sees and does."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.api import Role
+from fleet_operator.build import ClusterHosts, build_pod
+from fleet_operator.cluster.events import EventRecorder
+from fleet_operator.cluster.interface import Key
+from fleet_operator.cluster.kubernetes import KubernetesCluster
+from fleet_operator.cluster.view import ClusterView
+from fleet_operator.plan.model import Attempt, CreatePod
+from tests.support.clusters import FakeClock
+from tests.support.fake_api import FakeApi
+from tests.support.jobs import manifest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from fleet_operator.api import FleetJob
+    from fleet_operator.plan.model import Observed
+
+KEY = Key("default", "digits")
+JOBS = "/apis/fleetjob.dev/v1alpha1/namespaces/default/fleetjobs"
+JOB = f"{JOBS}/digits"
+PODS = "/api/v1/namespaces/default/pods"
+POD = f"{PODS}/digits-trainer-0"
+SERVICES = "/api/v1/namespaces/default/services"
+SERVICE = f"{SERVICES}/digits"
+
+
+class SeenCluster:
+    """What the operator knows of an API of memory, what it was told of, and a clock that a test moves."""
+
+    def __init__(self, api: FakeApi, features: tuple[str, ...] = ()) -> None:
+        self.api = api
+        self.clock = FakeClock()
+        self.told: list[Key] = []
+        self.deleted: list[Key] = []
+        self.changed = asyncio.Event()
+        events = EventRecorder(api)
+        self.view = ClusterView(api, events, features=features, on_deleted=self.deleted.append)
+        self.cluster = KubernetesCluster(api, self.view, events, monotonic=self.clock.monotonic)
+        self.view.subscribe(self._notice)
+
+    def _notice(self, key: Key) -> None:
+        self.told.append(key)
+        self.changed.set()
+
+    async def until(self, probe: Callable[[], object]) -> None:
+        """Wait until something is so, for at most ten seconds."""
+        async with asyncio.timeout(10):
+            while not probe():
+                self.changed.clear()
+                await self.changed.wait()
+
+    @property
+    def job(self) -> FleetJob:
+        """The job as it is known."""
+        job = self.cluster.job(KEY)
+        assert job is not None
+        return job
+
+    def observe(self) -> Observed:
+        """Return what is known of the job's objects."""
+        observed = self.cluster.observe(self.job)
+        assert observed is not None
+        return observed
+
+    def pod(self, **metadata: Any) -> CreatePod:
+        """Return what creates the job's first trainer, with some metadata of its own."""
+        built = build_pod(self.job, Role.TRAINER, 0, Attempt(), ClusterHosts(self.job))
+        return CreatePod({**built, "metadata": {**built["metadata"], **metadata}})
+
+    async def served(self) -> None:
+        """Wait until all that jobs may have beside their pods has been seen."""
+        await self.until(lambda: len([*self.view.extras()]) == 2)
+
+    def taken(self, kind: str = "ADDED") -> None:
+        """Hand the job over as kopf does."""
+        self.view.take_job(kind, self.api.objects[JOB])
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the Events that were posted."""
+        return [each for path, each in self.api.objects.items() if "/events/" in path]
+
+
+@asynccontextmanager
+async def started(api: FakeApi) -> AsyncIterator[SeenCluster]:
+    """Start a view without features, and close it."""
+    world = SeenCluster(api)
+    await world.view.start()
+    try:
+        yield world
+    finally:
+        await world.view.close()
+
+
+def api_with_a_job() -> FakeApi:
+    """Return an API of memory that has the job."""
+    api = FakeApi()
+    api.put(JOB, {**manifest(), "metadata": {"generation": 1}})
+    return api

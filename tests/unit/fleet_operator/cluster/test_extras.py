@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import pytest
+
+from fleet_operator.build import build_extras
+from fleet_operator.cluster import view as view_module
+from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.interface import ConflictError
+from fleet_operator.cluster.view import NotSyncedError
+from fleet_operator.plan.model import DeleteObject, EnsureObject, ObjectRef
+from tests.support.fake_api import FakeApi
+from tests.support.jobs import manifest
+from tests.support.seen_cluster import JOB, SeenCluster
+
+pytestmark = pytest.mark.timeout(20)
+
+CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
+GROUPS = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    return FakeApi()
+
+
+def beside(api: FakeApi) -> tuple[SeenCluster, EnsureObject, EnsureObject]:
+    """Return a world with two features, and what makes a retained claim and a PodGroup for its job."""
+    api.put(
+        JOB,
+        {
+            **manifest(
+                scheduling={"gang": "Volcano"},
+                checkpoint={"volumeClaimTemplate": {"spec": {}}, "scope": "Job"},
+            ),
+            "metadata": {"generation": 1},
+        },
+    )
+    world = SeenCluster(api, features=("checkpointClaims", "volcano"))
+    world.taken()
+    claim, group = (EnsureObject(each.manifest) for each in build_extras(world.job, 0))
+    return world, claim, group
+
+
+async def test_what_a_job_has_beside_its_pods_is_made_seen_and_deleted(api: FakeApi):
+    world, claim, group = beside(api)
+    await world.view.start()
+    try:
+        await world.served()
+        assert world.observe().objects == frozenset()
+        for action in (claim, group, group):
+            await world.cluster.apply(world.job, action)
+        refs = {ObjectRef.of(each.manifest) for each in (claim, group)}
+        assert world.observe().objects == refs
+        for ref in refs:
+            await world.cluster.apply(world.job, DeleteObject(ref))
+        assert f"{GROUPS}/digits-0" not in api.objects
+        assert f"{CLAIMS}/digits-checkpoint" in api.objects, "it is nobody's own"
+        other = {("networking.k8s.io/v1", "NetworkPolicy"), ("policy/v1", "PodDisruptionBudget")}
+        assert world.observe().unserved == {*other, ("scheduling.x-k8s.io/v1alpha1", "PodGroup")}
+    finally:
+        await world.view.close()
+
+
+async def test_a_kind_of_object_that_the_cluster_does_not_know_holds_nobody_else_up(api: FakeApi):
+    world, _, _ = beside(api)
+    path = GROUPS.replace("/namespaces/default", "")
+    api.refusals["GET", path] = ApiError(404, "NotFound", "the server could not find the requested resource")
+    await world.view.start()
+    try:
+        assert ("scheduling.volcano.sh/v1beta1", "PodGroup") in world.observe().unserved
+        await world.served()  # its definition has come
+        assert ("scheduling.volcano.sh/v1beta1", "PodGroup") not in world.observe().unserved
+    finally:
+        await world.view.close()
+
+
+async def test_a_claim_that_can_never_be_is_told_as_one(api: FakeApi):
+    world, claim, _ = beside(api)
+    await world.view.start()
+    try:
+        api.refusals["POST", CLAIMS] = ApiError(422, "Invalid", "spec.resources: Required value")
+        with pytest.raises(ConflictError):
+            await world.cluster.apply(world.job, claim)
+        told = "PersistentVolumeClaim digits-checkpoint: spec.resources: Required value"
+        assert world.observe().rejected == told
+    finally:
+        await world.view.close()
+
+
+async def test_a_kind_of_object_that_is_not_listed_yet_is_waited_for(api: FakeApi):
+    world, _, _ = beside(api)
+    path = GROUPS.replace("/namespaces/default", "")
+    api.refusals["GET", path] = ApiError(503, "ServiceUnavailable", "not yet")
+    await world.view.start()
+    try:
+        assert ("scheduling.volcano.sh/v1beta1", "PodGroup") not in world.observe().unserved
+    finally:
+        await world.view.close()
+
+
+async def test_a_kind_of_object_without_an_answer_is_named(api: FakeApi, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(view_module, "SYNC_SECONDS", 0.05)
+    world, _, _ = beside(api)
+    path = GROUPS.replace("/namespaces/default", "")
+    api.refusals["GET", path] = ApiError(0, "NoAnswer", "no answer")
+    try:
+        with pytest.raises(NotSyncedError, match=path):
+            await world.view.start()
+        assert not world.view.synced
+    finally:
+        await world.view.close()
+
+
+async def test_only_a_claim_is_a_jobs_own_without_an_owner(api: FakeApi):
+    world, claim, group = beside(api)
+    for collection, action in ((CLAIMS, claim), (GROUPS, group)):
+        manifest = action.manifest
+        unowned = {key: value for key, value in manifest["metadata"].items() if key != "ownerReferences"}
+        api.put(f"{collection}/{manifest['metadata']['name']}", {**manifest, "metadata": unowned})
+    await world.view.start()
+    try:
+        await world.served()
+        assert world.observe().objects == {ObjectRef.of(claim.manifest)}
+        assert world.observe().foreign == ("PodGroup/digits-0",)
+    finally:
+        await world.view.close()
+
+
+async def test_an_object_of_another_owner_with_our_labels_is_foreign(api: FakeApi):
+    world, _, group = beside(api)
+    theirs = {"uid": "theirs", "kind": "Job", "name": "x", "controller": True}
+    metadata = {**group.manifest["metadata"], "ownerReferences": [theirs]}
+    api.put(f"{GROUPS}/digits-0", {**group.manifest, "metadata": metadata})
+    await world.view.start()
+    try:
+        await world.served()
+        assert world.observe().foreign == ("PodGroup/digits-0",)
+    finally:
+        await world.view.close()

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleet_operator.api import JobState, Role
+from fleet_operator.build import build_service
+from fleet_operator.cluster import view as view_module
+from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.events import EventRecorder
+from fleet_operator.cluster.interface import Key
+from fleet_operator.cluster.view import ClusterView, NotSyncedError
+from fleet_operator.plan.model import CreateService
+from tests.support.jobs import manifest
+from tests.support.seen_cluster import JOB, JOBS, KEY, POD, SERVICE, SeenCluster, api_with_a_job, started
+
+if TYPE_CHECKING:
+    from tests.support.fake_api import FakeApi
+
+pytestmark = pytest.mark.timeout(20)
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    return api_with_a_job()
+
+
+async def test_all_that_is_there_is_seen_at_the_start(api: FakeApi):
+    first = SeenCluster(api)
+    first.taken()
+    api.put(POD, first.pod().manifest)
+    api.put(SERVICE, build_service(first.job))
+    async with started(api) as world:
+        assert world.view.synced
+        observed = world.observe()
+        assert observed.service
+        (pod,) = observed.pods
+        assert (pod.name, pod.role, pod.index, pod.owned) == ("digits-trainer-0", Role.TRAINER, 0, True)
+        assert [job.name for job in world.view.jobs()] == ["digits"]
+        assert KEY in world.told
+
+
+async def test_a_start_that_does_not_come_to_its_end_says_what_is_missing(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(view_module, "SYNC_SECONDS", 0.05)
+    api.refusals["GET", "/apis/fleetjob.dev/v1alpha1/fleetjobs"] = ApiError(404, "NotFound", "page not found")
+    with pytest.raises(NotSyncedError, match=r"fleetjobs \(is the CRD installed\?\)"):
+        async with started(api):
+            pass
+
+
+async def test_a_pod_of_another_owner_is_foreign_until_it_is_gone(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(view_module, "FOREIGN_SECONDS", 0.01)
+    api.put(POD, {"kind": "Pod", "spec": {"containers": [{"name": "c"}]}})  # no label: no watch shows it
+    async with started(api) as world:
+        assert world.observe().foreign == ()
+        await world.cluster.apply(world.job, world.pod())
+        assert (world.observe().foreign, world.observe().pods) == (("Pod/digits-trainer-0",), ())
+        api.vanish(POD)
+        await world.until(lambda: world.observe().foreign == ())
+
+
+async def test_what_a_deleted_job_of_the_same_name_left_is_known_as_such(api: FakeApi):
+    async with started(api) as world:
+        old = {"uid": "old", "kind": "FleetJob", "name": "digits", "controller": True}
+        service = build_service(world.job)
+        api.put(POD, world.pod(ownerReferences=[old]).manifest)
+        api.put(SERVICE, {**service, "metadata": {**service["metadata"], "ownerReferences": [old]}})
+        await world.until(lambda: len(world.observe().left_over) == 2)
+        observed = world.observe()
+        assert [pod.owned for pod in observed.pods] == [False]
+        assert (observed.service, observed.foreign) == (False, ())
+
+
+async def test_an_object_with_our_labels_and_another_owner_is_not_ours(api: FakeApi):
+    async with started(api) as world:
+        other = {"uid": "other", "kind": "ReplicaSet", "name": "digits", "controller": True}
+        api.put(POD, world.pod(ownerReferences=[other]).manifest)
+        api.put(SERVICE, {**build_service(world.job), "metadata": {"labels": {}}})
+        await world.until(lambda: world.observe().pods)
+        await world.cluster.apply(world.job, CreateService(build_service(world.job)))
+        observed = world.observe()
+        assert [pod.owned for pod in observed.pods] == [False]
+        assert (observed.service, set(observed.foreign)) == (
+            False,
+            {"Pod/digits-trainer-0", "Service/digits"},
+        )
+
+
+async def test_when_a_watch_lists_again_the_jobs_are_listed_again_and_ghosts_go(api: FakeApi):
+    async with started(api) as world:
+        api.vanish(JOB)
+        api.forget()
+        await world.until(lambda: world.deleted == [KEY])
+        assert world.cluster.job(KEY) is None
+
+
+async def test_kopfs_events_change_what_is_known(api: FakeApi):
+    async with started(api) as world:
+        world.told.clear()
+        world.taken("MODIFIED")  # an echo of what is known already
+        assert world.told == []
+        api.put(JOB, {**api.objects[JOB], "status": {"state": "Running"}})
+        world.taken("MODIFIED")
+        assert world.job.status.state is JobState.RUNNING
+        world.taken("DELETED")
+        assert (world.cluster.job(KEY), world.deleted, world.told) == (None, [KEY], [KEY, KEY])
+
+
+async def test_a_job_that_cannot_be_understood_is_told_once_and_left_alone(api: FakeApi):
+    broken = f"{JOBS}/broken"
+    api.put(broken, {**manifest("broken"), "spec": {"mode": "Gossip"}})
+    async with started(api) as world:
+        for _ in range(2):
+            world.view.take_job("MODIFIED", api.objects[broken])
+        async with asyncio.timeout(5):
+            await api.posted.wait()
+        assert world.cluster.job(Key("default", "broken")) is None
+        (event,) = world.events()
+        assert event["reason"] == "InvalidSpec"
+        assert "spec.mode" in event["message"]
+
+
+async def test_a_view_limited_to_namespaces_asks_for_nothing_else(api: FakeApi):
+    view = ClusterView(api, EventRecorder(api), namespaces=("default", "team"))
+    await view.start()
+    await view.close()
+    assert {path for _, path in api.requests} == {
+        *(
+            f"/api/v1/namespaces/{name}/{kind}"
+            for name in ("default", "team")
+            for kind in ("pods", "services")
+        ),
+        *(f"/apis/fleetjob.dev/v1alpha1/namespaces/{name}/fleetjobs" for name in ("default", "team")),
+    }
+    assert view.job(KEY) is not None
