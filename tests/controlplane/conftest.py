@@ -43,6 +43,14 @@ def operator(
     assert "Traceback" not in log, process.tail()
 
 
+@pytest.fixture(scope="module")
+def alone(operator: OperatorProcess) -> Iterator[None]:
+    """No operator but those of the test runs during a module that uses this."""
+    operator.stop()
+    yield
+    operator.start()
+
+
 @pytest.fixture
 async def namespace(control_plane: ControlPlane, operator: OperatorProcess) -> AsyncIterator[Namespace]:
     """A fresh namespace, looked after by the operator."""

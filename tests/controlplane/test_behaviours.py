@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.behaviours import BEHAVIOURS, exit_code_of
 from tests.support.jobs import collective_manifest, manifest
-from tests.support.kube import is_running
+from tests.support.kube import attempt, is_running, told_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +21,7 @@ REPLICAS = 4
 
 def life_of(pod: Manifest) -> int:
     """Return how often a pod's replica was started before."""
-    labels = pod["metadata"]["labels"]
-    job, _, replica = labels["fleetjob.dev/attempt"].partition(".")
+    job, _, replica = attempt(pod).partition(".")
     return int(job) + int(replica)
 
 
@@ -74,7 +73,7 @@ async def test_on_a_cluster(namespace: Namespace, behaviour: Behaviour):
         done = {"trainer-0", "trainer-1"} - {name for name, codes in behaviour.lives.items() if codes[-1] < 0}
         await namespace.end(*(f"digits-{name}" for name in done))
     job = await namespace.until_state("digits", behaviour.state)
-    (told,) = [each for each in job["status"]["conditions"] if each["type"] == behaviour.state]
+    told = told_of(job, behaviour.state)
     assert told["reason"] == behaviour.reason, told["message"]
     counted = (job["status"].get("failures", 0), job["status"].get("jobRestarts", 0))
     assert counted == (behaviour.failures, behaviour.job_restarts)

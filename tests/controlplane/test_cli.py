@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests.support.controlplane import free_ports
+from tests.support.digits_job import SERVERS, TRAINERS
 from tests.support.fleetjob import PROGRAM, Fleetjob, lines
 from tests.support.jobs import collective_manifest, manifest
 from tests.support.kube import is_running
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
     from tests.support.controlplane import ControlPlane
     from tests.support.kube import Manifest, Namespace
-
-SERVERS = ("digits-pserver-0", "digits-pserver-1")
-TRAINERS = ("digits-trainer-0", "digits-trainer-1")
 
 
 @pytest.fixture

@@ -5,23 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from tests.support.digits_job import TRAINERS, annotated
 from tests.support.jobs import manifest
 
 if TYPE_CHECKING:
     from tests.support.controlplane import ControlPlane
-    from tests.support.kube import Manifest, Namespace
-
-SERVERS = ("digits-pserver-0", "digits-pserver-1")
-TRAINERS = ("digits-trainer-0", "digits-trainer-1")
-
-
-def annotated(**annotations: str) -> Manifest:
-    """Return a job whose pods do on kwok's nodes what the annotations say."""
-    document = manifest()
-    document["spec"]["template"]["metadata"] = {
-        "annotations": {f"fleet.test/{name}": value for name, value in annotations.items()}
-    }
-    return document
+    from tests.support.kube import Namespace
 
 
 async def described(

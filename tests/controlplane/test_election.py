@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.digits_job import TRAINERS
 from tests.support.fault_proxy import Answer, proxy_for
 from tests.support.jobs import manifest
+from tests.support.kube import attempt
 from tests.support.operator_process import NAMESPACE, OperatorProcess
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.support.controlplane import ControlPlane
     from tests.support.fault_proxy import FaultProxy
     from tests.support.kube import Namespace
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 LEASE_SECONDS = 3
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone(operator: OperatorProcess) -> Iterator[None]:
-    """No other operator runs during these tests."""
-    operator.stop()
-    yield
-    operator.start()
 
 
 @contextlib.asynccontextmanager
@@ -51,24 +46,11 @@ async def operators(
             for each in (one, two):
                 await asyncio.to_thread(each.start)
                 started.append(each)
-            assert (leads(one), leads(two)) == (True, False)
+            assert (one.leads(), two.leads()) == (True, False)
             yield one, two, proxy
         finally:
             for each in started:
                 each.kill()
-
-
-def leads(operator: OperatorProcess) -> bool:
-    """Return what an operator says of itself."""
-    found = re.search(r"^fleet_operator_leader (\S+)", operator.get("/metrics") or "", re.MULTILINE)
-    return found is not None and float(found[1]) == 1
-
-
-async def until_leading(operator: OperatorProcess, *, holds: bool = True, seconds: float = 20) -> None:
-    """Wait until an operator says that it leads, or that it does not."""
-    async with asyncio.timeout(seconds):
-        while await asyncio.to_thread(leads, operator) is not holds:  # noqa: ASYNC110 there is only the asking
-            await asyncio.sleep(0.05)
 
 
 async def test_the_next_takes_over_at_once_when_the_leader_ends(
@@ -80,12 +62,12 @@ async def test_the_next_takes_over_at_once_when_the_leader_ends(
         held = await namespace.client.get(f"{LEASES}/{namespace.name}")
         assert await asyncio.to_thread(one.stop) == 0
         ended = asyncio.get_running_loop().time()
-        await until_leading(two)
+        await two.until_leading()
         assert asyncio.get_running_loop().time() - ended < LEASE_SECONDS * 0.7  # it was told, it did not wait
         taken = await namespace.client.get(f"{LEASES}/{namespace.name}")
         assert taken["spec"]["holderIdentity"] != held["spec"]["holderIdentity"]
         assert taken["spec"]["leaseTransitions"] > held["spec"]["leaseTransitions"]
-        await namespace.end("digits-trainer-0", "digits-trainer-1")
+        await namespace.end(*TRAINERS)
         await namespace.until_state("digits", "Succeeded")
         assert await asyncio.to_thread(two.stop) == 0
         assert (await namespace.client.get(f"{LEASES}/{namespace.name}"))["spec"]["holderIdentity"] == ""
@@ -97,13 +79,13 @@ async def test_a_leader_that_cannot_renew_stops_writing_and_stands_by(
     async with operators(control_plane, operator, tmp_path, namespace.name) as (one, two, proxy):
         for verb in ("GET", "PUT"):
             proxy.fail(Answer(500), verb, "leases", times=1000)
-        await until_leading(two)
+        await two.until_leading()
         written = len(proxy.writes())
         # The first sees the job as soon as the second does, and was given no other reason to leave it alone.
         await namespace.create_job(manifest())
         await namespace.until_state("digits", "Running")
         assert proxy.writes()[written:] == []
-        assert not await asyncio.to_thread(leads, one)
+        assert await asyncio.to_thread(one.leads) is False
         assert await asyncio.to_thread(one.get, "/readyz") == "ok\n"
         assert await asyncio.to_thread(one.stop) == 0
 
@@ -113,7 +95,7 @@ async def test_a_paused_leader_writes_nothing_before_it_holds_the_lease_again(
 ):
     async with operators(control_plane, operator, tmp_path, namespace.name) as (one, two, proxy):
         one.pause()
-        await until_leading(two)
+        await two.until_leading()
         two.pause()
         # The lease is the second's now, and there is work that nobody has done when the first goes on.
         await namespace.create_job(manifest())
@@ -123,9 +105,9 @@ async def test_a_paused_leader_writes_nothing_before_it_holds_the_lease_again(
         calls = [call for call in proxy.calls[before:] if call.writes]
         assert calls[0].resource == "leases"
         two.resume()
-        await until_leading(two, holds=False)
-        assert await asyncio.to_thread(leads, one)
+        await two.until_leading(holds=False)
+        assert await asyncio.to_thread(one.leads)
         # What both did is there once.
         pods = await namespace.until_pods("digits", "the pods", bool)
-        assert {pod["metadata"]["labels"]["fleetjob.dev/attempt"] for pod in pods.values()} == {"0.0"}
+        assert set(map(attempt, pods.values())) == {"0.0"}
         assert (await namespace.get("fleetjobs", "digits"))["status"]["restarts"] == 0

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from fleet_operator.cluster.client import ApiError
+from tests.support.digits_job import SERVERS, TRAINERS, run
 from tests.support.jobs import manifest
-from tests.support.kube import is_running
+from tests.support.kube import attempt, is_running
 
 if TYPE_CHECKING:
     from tests.support.kube import Manifest, Namespace
 
-SERVERS = ("digits-pserver-0", "digits-pserver-1")
-TRAINERS = ("digits-trainer-0", "digits-trainer-1")
 CLAIM = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}
 POD_GROUPS = {
     "Volcano": "/apis/scheduling.volcano.sh/v1beta1",
@@ -37,14 +36,6 @@ def on_the_default_scheduler(document: Manifest) -> Manifest:
     """Let pods run although no scheduler of gangs is here: the template's own scheduler stays."""
     document["spec"]["template"]["spec"]["schedulerName"] = "default-scheduler"
     return document
-
-
-async def run(namespace: Namespace, **spec: Any) -> dict[str, Manifest]:
-    """Create the job `digits` and wait until all of it runs; return its pods."""
-    await namespace.create_job(on_the_default_scheduler(manifest(**spec)))
-    pods = await namespace.until_running("digits", *SERVERS, *TRAINERS)
-    await namespace.until_state("digits", "Running")
-    return pods
 
 
 @pytest.mark.parametrize(("retention", "left"), [("Retain", 2), ("Delete", 0)])
@@ -103,7 +94,8 @@ async def test_a_job_brings_its_network_policy_and_its_servers_budget(namespace:
 
 @pytest.mark.parametrize("gang", POD_GROUPS)
 async def test_a_gang_comes_before_its_pods_and_goes_with_them(namespace: Namespace, gang: str):
-    await run(namespace, scheduling={"gang": gang}, failurePolicy={"action": "RestartJob"})
+    gangs = manifest(scheduling={"gang": gang}, failurePolicy={"action": "RestartJob"})
+    await run(namespace, on_the_default_scheduler(gangs))
     found = await groups(namespace, gang)
     assert {name: group["spec"]["minMember"] for name, group in found.items()} == {"digits-0": 4}
     await namespace.end("digits-trainer-1", exit_code=1)
@@ -111,11 +103,7 @@ async def test_a_gang_comes_before_its_pods_and_goes_with_them(namespace: Namesp
         "digits",
         "the second life",
         lambda pods: (
-            len(pods) == 4
-            and all(
-                is_running(pod) and pod["metadata"]["labels"]["fleetjob.dev/attempt"] == "1.0"
-                for pod in pods.values()
-            )
+            len(pods) == 4 and all(is_running(pod) and attempt(pod) == "1.0" for pod in pods.values())
         ),
     )
     assert set(await groups(namespace, gang)) == {"digits-1"}

@@ -18,13 +18,15 @@ import pytest
 import yaml
 
 from fleet_operator.cluster.client import ApiError
+from tests.support.digits_job import SERVERS, TRAINERS
 from tests.support.fault_proxy import Answer, Expired, Lost, Reset, Slow, proxy_for
 from tests.support.forked_operator import ForkedOperator
 from tests.support.jobs import manifest
+from tests.support.kube import attempt, uids
 from tests.support.operator_process import CRD
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.support.controlplane import ControlPlane
@@ -32,17 +34,9 @@ if TYPE_CHECKING:
     from tests.support.kube import Manifest, Namespace
     from tests.support.operator_process import OperatorProcess
 
-SERVERS = ("digits-pserver-0", "digits-pserver-1")
-TRAINERS = ("digits-trainer-0", "digits-trainer-1")
+pytestmark = pytest.mark.usefixtures("alone")
+
 PODS = sorted((*SERVERS, *TRAINERS))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def alone(operator: OperatorProcess) -> Iterator[None]:
-    """No other operator runs during these tests."""
-    operator.stop()
-    yield
-    operator.start()
 
 
 class Faulty:
@@ -96,10 +90,6 @@ class Faulty:
         assert self.proxy.created("services") == ["digits"]
         status = (await self.namespace.get("fleetjobs", "digits"))["status"]
         assert (status["state"], status["restarts"], status.get("failures", 0)) == ("Succeeded", 0, 0)
-
-
-def uids(pods: dict[str, Manifest]) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in pods.values()}
 
 
 @pytest.fixture
@@ -236,10 +226,8 @@ async def test_what_happens_while_the_watches_are_blind_is_found(faulty: Faulty,
     else:
         assert faulty.proxy.cut() >= len(watched)
     again = await faulty.until_running()
-    assert again["digits-trainer-1"]["metadata"]["labels"]["fleetjob.dev/attempt"] == "0.1"
-    assert {again[name]["metadata"]["uid"] for name in again} & {
-        pods[name]["metadata"]["uid"] for name in pods
-    }
+    assert attempt(again["digits-trainer-1"]) == "0.1"
+    assert len(uids(again) & uids(pods)) == 3
     await faulty.namespace.until("services", "the service", lambda found: "digits" in found)
     await faulty.until_known("Suspended", known=False)
     await faulty.finish_kept()
@@ -301,9 +289,7 @@ async def test_a_clock_that_moves_by_a_day_moves_nothing_else(faulty: Faulty):
         await faulty.namespace.create_job(manifest(name, pservers=1, trainers=1))
         await faulty.namespace.until_state(name, "Running")
         after = await faulty.namespace.until_running("digits", *PODS)
-        assert {p["metadata"]["uid"] for p in after.values()} == {
-            p["metadata"]["uid"] for p in before.values()
-        }
+        assert uids(after) == uids(before)
     await faulty.finish_kept()
 
 

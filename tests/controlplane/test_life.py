@@ -4,60 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import yaml
 
+from tests.support.digits_job import SERVERS, TRAINERS, annotated, run
 from tests.support.jobs import collective_manifest, manifest
-from tests.support.kube import condition, is_running
+from tests.support.kube import attempt, condition, is_running, runs_again, told_of, uids
+from tests.support.pods import env_of, main_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.support.controlplane import ControlPlane
-    from tests.support.kube import Manifest, Namespace
+    from tests.support.kube import Namespace
     from tests.support.operator_process import OperatorProcess
 
 CONTRACT = {
     path.stem: yaml.safe_load(path.read_text())
     for path in (Path(__file__).parents[2] / "contract" / "env").glob("*.yaml")
 }
-SERVERS = ("digits-pserver-0", "digits-pserver-1")
-TRAINERS = ("digits-trainer-0", "digits-trainer-1")
-
-
-def attempt(pod: Manifest) -> str:
-    value: str = pod["metadata"]["labels"]["fleetjob.dev/attempt"]
-    return value
-
-
-def uids(pods: dict[str, Manifest]) -> set[str]:
-    return {pod["metadata"]["uid"] for pod in pods.values()}
-
-
-def has_succeeded(pod: Manifest) -> bool:
-    return bool(pod["status"]["phase"] == "Succeeded")
-
-
-def runs_again(pod: str, number: str) -> Callable[[dict[str, Manifest]], bool]:
-    """Return a probe: the pod runs, and is of this attempt."""
-    return lambda pods: pod in pods and attempt(pods[pod]) == number and is_running(pods[pod])
-
-
-def told_of(job: Manifest, kind: str) -> Manifest:
-    """Return one of a job's conditions."""
-    conditions: list[Manifest] = job["status"]["conditions"]
-    (told,) = [each for each in conditions if each["type"] == kind]
-    return told
-
-
-async def run(namespace: Namespace, **spec: Any) -> dict[str, Manifest]:
-    """Create the job `digits` and wait until all of it runs; return its pods."""
-    await namespace.create_job(manifest(**spec))
-    pods = await namespace.until_running("digits", *SERVERS, *TRAINERS)
-    await namespace.until_state("digits", "Running")
-    return pods
 
 
 async def test_a_job_runs_succeeds_and_is_cleaned_up(namespace: Namespace, control_plane: ControlPlane):
@@ -95,9 +60,7 @@ async def test_a_job_runs_succeeds_and_is_cleaned_up(namespace: Namespace, contr
 
 
 async def test_trainers_wait_for_the_servers_to_be_ready(namespace: Namespace):
-    held = manifest()
-    held["spec"]["template"]["metadata"] = {"annotations": {"fleet.test/hold": "yes"}}
-    await namespace.create_job(held)
+    await namespace.create_job(annotated(hold="yes"))
     await namespace.until_pods("digits", "the servers", lambda pods: set(pods) == set(SERVERS))
     job = await namespace.until_job(
         "digits", "a reason", lambda job: condition(job, "PodsCreated") == "False"
@@ -114,9 +77,7 @@ async def test_trainers_wait_for_the_servers_to_be_ready(namespace: Namespace):
 
 
 async def test_any_order_creates_all_pods_at_once(namespace: Namespace):
-    held = manifest(startupPolicy="AnyOrder")
-    held["spec"]["template"]["metadata"] = {"annotations": {"fleet.test/hold": "yes"}}
-    await namespace.create_job(held)
+    await namespace.create_job(annotated(manifest(startupPolicy="AnyOrder"), hold="yes"))
     await namespace.until_pods("digits", "all pods", lambda pods: set(pods) == {*SERVERS, *TRAINERS})
 
 
@@ -127,14 +88,7 @@ async def test_a_failed_trainer_is_started_again_alone(namespace: Namespace):
     failure = job["status"]["lastFailure"]
     assert (failure["pod"], failure["exitCode"]) == ("digits-trainer-1", 1)
     assert failure["terminationMessage"] == "loss is nan"
-    await namespace.until_pods(
-        "digits",
-        "the second attempt",
-        lambda pods: (
-            is_running(pods.get("digits-trainer-1", pods["digits-trainer-0"]))
-            and attempt(pods.get("digits-trainer-1", pods["digits-trainer-0"])) == "0.1"
-        ),
-    )
+    await namespace.until_pods("digits", "the second attempt", runs_again("digits-trainer-1", "0.1"))
     job = await namespace.until_state("digits", "Running")
     assert job["status"]["restarts"] == 1
     after = await namespace.until_running("digits", *SERVERS, *TRAINERS)
@@ -158,24 +112,14 @@ async def test_a_restart_of_the_job_replaces_every_pod(namespace: Namespace):
         ),
     )
     after = await namespace.until_running("digits", *SERVERS, *TRAINERS)
-    assert not {p["metadata"]["uid"] for p in before.values()} & {
-        p["metadata"]["uid"] for p in after.values()
-    }
+    assert not uids(before) & uids(after)
     assert (await namespace.until_state("digits", "Running"))["status"]["jobRestarts"] == 1
 
 
 async def test_a_job_fails_when_its_failures_exceed_the_limit(namespace: Namespace):
     await run(namespace, runPolicy={"backoffLimit": 1})
     await namespace.end("digits-trainer-0", exit_code=1)
-    await namespace.until_pods(
-        "digits",
-        "the second attempt",
-        lambda pods: (
-            "digits-trainer-0" in pods
-            and attempt(pods["digits-trainer-0"]) == "0.1"
-            and is_running(pods["digits-trainer-0"])
-        ),
-    )
+    await namespace.until_pods("digits", "the second attempt", runs_again("digits-trainer-0", "0.1"))
     await namespace.end("digits-trainer-0", exit_code=1, message="again")
     job = await namespace.until_state("digits", "Failed")
     failed = told_of(job, "Failed")
@@ -210,15 +154,7 @@ async def test_clean_pod_policy_all_leaves_no_pod(namespace: Namespace):
 async def test_a_deleted_pod_comes_back_and_counts_as_no_failure(namespace: Namespace):
     await run(namespace)
     await namespace.delete("pods", "digits-trainer-0")
-    await namespace.until_pods(
-        "digits",
-        "the second attempt",
-        lambda pods: (
-            "digits-trainer-0" in pods
-            and attempt(pods["digits-trainer-0"]) == "0.1"
-            and is_running(pods["digits-trainer-0"])
-        ),
-    )
+    await namespace.until_pods("digits", "the second attempt", runs_again("digits-trainer-0", "0.1"))
     job = await namespace.until_state("digits", "Running")
     assert job["status"].get("failures", 0) == 0
 
@@ -334,7 +270,7 @@ async def test_the_environment_of_the_pods_is_the_contracts(namespace: Namespace
     replicas = {f"{name}-{each['role']}-{each['index']}": each["env"] for each in written["replicas"]}
     pods = await namespace.until_running(name, *replicas)
     for pod, expected in replicas.items():
-        env = {each["name"]: each.get("value") for each in pods[pod]["spec"]["containers"][0]["env"]}
+        env = env_of(main_of(pods[pod]))
         for variable, value in expected.items():
             here = value.replace(".default.svc", f".{namespace.name}.svc")
             if variable == "FLEET_JOB_UID":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from tests.support.digits_job import TRAINERS
 from tests.support.jobs import manifest
-from tests.support.kube import is_running
+from tests.support.kube import attempt, is_running, runs_again
 from tests.support.operator_process import NAMESPACE, OperatorProcess
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ async def test_an_operator_that_is_killed_goes_on_where_it_was(
         return set(pods) == wanted and all(is_running(pod) for pod in pods.values())
 
     pods = await namespace.until("pods", "the pods of all jobs", all_run_once)
-    assert {pod["metadata"]["labels"]["fleetjob.dev/attempt"] for pod in pods.values()} == {"0.0"}
+    assert set(map(attempt, pods.values())) == {"0.0"}
     for name in kept:
         assert (await namespace.until_state(name, "Running"))["status"]["restarts"] == 0
 
@@ -52,15 +53,7 @@ async def test_a_trainer_that_fails_while_no_operator_runs_is_started_again(
     await namespace.end("digits-trainer-1", exit_code=1)
     await namespace.end("digits-trainer-0")
     operator.start()
-    await namespace.until_pods(
-        "digits",
-        "trainer 1 again",
-        lambda pods: (
-            "digits-trainer-1" in pods
-            and pods["digits-trainer-1"]["metadata"]["labels"]["fleetjob.dev/attempt"] == "0.1"
-            and is_running(pods["digits-trainer-1"])
-        ),
-    )
+    await namespace.until_pods("digits", "trainer 1 again", runs_again("digits-trainer-1", "0.1"))
     # The trainer that had completed is never run again, not even when its pod is gone.
     await namespace.delete("pods", "digits-trainer-0")
     await namespace.end("digits-trainer-1")
@@ -99,7 +92,7 @@ async def test_an_api_server_that_was_away_is_found_again(namespace: Namespace, 
     control_plane.restart_api_server()
     await namespace.create_job(manifest("later"))
     await namespace.until_state("later", "Running", seconds=60)
-    await namespace.end("digits-trainer-0", "digits-trainer-1")
+    await namespace.end(*TRAINERS)
     await namespace.until_state("digits", "Succeeded", seconds=60)
     await namespace.delete("fleetjobs", "later")
     await namespace.until_pods("later", "no pod", lambda pods: not pods, seconds=60)

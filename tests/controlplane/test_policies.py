@@ -7,29 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fleet_operator.cluster.client import ApiError
+from tests.support.digits_job import SERVERS, TRAINERS, run
 from tests.support.jobs import collective_manifest, manifest
-from tests.support.kube import condition, is_running
+from tests.support.kube import condition, is_running, runs_again, told_of
+from tests.support.pods import env_of, main_of
 
 if TYPE_CHECKING:
     from tests.support.kube import Manifest, Namespace
-
-SERVERS = ("digits-pserver-0", "digits-pserver-1")
-TRAINERS = ("digits-trainer-0", "digits-trainer-1")
-
-
-def told_of(job: Manifest, kind: str) -> Manifest:
-    """Return one of a job's conditions."""
-    (told,) = [each for each in job["status"]["conditions"] if each["type"] == kind]
-    found: Manifest = told
-    return found
-
-
-async def run(namespace: Namespace, **spec: Any) -> dict[str, Manifest]:
-    """Create the job `digits` and wait until all of it runs; return its pods."""
-    await namespace.create_job(manifest(**spec))
-    pods = await namespace.until_running("digits", *SERVERS, *TRAINERS)
-    await namespace.until_state("digits", "Running")
-    return pods
 
 
 async def patch(namespace: Namespace, **spec: Any) -> Manifest:
@@ -97,16 +81,7 @@ async def test_a_pod_on_a_silent_node_is_told_and_replaced_without_being_counted
     )
     assert "digits-trainer-1 is on node kwok-" in told_of(job, "Running")["message"]
     assert job["status"]["state"] == "Running"
-    await namespace.until_pods(
-        "digits",
-        "the second attempt",
-        lambda pods: any(
-            name == "digits-trainer-1"
-            and pod["metadata"]["labels"]["fleetjob.dev/attempt"] == "0.1"
-            and is_running(pod)
-            for name, pod in pods.items()
-        ),
-    )
+    await namespace.until_pods("digits", "the second attempt", runs_again("digits-trainer-1", "0.1"))
     job = await namespace.until_state("digits", "Running")
     assert job["status"].get("failures", 0) == 0
     assert job["status"]["lastFailure"]["reason"] == "NodeLost"
@@ -118,14 +93,7 @@ async def test_an_eviction_is_no_failure(namespace: Namespace):
     await namespace.client.create(
         namespace.path("pods", "digits-trainer-1", subresource="eviction"), eviction
     )
-    await namespace.until_pods(
-        "digits",
-        "the second attempt",
-        lambda pods: any(
-            pod["metadata"]["labels"]["fleetjob.dev/attempt"] == "0.1" and is_running(pod)
-            for pod in pods.values()
-        ),
-    )
+    await namespace.until_pods("digits", "the second attempt", runs_again("digits-trainer-1", "0.1"))
     job = await namespace.until_state("digits", "Running")
     assert (job["status"].get("failures", 0), job["status"]["restarts"]) == (0, 1)
 
@@ -151,7 +119,7 @@ async def test_a_collective_job_starts_anew_with_another_number_of_trainers(name
         lambda pods: set(pods) == set(three) and all(map(is_running, pods.values())),
     )
     for pod in pods.values():
-        env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+        env = env_of(main_of(pod))
         assert (env["WORLD_SIZE"], env["FLEET_RESTARTS"]) == ("3", "1")
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from fleet_operator.api.names import METRICS_PORT
-from tests.support.jobs import manifest
+from tests.support.digits_job import TRAINERS, annotated
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tests.support.controlplane import ControlPlane
-    from tests.support.kube import Manifest, Namespace
+    from tests.support.kube import Namespace
 
 POD_IP, SILENT_IP = "127.77.0.5", "127.77.0.6"  # addresses of this machine, given to pods by kwok
 
@@ -39,17 +39,10 @@ async def pod_answers(progress: dict[str, Any], host: str) -> AsyncIterator[None
         await runner.cleanup()
 
 
-def at(ip: str, **spec: Any) -> Manifest:
-    """Return a job whose pods have this address."""
-    document = manifest(**spec)
-    document["spec"]["template"]["metadata"] = {"annotations": {"fleet.test/ip": ip}}
-    return document
-
-
 async def test_the_status_tells_how_far_trainer_0_is(namespace: Namespace, control_plane: ControlPlane):
     progress = {"step": 50, "totalSteps": 200, "loss": 0.125}
     async with pod_answers(progress, POD_IP):
-        await namespace.create_job(at(POD_IP))
+        await namespace.create_job(annotated(ip=POD_IP))
         job = await namespace.until_job("digits", "progress", lambda job: "progress" in job.get("status", {}))
         told = job["status"]["progress"]
         assert (told["percentage"], told["step"], told["totalSteps"], told["loss"]) == (25, 50, 200, 0.125)
@@ -58,7 +51,7 @@ async def test_the_status_tells_how_far_trainer_0_is(namespace: Namespace, contr
         assert shown.splitlines()[1].split()[5] == "25%"
     # The last word comes with the end of the pod: nobody need ask in time.
     last = json.dumps({"step": 200, "totalSteps": 200, "loss": 0.0625})
-    await namespace.end("digits-trainer-0", "digits-trainer-1", message=last)
+    await namespace.end(*TRAINERS, message=last)
     job = await namespace.until_state("digits", "Succeeded")
     told = job["status"]["progress"]
     assert (told["summary"], told["loss"], told.get("etaSeconds")) == ("100%", 0.0625, None)
@@ -74,10 +67,10 @@ async def test_a_trainer_that_never_answers_delays_nothing(namespace: Namespace)
 
     server = await asyncio.start_server(silent, SILENT_IP, METRICS_PORT)
     async with server:
-        await namespace.create_job(at(SILENT_IP))
+        await namespace.create_job(annotated(ip=SILENT_IP))
         await namespace.until_state("digits", "Running")
         async with asyncio.timeout(10):
             await asked.wait()
-        await namespace.end("digits-trainer-0", "digits-trainer-1")
+        await namespace.end(*TRAINERS)
         job = await namespace.until_state("digits", "Succeeded", seconds=5)
     assert "progress" not in job["status"]

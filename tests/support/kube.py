@@ -7,7 +7,7 @@ import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.api.names import API_VERSION, LABEL_JOB_NAME
+from fleet_operator.api.names import API_VERSION, LABEL_ATTEMPT, LABEL_JOB_NAME
 from fleet_operator.cluster.client import ApiClient
 from fleet_operator.cluster.connection import from_kubeconfig
 
@@ -167,7 +167,30 @@ def is_running(pod: Manifest) -> bool:
     return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
 
 
+def attempt(pod: Manifest) -> str:
+    """Return which start of its replica a pod is: ``{job restarts}.{replica restarts}``."""
+    value: str = pod["metadata"]["labels"][LABEL_ATTEMPT]
+    return value
+
+
+def runs_again(pod: str, number: str) -> Callable[[dict[str, Manifest]], bool]:
+    """Return a probe: the pod runs, and is of this attempt."""
+    return lambda pods: pod in pods and attempt(pods[pod]) == number and is_running(pods[pod])
+
+
+def uids(pods: Mapping[str, Manifest]) -> set[str]:
+    """Return which pods these are, whatever their names."""
+    return {pod["metadata"]["uid"] for pod in pods.values()}
+
+
 def condition(job: Manifest, kind: str) -> str | None:
     """Return the status of one of a job's conditions."""
     conditions = job.get("status", {}).get("conditions", ())
     return next((each["status"] for each in conditions if each["type"] == kind), None)
+
+
+def told_of(job: Manifest, kind: str) -> Manifest:
+    """Return one of a job's conditions, which must be there."""
+    conditions: list[Manifest] = job["status"]["conditions"]
+    (told,) = [each for each in conditions if each["type"] == kind]
+    return told

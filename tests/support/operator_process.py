@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -155,9 +157,13 @@ class OperatorProcess:
     def start(self) -> None:
         """Start it; return when it says that it is ready."""
         self._process = self._spawn()
+        self.until_ready()
+
+    def until_ready(self) -> None:
+        """Wait until it says that it is ready."""
         deadline = time.monotonic() + READY_SECONDS
         while self.get("/readyz") != "ok\n":
-            if self._process.poll() is not None:
+            if self._running.poll() is not None:
                 raise AssertionError(f"the operator ended:\n{self.tail()}")
             if time.monotonic() > deadline:
                 raise AssertionError(f"the operator was not ready within {READY_SECONDS:g} s:\n{self.tail()}")
@@ -171,6 +177,17 @@ class OperatorProcess:
                 return text
         except (OSError, urllib.error.URLError):
             return None
+
+    def leads(self) -> bool | None:
+        """Return whether it says that it is the one that works, or None if it says nothing."""
+        found = re.search(r"^fleet_operator_leader (\S+)", self.get("/metrics") or "", re.MULTILINE)
+        return None if found is None else float(found[1]) == 1
+
+    async def until_leading(self, *, holds: bool = True, seconds: float = 20) -> None:
+        """Wait until it says that it leads, or that it does not."""
+        async with asyncio.timeout(seconds):
+            while await asyncio.to_thread(self.leads) is not holds:  # noqa: ASYNC110 there is only the asking
+                await asyncio.sleep(0.05)
 
     def kill(self) -> None:
         """End it as the kernel does when memory is short."""

@@ -1,0 +1,30 @@
+"""The job `digits` of the tests: two parameter servers and two trainers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.support.jobs import manifest
+
+if TYPE_CHECKING:
+    from tests.support.kube import Manifest, Namespace
+
+SERVERS = ("digits-pserver-0", "digits-pserver-1")
+TRAINERS = ("digits-trainer-0", "digits-trainer-1")
+
+
+def annotated(document: Manifest | None = None, /, **annotations: str) -> Manifest:
+    """Return the job, or `document`, with pods that do on kwok's nodes what the annotations say."""
+    document = document or manifest()
+    document["spec"]["template"]["metadata"] = {
+        "annotations": {f"fleet.test/{name}": value for name, value in annotations.items()}
+    }
+    return document
+
+
+async def run(namespace: Namespace, document: Manifest | None = None, /, **spec: Any) -> dict[str, Manifest]:
+    """Create the job, or `document`, and wait until all of it runs; return its pods."""
+    await namespace.create_job(document or manifest(**spec))
+    pods = await namespace.until_running("digits", *SERVERS, *TRAINERS)
+    await namespace.until_state("digits", "Running")
+    return pods
