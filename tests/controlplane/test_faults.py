@@ -74,8 +74,8 @@ class Faulty:
         shown = f'state="{state}"'
         async with asyncio.timeout(20):
             while True:
-                metrics = await asyncio.to_thread(self.operator.get, "/metrics") or ""
-                if (shown in metrics) is known:
+                metrics = await asyncio.to_thread(self.operator.get, "/metrics")
+                if metrics is not None and (shown in metrics) is known:
                     return
                 await asyncio.sleep(0.05)
 
@@ -192,10 +192,13 @@ async def test_writes_of_each_kind_that_fail_are_made_good(faulty: Faulty, fault
 
 
 async def test_an_api_server_that_takes_two_seconds_is_waited_for(faulty: Faulty):
-    for verb, resource in (("PUT", "fleetjobs/status"), ("POST", "pods"), ("DELETE", "pods")):
+    met = [
         faulty.proxy.fail(Slow(2.0), verb, resource)
+        for verb, resource in (("PUT", "fleetjobs/status"), ("POST", "pods"), ("DELETE", "pods"))
+    ]
     await faulty.run(runPolicy=ALL_GONE)
     await faulty.finish()
+    assert all(each.is_set() for each in met)
     await faulty.was_done_once()
 
 
@@ -211,10 +214,11 @@ async def test_what_happens_while_the_watches_are_blind_is_found(faulty: Faulty,
     await faulty.namespace.until_state("suspended", "Suspended")
     await faulty.until_known("Suspended")
     watched = ("pods", "services", "fleetjobs")
+    met: list[asyncio.Event] = []
     for resource in watched:
         faulty.proxy.hold(resource)
         if how == "forgotten":
-            faulty.proxy.fail(Expired(), "WATCH", resource)
+            met.append(faulty.proxy.fail(Expired(), "WATCH", resource))
     # A job that is idle: only a watch, or a list, can tell that it is gone.
     await faulty.namespace.delete("fleetjobs", "suspended")
     await faulty.namespace.delete("services", "digits")
@@ -226,6 +230,7 @@ async def test_what_happens_while_the_watches_are_blind_is_found(faulty: Faulty,
     else:
         assert faulty.proxy.cut() >= len(watched)
     again = await faulty.until_running()
+    assert all(each.is_set() for each in met)
     assert attempt(again["digits-trainer-1"]) == "0.1"
     assert len(uids(again) & uids(pods)) == 3
     await faulty.namespace.until("services", "the service", lambda found: "digits" in found)

@@ -74,14 +74,20 @@ async def test_a_stopped_operator_ends_quickly_and_well(namespace: Namespace, op
 
 
 async def test_an_operator_can_be_limited_to_namespaces(
-    namespace: Namespace, control_plane: ControlPlane, tmp_path: Path
+    namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
 ):
     await namespace.create_job(manifest())
     await namespace.until_state("digits", "Running")
+    shown = "fleet_operator_jobs{"
     nowhere = OperatorProcess(tmp_path, control_plane.kubeconfig, FLEET_OPERATOR_NAMESPACES=NAMESPACE)
     nowhere.start()
     try:
-        assert "fleet_operator_jobs{" not in (nowhere.get("/metrics") or "")
+        await nowhere.until_leading()
+        nowhere.until_ready()  # again, with the lists of its term
+        served = nowhere.get("/metrics")
+        assert served is not None
+        assert shown not in served
+        assert shown in (operator.get("/metrics") or "")
     finally:
         assert nowhere.stop() == 0
 

@@ -68,8 +68,10 @@ async def test_a_suspended_job_has_no_pods_and_runs_again_when_it_is_resumed(nam
 async def test_a_finished_job_is_deleted_with_all_it_owns_when_its_time_is_over(namespace: Namespace):
     await run(namespace, runPolicy={"ttlSecondsAfterFinished": 1})
     await namespace.end(*TRAINERS)
+    await namespace.until_state("digits", "Succeeded")
     await namespace.until("fleetjobs", "no job", lambda found: not found)
     await namespace.until_pods("digits", "no pod", lambda pods: not pods)
+    await namespace.until("services", "no service", lambda found: not found)
 
 
 async def test_a_pod_on_a_silent_node_is_told_and_replaced_without_being_counted(namespace: Namespace):
@@ -154,7 +156,9 @@ async def test_a_job_with_servers_may_be_resized_while_it_is_suspended(namespace
     await namespace.create_job(manifest(syncMode=mode, trainer=trainer, runPolicy={"suspend": True}))
     await scale(namespace, 3)
     await patch(namespace, runPolicy={"suspend": False})
-    await namespace.until_running("digits", *SERVERS, *TRAINERS, "digits-trainer-2")
+    pods = await namespace.until_running("digits", *SERVERS, *TRAINERS, "digits-trainer-2")
+    for pod in pods.values():
+        assert env_of(main_of(pod))["PADDLE_TRAINERS"] == "3"
 
 
 async def test_a_job_with_a_sidecar_that_goes_on_finishes_with_its_main_container(namespace: Namespace):
