@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,15 @@ import pytest
 from fleet_operator.settings import FEATURES
 from tests.support.controlplane import ControlPlane
 from tests.support.kube import Namespace, client_for
-from tests.support.operator_process import CRD, NAMESPACE, POD_GROUPS, OperatorProcess, install, refusals
+from tests.support.operator_process import (
+    CRD,
+    METRICS_READER,
+    NAMESPACE,
+    POD_GROUPS,
+    OperatorProcess,
+    install,
+    refusals,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -33,7 +42,12 @@ def operator(
     folder = tmp_path_factory.mktemp("operator")
     token = install(control_plane, FEATURES)
     kubeconfig = control_plane.write_kubeconfig(folder / "kubeconfig", token, NAMESPACE)
-    process = OperatorProcess(folder, kubeconfig, FLEET_OPERATOR_FEATURES=",".join(FEATURES))
+    process = OperatorProcess(
+        folder,
+        kubeconfig,
+        FLEET_OPERATOR_FEATURES=",".join(FEATURES),
+        FLEET_OPERATOR_METRICS_READERS=json.dumps([METRICS_READER]),
+    )
     process.start()
     yield process
     process.stop()

@@ -8,8 +8,9 @@ import pytest
 
 from fleet_operator.cluster.client import ApiError
 from tests.support.digits_job import SERVERS, TRAINERS, run
-from tests.support.jobs import manifest
+from tests.support.jobs import collective_manifest, manifest
 from tests.support.kube import attempt, is_running
+from tests.support.operator_process import METRICS_READER, NAMESPACE
 
 if TYPE_CHECKING:
     from tests.support.kube import Manifest, Namespace
@@ -90,6 +91,64 @@ async def test_a_job_brings_its_network_policy_and_its_servers_budget(namespace:
     await namespace.end(*TRAINERS)
     await namespace.until("poddisruptionbudgets", "no budget", lambda found: not found)
     assert await names(namespace, "networkpolicies") == {"digits"}
+
+
+async def test_the_metrics_are_for_the_operators_namespace_and_for_those_whom_its_settings_name(
+    namespace: Namespace,
+):
+    await namespace.create_job(manifest(network={"policy": True}))
+    found = await namespace.until("networkpolicies", "the policy", lambda found: "digits" in found)
+    own, reading = found["digits"]["spec"]["ingress"]
+    assert own == {"from": [{"podSelector": {"matchLabels": {"fleetjob.dev/job-name": "digits"}}}]}
+    operators = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}}}
+    assert reading == {"from": [operators, METRICS_READER], "ports": [{"port": 6180, "protocol": "TCP"}]}
+
+
+async def test_what_an_operator_with_other_settings_has_made_is_made_anew_and_what_a_hand_has_changed_stays(
+    namespace: Namespace,
+):
+    await namespace.create_job(manifest(network={"policy": True}))
+    found = await namespace.until("networkpolicies", "the policy", lambda found: "digits" in found)
+    wanted, path = found["digits"], namespace.path("networkpolicies", "digits")
+    edited = await namespace.client.merge_patch(path, {"spec": {"ingress": [{}]}})
+    await namespace.until_running("digits", *SERVERS, *TRAINERS)
+    await namespace.until_state("digits", "Running")  # many passes later
+    assert await namespace.get("networkpolicies", "digits") == edited
+    await namespace.client.merge_patch(
+        path, {"metadata": {"annotations": {"fleetjob.dev/made-from": "something else"}}}
+    )
+    found = await namespace.until(
+        "networkpolicies",
+        "another policy",
+        lambda found: "digits" in found and found["digits"]["metadata"]["uid"] != wanted["metadata"]["uid"],
+    )
+    assert found["digits"]["spec"] == wanted["spec"]
+
+
+async def test_a_gang_is_as_large_as_its_job_has_become(namespace: Namespace):
+    quota: Manifest = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none"},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    await namespace.client.create(namespace.path("resourcequotas"), quota)
+    await namespace.until(
+        "resourcequotas", "the quota in force", lambda found: "hard" in found["none"].get("status", {})
+    )
+    trainer = {"replicas": 2, "minReplicas": 1, "maxReplicas": 3}
+    await namespace.create_job(collective_manifest(scheduling={"gang": "Volcano"}, trainer=trainer))
+    await namespace.until_job(
+        "digits", "no room", lambda job: "exceeded quota" in str(job.get("status", {}).get("conditions"))
+    )
+    assert (await groups(namespace, "Volcano"))["digits-0"]["spec"]["minMember"] == 2
+    scale = namespace.path("fleetjobs", "digits", subresource="scale")
+    await namespace.client.merge_patch(scale, {"spec": {"replicas": 3}})
+    await namespace.until(
+        "podgroups",
+        "a gang of three",
+        lambda found: "digits-0" in found and found["digits-0"]["spec"]["minMember"] == 3,
+    )
 
 
 @pytest.mark.parametrize("gang", POD_GROUPS)

@@ -33,6 +33,7 @@ class Namespace:
             "fleetjobs": f"/apis/{API_VERSION}",
             "networkpolicies": "/apis/networking.k8s.io/v1",
             "poddisruptionbudgets": "/apis/policy/v1",
+            "podgroups": "/apis/scheduling.volcano.sh/v1beta1",
         }
         parts = [groups.get(plural, "/api/v1"), "namespaces", self.name, plural, name, subresource]
         return "/".join(part for part in parts if part)

@@ -34,6 +34,8 @@ CRD = ROOT / "crds" / "fleetjobs.fleetjob.dev.yaml"
 POD_GROUPS = Path(__file__).parent / "podgroups.yaml"
 NAMESPACE = "fleet-system"
 ACCOUNT = "fleet-operator"
+METRICS_READER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+"""Who may read metrics beside the operator's namespace, where a test says so."""
 
 TESTS_OWN = (
     "is being terminated",  # the namespace of a test that has ended

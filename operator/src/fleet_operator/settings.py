@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fleet_operator.errors import OperatorError
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 FEATURES = ("checkpointClaims", "networkPolicies", "podDisruptionBudgets", "volcano", "coscheduling")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+PEER_FIELDS = {"namespaceSelector", "podSelector", "ipBlock"}
 
 
 class SettingsError(OperatorError):
@@ -31,6 +33,9 @@ class Settings:
     features : tuple of str
         ``FLEET_OPERATOR_FEATURES``, separated by commas: what jobs may have beside pods and Services, of
         checkpointClaims, networkPolicies, podDisruptionBudgets, volcano and coscheduling. Default: none.
+    metrics_readers : tuple of mapping
+        ``FLEET_OPERATOR_METRICS_READERS``, a list in JSON: who may read the metrics of jobs with a
+        NetworkPolicy beside the operator's namespace, each a peer as a NetworkPolicy has them. Default: none.
     workers : int
         ``FLEET_OPERATOR_WORKERS``: how many jobs are worked on at the same time. Default: 8.
     resync : timedelta
@@ -58,6 +63,7 @@ class Settings:
 
     namespaces: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
+    metrics_readers: tuple[Mapping[str, Any], ...] = ()
     workers: int = 8
     resync: timedelta = timedelta(minutes=10)
     writes_per_second: int = 500
@@ -82,6 +88,7 @@ class Settings:
         return cls(
             namespaces=_list(environ, "FLEET_OPERATOR_NAMESPACES"),
             features=_choices(environ, "FLEET_OPERATOR_FEATURES", FEATURES),
+            metrics_readers=_peers(environ, "FLEET_OPERATOR_METRICS_READERS"),
             workers=_number(environ, "FLEET_OPERATOR_WORKERS", default.workers, 1, 256),
             resync=_seconds(environ, "FLEET_OPERATOR_RESYNC_SECONDS", default.resync, 1, 86400),
             writes_per_second=_number(
@@ -127,3 +134,20 @@ def _choices(environ: Mapping[str, str], name: str, choices: tuple[str, ...]) ->
         if each not in choices:
             raise SettingsError(f"{name}: found {each!r}, expected some of {', '.join(choices)}")
     return listed
+
+
+def _peers(environ: Mapping[str, str], name: str) -> tuple[Mapping[str, Any], ...]:
+    text = environ.get(name, "").strip() or "[]"
+    try:
+        listed = json.loads(text)
+    except ValueError:
+        listed = None
+    if not isinstance(listed, list) or not all(_is_peer(each) for each in listed):
+        fields = ", ".join(sorted(PEER_FIELDS))
+        raise SettingsError(f"{name}: found {text!r}, expected a JSON list of objects with some of {fields}")
+    return tuple(listed)
+
+
+def _is_peer(value: object) -> bool:
+    """Whether this can be a peer. An empty one is refused: it means nobody, and reads as everybody."""
+    return isinstance(value, dict) and bool(value) and value.keys() <= PEER_FIELDS

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import kopf
 
 from fleet_operator.cluster.events import EventRecorder
-from fleet_operator.cluster.kubernetes import KubernetesCluster
+from fleet_operator.cluster.kubernetes import KubernetesCluster, metrics_readers
 from fleet_operator.cluster.progress import ProgressReader, targets
 from fleet_operator.cluster.view import ClusterView, job_key
 from fleet_operator.engine import Engine, SystemClock
@@ -67,7 +67,13 @@ class Term:
             now=SystemClock().now,
             on_read=lambda answered: metrics.progress_read(answered=answered),
         )
-        self._cluster = KubernetesCluster(client, self._view, events, progress=self._progress)
+        self._cluster = KubernetesCluster(
+            client,
+            self._view,
+            events,
+            metrics_readers=metrics_readers(connection.namespace, settings.metrics_readers),
+            progress=self._progress,
+        )
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     async def run(

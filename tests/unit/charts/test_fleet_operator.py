@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tomllib
 from pathlib import Path
@@ -199,6 +200,22 @@ def test_the_operator_understands_its_settings(helm, values):
     assert settings == Settings(namespaces=namespaces, lease="fleet-fleet-operator", identity="a-pod")
 
 
+def test_who_may_read_the_metrics_of_jobs_is_a_value(helm):
+    peer = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
+        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+    }
+    ended = helm_says(
+        helm,
+        *("template", "fleet", str(CHART)),
+        *("--set-json", f"networkPolicies.metricsReaders={json.dumps([peer])}"),
+    )
+    assert ended.returncode == 0, ended.stderr
+    env = container([each for each in yaml.safe_load_all(ended.stdout) if each])["env"]
+    settings = Settings.from_environment({each["name"]: each.get("value", "") for each in env})
+    assert settings.metrics_readers == (peer,)
+
+
 def test_several_operators_stand_on_different_nodes_and_each_holds_the_lease_as_its_pod(helm):
     manifests = render(helm, "replicas=2")
     deployment = one(manifests, "Deployment")["spec"]
@@ -216,6 +233,7 @@ def test_several_operators_stand_on_different_nodes_and_each_holds_the_lease_as_
     [
         pytest.param("operator.workers=0", "workers", id="no workers"),
         pytest.param("operator.logLevel=loud", "logLevel", id="an unknown level"),
+        pytest.param("networkPolicies.metricsReaders[0].pods=all", "pods", id="no peer of a policy"),
         pytest.param("image.tga=1", "tga", id="a misspelt value"),
     ],
 )

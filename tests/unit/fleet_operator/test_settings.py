@@ -24,6 +24,7 @@ def test_every_setting_is_read():
     environ = {
         "FLEET_OPERATOR_NAMESPACES": "team-a, team-b,,team-a",
         "FLEET_OPERATOR_FEATURES": "volcano, checkpointClaims",
+        "FLEET_OPERATOR_METRICS_READERS": '[{"podSelector": {}}]',
         "FLEET_OPERATOR_WORKERS": "4",
         "FLEET_OPERATOR_RESYNC_SECONDS": "60",
         "FLEET_OPERATOR_WRITES_PER_SECOND": "50",
@@ -38,6 +39,7 @@ def test_every_setting_is_read():
     assert Settings.from_environment(environ) == Settings(
         namespaces=("team-a", "team-b"),
         features=("volcano", "checkpointClaims"),
+        metrics_readers=({"podSelector": {}},),
         workers=4,
         resync=timedelta(seconds=60),
         writes_per_second=50,
@@ -59,6 +61,10 @@ def test_every_setting_is_read():
         ("FLEET_OPERATOR_WORKERS", "-4", "found '-4'"),
         ("FLEET_OPERATOR_WORKERS", "²", "found '²'"),
         ("FLEET_OPERATOR_FEATURES", "volcano,mesh", "found 'mesh', expected some of checkpointClaims"),
+        ("FLEET_OPERATOR_METRICS_READERS", "prometheus", "expected a JSON list of objects"),
+        ("FLEET_OPERATOR_METRICS_READERS", '{"podSelector": {}}', "expected a JSON list of objects"),
+        ("FLEET_OPERATOR_METRICS_READERS", "[{}]", "some of ipBlock, namespaceSelector, podSelector"),
+        ("FLEET_OPERATOR_METRICS_READERS", '[{"pods": {}}]', "some of ipBlock"),
         ("FLEET_OPERATOR_HTTP_PORT", "70000", "from 0 to 65535"),
         ("FLEET_OPERATOR_RESYNC_SECONDS", "1.5", "found '1.5'"),
         ("FLEET_OPERATOR_LEASE_SECONDS", "1", "found '1', expected a whole number from 2 to 3600"),

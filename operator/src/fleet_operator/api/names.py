@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from fleet_operator.api.role import Role
 
 __all__ = [
+    "ANNOTATION_MADE_FROM",
     "ANNOTATION_MAIN",
     "API_GROUP",
     "API_VERSION",
@@ -44,6 +45,7 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "fleet-operator"
 CONTROLLER = f"{API_GROUP}/fleet-operator"  # what runPolicy.managedBy calls this operator
 
+ANNOTATION_MADE_FROM = f"{API_GROUP}/made-from"  # a digest of what an object was to be when it was made
 ANNOTATION_MAIN = "kubectl.kubernetes.io/default-container"  # kubectl's logs and exec take it too
 MAIN_CONTAINER = "fleet"
 METRICS_PORT = 6180  # each replica serves its metrics and its progress there

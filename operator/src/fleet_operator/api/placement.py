@@ -76,5 +76,6 @@ class Network(Model):
     )
     policy: StrictBool = Field(
         default=False,
-        description="A NetworkPolicy admits only the job's own pods, and anybody to the metrics port.",
+        description="A NetworkPolicy admits only the job's own pods, and to the metrics port also the"
+        " operator's namespace and whom its chart names.",
     )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from fleet_operator.api.names import ANNOTATION_MADE_FROM
 from fleet_operator.build.checkpoint import build_claims
 from fleet_operator.build.disruption_budget import build_disruption_budget
 from fleet_operator.build.gang import build_pod_group
 from fleet_operator.build.network_policy import build_network_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from fleet_operator.api import FleetJob
 
@@ -39,17 +42,45 @@ class Extra:
     while_held: bool = False
     after_end: bool = False
 
+    @property
+    def made_from(self) -> str | None:
+        """What tells the object from one that an older job or operator wanted; claims have nothing."""
+        said: str | None = self.manifest["metadata"].get("annotations", {}).get(ANNOTATION_MADE_FROM)
+        return said
 
-def build_extras(job: FleetJob, life: int) -> tuple[Extra, ...]:
-    """Return what one life of a job needs to be there before its pods."""
+
+def build_extras(job: FleetJob, life: int, *, readers: Sequence[Mapping[str, Any]] = ()) -> tuple[Extra, ...]:
+    """Return what one life of a job needs to be there before its pods.
+
+    Parameters
+    ----------
+    job : FleetJob
+        The job.
+    life : int
+        How often all of its replicas were started anew.
+    readers : sequence of mapping
+        Who beside the job's own pods may read its metrics, as peers of a NetworkPolicy.
+    """
     found = [
         Extra("spec.checkpoint.volumeClaimTemplate", claim, while_held=True, after_end=True)
         for claim in build_claims(job)
     ]
-    if (policy := build_network_policy(job)) is not None:
-        found.append(Extra("spec.network.policy", policy, while_held=True, after_end=True))
+    if (policy := build_network_policy(job, readers)) is not None:
+        found.append(Extra("spec.network.policy", _signed(policy), while_held=True, after_end=True))
     if (budget := build_disruption_budget(job)) is not None:
-        found.append(Extra("spec.pserver.podDisruptionBudget", budget))
+        found.append(Extra("spec.pserver.podDisruptionBudget", _signed(budget)))
     if (group := build_pod_group(job, life)) is not None:
-        found.append(Extra("spec.scheduling.gang", group))
+        found.append(Extra("spec.scheduling.gang", _signed(group)))
     return tuple(found)
+
+
+def _signed(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Note in an object what it is made from.
+
+    The objects themselves would not tell: an API server adds defaults to them, webhooks change them, and
+    people do.
+    """
+    digest = sha256(json.dumps(manifest["spec"], sort_keys=True).encode()).hexdigest()[:16]
+    metadata = manifest["metadata"]
+    annotations = {**metadata.get("annotations", {}), ANNOTATION_MADE_FROM: digest}
+    return {**manifest, "metadata": {**metadata, "annotations": annotations}}

@@ -1,4 +1,4 @@
-"""The NetworkPolicy of a job: its pods talk to each other on every port, and nobody else to them."""
+"""The NetworkPolicy of a job: its pods talk to each other on every port, and others only read metrics."""
 
 from __future__ import annotations
 
@@ -10,17 +10,27 @@ from fleet_operator.build.metadata import job_labels, owner_references
 from fleet_operator.build.ports import replica_ports
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from fleet_operator.api import FleetJob
 
 __all__ = ["build_network_policy"]
 
 
-def build_network_policy(job: FleetJob) -> dict[str, Any] | None:
+def build_network_policy(job: FleetJob, readers: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any] | None:
     """Return the manifest of a job's NetworkPolicy, if it asks for one.
 
+    Parameters
+    ----------
+    job : FleetJob
+        The job.
+    readers : sequence of mapping
+        Who else may read the metrics port, as peers of a NetworkPolicy; nobody if there is none.
+
+    Notes
+    -----
     Tensors travel on ports that a server picks when it starts, so a job's pods reach each other on all of
-    them. Whoever scrapes may read the metrics port, which takes no orders. What pods may reach is left alone:
-    data, images and code are anywhere.
+    them. What pods may reach is left alone: data, images and code are anywhere.
     """
     if job.spec.network is None or not job.spec.network.policy:
         return None
@@ -40,12 +50,17 @@ def build_network_policy(job: FleetJob) -> dict[str, Any] | None:
         "spec": {
             "podSelector": peers,
             "policyTypes": ["Ingress"],
-            "ingress": [
-                {"from": [{"podSelector": peers}]},
-                {"ports": [{"port": port, "protocol": "TCP"} for port in sorted(metrics)]},
-            ],
+            "ingress": [{"from": [{"podSelector": peers}]}, *_reading(readers, sorted(metrics))],
         },
     }
+
+
+def _reading(readers: Sequence[Mapping[str, Any]], ports: Sequence[int]) -> list[dict[str, Any]]:
+    """Return the rule that lets somebody read; without peers it would be everybody."""
+    if not readers:
+        return []
+    shown = [{"port": port, "protocol": "TCP"} for port in ports]
+    return [{"from": [dict(peer) for peer in readers], "ports": shown}]
 
 
 def _most(job: FleetJob, role: Role) -> int:

@@ -32,7 +32,7 @@ from fleet_operator.plan.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fleet_operator.build import Hosts
     from fleet_operator.cluster.client import ApiClient
@@ -67,6 +67,8 @@ class KubernetesCluster:
         What is known of it.
     events : EventRecorder
         Where people are told of what happens.
+    metrics_readers : sequence of mapping
+        Who may read the metrics of jobs with a NetworkPolicy, as its peers.
     progress : ProgressReader, optional
         Knows how far jobs are.
     monotonic : callable
@@ -79,12 +81,14 @@ class KubernetesCluster:
         view: ClusterView,
         events: EventRecorder,
         *,
+        metrics_readers: Sequence[Mapping[str, Any]] = (),
         progress: ProgressReader | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._view = view
         self._events = events
+        self._metrics_readers = tuple(metrics_readers)
         self._progress = progress
         self._monotonic = monotonic
         self._refusals: dict[Key, _Refusal] = {}  # for now
@@ -112,6 +116,7 @@ class KubernetesCluster:
         own_service = service is not None and _is_owned(service, job)
         if service is not None and not own_service:
             (left_over if _is_left_over(service, job) else foreign).append(f"Service/{service.key.name}")
+        made_from = dict[ObjectRef, str]()
         objects, unserved = set[ObjectRef](), {(each.api_version, each.kind) for each in FEATURES.values()}
         for resource, store in self._view.extras():
             unserved.discard((resource.api_version, resource.kind))
@@ -119,7 +124,10 @@ class KubernetesCluster:
                 # Only a claim outlives its job, without an owner.
                 retained = extra.owner is None and resource == FEATURES["checkpointClaims"]
                 if _is_owned(extra, job) or retained:
-                    objects.add(ObjectRef(resource.api_version, resource.kind, extra.key.name))
+                    ref = ObjectRef(resource.api_version, resource.kind, extra.key.name)
+                    objects.add(ref)
+                    if extra.value is not None:
+                        made_from[ref] = extra.value
                 else:
                     shown = f"{resource.kind}/{extra.key.name}"
                     (left_over if _is_left_over(extra, job) else foreign).append(shown)
@@ -127,6 +135,8 @@ class KubernetesCluster:
             pods=tuple(pods),
             service=own_service,
             objects=frozenset(objects),
+            made_from=made_from,
+            metrics_readers=self._metrics_readers,
             unserved=frozenset(unserved),
             foreign=tuple(dict.fromkeys(foreign)),
             left_over=tuple(left_over),
@@ -263,6 +273,22 @@ class KubernetesCluster:
         if self._view.job(key) is None:
             self._rejections.pop(key, None)
             self._refusals.pop(key, None)
+
+
+def metrics_readers(
+    namespace: str, others: Sequence[Mapping[str, Any]] = ()
+) -> tuple[Mapping[str, Any], ...]:
+    """Return who may read the metrics of jobs with a NetworkPolicy: the operator's namespace, and others.
+
+    Parameters
+    ----------
+    namespace : str
+        The operator's own; every namespace has its name as a label.
+    others : sequence of mapping
+        Further peers, as a NetworkPolicy has them.
+    """
+    own = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    return (own, *others)
 
 
 def _resource_of(ref: ObjectRef) -> Resource:

@@ -1,4 +1,4 @@
-"""What a pod's manifest tells about a replica. Pure."""
+"""What a pod's manifest tells about a replica, and another object's about itself. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api import Role
-from fleet_operator.api.names import ANNOTATION_MAIN, LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, MAIN_CONTAINER
+from fleet_operator.api.names import (
+    ANNOTATION_MADE_FROM,
+    ANNOTATION_MAIN,
+    LABEL_ATTEMPT,
+    LABEL_INDEX,
+    LABEL_ROLE,
+    MAIN_CONTAINER,
+)
 from fleet_operator.plan.model import Attempt, ObservedPod, PodPhase
 from fleet_operator.plan.waiting import PASSING
 
@@ -56,6 +63,14 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
         node=manifest["spec"].get("nodeName"),
         ip=status.get("podIP"),
     )
+
+
+def observe_object(manifest: Mapping[str, Any]) -> str | None:
+    """Return what an object says it was made from; None of one that is on its way out already."""
+    metadata = manifest["metadata"]
+    if metadata.get("deletionTimestamp"):
+        return None
+    return str((metadata.get("annotations") or {}).get(ANNOTATION_MADE_FROM, ""))
 
 
 def main_container(manifest: Mapping[str, Any]) -> str:

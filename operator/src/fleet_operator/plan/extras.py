@@ -1,4 +1,8 @@
-"""What a job has beside its pods and its Service: made before the pods, and removed when it is not needed."""
+"""What a job has beside its pods and its Service: made before the pods, and removed when it is not needed.
+
+What the job, or the operator's settings, want another way than when an object was made is made anew. What
+somebody else has changed in an object stays as it is: a webhook of the cluster's would change it again.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +21,17 @@ __all__ = ["ensure", "remove", "unserved"]
 _KEPT = "PersistentVolumeClaim"
 
 
-def ensure(extras: Iterable[Extra], observed: Observed) -> tuple[EnsureObject, ...]:
-    """Return what makes the objects that are missing."""
-    return tuple(
-        EnsureObject(extra.manifest)
-        for extra in extras
-        if ObjectRef.of(extra.manifest) not in observed.objects
-    )
+def ensure(extras: Iterable[Extra], observed: Observed) -> tuple[EnsureObject | DeleteObject, ...]:
+    """Return what makes the objects that are missing, and makes those anew that are wanted another way."""
+    actions: list[EnsureObject | DeleteObject] = []
+    for extra in extras:
+        ref = ObjectRef.of(extra.manifest)
+        outdated = observed.made_from.get(ref, extra.made_from) != extra.made_from and ref.kind != _KEPT
+        if outdated:
+            actions.append(DeleteObject(ref))
+        if outdated or ref not in observed.objects:
+            actions.append(EnsureObject(extra.manifest))
+    return tuple(actions)
 
 
 def remove(wanted: Iterable[Extra], observed: Observed) -> tuple[DeleteObject, ...]:

@@ -95,6 +95,8 @@ class Observed:
     pods: tuple[ObservedPod, ...] = ()
     service: bool = False  # the job's headless Service is there, and is its own
     objects: frozenset[ObjectRef] = frozenset()  # what else the job needs and has: claims, PodGroups, …
+    made_from: Mapping[ObjectRef, str] = field(default_factory=dict)  # what those say that can be made anew
+    metrics_readers: tuple[Mapping[str, Any], ...] = ()  # who else may read metrics: peers of a NetworkPolicy
     unserved: frozenset[tuple[str, str]] = frozenset()  # (apiVersion, kind) that the operator may not make
     foreign: tuple[str, ...] = ()  # "Kind/name" of objects with our names that others own
     left_over: tuple[str, ...] = ()  # "Kind/name" of what a deleted job of our name left, for the moment

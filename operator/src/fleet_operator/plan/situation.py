@@ -95,7 +95,8 @@ class Situation:
     @cached_property
     def extras(self) -> tuple[Extra, ...]:
         """What the present life of the job needs beside its pods and its Service."""
-        return build_extras(self.job, self.ledger.job_restarts)
+        readers = self.observed.metrics_readers
+        return build_extras(self.job, self.ledger.job_restarts, readers=readers)
 
     @cached_property
     def unserved(self) -> Extra | None:

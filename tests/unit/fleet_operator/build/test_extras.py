@@ -18,8 +18,8 @@ def job_of(collective: bool = False, **spec: Any) -> FleetJob:
     return jobs.job(jobs.collective_manifest(**spec) if collective else jobs.manifest(**spec))
 
 
-def extras_of(job: FleetJob, life: int = 0) -> dict[str, Any]:
-    return {each.manifest["metadata"]["name"]: each.manifest for each in build_extras(job, life)}
+def extras_of(job: FleetJob, life: int = 0, **said: Any) -> dict[str, Any]:
+    return {each.manifest["metadata"]["name"]: each.manifest for each in build_extras(job, life, **said)}
 
 
 def pod_of(job: FleetJob, role: Role = Role.TRAINER, index: int = 0, life: int = 0) -> dict[str, Any]:
@@ -81,17 +81,44 @@ def test_a_claim_outlives_its_job_unless_it_is_to_be_deleted(retention, owned):
 # The network.
 
 
-def test_a_jobs_pods_are_reached_by_each_other_and_its_metrics_by_everybody():
-    [policy] = extras_of(job_of(network={"policy": True})).values()
+OPERATOR = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "fleet-system"}}}
+PROMETHEUS = {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}}}
+
+
+def test_a_jobs_pods_are_reached_by_each_other_and_its_metrics_by_those_who_are_named():
+    [policy] = extras_of(job_of(network={"policy": True}), readers=(OPERATOR, PROMETHEUS)).values()
     own = {"matchLabels": {"fleetjob.dev/job-name": "digits"}}
     assert policy["spec"] == {
         "podSelector": own,
         "policyTypes": ["Ingress"],
         "ingress": [
             {"from": [{"podSelector": own}]},
-            {"ports": [{"port": 6180, "protocol": "TCP"}]},
+            {"from": [OPERATOR, PROMETHEUS], "ports": [{"port": 6180, "protocol": "TCP"}]},
         ],
     }
+
+
+def test_without_a_reader_nobody_reads_and_not_everybody():
+    [policy] = extras_of(job_of(network={"policy": True})).values()
+    assert len(policy["spec"]["ingress"]) == 1
+
+
+def test_what_is_made_anew_says_what_it_was_made_from_and_a_claim_does_not():
+    checkpoint, scheduling = {"volumeClaimTemplate": CLAIM, "scope": "Job"}, {"gang": "Volcano"}
+    network, pserver = {"policy": True}, {"replicas": 2, "podDisruptionBudget": True}
+    every: dict[str, Any] = {
+        "checkpoint": checkpoint,
+        "scheduling": scheduling,
+        "network": network,
+        "pserver": pserver,
+    }
+    said = [each.made_from for each in build_extras(job_of(**every), 0)]
+    assert said[0] is None
+    assert len({*said[1:]} - {None}) == 3
+    assert [each.made_from for each in build_extras(job_of(**every), 1)] == said
+    more = build_extras(job_of(**every, trainer={"replicas": 3}), 0, readers=(OPERATOR,))
+    changed = [new.made_from != old for new, old in zip(more, said, strict=True)]
+    assert changed == [False, True, False, True], "the policy by its readers, the PodGroup by its size"
 
 
 # The budget.

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fleet_operator.build import build_extras
 from fleet_operator.cluster import view as view_module
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.interface import ConflictError
+from fleet_operator.cluster.kubernetes import metrics_readers
 from fleet_operator.cluster.view import NotSyncedError
 from fleet_operator.plan.model import DeleteObject, EnsureObject, ObjectRef
 from tests.support.fake_api import FakeApi
@@ -59,6 +62,31 @@ async def test_what_a_job_has_beside_its_pods_is_made_seen_and_deleted(api: Fake
         assert world.observe().unserved == {*other, ("scheduling.x-k8s.io/v1alpha1", "PodGroup")}
     finally:
         await world.view.close()
+
+
+async def test_what_an_object_was_made_from_is_seen_until_it_is_on_its_way_out(api: FakeApi):
+    world, claim, group = beside(api)
+    await world.view.start()
+    try:
+        await world.served()
+        for action in (claim, group):
+            await world.cluster.apply(world.job, action)
+        ref = ObjectRef.of(group.manifest)
+        said = group.manifest["metadata"]["annotations"]["fleetjob.dev/made-from"]
+        assert world.observe().made_from == {ref: said, ObjectRef.of(claim.manifest): ""}
+        path = f"{GROUPS}/digits-0"
+        leaving = {**api.objects[path]["metadata"], "deletionTimestamp": "2026-11-21T10:00:00Z"}
+        api.put(path, {**api.objects[path], "metadata": leaving})
+        await world.until(lambda: ref not in world.observe().made_from)
+        assert ref in world.observe().objects
+    finally:
+        await world.view.close()
+
+
+def test_the_operators_namespace_reads_metrics_and_whom_the_settings_name():
+    others: tuple[dict[str, Any], ...] = ({"podSelector": {}},)
+    own = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "fleet-system"}}}
+    assert metrics_readers("fleet-system", others) == (own, *others)
 
 
 async def test_a_kind_of_object_that_the_cluster_does_not_know_holds_nobody_else_up(api: FakeApi):
