@@ -146,8 +146,8 @@ async def test_a_gang_is_as_large_as_its_job_has_become(namespace: Namespace):
     await namespace.client.merge_patch(scale, {"spec": {"replicas": 3}})
     await namespace.until(
         "podgroups",
-        "a gang of three",
-        lambda found: "digits-0" in found and found["digits-0"]["spec"]["minMember"] == 3,
+        "a gang of three in place of that of two",
+        lambda found: [each["spec"]["minMember"] for each in found.values()] == [3],
     )
 
 

@@ -11,7 +11,6 @@ CLAIM = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"
 CHECKPOINT = {"volumeClaimTemplate": CLAIM, "scope": "Job"}
 CLAIM_REF = ObjectRef("v1", "PersistentVolumeClaim", "digits-checkpoint")
 GANG = {"gang": "Volcano"}
-ELASTIC = {"replicas": 2, "minReplicas": 1, "maxReplicas": 3}
 BUDGET = {"replicas": 2, "podDisruptionBudget": True}
 BUDGET_REF = ObjectRef("policy/v1", "PodDisruptionBudget", "digits-pserver")
 ALL = (pserver(0), pserver(1), trainer(0), trainer(1))
@@ -51,28 +50,15 @@ def test_what_somebody_deleted_comes_back():
     assert done(story.sees(*ALL, after=5)) == ["ensure PodDisruptionBudget digits-pserver"]
 
 
-def test_what_the_job_wants_another_way_than_when_it_was_made_is_made_anew():
-    story = Story(jobs.collective_manifest(scheduling=GANG, trainer=ELASTIC))
-    story.sees(**having(group(0)))
-    [wanted] = [extra.made_from for extra in build_extras(story.job, 0)]
-    assert wanted is not None
-    refused: dict[str, Any] = {**having(group(0)), "refused": "exceeded quota"}
-    assert done(story.sees(**refused, made_from={group(0): wanted}))[:1] == ["create digits-trainer-0 0.0"]
-    story.scale(3)  # no pod of it has been created yet, and so it is the same life
-    lines = done(story.sees(**refused, made_from={group(0): wanted}, after=5))
-    assert lines[:2] == ["delete PodGroup digits-0", "ensure PodGroup digits-0"]
-    [wanted] = [extra.made_from for extra in build_extras(story.job, 0)]
-    assert wanted is not None
-    lines = done(story.sees(**refused, made_from={group(0): wanted}, after=6))
-    assert lines == [f"create digits-trainer-{index} 0.0" for index in range(3)]
-
-
 def test_what_an_operator_with_other_settings_made_is_made_anew():
     story = Story(network={"policy": True})
     policy = ObjectRef("networking.k8s.io/v1", "NetworkPolicy", "digits")
-    there: dict[str, Any] = {**having(policy), "made_from": {policy: "another"}}
+    there: dict[str, Any] = {**having(policy), "made_from": {policy: "something else"}}
     lines = done(story.sees(*ALL, **there))
     assert lines == ["delete NetworkPolicy digits", "ensure NetworkPolicy digits"]
+    [wanted] = [extra.made_from for extra in build_extras(story.job, 0)]
+    assert wanted is not None
+    assert done(story.sees(*ALL, after=1, **having(policy), made_from={policy: wanted})) == []
     assert done(story.sees(*ALL, after=1, **having(policy))) == [], "one that is on its way out says nothing"
 
 
