@@ -3,7 +3,8 @@
 The launcher tells a process its rank and where mpirun runs, but not where the other ranks are. mpi4py would,
 at the price of a compiler and of MPI's own threads in every process; for a handful of addresses one short
 exchange over TCP is enough. Rank 0 listens on one of a few ports that all ranks compute from the launcher's
-name for the job, so nothing has to be configured where rank 0 runs on mpirun's host.
+name for the job, so nothing has to be configured where rank 0 runs on mpirun's host. Another program may have
+one of these ports: rank 0 answers a greeting with one byte at once, and whoever does not is not waited for.
 """
 
 import contextlib
@@ -24,6 +25,9 @@ _FIRST_PORT: Final = 20000  # below the ports that systems hand out by themselve
 _PORT_RANGE: Final = 10000
 _PORT_TRIES: Final = 5
 _TRY_SECONDS: Final = 2.0
+_HEARD: Final = b"\x06"
+"""What rank 0 answers to a greeting at once: another program on one of the ports does not."""
+_HEARD_SECONDS: Final = 10.0  # rank 0 may have to listen to others first
 _PAUSE_SECONDS: Final = 0.1
 _MAX_LINE: Final = 1 << 20
 _log = logging.getLogger(__name__)
@@ -94,28 +98,31 @@ def _collect(card: Card) -> tuple[str, ...]:
     hosts = {0: card.hosts[0]}
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(card))
-        waiting: list[socket.socket] = []
-        while len(ports) < card.size:
+        waiting: dict[int, socket.socket] = {}
+        while len(waiting) < card.size - 1:
             if time.monotonic() >= deadline:
-                missing = ", ".join(str(rank) for rank in range(card.size) if rank not in ports)
+                missing = ", ".join(str(rank) for rank in range(1, card.size) if rank not in waiting)
                 raise DeadlineExceededError(
                     f"rank 0 waited {card.deadline_seconds:g} s on port {listener.getsockname()[1]} for the "
                     f"ranks {missing} of the MPI job; do they run, and do they reach this host?"
                 )
             listener.settimeout(_TRY_SECONDS)
-            with contextlib.suppress(TimeoutError):
-                connected = listener.accept()[0]
+            with contextlib.suppress(OSError):  # nobody came, or whoever did has gone
+                connected, peer = listener.accept()
+                stack.enter_context(connected)
                 greeting = _greeting(connected, card)
-                if greeting is None or greeting["rank"] in ports:
+                if greeting is None:
                     connected.close()
                     continue
-                waiting.append(stack.enter_context(connected))
-                ports[greeting["rank"]] = greeting["port"]
-                hosts[greeting["rank"]] = connected.getpeername()[0]
+                connected.sendall(_HEARD)
                 hosts[0] = connected.getsockname()[0]
+                rank = greeting["rank"]
+                waiting[rank], ports[rank], hosts[rank] = connected, greeting["port"], peer[0]
+            # A rank that has lost its connection comes again.
+            waiting = {rank: each for rank, each in waiting.items() if _is_open(each)}
         endpoints = [_endpoint(hosts[rank], ports[rank]) for rank in range(card.size)]
         answer = json.dumps(endpoints).encode() + b"\n"
-        for connected in waiting:
+        for connected in waiting.values():
             with contextlib.suppress(OSError):  # that one's end is noticed by its launcher
                 connected.sendall(answer)
     return tuple(endpoints)
@@ -124,21 +131,25 @@ def _collect(card: Card) -> tuple[str, ...]:
 def _ask(card: Card) -> tuple[str, ...]:
     """Be another rank: find rank 0, say who this is, and wait for all addresses."""
     began = time.monotonic()
+    deadline = began + card.deadline_seconds
     greeting = {"job": card.job, "rank": card.rank, "port": _free_port() if card.serves else 0}
     told = False
     for host, port in _places(card):
-        elapsed = time.monotonic() - began
-        if elapsed >= card.deadline_seconds:
+        now = time.monotonic()
+        if now >= deadline:
             break
-        if elapsed >= 5.0 and not told:
+        if now - began >= 5.0 and not told:
             told = True
             _log.warning("rank %d waits for rank 0 at %s", card.rank, _words(card))
-        with contextlib.suppress(OSError), socket.create_connection((host, port), _TRY_SECONDS) as connected:
-            connected.settimeout(max(_TRY_SECONDS, card.deadline_seconds - elapsed))
+        with (
+            contextlib.suppress(OSError, ValueError),
+            socket.create_connection((host, port), _TRY_SECONDS) as connected,
+        ):
+            connected.settimeout(min(_HEARD_SECONDS, deadline - now))
             connected.sendall(json.dumps(greeting).encode() + b"\n")
-            line = _line(connected)
-            if line:
-                return tuple(json.loads(line))
+            if connected.recv(1) != _HEARD:
+                continue  # another program has the port; rank 0 may have the next
+            return tuple(json.loads(_line(connected, deadline)))
     raise DeadlineExceededError(
         f"rank {card.rank} found no rank 0 of its MPI job within {card.deadline_seconds:g} s at "
         f"{_words(card)}; where rank 0 does not run on mpirun's host, set FLEET_MPI_RENDEZVOUS=host:port for "
@@ -155,30 +166,49 @@ def _places(card: Card) -> Iterator[tuple[str, int]]:
 
 def _listen(card: Card) -> socket.socket:
     local = all(host.startswith("127.") for host in card.hosts)
+    errors: list[OSError] = []
     for port in card.ports:
-        with contextlib.suppress(OSError):
+        try:
             return socket.create_server(("127.0.0.1" if local else "", port), backlog=card.size)
+        except OSError as error:
+            errors.append(error)
     raise RoleError(
-        f"rank 0 of the MPI job cannot listen on {', '.join(map(str, card.ports))}: the ports are taken; set "
-        "FLEET_MPI_RENDEZVOUS=host:port for all ranks, with a free port of rank 0's host"
-    )
+        f"rank 0 of the MPI job cannot listen on {', '.join(map(str, card.ports))}: {errors[-1].strerror}; "
+        "set FLEET_MPI_RENDEZVOUS=host:port for all ranks, with a free port of rank 0's host"
+    ) from errors[-1]
 
 
 def _greeting(connected: socket.socket, card: Card) -> dict[str, Any] | None:
     """Return what a rank of this job says; None for anybody else."""
-    connected.settimeout(_TRY_SECONDS)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        greeting = json.loads(_line(connected))
+        greeting = json.loads(_line(connected, time.monotonic() + _TRY_SECONDS))
         known = greeting["job"] == card.job and 0 < greeting["rank"] < card.size
         if known and isinstance(greeting["port"], int):
             return dict(greeting)
     return None
 
 
-def _line(connected: socket.socket) -> bytes:
-    """Receive one line; empty when the other end closes before its end."""
+def _is_open(connected: socket.socket) -> bool:
+    """Whether a rank that waits still does: it says nothing more, so what can be read is the end."""
+    connected.settimeout(0)
+    try:
+        connected.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        connected.settimeout(_TRY_SECONDS)
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _line(connected: socket.socket, deadline: float) -> bytes:
+    """Receive one line; empty when the other end closes before its end, TimeoutError past the deadline."""
     received = b""
     while not received.endswith(b"\n") and len(received) < _MAX_LINE:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the line has no end")
+        connected.settimeout(left)
         more = connected.recv(4096)
         if not more:
             return b""

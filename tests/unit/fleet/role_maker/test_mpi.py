@@ -1,13 +1,20 @@
 """mpirun's environment becomes a role: even ranks serve, odd ranks train."""
 
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 
-from fleet import role_maker
+from fleet import rendezvous, role_maker
 from fleet.errors import DeadlineExceededError, RoleError
 from fleet.rendezvous import Card, exchange
 from fleet.role_maker import MPISymmetricRoleMaker
+from tests.support.processes import free_ports, wait_for
 from tests.support.threads import at_once
 
 ONE_HOST = {
@@ -113,3 +120,90 @@ def test_a_rank_that_never_comes_is_named_on_both_sides():
         exchange(card(0, "mpi-test-c", seconds=0.5))
     with pytest.raises(DeadlineExceededError, match=r"rank 1 found no rank 0.*FLEET_MPI_RENDEZVOUS"):
         exchange(card(1, "mpi-test-d", seconds=0.5))
+
+
+@contextmanager
+def in_the_way(port: int, banner: bytes = b"") -> Iterator[None]:
+    """Be another program that has a port: it accepts, says its banner, and nothing else."""
+    accepted: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", port)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    accepted.append(listener.accept()[0])
+                    accepted[-1].sendall(banner)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)  # wakes up accept()
+        thread.join(5)
+        for each in accepted:
+            each.close()
+
+
+@pytest.mark.parametrize(
+    "banner", [pytest.param(b"", id="silent"), b"SSH-2.0-OpenSSH\n", pytest.param(b"\x06no\n", id="garbled")]
+)
+def test_another_program_on_the_first_port_holds_nobody(monkeypatch, banner):
+    monkeypatch.setattr(rendezvous, "_HEARD_SECONDS", 0.3)
+    cards = [card(rank, "mpi-test-e", size=2) for rank in (0, 1)]
+    with in_the_way(cards[0].ports[0], banner):
+        results = at_once(*(lambda c=each: exchange(c) for each in cards), seconds=10)
+    assert results[0] == results[1]
+
+
+def listens(port: int) -> bool:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 10):
+        return True
+    return False
+
+
+def greet(first: Card, rank: int, port: int) -> socket.socket:
+    """Be a rank as far as to the byte that says that it was heard."""
+    connected = socket.create_connection(("127.0.0.1", first.port or 0), 10)
+    connected.sendall(json.dumps({"job": first.job, "rank": rank, "port": port}).encode() + b"\n")
+    assert connected.recv(1) == rendezvous._HEARD
+    return connected
+
+
+def test_a_rank_that_has_lost_its_connection_may_come_again():
+    (port,) = free_ports(1)
+    first = Card("mpi-test-f", 0, 3, ("127.0.0.1",), port, True, 20.0)
+    results: list[tuple[str, ...]] = []
+    thread = threading.Thread(target=lambda: results.append(exchange(first)), daemon=True)
+    thread.start()
+    wait_for(lambda: listens(port), "rank 0")
+    greet(first, 1, 7001).close()
+    with greet(first, 2, 7003) as other, greet(first, 1, 7002) as again:
+        answers = [json.loads(connected.makefile().readline()) for connected in (again, other)]
+    thread.join(10)
+    assert answers == [list(results[0])] * 2
+    assert results[0][1:] == ("127.0.0.1:7002", "127.0.0.1:7003")
+
+
+def test_whoever_says_a_line_byte_by_byte_is_heard_for_so_long_only():
+    ended = threading.Event()
+
+    def drip(connected: socket.socket) -> None:
+        while not ended.wait(0.02):
+            connected.sendall(b"x")
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        thread = threading.Thread(target=drip, args=(theirs,), daemon=True)
+        thread.start()
+        try:
+            with pytest.raises(TimeoutError):
+                rendezvous._line(ours, time.monotonic() + 0.3)
+        finally:
+            ended.set()
+            thread.join(5)
+
+
+def test_ports_that_cannot_be_listened_on_are_told_with_the_reason():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RoleError, match=rf"cannot listen on {port}: Address already in use"):
+            exchange(Card("mpi-test-g", 0, 2, ("127.0.0.1",), port, True, 1.0))
