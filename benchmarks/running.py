@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from statistics import median, quantiles
 from typing import Any, TextIO
 
+from benchmarks.pipes import hear
 from benchmarks.workload import MAX_BATCH, Config
 
 __all__ = ["Measured", "Running", "Shape", "interleave", "say", "spread", "stream"]
@@ -112,7 +113,8 @@ class Running:
         """Wait for every trainer's word; return the numbers that trainer 0 says with it."""
         told = []
         for index, trainer in enumerate(self._trainers):
-            answer, _, numbers = stream(trainer.stdout).readline().strip().partition(" ")
+            line = hear(stream(trainer.stdout), f"{self.name}: trainer {index}")
+            answer, _, numbers = line.partition(" ")
             if answer != word:
                 raise SystemExit(
                     f"{self.name}: trainer {index} answered {answer!r}, expected {word!r}; "
