@@ -5,7 +5,6 @@ transpiler config's fields. Where two of them contradict each other the strategy
 says anything, the job decides (`FLEET_SYNC_MODE`).
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -25,7 +24,7 @@ __all__ = [
 
 _KERNELS = ("default",)
 _MODE_OF_JOB: Final = dict(zip(SYNC_MODES, DistributedMode, strict=True))
-_FIELDS_OF_MODE: Final[dict[DistributedMode, dict[str, bool]]] = {
+_FIELDS_OF_MODE: Final[dict[DistributedMode, dict[str, Any]]] = {
     DistributedMode.SYNC: {"sync_mode": True, "runtime_split_send_recv": False},
     DistributedMode.ASYNC: {"sync_mode": False, "runtime_split_send_recv": True},
     DistributedMode.HALF_ASYNC: {"sync_mode": False, "half_async": True},
@@ -77,7 +76,9 @@ class DistributedStrategy:
         _check_bool("overlap", self.overlap)
         _check_bool("cross_step", self.cross_step)
         if self.cross_step:
-            raise ConfigurationError(_not_yet("cross_step = True", "waiting layer by layer", "False"))
+            raise ConfigurationError(
+                "strategy.cross_step = True: waiting layer by layer is not supported yet; use False"
+            )
         if self.server_kernels not in _KERNELS:
             raise ConfigurationError(
                 f"strategy.server_kernels is {self.server_kernels!r}; expected {' or '.join(_KERNELS)}"
@@ -210,25 +211,17 @@ class StrategyFactory:
     create_geo_strategy = staticmethod(create_geo_strategy)
 
 
-def _create(mode: DistributedMode, fields: dict[str, Any], **of_config: bool | int) -> DistributedStrategy:
+def _create(mode: DistributedMode, fields: dict[str, Any], **of_config: Any) -> DistributedStrategy:
     config = fields.pop("transpiler", None)
     config = _config_for(mode, config if config is not None else DistributeTranspilerConfig())
     return DistributedStrategy(
-        sync_mode=mode is DistributedMode.SYNC, transpiler=_with(config, of_config), **fields
+        sync_mode=mode is DistributedMode.SYNC, transpiler=replace(config, **of_config), **fields
     )
 
 
 def _config_for(mode: DistributedMode, config: DistributeTranspilerConfig) -> DistributeTranspilerConfig:
     """Return a config that asks for a mode, unless it does so already."""
-    return config if config.asks_for() is mode else _with(config, _FIELDS_OF_MODE[mode])
-
-
-def _with(config: DistributeTranspilerConfig, fields: Mapping[str, bool | int]) -> DistributeTranspilerConfig:
-    """Return a copy of a config with some fields set; checked when it is used."""
-    copy = replace(config)
-    for name, value in fields.items():
-        setattr(copy, name, value)
-    return copy
+    return config if config.asks_for() is mode else replace(config, **_FIELDS_OF_MODE[mode])
 
 
 def _said(mode: DistributedMode | bool | None) -> str:
@@ -240,7 +233,3 @@ def _said(mode: DistributedMode | bool | None) -> str:
 def _check_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ConfigurationError(f"strategy.{name} is {value!r}; expected True or False")
-
-
-def _not_yet(setting: str, what: str, instead: str) -> str:
-    return f"strategy.{setting}: {what} is not supported yet; use {instead}"

@@ -66,6 +66,11 @@ def test_no_call_changes_what_was_answered_before(order):
     assert all(answer == again[name] for name, answer in given_)
 
 
+def test_a_servers_two_programs_belong_together():
+    program, startup = transpiled().get_pserver_programs(ONE)
+    assert program.startup_program is startup
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

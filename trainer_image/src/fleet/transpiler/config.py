@@ -1,7 +1,7 @@
 """What the user may configure about transpiling: the original's fields, with its defaults."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import IntEnum
 from typing import Protocol
@@ -121,10 +121,10 @@ class DistributeTranspilerConfig:
             value = getattr(self, field.name)
             if field.name in _NOT_YET and value != field.default:
                 raise TranspileError(
-                    f"config.{field.name} = {value!r} is not supported yet: {_NOT_YET[field.name]}; "
+                    f"config.{field.name} = {value!r} is not supported yet: {_COLLECTIVE}; "
                     f"leave it at {field.default!r}"
                 )
-            if field.default is not MISSING and isinstance(field.default, bool):
+            if isinstance(field.default, bool):
                 self._check_bool(field.name, value)
         if not isinstance(self.split_method, type) or not issubclass(self.split_method, PSDispatcher):
             raise TranspileError(
@@ -223,9 +223,11 @@ def _meant(name: str, known: list[str]) -> str:
 
 _COLLECTIVE = "collective training does not go through the transpiler, use fleet.collective"
 _COLLECTIVE_MODES = ("nccl2", "collective")
-_NOT_YET = {
-    "nccl_comm_num": _COLLECTIVE,
-    "use_hierarchical_allreduce": _COLLECTIVE,
-    "hierarchical_allreduce_inter_nranks": _COLLECTIVE,
-    "collective_mode": _COLLECTIVE,
-}
+_NOT_YET = frozenset(
+    {
+        "nccl_comm_num",
+        "use_hierarchical_allreduce",
+        "hierarchical_allreduce_inter_nranks",
+        "collective_mode",
+    }
+)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 
 from fleet.errors import TranspileError
@@ -90,7 +91,7 @@ class Layout:
             DistributedMode.HALF_ASYNC,
         )
 
-    @property
+    @cached_property
     def by_param(self) -> dict[str, tuple[ParamBlock, ...]]:
         """The blocks of each parameter, in order."""
         grouped = groupby(self.blocks, key=lambda block: block.param.name)
@@ -108,6 +109,10 @@ class Layout:
             return block.delta_name
         suffixed = self.mode is DistributedMode.SYNC and self.trainers > 1
         return f"{block.grad_name}.trainer_{trainer_id}" if suffixed else block.grad_name
+
+    def sent_names(self, block: ParamBlock) -> list[str]:
+        """Return the names under which the trainers send their gradients for a block, each once."""
+        return list(dict.fromkeys(self.sent_name(block, trainer) for trainer in range(self.trainers)))
 
 
 def optimize_operators(program: Program) -> dict[str, list[Operator]]:

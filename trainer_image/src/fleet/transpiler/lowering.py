@@ -207,6 +207,7 @@ def startup_plan(program: Program) -> TrainerPlan:
     mode = _mode_of(program, "trainer", "transpile(), in its startup program,")
     block = program.global_block()
     endpoints = tuple(program.attr("endpoints"))
+    # No sends say the order here; the last gradient comes into being first, so the reverse is nearest to it.
     lowered = [
         planned
         for op in reversed(block.ops)

@@ -1,5 +1,6 @@
 """A parameter server's programs: one operator that listens, and one block of operators per slice it holds."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fleet.program.ir import Attribute, Block, Operator, OpRole, Program, Variable
@@ -45,17 +46,8 @@ def build_pserver_program(main: Program, layout: Layout, endpoint: str) -> Progr
         )
         received += _declare_gradients(root, piece, layout)
         block = program.create_block()
-        if layout.mode is DistributedMode.GEO:
-            _append_addition(block, piece)
-            grad_to_block_id.append(f"{piece.delta_name}:{block.idx}")
-            continue
-        if layout.mode is DistributedMode.SYNC:
-            _append_mean(block, piece, layout)
-        elif layout.config.enable_dc_asgd:
-            _append_compensation(block, piece, layout)
-        for op in operators[piece.param.name]:
-            _append_on_slice(block, main.global_block(), op, piece, layout)
-        grad_to_block_id.append(f"{piece.grad_name}:{block.idx}")
+        arrives = _append_step(block, main.global_block(), operators[piece.param.name], piece, layout)
+        grad_to_block_id.append(f"{arrives}:{block.idx}")
     root.append_op(
         "listen_and_serv",
         {"X": received},
@@ -146,9 +138,25 @@ def _origin(piece: ParamBlock) -> dict[str, Attribute]:
     }
 
 
+def _append_step(
+    block: Block, captured: Block, operators: Sequence[Operator], piece: ParamBlock, layout: Layout
+) -> str:
+    """Append what a server does with what arrives for a slice; return the name under which it arrives."""
+    if layout.mode is DistributedMode.GEO:
+        _append_addition(block, piece)
+        return piece.delta_name
+    if layout.mode is DistributedMode.SYNC:
+        _append_mean(block, piece, layout)
+    elif layout.config.enable_dc_asgd:
+        _append_compensation(block, piece, layout)
+    for op in operators:
+        _append_on_slice(block, captured, op, piece, layout)
+    return piece.grad_name
+
+
 def _declare_gradients(root: Block, piece: ParamBlock, layout: Layout) -> list[str]:
     """Declare a slice's gradient, and each trainer's where they have names of their own."""
-    sent = list(dict.fromkeys(layout.sent_name(piece, trainer) for trainer in range(layout.trainers)))
+    sent = layout.sent_names(piece)
     declared = sent if layout.mode is DistributedMode.GEO else (piece.grad_name, *sent)
     for name in dict.fromkeys(declared):
         root.create_var(Variable(name, piece.shape, piece.grad.dtype))
@@ -156,9 +164,8 @@ def _declare_gradients(root: Block, piece: ParamBlock, layout: Layout) -> list[s
 
 
 def _append_mean(block: Block, piece: ParamBlock, layout: Layout) -> None:
-    grads = list(dict.fromkeys(layout.sent_name(piece, trainer) for trainer in range(layout.trainers)))
     role: dict[str, Attribute] = {"op_role": _OPTIMIZE, "op_role_var": [piece.name, piece.grad_name]}
-    block.append_op("sum", {"X": grads}, {"Out": [piece.grad_name]}, role)
+    block.append_op("sum", {"X": layout.sent_names(piece)}, {"Out": [piece.grad_name]}, role)
     block.append_op(
         "scale",
         {"X": [piece.grad_name]},

@@ -153,14 +153,15 @@ class DistributeTranspiler:
         TranspileError
             `transpile` has not been called, or the endpoint is not among its servers.
         """
-        layout = self._layout_with(endpoint)
-        program = build_pserver_program(self._main, layout, endpoint)
-        program.startup_program = build_pserver_startup(self._startup, self._main, layout, endpoint)
-        return program
+        return self.get_pserver_programs(endpoint)[0]
 
     def get_pserver_programs(self, endpoint: str) -> tuple[Program, Program]:
         """Return `get_pserver_program` and `get_startup_program` of one endpoint."""
-        return self.get_pserver_program(endpoint), self.get_startup_program(endpoint)
+        layout = self._layout_with(endpoint)
+        program = build_pserver_program(self._main, layout, endpoint)
+        startup = build_pserver_startup(self._startup, self._main, layout, endpoint)
+        program.startup_program = startup
+        return program, startup
 
     def get_startup_program(
         self,
