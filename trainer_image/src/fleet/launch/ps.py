@@ -139,6 +139,7 @@ def _print_programs(started: Sequence[Command]) -> int:
         where = command.environ.get("PADDLE_CURRENT_ENDPOINT", "the others' differ in their trainer_id")
         print(f"// {command.name} ({where})", flush=True)
         environ = {**command.environ, "FLEET_PRINT_PROGRAM": "1"}
+        # A server that prints ends by itself, as a worker does: it is no leftover of workers that have ended.
         status = supervisor.run([replace(command, is_server=False, environ=environ)], None)
         if status:
             return status
