@@ -9,7 +9,7 @@ import pytest
 from fleet_operator.cluster.client import ApiError
 from tests.support.digits_job import SERVERS, TRAINERS, run
 from tests.support.jobs import collective_manifest, manifest
-from tests.support.kube import attempt, is_running
+from tests.support.kube import attempt, is_running, told_of
 from tests.support.operator_process import METRICS_READER, NAMESPACE
 
 if TYPE_CHECKING:
@@ -31,6 +31,11 @@ async def groups(namespace: Namespace, gang: str) -> dict[str, Manifest]:
     """Return the PodGroups of a scheduler by name."""
     path = f"{POD_GROUPS[gang]}/namespaces/{namespace.name}/podgroups"
     return {each["metadata"]["name"]: each for each in (await namespace.client.get(path))["items"]}
+
+
+def conditions_of(job: Manifest) -> str:
+    """Return what a job's conditions say, one a line."""
+    return "\n".join(each["message"] for each in job.get("status", {}).get("conditions", ()))
 
 
 def on_the_default_scheduler(document: Manifest) -> Manifest:
@@ -175,6 +180,60 @@ async def test_a_gang_comes_before_its_pods_and_goes_with_them(namespace: Namesp
         lambda pods: all(pod["status"]["phase"] == "Succeeded" for pod in pods.values()),
     )
     assert await groups(namespace, gang) == {}
+
+
+async def test_a_gang_in_its_schedulers_queue_is_told_and_its_deadline_has_the_schedulers_sentence(
+    namespace: Namespace,
+):
+    pending_deadline = {"pendingDeadlineSeconds": 5}
+    await namespace.create_job(manifest(scheduling={"gang": "Volcano"}, runPolicy=pending_deadline))
+    await namespace.until_pods("digits", "all pods", lambda pods: len(pods) == 4)
+    running = "the scheduler volcano has said nothing of them yet"
+    await namespace.until_job("digits", running, lambda job: running in conditions_of(job))
+    waits = {"phase": "Pending", "conditions": [{"type": "Unschedulable", "message": "queue is full"}]}
+    group = f"{POD_GROUPS['Volcano']}/namespaces/{namespace.name}/podgroups/digits-0"
+    await namespace.client.merge_patch(group, {"status": waits})
+    told = "its PodGroup is Pending: queue is full"
+    await namespace.until_job("digits", told, lambda job: told in conditions_of(job))
+    scheduled = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "2/4 tasks in gang unschedulable",
+    }
+    pod = namespace.path("pods", TRAINERS[1], subresource="status")
+    await namespace.client.merge_patch(pod, {"status": {"conditions": [scheduled]}})
+    job = await namespace.until_state("digits", "Failed")
+    failed = told_of(job, "Failed")
+    assert failed["reason"] == "PendingDeadlineExceeded"
+    assert "digits-trainer-1 waits, Unschedulable: 2/4 tasks in gang unschedulable" in failed["message"]
+
+
+async def test_kueues_gates_and_its_hold_on_pods_that_have_ended_are_told(namespace: Namespace):
+    document = manifest(scheduling={"gang": "Kueue", "queue": "research"})
+    document["spec"]["template"]["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    await namespace.create_job(document)
+    job = await namespace.until_job(
+        "digits", "the queue", lambda job: "queue research has not admitted" in conditions_of(job)
+    )
+    assert "3 more wait behind kueue.x-k8s.io/admission: Scheduling is blocked" in conditions_of(job)
+    for pod in (*SERVERS, *TRAINERS):  # it admits the group
+        ungated = {"metadata": {"finalizers": ["kueue.x-k8s.io/managed"]}, "spec": {"schedulingGates": None}}
+        await namespace.client.merge_patch(namespace.path("pods", pod), ungated)
+    await namespace.until_running("digits", *SERVERS, *TRAINERS)
+    await namespace.end(TRAINERS[1], exit_code=1)
+    kept = "its name is taken until kueue.x-k8s.io/managed lets go of it"
+    await namespace.until_job("digits", kept, lambda job: kept in conditions_of(job))
+    for pod in (*SERVERS, *TRAINERS):  # all have ended, and so its group
+        await namespace.client.merge_patch(namespace.path("pods", pod), {"metadata": {"finalizers": None}})
+    pods = await namespace.until_pods(
+        "digits",
+        "the second group",
+        lambda pods: len(pods) == 4 and all(attempt(pod) == "1.0" for pod in pods.values()),
+    )
+    assert {pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] for pod in pods.values()} == {
+        "digits-1"
+    }
 
 
 async def test_the_pods_of_a_gang_are_created_at_once_for_its_own_scheduler(namespace: Namespace):

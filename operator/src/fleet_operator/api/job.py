@@ -355,6 +355,15 @@ class FleetJob(Model):
         return self.spec.run_policy.managed_by not in (None, CONTROLLER)
 
     @property
+    def starts_together(self) -> bool:
+        """Whether no replica can be started again alone.
+
+        The processes of a collective job find each other at their start only, and Kueue lets go of a pod that
+        has failed, and so of its name, only when its whole group has ended.
+        """
+        return self.spec.mode is Mode.COLLECTIVE or self.gang is Gang.KUEUE
+
+    @property
     def failure_action(self) -> FailureAction:
         """What a failed replica leads to, by the policy or by the mode's default."""
         if self.spec.failure_policy.action is not None:

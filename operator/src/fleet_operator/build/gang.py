@@ -73,7 +73,12 @@ class Kueue:
             "kueue.x-k8s.io/queue-name": queue or "",
             "kueue.x-k8s.io/pod-group-name": name,
         }
-        pod["metadata"]["annotations"]["kueue.x-k8s.io/pod-group-total-count"] = str(job.num_replicas)
+        pod["metadata"]["annotations"] |= {
+            "kueue.x-k8s.io/pod-group-total-count": str(job.num_replicas),
+            # No pod of a group replaces another here: a group in which one has failed is over once all have
+            # ended, and Kueue lets go of their names.
+            "kueue.x-k8s.io/retriable-in-group": "false",
+        }
 
 
 _SCHEDULERS: dict[Gang, GangScheduler] = {

@@ -14,11 +14,14 @@ from fleet_operator.api.names import (
     LABEL_ROLE,
     MAIN_CONTAINER,
 )
-from fleet_operator.plan.model import Attempt, ObservedPod, PodPhase
+from fleet_operator.plan.model import Attempt, ObservedObject, ObservedPod, PodPhase
 from fleet_operator.plan.waiting import PASSING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+WAITING_PHASES = ("Pending", "Inqueue", "PreScheduling", "Scheduling")
+"""Of a PodGroup, Volcano's or that of scheduler-plugins, not all of whose pods have a place."""
 
 
 def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
@@ -60,17 +63,24 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
         exit_code=ended.get("exitCode"),
         reason=reason,
         message=message,
+        scheduler=manifest["spec"].get("schedulerName"),
+        gates=tuple(each["name"] for each in manifest["spec"].get("schedulingGates") or ()),
+        finalizers=tuple(metadata.get("finalizers") or ()),
         node=manifest["spec"].get("nodeName"),
         ip=status.get("podIP"),
     )
 
 
-def observe_object(manifest: Mapping[str, Any]) -> str | None:
-    """Return what an object says it was made from; None of one that is on its way out already."""
-    metadata = manifest["metadata"]
-    if metadata.get("deletionTimestamp"):
-        return None
-    return str((metadata.get("annotations") or {}).get(ANNOTATION_MADE_FROM, ""))
+def observe_object(kind: str, manifest: Mapping[str, Any]) -> ObservedObject:
+    """Reduce an object beside the pods to what it was made from, and to why it waits if it is a PodGroup."""
+    metadata, status = manifest["metadata"], manifest.get("status") or {}
+    made_from = str((metadata.get("annotations") or {}).get(ANNOTATION_MADE_FROM, ""))
+    held_back = None
+    if kind == "PodGroup" and status.get("phase") in WAITING_PHASES:
+        conditions = {each["type"]: each for each in status.get("conditions") or ()}
+        message = conditions.get("Unschedulable", {}).get("message")
+        held_back = ": ".join(filter(None, (status["phase"], message)))
+    return ObservedObject(None if metadata.get("deletionTimestamp") else made_from, held_back)
 
 
 def main_container(manifest: Mapping[str, Any]) -> str:

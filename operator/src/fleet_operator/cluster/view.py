@@ -22,7 +22,7 @@ from fleet_operator.cluster.resources import FEATURES
 from fleet_operator.cluster.store import Entry, Store, key_of, owner_of, version_of
 from fleet_operator.cluster.watch import ExpiredError, ListWatch, list_pages
 from fleet_operator.errors import InvalidJob, OperatorError
-from fleet_operator.plan.model import Event, ObservedPod
+from fleet_operator.plan.model import Event, ObservedObject, ObservedPod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -87,7 +87,7 @@ class ClusterView:
         self._jobs: Store[FleetJob] = Store()
         self.pods: Store[ObservedPod] = Store()
         self.services: Store[None] = Store()
-        self._extras: dict[str, Store[str | None]] = {FEATURES[name].key: Store() for name in features}
+        self._extras: dict[str, Store[ObservedObject]] = {FEATURES[name].key: Store() for name in features}
         self._foreign: dict[Key, dict[str, tuple[str, str]]] = {}  # job: {"Kind/name": (resource, name)}
         self._invalid: dict[str, int] = {}  # uids of jobs that cannot be understood, and their generation
         self._relist, self._jobs_listed = asyncio.Event(), asyncio.Event()
@@ -214,7 +214,7 @@ class ClusterView:
         if entry is not None and self._store(resource).put(entry):
             self.notify(entry.job)
 
-    def extras(self) -> Iterator[tuple[Resource, Store[str | None]]]:
+    def extras(self) -> Iterator[tuple[Resource, Store[ObservedObject]]]:
         """Return what jobs may have beside pods and Services, as far as it has been seen."""
         for key, store in self._extras.items():
             if all(watch.synced.is_set() for watch in self._extra_watches[key]):
@@ -274,11 +274,11 @@ class ClusterView:
         """Return what is kept of what a job owns; None if its labels do not make it a job's."""
         labels = manifest["metadata"].get("labels") or {}
         job = labels.get(LABEL_JOB_NAME)
-        value: ObservedPod | str | None = None
+        value: ObservedPod | ObservedObject | None = None
         if resource == PODS:
             value = observe_pod(manifest)
         elif resource in self._extras:
-            value = observe_object(manifest)
+            value = observe_object(KINDS[resource], manifest)
         if not job or labels.get(LABEL_MANAGED_BY) != MANAGED_BY or (resource == PODS and value is None):
             return None
         key, uid = key_of(manifest), manifest["metadata"]["uid"]

@@ -21,6 +21,7 @@ ADVICE = {
     "CreateContainerError": "correct the template's command, user or mounts",
     "RunContainerError": "correct the template's command, user or mounts",
     "CrashLoopBackOff": "the container's log says why it ends",
+    "GangWaiting": "the events of its pods and of its PodGroup say more",
     # of what cannot be created yet
     "CreationRefused": "it is tried again: make room, or ask whoever set the limit",
     "FeatureDisabled": "have it enabled under features in the values of the operator's chart",

@@ -71,6 +71,9 @@ class ObservedPod:
     exit_code: int | None = None
     reason: str | None = None  # terminated.reason, waiting.reason, or the pod's own (Evicted, …)
     message: str | None = None  # the termination message, or why it waits (the scheduler's own sentence)
+    scheduler: str | None = None
+    gates: tuple[str, ...] = ()  # what must be removed before a scheduler looks at it
+    finalizers: tuple[str, ...] = ()  # what must be removed before it is gone, once it is deleted
     node: str | None = None
     ip: str | None = None
 
@@ -89,6 +92,14 @@ class ObjectRef(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class ObservedObject:
+    """One object of the job beside its pods and its Service, reduced to what decisions need."""
+
+    made_from: str | None = None  # its annotation; None if it is on its way out, and so cannot be made anew
+    held_back: str | None = None  # a PodGroup that waits: its phase, and why in its scheduler's words
+
+
+@dataclass(frozen=True, slots=True)
 class Observed:
     """What the cluster holds for one job at one moment."""
 
@@ -96,6 +107,7 @@ class Observed:
     service: bool = False  # the job's headless Service is there, and is its own
     objects: frozenset[ObjectRef] = frozenset()  # what else the job needs and has: claims, PodGroups, …
     made_from: Mapping[ObjectRef, str] = field(default_factory=dict)  # what those say that can be made anew
+    held_back: Mapping[ObjectRef, str] = field(default_factory=dict)  # what PodGroups that wait say of it
     metrics_readers: tuple[Mapping[str, Any], ...] = ()  # who else may read metrics: peers of a NetworkPolicy
     unserved: frozenset[tuple[str, str]] = frozenset()  # (apiVersion, kind) that the operator may not make
     foreign: tuple[str, ...] = ()  # "Kind/name" of objects with our names that others own

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import ConditionType, JobState, LastFailure, Mode, Role
+from fleet_operator.api import ConditionType, JobState, LastFailure, Role
 from fleet_operator.plan.backoff import backoff
 from fleet_operator.plan.deadline import deadline
 from fleet_operator.plan.ending import clean_up, end_job
@@ -152,7 +152,7 @@ def failed(situation: Situation) -> Plan | None:
         rules=job.spec.failure_policy.rules,
         counted_before=ledger.failures,
         limit=job.spec.run_policy.backoff_limit,
-        together=job.spec.mode is Mode.COLLECTIVE or bool(situation.completed(Role.PSERVER)) or lost,
+        together=job.starts_together or bool(situation.completed(Role.PSERVER)) or lost,
     )
     cause = verdict.cause.told
     events = tuple(Event("Warning", failure.event, failure.told.message) for failure in failures)

@@ -95,7 +95,7 @@ def judge(
     counted_before, limit : int
         Failures counted so far, and runPolicy.backoffLimit.
     together : bool
-        Whether replicas can only be started all together: in mode Collective, once a parameter server has
+        Whether replicas can only be started all together: in mode Collective, under Kueue, once a server has
         completed, because a trainer that starts again would find no server, and when a server has taken
         parameters with it that trainers work on.
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleet_operator.api import Role
+from fleet_operator.api.names import gang_name
 from fleet_operator.plan.advice import advised, as_reason
 from fleet_operator.plan.extras import ensure
+from fleet_operator.plan.gang import WAITS_FOR_OTHERS, why_gang_waits
+from fleet_operator.plan.model import ObjectRef
 from fleet_operator.plan.node_loss import silent_since
 from fleet_operator.plan.pods import is_up
 
@@ -54,8 +57,10 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
         return None
     wanted = {situation.name_of(each) for each in missing}
     if leaving := sorted(pod.name for pod in situation.past if pod.name in wanted):
+        kept = dict.fromkeys(name for pod in situation.past if pod.name in wanted for name in pod.finalizers)
+        until = f"{', '.join(kept)} lets go of it" if kept else "it is gone"
         return Waiting(
-            "PodTerminating", f"{_some(leaving)} is being deleted; its name is taken until it is gone"
+            "PodTerminating", f"{_some(leaving)} is being deleted; its name is taken until {until}"
         )
     if refused := situation.observed.refused:
         sentence = f"the API server refuses what is missing, for now: {refused}"
@@ -78,12 +83,30 @@ def _disabled(extra: Extra) -> str:
 
 def why_not_running(situation: Situation, not_created: Waiting | None) -> Waiting:
     """Return why not every replica runs: the first trouble of any pod, else why pods are missing."""
+    if (gang := _why_gang_waits(situation)) is not None:
+        return gang
     pod = trouble(situation)
     if pod is not None:
         said = f": {pod.message}" if pod.message else ""
         reason = as_reason(pod.reason, "PodWaiting")
         return Waiting(reason, advised(reason, f"{pod.name} waits, {pod.reason}{said}"))
     return not_created or Waiting("Starting", _starting(situation))
+
+
+def _why_gang_waits(situation: Situation) -> Waiting | None:
+    scheduling = situation.job.spec.scheduling
+    if scheduling is None:
+        return None
+    held_back = (situation.observed.held_back.get(ObjectRef.of(each.manifest)) for each in situation.extras)
+    why = why_gang_waits(
+        situation.job.gang,
+        gang_name(situation.job.name, situation.ledger.job_restarts),
+        pods=situation.present.values(),
+        wanted=situation.job.min_available,
+        queue=scheduling.queue,
+        held_back=next(filter(None, held_back), None),
+    )
+    return None if why is None else Waiting(*why)
 
 
 def why_in_doubt(situation: Situation) -> Waiting | None:
@@ -100,9 +123,10 @@ def why_in_doubt(situation: Situation) -> Waiting | None:
 
 
 def trouble(situation: Situation) -> ObservedPod | None:
-    """Return the first pod that waits for something that does not just pass."""
-    waiting = (pod for pod in situation.present.values() if not is_up(pod) and pod.exit_code is None)
-    return next((pod for pod in waiting if pod.reason and pod.reason not in PASSING), None)
+    """Return the first pod that waits for something that does not just pass, and not only for the others."""
+    waiting = [pod for pod in situation.present.values() if not is_up(pod) and pod.exit_code is None]
+    told = [pod for pod in waiting if pod.reason and pod.reason not in PASSING]
+    return next((pod for pod in told if pod.reason not in WAITS_FOR_OTHERS), next(iter(told), None))
 
 
 def _starting(situation: Situation) -> str:

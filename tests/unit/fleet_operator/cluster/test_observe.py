@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from fleet_operator.api import Role
-from fleet_operator.cluster.observe import observe_pod
-from fleet_operator.plan.model import Attempt, ObservedPod, PodPhase
+from fleet_operator.cluster.observe import observe_object, observe_pod
+from fleet_operator.plan.model import Attempt, ObservedObject, ObservedPod, PodPhase
 
 START, END = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
 START_TIME, END_TIME = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
@@ -227,3 +227,39 @@ def test_a_phase_of_the_future_is_unknown():
 )
 def test_a_pod_whose_labels_say_nothing_is_none_of_ours(labels: dict[str, str]):
     assert observe_pod(pod(labels=labels)) is None
+
+
+def test_who_schedules_a_pod_who_holds_it_back_and_who_keeps_it():
+    manifest = pod({"phase": "Pending"})
+    manifest["spec"] |= {
+        "schedulerName": "volcano",
+        "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}],
+    }
+    manifest["metadata"]["finalizers"] = ["kueue.x-k8s.io/managed"]
+    seen = observe_pod(manifest)
+    assert seen is not None
+    assert (seen.scheduler, seen.gates) == ("volcano", ("kueue.x-k8s.io/admission",))
+    assert seen.finalizers == ("kueue.x-k8s.io/managed",)
+
+
+WAITS = {"type": "Unschedulable", "status": "True", "message": "queue is full"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "held_back"),
+    [
+        pytest.param("PodGroup", {}, None, id="nobody-has-looked-at-it"),
+        pytest.param("PodGroup", {"phase": "Pending"}, "Pending", id="without-a-word"),
+        pytest.param(
+            "PodGroup",
+            {"phase": "Inqueue", "conditions": [WAITS]},
+            "Inqueue: queue is full",
+            id="with-a-word",
+        ),
+        pytest.param("PodGroup", {"phase": "Running", "conditions": [WAITS]}, None, id="no-longer"),
+        pytest.param("PersistentVolumeClaim", {"phase": "Pending"}, None, id="a-claim-has-phases-of-its-own"),
+    ],
+)
+def test_why_a_pod_group_waits(kind: str, status: dict[str, Any], held_back: str | None):
+    manifest = {"metadata": {"annotations": {"fleetjob.dev/made-from": "abc"}}, "status": status}
+    assert observe_object(kind, manifest) == ObservedObject("abc", held_back)

@@ -1,0 +1,111 @@
+"""What a gang waits for, in its scheduler's words."""
+
+from dataclasses import replace
+from typing import Any
+
+from fleet_operator.api import Gang
+from fleet_operator.plan.gang import why_gang_waits
+from fleet_operator.plan.model import ObjectRef
+from tests.support import jobs
+from tests.support.plans import Story, at, ended, pending, pserver, trainer
+
+ALL = (pserver(0), pserver(1), trainer(0), trainer(1))
+GROUP = ObjectRef("scheduling.volcano.sh/v1beta1", "PodGroup", "digits-0")
+THERE: dict[str, Any] = {"objects": frozenset({GROUP})}
+UNSCHEDULABLE = "2/4 tasks in gang unschedulable: 2 Insufficient nvidia.com/gpu"
+
+
+def running(lines: list[str]) -> str:
+    (line,) = [line for line in lines if line.startswith("Running ")]
+    return line
+
+
+def test_the_pod_that_holds_the_others_up_speaks_for_the_gang():
+    pods = [pending(each, "Schedulable", "the others have no place") for each in ALL[:3]]
+    pods.append(pending(ALL[3], "Unschedulable", UNSCHEDULABLE))
+    story = Story(scheduling={"gang": "Volcano"}, runPolicy={"pendingDeadlineSeconds": 60})
+    assert running(story.sees(*pods, **THERE)) == (
+        "Running False Unschedulable: the gang digits-0 needs places for 4 pods together, and 4 have none;"
+        f" digits-trainer-1 waits, Unschedulable: {UNSCHEDULABLE}; free or add nodes, or ask for less"
+    )
+    story.sees(*pods, after=60, **THERE)
+    assert story.job.status.state == "Failed"
+    failure = story.job.status.last_failure
+    assert failure is not None
+    assert (failure.pod, failure.reason) == ("digits-trainer-1", "Unschedulable")
+    assert UNSCHEDULABLE in (failure.message or "")
+
+
+def test_a_gang_whose_pods_only_wait_for_each_other_says_so():
+    pods = [pending(each, "Undetermined", "pod group is not ready") for each in ALL]
+    line = running(Story(scheduling={"gang": "Volcano"}).sees(*pods, **THERE))
+    assert line.startswith("Running False GangWaiting: the gang digits-0 needs places for 4 pods together")
+    assert "digits-pserver-0 waits, Undetermined: pod group is not ready" in line
+
+
+def test_a_gang_in_a_queue_says_what_its_pod_group_says():
+    pods = [pending(each) for each in ALL]
+    held_back = {GROUP: "Pending: queue resource quota insufficient"}
+    line = running(Story(scheduling={"gang": "Volcano"}).sees(*pods, **THERE, held_back=held_back))
+    assert "GangWaiting" in line
+    assert "its PodGroup is Pending: queue resource quota insufficient; the events of its pods" in line
+
+
+def test_a_scheduler_that_says_nothing_is_named():
+    pods = [replace(pending(each), scheduler="volcano") for each in ALL]
+    line = running(Story(scheduling={"gang": "Volcano"}).sees(*pods, **THERE))
+    assert "the scheduler volcano has said nothing of them yet" in line
+
+
+def test_pods_with_places_wait_for_what_they_say_themselves():
+    on_nodes = [replace(pending(each, "ImagePullBackOff", "no such image"), node="gpu-1") for each in ALL]
+    line = running(Story(scheduling={"gang": "Volcano"}).sees(*on_nodes, **THERE))
+    assert line.startswith("Running False ImagePullBackOff: digits-pserver-0 waits")
+    assert why_gang_waits(Gang.NONE, "digits-0", pods=[pending(ALL[0])], wanted=4) is None
+
+
+KUEUE = {"gang": "Kueue", "queue": "research"}
+MANAGED: dict[str, Any] = {"finalizers": ("kueue.x-k8s.io/managed",)}
+
+
+def test_a_group_that_kueue_has_not_admitted_says_whom_to_ask():
+    gated = [
+        replace(pending(each, "SchedulingGated", "blocked"), gates=("kueue.x-k8s.io/admission",))
+        for each in ALL
+    ]
+    assert running(Story(scheduling=KUEUE).sees(*gated)) == (
+        "Running False SchedulingGated: Kueue's queue research has not admitted the gang digits-0:"
+        " digits-pserver-0 and 3 more wait behind kueue.x-k8s.io/admission: blocked;"
+        " kubectl describe workload digits-0 says why"
+    )
+
+
+def test_a_gate_of_somebody_else_is_not_kueues():
+    gated = [replace(pending(each, "SchedulingGated", "blocked"), gates=("example.com/x",)) for each in ALL]
+    line = running(Story(scheduling=KUEUE).sees(*gated))
+    assert line.endswith("SchedulingGated: blocked; whoever set the pod's schedulingGates must remove them")
+
+
+def test_under_kueue_no_replica_is_started_again_alone_because_its_name_stays_taken():
+    story = Story(scheduling=KUEUE, failurePolicy={"action": "RestartReplica"})
+    managed = [replace(each, **MANAGED) for each in ALL]
+    story.sees(*managed)
+    story.sees(*managed[:3], ended(managed[3], 1), after=5)
+    assert (story.job.status.job_restarts, story.job.status.failures) == (1, 1)
+    leaving = [replace(ended(each, 143), deleted_at=at(10)) for each in managed]
+    lines = story.sees(*leaving, after=12)
+    assert not [line for line in lines if line.startswith("create ")]
+    assert (
+        "PodsCreated False PodTerminating: digits-pserver-0 (and 3 more) is being deleted; its name is taken"
+        " until kueue.x-k8s.io/managed lets go of it"
+    ) in lines
+    lines = story.sees(after=13)
+    assert "create digits-trainer-1 1.0" in lines
+
+
+def test_a_collective_job_waits_for_its_queue_as_well():
+    gated = [
+        replace(pending(each, "SchedulingGated"), gates=("kueue.x-k8s.io/admission",)) for each in ALL[2:]
+    ]
+    line = running(Story(jobs.collective_manifest(scheduling=KUEUE)).sees(*gated))
+    assert "digits-trainer-0 and 1 more wait behind kueue.x-k8s.io/admission" in line
