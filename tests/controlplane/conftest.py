@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import uuid
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fleet_operator.settings import FEATURES
 from tests.support.controlplane import ControlPlane
-from tests.support.kube import Namespace, client_for
+from tests.support.kube import client_for, fresh_namespace
 from tests.support.operator_process import (
     CRD,
     METRICS_READER,
@@ -23,6 +22,8 @@ from tests.support.operator_process import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from tests.support.kube import Namespace
 
 
 @pytest.fixture(scope="session")
@@ -68,12 +69,5 @@ def alone(operator: OperatorProcess) -> Iterator[None]:
 @pytest.fixture
 async def namespace(control_plane: ControlPlane, operator: OperatorProcess) -> AsyncIterator[Namespace]:
     """A fresh namespace, looked after by the operator."""
-    name = f"test-{uuid.uuid4().hex[:8]}"
-    async with client_for(control_plane.kubeconfig) as client:
-        namespaces = "/api/v1/namespaces"
-        await client.create(namespaces, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-        fresh = Namespace(client, name)
-        # Pods are refused until the controller manager has made the namespace's account.
-        await fresh.until("serviceaccounts", "the default account", lambda found: "default" in found)
+    async with client_for(control_plane.kubeconfig) as client, fresh_namespace(client) as fresh:
         yield fresh
-        await client.delete(f"{namespaces}/{name}", {})

@@ -97,7 +97,7 @@ class FaultProxy:
         self.calls: list[Call] = []
         self.on_call: Callable[[Call], Fault | None] = lambda _: None
         self.on_answer: Callable[[Call], None] = lambda _: None
-        """Called when the API server has answered, before anybody else hears of it."""
+        """Called when the API server has answered, or has begun a watch, before anybody else hears of it."""
         self.dead = False
         """While this is set, every connection is reset: nobody is there."""
         self._upstream = upstream
@@ -196,13 +196,14 @@ class FaultProxy:
             data=await request.read() or None,  # a body without a byte would have a type of its own
         ) as answer:
             kept = {name: value for name, value in answer.headers.items() if name.lower() not in DROPPED}
+            call.status = answer.status
             if call.verb != "WATCH":
-                body = await answer.read()
-                call.status, call.answer = answer.status, body
-                self.on_answer(call)
-                if lost or self.dead:
-                    return _reset(request)
-                return web.Response(status=answer.status, headers=kept, body=body)
+                call.answer = await answer.read()
+            self.on_answer(call)
+            if lost or self.dead:
+                return _reset(request)
+            if call.verb != "WATCH":
+                return web.Response(status=answer.status, headers=kept, body=call.answer)
             response = web.StreamResponse(status=answer.status, headers=kept)
             await response.prepare(request)
             watching = (request, call.resource)

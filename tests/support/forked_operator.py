@@ -6,6 +6,7 @@ or with less patience for silent watches.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import subprocess
@@ -37,6 +38,10 @@ class ForkedOperator(OperatorProcess):
         process.start()
         return _Forked(process)
 
+    def start_at_once(self) -> None:
+        """Start it without waiting until it is ready."""
+        self._process = self._spawn()
+
     def kill_at_once(self) -> None:
         """Kill it without waiting until it is gone."""
         self._running.kill()
@@ -59,7 +64,8 @@ class _Forked:
 
     def send_signal(self, sig: int) -> None:
         if self._process.pid is not None and self._process.is_alive():
-            os.kill(self._process.pid, sig)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.kill(self._process.pid, sig)
 
     def kill(self) -> None:
         self._process.kill()

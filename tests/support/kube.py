@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api.names import API_VERSION, LABEL_ATTEMPT, LABEL_JOB_NAME
@@ -161,6 +162,19 @@ async def client_for(kubeconfig: Path) -> AsyncIterator[ApiClient]:
     """Open a client as a kubeconfig's user."""
     async with ApiClient(from_kubeconfig(kubeconfig)) as client:
         yield client
+
+
+@contextlib.asynccontextmanager
+async def fresh_namespace(client: ApiClient) -> AsyncIterator[Namespace]:
+    """Make a namespace that pods can be made in, for as long as it is needed."""
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    namespaces = "/api/v1/namespaces"
+    await client.create(namespaces, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    fresh = Namespace(client, name)
+    # Pods are refused until the controller manager has made the namespace's account.
+    await fresh.until("serviceaccounts", "the default account", lambda found: "default" in found)
+    yield fresh
+    await client.delete(f"{namespaces}/{name}", {})
 
 
 def is_running(pod: Manifest) -> bool:

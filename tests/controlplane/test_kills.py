@@ -1,0 +1,163 @@
+"""An operator is killed at each call of a job's life in its turn: nothing is lost, and nothing is done twice.
+
+For each number there are two lives: in one the operator is killed when its call of this number comes, which
+then never reaches the API server, and in the other when it has been carried out, before the operator hears of
+it. All calls count: the Lease, lists, what kopf asks, watches, and all writes of a job in which one trainer
+fails and runs again, from the operator's start to the job's last Service. Calls at the same time come in any
+order, so that a number is not the same call in each life; the last test sees that all of them had their turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+from tests.support.digits_job import SERVERS, TRAINERS
+from tests.support.kube import client_for, fresh_namespace
+from tests.support.lives import Kill, Life, Lifetime, Witness
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests.support.controlplane import ControlPlane
+    from tests.support.operator_process import OperatorProcess
+
+pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.asyncio(loop_scope="module")]
+
+CALLS = 43
+"""About as many as a life has; the last test goes on from here, to the first life that has no more."""
+
+KILLS = [Kill(call, carried_out) for call in range(1, CALLS + 1) for carried_out in (False, True)]
+
+MANY = 100
+"""More than any life has."""
+
+AT_ONCE = 8
+
+MADE = sorted(["digits", *(f"{name} 0.0" for name in (*SERVERS, *TRAINERS)), "digits-trainer-1 0.1"])
+STATES = ["Pending", "Running", "Restarting", "Running", "Succeeded"]
+TOLD = Counter({"Started": 2, "ReplicaFailed": 1, "Succeeded": 1})
+TOLD_OF = {"Running": "Started", "Restarting": "ReplicaFailed", "Succeeded": "Succeeded"}
+
+
+class Lives:
+    """All lives by their kills, some of them at the same time."""
+
+    def __init__(
+        self, witness: Witness, control_plane: ControlPlane, operator: OperatorProcess, folder: Path
+    ) -> None:
+        self._witness = witness
+        self._control_plane = control_plane
+        self._operator = operator
+        self._folder = folder
+        self._places = asyncio.Semaphore(AT_ONCE)
+        self._tasks: dict[Kill, asyncio.Task[Life]] = {}
+
+    def begin(self, kill: Kill) -> asyncio.Task[Life]:
+        """Begin a life, once, when there is a place for it; return its task."""
+        if kill not in self._tasks:
+            self._tasks[kill] = asyncio.create_task(self._live(kill), name=f"life {kill}")
+        return self._tasks[kill]
+
+    async def end(self) -> None:
+        """End what nobody waits for any more."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _live(self, kill: Kill) -> Life:
+        async with self._places, fresh_namespace(self._witness.client) as namespace:
+            folder = self._folder / namespace.name
+            folder.mkdir()
+            life = Life(kill, self._witness.stories[namespace.name])
+            lifetime = Lifetime(
+                life,
+                namespace,
+                kubeconfig=self._operator.kubeconfig,
+                server=self._control_plane.server,
+                folder=folder,
+            )
+            await lifetime.run()
+            return life
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lives(
+    control_plane: ControlPlane,
+    operator: OperatorProcess,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
+) -> AsyncIterator[Lives]:
+    """All lives that are asked for; those that tests will ask for begin beside each other."""
+    folder = tmp_path_factory.mktemp("lives")
+    async with client_for(control_plane.kubeconfig) as client, Witness(client) as witness:
+        lives = Lives(witness, control_plane, operator, folder)
+        for item in request.session.items:
+            kill = item.callspec.params.get("kill") if hasattr(item, "callspec") else None
+            if isinstance(kill, Kill):
+                lives.begin(kill)
+        yield lives
+        await lives.end()
+
+
+def check(life: Life) -> None:
+    """See that a life came to what an undisturbed one comes to, by nothing that was done twice."""
+    story = life.story
+    assert sorted(story.made.values()) == MADE
+    assert story.states == STATES
+    counted = [(status.get("restarts", 0), status.get("failures", 0)) for status in story.statuses]
+    assert counted == sorted(counted)
+    assert counted[-1] == (1, 1)
+    status = story.status
+    assert (status["jobRestarts"], status["pservers"], status["trainers"]) == (0, "2/2", "2/2")
+    for role in status["roles"]:
+        assert (role["completedIndexes"], role["succeeded"], role["failed"]) == ("0-1", 2, 0)
+    assert life.told + unsaid(life) >= TOLD >= life.told
+    assert "Traceback" not in life.log
+
+
+def unsaid(life: Life) -> Counter[str]:
+    """Return the event that a killed operator had no time for.
+
+    The status goes first, and events are told once. What the status says already is told by no successor.
+    """
+    if life.killed is None:
+        return Counter()
+    state, told = "Pending", True
+    for call in life.heard:
+        if call.resource == "events":
+            told = True
+        elif call.resource == "fleetjobs/status":
+            before, state = state, json.loads(call.answer)["status"]["state"]
+            told = told and state == before
+    return Counter() if told else Counter([TOLD_OF[state]])
+
+
+@pytest.mark.parametrize("kill", KILLS, ids=str)
+async def test_a_killed_operator_loses_and_doubles_nothing(lives: Lives, kill: Kill):
+    life = await lives.begin(kill)
+    check(life)
+    if life.killed is not None:
+        assert (life.killed.status > 0) is kill.carried_out
+
+
+async def test_there_is_no_call_that_was_passed_over(lives: Lives):
+    whole = await lives.begin(Kill(MANY, carried_out=True))
+    check(whole)
+    assert whole.killed is None
+    killed = [call for kill in KILLS if (call := (await lives.begin(kill)).killed) is not None]
+    assert {(call.verb, call.resource) for call in killed} == {
+        (call.verb, call.resource) for call in whole.calls
+    }
+    for number in range(CALLS + 1, MANY):
+        last = await lives.begin(Kill(number, carried_out=True))
+        check(last)
+        if last.killed is None:
+            break
+    assert last.killed is None

@@ -1,0 +1,293 @@
+"""Whole lives of jobs, some at the same time, each with an operator that is killed at one of its calls.
+
+Each life has all of its own that an operator can tell apart: a namespace, which is all that its operator
+looks at, a Lease, and a proxy that counts its calls. What lives share is the control plane, none of whose
+answers about one namespace depends on another: an operator meets what it would meet alone. One `Witness` for
+all of them watches what is there, beside the operators and their proxies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from fleet_operator.api.names import API_VERSION, LABEL_JOB_NAME
+from tests.support.digits_job import SERVERS, TRAINERS
+from tests.support.fault_proxy import Reset, proxy_for
+from tests.support.forked_operator import ForkedOperator
+from tests.support.jobs import manifest
+from tests.support.kube import Namespace, attempt, is_running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from fleet_operator.cluster.client import ApiClient
+    from tests.support.fault_proxy import Call, Fault, FaultProxy
+    from tests.support.kube import Manifest
+
+WAIT_SECONDS = 60.0
+LEASE_SECONDS = 3600
+"""No life lasts until a renewal is due: which calls there are does not depend on the time they take."""
+
+
+class Kill(NamedTuple):
+    """An operator is killed when its call of this number, from 1, comes, or once it has been carried out."""
+
+    call: int
+    carried_out: bool
+
+    def __str__(self) -> str:
+        """Return what a test is named by."""
+        return f"{'after' if self.carried_out else 'before'}-call-{self.call}"
+
+
+@dataclass
+class Story:
+    """What the witness has seen of one namespace."""
+
+    pods: dict[str, Manifest] = field(default_factory=dict)  # those that are there
+    services: dict[str, Manifest] = field(default_factory=dict)  # likewise
+    made: dict[str, str] = field(
+        default_factory=dict
+    )  # by uid, what there ever was: name, and a pod's attempt
+    statuses: list[Manifest] = field(default_factory=list)  # of the job, each that it had
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def status(self) -> Manifest:
+        """The job's newest status."""
+        return self.statuses[-1] if self.statuses else {}
+
+    @property
+    def states(self) -> list[str]:
+        """The states that the job went through."""
+        states = (status["state"] for status in self.statuses if "state" in status)
+        return [state for state, _ in itertools.groupby(states)]
+
+    def runs(self, state: str, attempts: Manifest) -> bool:
+        """Whether the job is in a state and runs exactly these pods, each in this attempt."""
+        found = {name: attempt(pod) for name, pod in self.pods.items() if is_running(pod)}
+        return self.status.get("state") == state and found == attempts and set(self.pods) == set(attempts)
+
+    def note(self, kind: str, item: Manifest) -> None:
+        """Take what one event of a watch says: its type and its object."""
+        name, uid = item["metadata"]["name"], item["metadata"]["uid"]
+        match item["kind"]:
+            case "Pod":
+                self.made[uid] = f"{name} {attempt(item)}"
+                _keep(self.pods, name, item, kind)
+            case "Service":
+                self.made[uid] = name
+                _keep(self.services, name, item, kind)
+            case "FleetJob" if kind != "DELETED":
+                self.statuses.append(item.get("status") or {})
+        self.news.set()
+
+    async def until(self, what: str, probe: Callable[[Story], bool]) -> None:
+        """Wait until `probe` is true of what has been seen."""
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                while not probe(self):
+                    self.news.clear()
+                    await self.news.wait()
+        except TimeoutError:
+            pods = {name: pod["status"].get("phase") for name, pod in self.pods.items()}
+            shown = json.dumps({"pods": pods, "status": self.status}, indent=1)
+            raise AssertionError(f"waited {WAIT_SECONDS:g} s in vain for {what}; there is: {shown}") from None
+
+
+class Witness:
+    """Watches all namespaces as the administrator, from before the first life on."""
+
+    def __init__(self, client: ApiClient) -> None:
+        self.stories: defaultdict[str, Story] = defaultdict(Story)
+        self.client = client
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        """Begin to watch."""
+        of_jobs = {"labelSelector": LABEL_JOB_NAME}
+        for path, selector in (
+            ("/api/v1/pods", of_jobs),
+            ("/api/v1/services", of_jobs),
+            (f"/apis/{API_VERSION}/fleetjobs", {}),
+        ):
+            version = (await self.client.get(path, {**selector, "limit": "1"}))["metadata"]["resourceVersion"]
+            params = {**selector, "watch": "true", "resourceVersion": version}
+            self._tasks.append(asyncio.create_task(self._watch(path, params)))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Stop watching; what was seen is worth nothing if a watch has ended before."""
+        ended = [task for task in self._tasks if task.done()]
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        assert not ended, f"a watch of the witness has ended: {ended}"
+
+    async def _watch(self, path: str, params: dict[str, str]) -> None:
+        async with self.client.stream(path, params, silence_seconds=600) as lines:
+            async for line in lines:
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    raise AssertionError(f"the witness's watch on {path} ended: {event['object']}")
+                self.stories[event["object"]["metadata"]["namespace"]].note(event["type"], event["object"])
+
+
+@dataclass
+class Life:
+    """One life of a job of two servers and two trainers, one of which fails once.
+
+    Attributes
+    ----------
+    kill : Kill
+        When its operator is killed; another takes over at once.
+    calls : list of Call
+        All calls of all of its operators.
+    killed : Call or None
+        The call at which it was; None if the life had fewer calls.
+    heard : list of Call
+        The calls of the killed operator that were carried out, in the order of their answers.
+    told : Counter
+        The events on the job, by their reasons.
+    log : str
+        What its operators said.
+    """
+
+    kill: Kill
+    story: Story
+    calls: list[Call] = field(default_factory=list)
+    killed: Call | None = None
+    heard: list[Call] = field(default_factory=list)
+    told: Counter[str] = field(default_factory=Counter)
+    log: str = ""
+
+
+class Lifetime:
+    """Brings one life about.
+
+    Parameters
+    ----------
+    life : Life
+        The life.
+    namespace : Namespace
+        Its own.
+    kubeconfig : Path
+        The operator's.
+    server : str
+        The API server's address in it.
+    folder : Path
+        Where the operator's files go.
+    """
+
+    def __init__(
+        self, life: Life, namespace: Namespace, *, kubeconfig: Path, server: str, folder: Path
+    ) -> None:
+        self._life = life
+        self._namespace = namespace
+        self._server = server
+        self._proxy: FaultProxy = proxy_for(kubeconfig)
+        self._text = kubeconfig.read_text()
+        self._folder = folder
+        self._watched, self._killed = asyncio.Event(), asyncio.Event()
+
+    async def run(self) -> None:
+        """Live it, from the operator's first call to the job's last."""
+        self._proxy.on_call, self._proxy.on_answer = self._on_call, self._on_answer
+        async with self._proxy.running() as proxy:
+            config = self._folder / "kubeconfig"
+            config.write_text(self._text.replace(self._server, proxy.server))
+            self._operator = ForkedOperator(
+                self._folder,
+                config,
+                FLEET_OPERATOR_NAMESPACES=self._namespace.name,
+                FLEET_OPERATOR_LEASE=self._namespace.name,
+                FLEET_OPERATOR_LEASE_SECONDS=str(LEASE_SECONDS),
+                FLEET_OPERATOR_HTTP_PORT="0",
+            )
+            self._operator.start_at_once()
+            replacing = asyncio.create_task(self._replace())
+            try:
+                await self._live()
+            except AssertionError as error:
+                calls = [f"{call.verb} {call.path} {call.status}" for call in proxy.calls]
+                shown = "\n".join([*calls, self._operator.tail()])
+                raise AssertionError(f"{self._life.kill}: {error}\n{shown}") from None
+            finally:
+                replacing.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await replacing
+                await asyncio.to_thread(self._operator.kill)
+                self._life.calls = proxy.calls
+                self._life.log = self._operator.log.read_text()
+
+    async def _live(self) -> None:
+        story, namespace = self._life.story, self._namespace
+        await self._until_watched()
+        await namespace.create_job(manifest(runPolicy={"cleanPodPolicy": "All"}))
+        attempts = dict.fromkeys((*SERVERS, *TRAINERS), "0.0")
+        await story.until("the job to run", lambda seen: seen.runs("Running", attempts))
+        await namespace.end("digits-trainer-1", exit_code=1)
+        again = {**attempts, "digits-trainer-1": "0.1"}
+        await story.until("the failed trainer to run again", lambda seen: seen.runs("Running", again))
+        await namespace.end(*TRAINERS)
+        await story.until("success", lambda seen: seen.status.get("state") == "Succeeded")
+        await namespace.end(*SERVERS)
+        await story.until("the end", _has_ended)
+        for event in await namespace.all("events", fieldSelector="involvedObject.kind=FleetJob"):
+            self._life.told[event["reason"]] += event["count"]
+
+    async def _until_watched(self) -> None:
+        """Wait until an operator has begun to watch jobs, the last thing that it does at its start."""
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._watched.wait()
+        except TimeoutError:
+            raise AssertionError(f"no watch on jobs within {WAIT_SECONDS:g} s") from None
+
+    async def _replace(self) -> None:
+        """Start another operator when the first has been killed."""
+        await self._killed.wait()
+        await asyncio.to_thread(self._operator.kill)
+        self._proxy.dead = False
+        self._operator.start_at_once()
+
+    def _on_call(self, call: Call) -> Fault | None:
+        if (call.verb, call.resource) == ("WATCH", "fleetjobs"):
+            self._watched.set()
+        if self._life.killed is None and len(self._proxy.calls) == self._life.kill.call:
+            self._life.killed = call
+            if not self._life.kill.carried_out:
+                self._die()
+                return Reset()
+        return None
+
+    def _on_answer(self, call: Call) -> None:
+        if not self._killed.is_set():
+            self._life.heard.append(call)
+            if call is self._life.killed:
+                self._die()
+
+    def _die(self) -> None:
+        self._proxy.dead = True
+        self._operator.kill_at_once()
+        self._killed.set()
+
+
+def _has_ended(seen: Story) -> bool:
+    """Whether all has gone, and the status says so."""
+    active = sum(role["active"] for role in seen.status.get("roles", ()))
+    return not (seen.pods or seen.services or active)
+
+
+def _keep(items: dict[str, Manifest], name: str, item: Manifest, kind: str) -> None:
+    if kind == "DELETED":
+        items.pop(name, None)
+    else:
+        items[name] = item
