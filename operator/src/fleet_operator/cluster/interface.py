@@ -38,7 +38,7 @@ class ConflictError(ClusterError):
 
 
 class Cluster(Protocol):
-    """Reads come from memory and never wait; writes go out one by one."""
+    """Reads come from memory and never wait; several writes of one job may be under way at the same time."""
 
     def job(self, key: Key) -> FleetJob | None:
         """Return the newest known version of a job, or None if it is gone."""

@@ -199,16 +199,18 @@ class KubernetesCluster:
 
     async def _create(self, job: FleetJob, resource: str, manifest: Mapping[str, Any]) -> None:
         key = job_key(job)
+        before = self._refusals.get(key)
         try:
             answer = await self._client.create(collection(resource, key.namespace), manifest)
         except ApiError as error:
             refusal = _Refusal(job.metadata.uid, job.metadata.generation, str(error))
             if error.reason == "AlreadyExists":
-                self._refusals.pop(key, None)
+                self._created(key, before)
                 await self._view.meet(key, resource, manifest["metadata"]["name"])
             elif resource != SERVICES and _is_for_good(error):
                 shown = f"{KINDS[resource]} {manifest['metadata']['name']}"
-                self._rejections[key] = replace(refusal, sentence=f"{shown}: {error}")
+                if _sentence(self._rejections.get(key), job) is None:  # else another pod has been told of
+                    self._rejections[key] = replace(refusal, sentence=f"{shown}: {error}")
                 self._view.notify(key)
                 raise ConflictError(f"{shown}: {error}") from error  # what comes next is decided anew
             else:
@@ -216,8 +218,13 @@ class KubernetesCluster:
                     self._refusals[key] = refusal
                 raise
         else:
-            self._refusals.pop(key, None)
+            self._created(key, before)
             self._view.put(resource, answer)
+
+    def _created(self, key: Key, before: _Refusal | None) -> None:
+        """Forget why nothing could be created, unless that was said of another object meanwhile."""
+        if self._refusals.get(key) is before:
+            self._refusals.pop(key, None)
 
     async def _delete_pod(self, job: FleetJob, action: DeletePod) -> None:
         options: dict[str, Any] = {"preconditions": {"uid": action.uid}}

@@ -1,24 +1,27 @@
 """One pass over one job: take a snapshot, plan, write the status once, carry the actions out.
 
 The status goes first: were the snapshot stale, its write conflicts before anything is created or deleted,
-and the plan is thrown away. Everything that a pass leaves undone is found again by the next one, because
-plans are made from what is there and never from what was meant to be.
+and the plan is thrown away. Actions keep their order, but for pods that are created or deleted in a row: no
+pod waits for another. Everything that a pass leaves undone is found again by the next one, because plans are
+made from what is there and never from what was meant to be.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from fleet_operator.cluster.interface import ClusterError, ConflictError
 from fleet_operator.engine.observer import Observer
-from fleet_operator.plan.model import Event
+from fleet_operator.plan.model import CreatePod, DeletePod, Event
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import datetime
 
     from fleet_operator.api import FleetJob
@@ -36,6 +39,9 @@ COALESCE = timedelta(seconds=1)
 
 UNSEEN_WRITE = timedelta(seconds=5)
 """When to look again at a job whose own writes have not been seen; seeing them enqueues it earlier."""
+
+AT_ONCE = 16
+"""How many pods of one job are created or deleted at the same time."""
 
 
 class Result(StrEnum):
@@ -122,25 +128,54 @@ class Reconciler:
     async def _act(self, key: Key, job: FleetJob, plan: Plan) -> Outcome:
         """Carry the actions out in their order, up to the first that is refused; then tell the events."""
         outcome = Outcome(Result.DONE, plan.requeue_after)
-        for action in plan.actions:
-            try:
-                await self._cluster.apply(job, action)
-            except ConflictError as stale:
-                logger.debug("%s: %s", type(action).__name__, stale, extra={"job": str(key)})
-                outcome = Outcome(Result.CONFLICT)
+        for together in _in_order(plan.actions):
+            if refused := await self._apply(job, together):
+                outcome = await self._refused(key, job, refused)
                 break
-            except Exception as refusal:  # noqa: BLE001 whatever it is, the next pass tries again
-                await self._refused(key, job, action, refusal)
-                outcome = Outcome(Result.FAILED, retry_after(refusal))
-                break
-            self._observer.applied(job, action)
         else:
             self._refusals.pop(key, None)
         for event in plan.events:
             await self._cluster.record(job, event)
         return outcome
 
-    async def _refused(self, key: Key, job: FleetJob, action: Action, refusal: Exception) -> None:
+    async def _apply(self, job: FleetJob, actions: Sequence[Action]) -> list[tuple[Action, Exception]]:
+        """Carry out actions of which none waits for another; return those that were refused, in their order.
+
+        After a refusal no further one is begun, and those that are under way end as they would.
+        """
+        waiting, refused = iter(enumerate(actions)), dict[int, Exception]()
+
+        async def work() -> None:
+            for number, action in waiting:
+                try:
+                    await self._cluster.apply(job, action)
+                except Exception as refusal:  # noqa: BLE001 whatever it is, the next pass tries again
+                    refused[number] = refusal
+                else:
+                    self._observer.applied(job, action)
+                if refused:
+                    return
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(AT_ONCE, len(actions))):
+                group.create_task(work())
+        return [(actions[number], refusal) for number, refusal in sorted(refused.items())]
+
+    async def _refused(self, key: Key, job: FleetJob, refused: Iterable[tuple[Action, Exception]]) -> Outcome:
+        """Note what was refused. Conflicts only mean to look again; of anything else the first is told."""
+        told = False
+        wait = timedelta()
+        for action, refusal in refused:
+            if isinstance(refusal, ConflictError):
+                logger.debug("%s: %s", type(action).__name__, refusal, extra={"job": str(key)})
+                continue
+            if not told:
+                await self._tell_refusal(key, job, action, refusal)
+            told = True
+            wait = max(wait, retry_after(refusal) or timedelta())
+        return Outcome(Result.FAILED, wait or None) if told else Outcome(Result.CONFLICT)
+
+    async def _tell_refusal(self, key: Key, job: FleetJob, action: Action, refusal: Exception) -> None:
         """Log a refused action, and tell people, once for each different refusal in a row.
 
         That the cluster is busy or away is nothing that the job's owner could mend.
@@ -162,6 +197,15 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._changed_since.pop(key, None)
         self._refusals.pop(key, None)
+
+
+def _in_order(actions: Iterable[Action]) -> Iterator[Sequence[Action]]:
+    """Cut the actions into steps that follow one another: pods in a row are one, anything else is its own."""
+    for kind, row in groupby(actions, type):
+        if kind in (CreatePod, DeletePod):
+            yield tuple(row)
+        else:
+            yield from ((action,) for action in row)
 
 
 def retry_after(refusal: Exception) -> timedelta | None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
@@ -14,6 +16,8 @@ from tests.support.jobs import manifest
 from tests.support.seen_cluster import JOB, KEY, POD, PODS, SERVICE, SERVICES, api_with_a_job, started
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.support.fake_api import FakeApi
 
 pytestmark = pytest.mark.timeout(20)
@@ -106,6 +110,40 @@ async def test_a_refusal_is_known_until_something_is_created(api: FakeApi):
         assert world.observe().refused == "exceeded quota"
         await world.cluster.apply(world.job, CreateService(build_service(world.job)))
         assert world.observe().refused is None
+
+
+async def test_what_succeeds_beside_a_refusal_does_not_hide_it(api: FakeApi):
+    async with started(api) as world:
+        answered = asyncio.Event()
+        create = api.create
+
+        async def create_late(path: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+            if path == SERVICES:
+                await answered.wait()
+            return await create(path, manifest)
+
+        with patch.object(api, "create", create_late):
+            beside = asyncio.create_task(
+                world.cluster.apply(world.job, CreateService(build_service(world.job)))
+            )
+            await asyncio.sleep(0)
+            api.refusals["POST", PODS] = ApiError(403, "Forbidden", "exceeded quota")
+            with pytest.raises(ApiError):
+                await world.cluster.apply(world.job, world.pod())
+            answered.set()
+            await beside
+        assert world.observe().refused == "exceeded quota"
+        await world.cluster.apply(world.job, world.pod())
+        assert world.observe().refused is None
+
+
+async def test_of_pods_that_can_never_be_the_first_is_told(api: FakeApi):
+    async with started(api) as world:
+        for sentence in ("first", "second"):
+            api.refusals["POST", PODS] = ApiError(422, "Invalid", sentence)
+            with pytest.raises(ConflictError):
+                await world.cluster.apply(world.job, world.pod())
+        assert world.observe().rejected == "Pod digits-trainer-0: first"
 
 
 async def test_a_refusal_is_not_that_of_a_new_job_of_the_same_name(api: FakeApi):

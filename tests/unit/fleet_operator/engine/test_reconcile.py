@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -9,13 +11,26 @@ from fleet_operator.api import FleetJobStatus, JobState
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.interface import ConflictError, Key
 from fleet_operator.engine import Observer, Reconciler, Result
-from fleet_operator.engine.reconcile import UNSEEN_WRITE, Outcome
-from fleet_operator.plan.model import DeletePod, DeleteService, Event, Plan
+from fleet_operator.engine.reconcile import AT_ONCE, UNSEEN_WRITE, Outcome
+from fleet_operator.plan.model import (
+    CreatePod,
+    CreateService,
+    DeletePod,
+    DeleteService,
+    EnsureObject,
+    Event,
+    Plan,
+)
 from tests.support.clusters import FakeClock, FakeCluster
 from tests.support.jobs import job
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fleet_operator.api import FleetJob
+    from fleet_operator.plan.model import Action
+
+pytestmark = pytest.mark.timeout(20)
 
 RUNNING = FleetJobStatus(state=JobState.RUNNING)
 COUNTED = FleetJobStatus(state=JobState.RUNNING, trainers="1/2")
@@ -23,11 +38,49 @@ DELETIONS = (DeletePod("digits-trainer-0", "u0"), DeletePod("digits-trainer-1", 
 STARTED = Event("Normal", "Started", "all replicas run")
 
 
+@dataclass
+class SlowCluster(FakeCluster):
+    """A cluster in which an action takes until the test answers it."""
+
+    asked: list[Action] = field(default_factory=list)
+    _answers: dict[int, asyncio.Future[None]] = field(default_factory=dict)
+
+    async def apply(self, job: FleetJob, action: Action) -> None:
+        """Write it down once it is answered."""
+        self.asked.append(action)
+        answer = self._answers[id(action)] = asyncio.get_running_loop().create_future()
+        try:
+            await answer
+        finally:
+            del self._answers[id(action)]
+        self.done.append(action)
+
+    @property
+    def under_way(self) -> int:
+        """Return how many actions have not ended."""
+        return len(self._answers)
+
+    async def answer(self, *actions: Action, error: Exception | None = None) -> None:
+        """Let actions end, and let others begin that waited for them."""
+        for action in actions:
+            if error is None:
+                self._answers[id(action)].set_result(None)
+            else:
+                self._answers[id(action)].set_exception(error)
+        await until_idle()
+
+
+async def until_idle() -> None:
+    """Let every task come to where it waits for the test."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
 class Fixture:
     """One job in a cluster of memory, and a plan that the test sets."""
 
-    def __init__(self) -> None:
-        self.cluster = FakeCluster()
+    def __init__(self, make: Callable[[], FakeCluster] = FakeCluster) -> None:
+        self.cluster = make()
         self.key = self.cluster.add(job())
         self.clock = FakeClock()
         self.plan = Plan(status=RUNNING)
@@ -176,3 +229,91 @@ async def test_a_cluster_that_asks_to_be_left_alone_is_left_alone(fixture: Fixtu
     fixture.plan = Plan(status=RUNNING, actions=DELETIONS, requeue_after=timedelta(seconds=1))
     fixture.cluster.refuse = ApiError(429, "TooManyRequests", "try again", retry_after_seconds=7)
     assert await fixture.reconcile() == Outcome(Result.FAILED, timedelta(seconds=7))
+
+
+def pods(number: int) -> tuple[CreatePod, ...]:
+    return tuple(CreatePod({"metadata": {"name": f"digits-trainer-{index}"}}) for index in range(number))
+
+
+class Slow:
+    """A pass over a job whose actions end when the test says so."""
+
+    def __init__(self, *actions: Action) -> None:
+        self.fixture = Fixture(SlowCluster)
+        self.fixture.plan = Plan(status=RUNNING, actions=actions, events=(STARTED,))
+        assert isinstance(self.fixture.cluster, SlowCluster)
+        self.cluster = self.fixture.cluster
+        self.task = asyncio.create_task(self.fixture.reconcile())
+
+    @property
+    def counted(self) -> list[object]:
+        """Return the actions that the observer was told of."""
+        return self.fixture.observer.seen[1:]
+
+
+async def test_pods_are_created_at_the_same_time_after_what_they_need():
+    service, claim, created = CreateService({}), EnsureObject({}), pods(4)
+    slow = Slow(*DELETIONS, service, claim, *created)
+    await until_idle()
+    assert slow.cluster.asked == [*DELETIONS]
+    await slow.cluster.answer(DELETIONS[1])
+    assert slow.cluster.asked == [*DELETIONS]
+    await slow.cluster.answer(DELETIONS[0])
+    assert slow.cluster.asked == [*DELETIONS, service]
+    await slow.cluster.answer(service)
+    assert slow.cluster.asked == [*DELETIONS, service, claim]
+    await slow.cluster.answer(claim)
+    assert slow.cluster.asked == [*DELETIONS, service, claim, *created]
+    assert STARTED not in slow.cluster.done
+    await slow.cluster.answer(*reversed(created))
+    assert (await slow.task).result is Result.DONE
+    assert slow.cluster.done == [RUNNING, *reversed(DELETIONS), service, claim, *reversed(created), STARTED]
+    assert slow.counted == slow.cluster.done[1:-1]
+
+
+async def test_only_so_many_pods_are_created_at_the_same_time():
+    created = pods(AT_ONCE + 2)
+    slow = Slow(*created)
+    await until_idle()
+    assert slow.cluster.under_way == AT_ONCE
+    await slow.cluster.answer(created[3])
+    assert slow.cluster.under_way == AT_ONCE
+    assert slow.cluster.asked == [*created[: AT_ONCE + 1]]
+    slow.task.cancel()
+    await asyncio.gather(slow.task, return_exceptions=True)
+
+
+async def test_after_a_refusal_no_pod_is_begun_and_those_under_way_are_counted():
+    created = pods(AT_ONCE + 2)
+    slow = Slow(*created, DeleteService("digits"))
+    await until_idle()
+    await slow.cluster.answer(created[5], error=ApiError(403, "Forbidden", "exceeded quota"))
+    assert not slow.task.done()
+    await slow.cluster.answer(created[0], error=ApiError(403, "Forbidden", "exceeded quota of pods"))
+    ended = [*created[1:5], *created[6:AT_ONCE]]
+    await slow.cluster.answer(*ended)
+    assert (await slow.task).result is Result.FAILED
+    assert slow.cluster.asked == [*created[:AT_ONCE]]
+    assert slow.counted == ended
+    told = Event("Warning", "ActionRefused", "CreatePod: exceeded quota of pods")  # the first in their order
+    assert slow.cluster.done == [RUNNING, *ended, told, STARTED]
+
+
+async def test_the_longest_wait_that_was_asked_for_counts_and_a_conflict_does_not_hide_it():
+    created = pods(4)
+    slow = Slow(*created)
+    await until_idle()
+    await slow.cluster.answer(created[0], error=ConflictError("another uid"))
+    for pod, seconds in zip(created[1:], (2, 7, 3), strict=True):
+        error = ApiError(429, "TooManyRequests", "try again", retry_after_seconds=seconds)
+        await slow.cluster.answer(pod, error=error)
+    assert await slow.task == Outcome(Result.FAILED, timedelta(seconds=7))
+
+
+async def test_a_pass_that_is_cut_off_leaves_nothing_under_way():
+    slow = Slow(*pods(3))
+    await until_idle()
+    slow.task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await slow.task
+    assert slow.cluster.under_way == 0
