@@ -5,6 +5,7 @@ It reads frames, so that a connection ends exactly at a boundary of messages, or
 
 import contextlib
 import enum
+import os
 import socket
 import threading
 from collections import Counter
@@ -15,6 +16,7 @@ from typing import Any
 
 from fleet.parameter_server import client, peer
 from fleet.parameter_server.control_client import ControlClient
+from fleet.parameter_server.local_sockets import dial_here, receive_with, send_with
 from fleet.parameter_server.sockets import ConnectionEndedError, hang_up, receive_exactly
 from fleet.wire import HEADER_BYTES, Header, Kind, Side, read_header
 
@@ -72,7 +74,7 @@ class Proxy:
         self._decide = decide
         self._lock = threading.Lock()
         self._counts: Counter[tuple[Any, ...]] = Counter()
-        self._ports: list[int] = []
+        self._ports: list[int | str] = []
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
 
@@ -86,6 +88,18 @@ class Proxy:
         with socket.create_server((HOST, 0)) as listener:
             near = socket.create_connection(listener.getsockname(), timeout=timeout_seconds)
             middle, _ = listener.accept()
+        self._start(port, far, middle)
+        return near
+
+    def dial_here(self, name: str, *, timeout_seconds: float, buffer_bytes: int | None) -> socket.socket:
+        """Connect to a server of this host through this proxy, which lets descriptors pass."""
+        far = dial_here(name, timeout_seconds=timeout_seconds, buffer_bytes=buffer_bytes)
+        far.settimeout(None)
+        near, middle = socket.socketpair(socket.AF_UNIX)
+        self._start(name, far, middle)
+        return near
+
+    def _start(self, port: int | str, far: socket.socket, middle: socket.socket) -> None:
         with self._lock:
             if port not in self._ports:
                 self._ports.append(port)
@@ -98,7 +112,6 @@ class Proxy:
             )
             self._threads.append(thread)
             thread.start()
-        return near
 
     def close(self) -> None:
         """End every connection."""
@@ -125,17 +138,22 @@ class Proxy:
                 header = read_header(buffer)
                 assert header is not None
                 payload = memoryview(bytearray(header.payload_bytes))
-                receive_exactly(source, payload)
+                descriptors = receive_with(source, payload)
                 fate = self._decide(self._passing(server, side, header))
                 if fate is Fate.SWALLOW:
                     swallowing.set()
                 if swallowing.is_set():
                     continue
-                frame = bytes(buffer) + bytes(payload)
                 if fate is Fate.CUT_WITHIN:
-                    target.sendall(frame[: HEADER_BYTES + len(payload) // 2])
+                    half = len(payload) // 2
+                    target.sendall(
+                        bytes(buffer) + bytes(payload[:half]) if half else buffer[: HEADER_BYTES // 2]
+                    )
                 elif fate is not Fate.CUT_BEFORE:
-                    target.sendall(frame)
+                    target.sendall(buffer)
+                    send_with(target, bytes(payload), descriptors)
+                for descriptor in descriptors:
+                    os.close(descriptor)
                 if fate is not Fate.PASS:
                     break
         except (ConnectionEndedError, OSError):
@@ -154,9 +172,10 @@ class Proxy:
 
 @contextmanager
 def proxied(monkeypatch: Any, decide: Callable[[Passing], Fate]) -> Iterator[Proxy]:
-    """Let the trainers of this process reach their servers through a proxy."""
+    """Let the trainers of this process reach their servers through a proxy, over TCP and on this host."""
     proxy = Proxy(decide)
     monkeypatch.setattr(peer, "dial", proxy.dial)
+    monkeypatch.setattr(peer, "dial_here", proxy.dial_here)
     try:
         yield proxy
     finally:

@@ -22,9 +22,15 @@ from tests.support.proxy import Fate, Passing, partition, proxied
 from tests.support.threads import at_once, one_torch_thread
 from tests.support.training import assert_same_bits, values_of
 
-PATIENT = Settings(heartbeat_seconds=0.2, deadline_seconds=10.0)
+PATIENT = Settings(heartbeat_seconds=0.2, deadline_seconds=10.0, transport="tcp")
 OF_A_STEP = [(Side.TRAINER, Kind.HYPER, 1), (Side.TRAINER, Kind.GRAD, 3), (Side.TRAINER, Kind.STEP_END, 1)]
 ANSWERS = [(Side.SERVER, Kind.PARAM, 3)]
+
+
+@pytest.fixture(params=["tcp", "shared_memory"])
+def patient(request) -> Settings:
+    """Settings of a job whose connections break: over TCP, and of this host with shared memory."""
+    return replace(PATIENT, transport=request.param)
 
 
 def six_parameters() -> torch.nn.Module:
@@ -125,7 +131,7 @@ def reconnections() -> float:
     return float(progress.snapshot()["counters"].get("reconnections", 0))
 
 
-def test_a_connection_cut_at_every_message_of_a_step_changes_no_bit(monkeypatch):
+def test_a_connection_cut_at_every_message_of_a_step_changes_no_bit(monkeypatch, patient):
     """One step per cut: before and after each message, within some, of both directions, at all four lines."""
     cuts = [
         Cut(server, trainer, side, kind, nth, fate)
@@ -141,7 +147,7 @@ def test_a_connection_cut_at_every_message_of_a_step_changes_no_bit(monkeypatch)
         with loopback(settings=PATIENT, **shape) as job:
             undisturbed = train(job, len(cuts), backward)
         before = reconnections()
-        with proxied(monkeypatch, schedule.decide), loopback(settings=PATIENT, **shape) as job:
+        with proxied(monkeypatch, schedule.decide), loopback(settings=patient, **shape) as job:
             cut = train(job, len(cuts), backward)
     assert schedule.made == cuts
     assert reconnections() - before >= 2 * len(cuts)  # at both ends
@@ -159,13 +165,13 @@ def cut_now_and_then(passing: Passing) -> Fate:
 @pytest.mark.parametrize(
     "mode", [pytest.param(Async(dc_asgd=True), id="async"), pytest.param(Geo(push_nums=2), id="geo")]
 )
-def test_modes_without_a_barrier_take_each_gradient_once_too(monkeypatch, mode):
+def test_modes_without_a_barrier_take_each_gradient_once_too(monkeypatch, mode, patient):
     shape: dict[str, Any] = {"servers": 2, "optimizer": momentum, "model": six_parameters, "mode": mode}
     with one_torch_thread():
         with loopback(settings=PATIENT, **shape) as job:
             undisturbed = train(job, 12, backward)
         before = reconnections()
-        with proxied(monkeypatch, cut_now_and_then), loopback(settings=PATIENT, **shape) as job:
+        with proxied(monkeypatch, cut_now_and_then), loopback(settings=patient, **shape) as job:
             cut = train(job, 12, backward)
     assert reconnections() - before >= 12
     assert_same_bits(cut[0], undisturbed[0])
@@ -176,7 +182,7 @@ def counters() -> torch.nn.Module:
     return torch.nn.ParameterDict({f"p{i}": torch.zeros(5) for i in range(6)})
 
 
-def test_half_async_takes_each_gradient_once_whatever_it_merges(monkeypatch):
+def test_half_async_takes_each_gradient_once_whatever_it_merges(monkeypatch, patient):
     def count(model: Any, trainer: int, step: int) -> None:
         del trainer, step
         sum(parameter.sum() for parameter in model.parameters()).backward()
@@ -186,13 +192,13 @@ def test_half_async_takes_each_gradient_once_whatever_it_merges(monkeypatch):
 
     with (
         proxied(monkeypatch, cut_now_and_then),
-        loopback(servers=2, optimizer=plain, model=counters, mode=HalfAsync(2, 2), settings=PATIENT) as job,
+        loopback(servers=2, optimizer=plain, model=counters, mode=HalfAsync(2, 2), settings=patient) as job,
     ):
         (found,) = train(job, 40, count)
     assert_same_bits(found, {name: torch.full((5,), -40.0) for name in found})
 
 
-def test_a_connection_cut_while_a_session_begins_or_ends_is_opened_again(monkeypatch):
+def test_a_connection_cut_while_a_session_begins_or_ends_is_opened_again(monkeypatch, patient):
     """The greeting, the first values, and the three words of the end."""
     ends = {Kind.HELLO, Kind.PULL, Kind.PARAM, Kind.COMPLETE, Kind.GOODBYE}
 
@@ -201,7 +207,7 @@ def test_a_connection_cut_while_a_session_begins_or_ends_is_opened_again(monkeyp
             return Fate.PASS
         return {0: Fate.CUT_BEFORE, 1: Fate.CUT_AFTER}.get(passing.nth, Fate.PASS)
 
-    with proxied(monkeypatch, decide), loopback(servers=2, model=six_parameters, settings=PATIENT) as job:
+    with proxied(monkeypatch, decide), loopback(servers=2, model=six_parameters, settings=patient) as job:
         (found,) = train(job, 2, backward)
     alone = six_parameters()
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
@@ -259,7 +265,7 @@ def test_a_server_that_cannot_be_reached_any_more_is_tried_so_often(monkeypatch)
 
 
 def test_a_partition_that_heals_in_time_is_named_and_costs_nothing_else(monkeypatch, caplog):
-    settings = Settings(heartbeat_seconds=0.1, deadline_seconds=20.0)
+    settings = replace(PATIENT, heartbeat_seconds=0.1, deadline_seconds=20.0)
     with (
         one_torch_thread(),
         partition(monkeypatch) as network,
@@ -287,7 +293,7 @@ def test_a_partition_that_heals_in_time_is_named_and_costs_nothing_else(monkeypa
 
 
 def test_a_partition_that_does_not_heal_ends_both_sides_by_the_deadline(monkeypatch):
-    settings = Settings(heartbeat_seconds=0.1, deadline_seconds=1.5)
+    settings = replace(PATIENT, heartbeat_seconds=0.1, deadline_seconds=1.5)
     with (
         partition(monkeypatch) as network,
         loopback(trainers=2, model=six_parameters, settings=settings) as job,

@@ -129,7 +129,7 @@ def test_a_greeting_of_somebody_else(job, fields, words):
     ("hello", "words"),
     [
         pytest.param(
-            {"incarnation": "another", "num_blocks": 6, "session": "", "taken": 0},
+            {"incarnation": "another", "num_blocks": 6, "session": "", "taken": 0, "shared": False},
             "incarnation='another'",
             id="an-older-life",
         ),

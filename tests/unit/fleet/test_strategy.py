@@ -28,6 +28,7 @@ def test_defaults():
         "overlap": True,
         "cross_step": False,
         "server_kernels": "default",
+        "transport": "auto",
         "grad_clip": None,
         "transpiler": None,
     }

@@ -23,6 +23,7 @@ __all__ = [
 ]
 
 _KERNELS = ("default",)
+_TRANSPORTS = ("auto", "tcp", "shared_memory")
 _MODE_OF_JOB: Final = dict(zip(SYNC_MODES, DistributedMode, strict=True))
 _FIELDS_OF_MODE: Final[dict[DistributedMode, dict[str, Any]]] = {
     DistributedMode.SYNC: {"sync_mode": True, "runtime_split_send_recv": False},
@@ -50,6 +51,10 @@ class DistributedStrategy:
         Wait for new values layer by layer in the next forward pass. Not supported yet.
     server_kernels : str
         ``default``: the user's own kernel flags on the servers.
+    transport : str
+        How gradients and values travel between a trainer and a parameter server. ``auto``: through memory
+        that both share where they run on one host as one user, else over TCP. ``tcp``: always over TCP.
+        ``shared_memory``: as ``auto``, but a server that is elsewhere is an error that names it.
     grad_clip : ClipGradByValue, ClipGradByNorm, ClipGradByGlobalNorm or None
         Clip the gradients on the servers, after they were averaged over the trainers. Synchronous training
         only.
@@ -67,6 +72,7 @@ class DistributedStrategy:
     overlap: bool = True
     cross_step: bool = False
     server_kernels: str = "default"
+    transport: str = "auto"
     grad_clip: GradClip | None = None
     transpiler: DistributeTranspilerConfig = field(default_factory=DistributeTranspilerConfig)
 
@@ -82,6 +88,10 @@ class DistributedStrategy:
         if self.server_kernels not in _KERNELS:
             raise ConfigurationError(
                 f"strategy.server_kernels is {self.server_kernels!r}; expected {' or '.join(_KERNELS)}"
+            )
+        if self.transport not in _TRANSPORTS:
+            raise ConfigurationError(
+                f"strategy.transport is {self.transport!r}; expected {' or '.join(_TRANSPORTS)}"
             )
         if self.grad_clip is not None:
             check_grad_clip("strategy.grad_clip", self.grad_clip)

@@ -11,7 +11,7 @@ from fleet.errors import LocalProtocolError, RemoteProtocolError
 from fleet.wire import HEADER_BYTES, NO_BLOCK, Header, Kind, job_hash, pack_header, read_header
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
-HEADERS = st.builds(Header, st.sampled_from(Kind), U64, U32, U32, U64, U32, U64, U64)
+HEADERS = st.builds(Header, st.sampled_from(Kind), U64, U32, U32, U64, U32, U64, U64, st.booleans())
 SOME = Header(Kind.GRAD, job=2**63, attempt=3, trainer=1, step=10**12, block=7, taken=5, payload_bytes=2**40)
 
 
@@ -50,7 +50,7 @@ def test_a_visitor_from_the_web_is_shown_as_it_came():
         pytest.param(4, 2, "version 2 .* version 1", id="another-version"),
         pytest.param(5, 0, "kind 0", id="no-kind"),
         pytest.param(5, 200, "kind 200", id="an-unknown-kind"),
-        pytest.param(6, 1, "reserved 1", id="reserved-bits"),
+        pytest.param(6, 2, "shared 2", id="neither-shared-nor-not"),
     ],
 )
 def test_a_broken_header_is_refused_by_what_is_broken(offset, value, words):

@@ -122,7 +122,7 @@ class Client:
 
     def send_gradient(self, block: PlannedBlock, payload: memoryview) -> None:
         """Enqueue a gradient; its memory must not change until the servers have it."""
-        self._peers[block.server].send(Kind.GRAD, payload, step=self._sending, block=block.id)
+        self._peers[block.server].send_gradient(block.id, payload, self._sending)
 
     def end_step(self, absent: Iterable[PlannedBlock]) -> None:
         """Announce that nothing more comes, and for which blocks nothing came."""

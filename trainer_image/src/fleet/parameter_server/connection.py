@@ -24,7 +24,7 @@ from fleet.parameter_server.sockets import (
 )
 from fleet.wire import HEADER_BYTES, Conversation, Header, pack_header, read_header
 
-__all__ = ["BrokenConnectionError", "Connection", "FrameHandler", "Item", "read_frame"]
+__all__ = ["BrokenConnectionError", "Connection", "FrameHandler", "Item", "receive_header"]
 
 _BATCH: Final = 64
 _DRAIN_SECONDS: Final = 10.0
@@ -142,7 +142,11 @@ class Connection:
         try:
             buffer = memoryview(bytearray(HEADER_BYTES))
             while not self._receiving.over:
-                header, payload = read_frame(self._socket, buffer, self._receiving, self._handler)
+                header = receive_header(self._socket, buffer, self._receiving)
+                payload = self._handler.destination(header)
+                if payload is None:
+                    payload = memoryview(bytearray(header.payload_bytes))
+                receive_exactly(self._socket, payload)
                 progress.count("bytes_received", HEADER_BYTES + len(payload))
                 if self._finishing:
                     drain(self._socket, _DRAIN_SECONDS)
@@ -186,13 +190,8 @@ class Connection:
         return batch
 
 
-def read_frame(
-    connected: socket.socket,
-    buffer: memoryview,
-    receiving: Conversation,
-    handler: FrameHandler | None = None,
-) -> tuple[Header, memoryview]:
-    """Receive one frame.
+def receive_header(connected: socket.socket, buffer: memoryview, receiving: Conversation) -> Header:
+    """Receive one frame up to its payload.
 
     Parameters
     ----------
@@ -200,9 +199,7 @@ def read_frame(
     buffer : memoryview
         Of the size of a header, to be reused.
     receiving : Conversation
-        Advanced by the header before the payload is received.
-    handler : FrameHandler, optional
-        Says where the payload belongs.
+        Advanced by the header.
 
     Raises
     ------
@@ -216,8 +213,4 @@ def read_frame(
     if header is None:
         raise RemoteProtocolError(f"a header of {len(buffer)} bytes is incomplete, expected {HEADER_BYTES}")
     receiving.advance(header)
-    payload = handler.destination(header) if handler is not None else None
-    if payload is None:
-        payload = memoryview(bytearray(header.payload_bytes))
-    receive_exactly(connected, payload)
-    return header, payload
+    return header

@@ -70,7 +70,9 @@ class Line:
         self._connection: Connection | None = None
         self._ended = False
 
-    def send(self, kind: Kind, payload: bytes | memoryview = b"", **fields: int) -> int:
+    def send(
+        self, kind: Kind, payload: bytes | memoryview = b"", *, shared: bool = False, **fields: int
+    ) -> int:
         """Enqueue a frame; never waits. The payload must not change until the other end has it.
 
         After the last word of a session, an error for instance, nothing is enqueued any more: other threads
@@ -80,6 +82,8 @@ class Line:
         ----------
         kind : Kind
         payload : bytes or memoryview
+        shared : bool
+            Whether the payload lies in memory that both ends share instead.
         **fields : int
             What else the header says: ``step``, ``block``.
 
@@ -90,7 +94,14 @@ class Line:
         """
         of = self._identity
         header = Header(
-            kind, of.job, of.attempt, of.trainer, taken=self.taken, payload_bytes=len(payload), **fields
+            kind,
+            of.job,
+            of.attempt,
+            of.trainer,
+            taken=self.taken,
+            payload_bytes=len(payload),
+            shared=shared,
+            **fields,
         )
         with self._changed:
             if not self._said_all:

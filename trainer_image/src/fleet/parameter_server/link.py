@@ -1,15 +1,19 @@
 """A server's end of one trainer's session, whichever data connection carries it."""
 
 import logging
+import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from fleet import progress
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.line import Line
+from fleet.parameter_server.local_sockets import receive_with, send_with
 from fleet.parameter_server.modes import Answer, ServerMode
+from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.shared_memory import SharedBlocks, copy_bytes
 from fleet.parameter_server.sockets import drain, receive_exactly, send_all
 from fleet.wire import (
     HEADER_BYTES,
@@ -61,17 +65,12 @@ class Link:
     owner : LinkOwner
     expected : Hello
         How a trainer that means this server greets.
-    block_bytes : mapping of int to int
-        The blocks of this server.
+    shard : Shard
+        The blocks of this server, and where values and gradients lie.
     """
 
     def __init__(
-        self,
-        identity: Identity,
-        mode: ServerMode,
-        owner: LinkOwner,
-        expected: Hello,
-        block_bytes: Mapping[int, int],
+        self, identity: Identity, mode: ServerMode, owner: LinkOwner, expected: Hello, shard: Shard
     ) -> None:
         self.identity = identity
         self.failure: FleetError | None = None
@@ -81,12 +80,16 @@ class Link:
         self._mode = mode
         self._owner = owner
         self._expected = expected
-        self._block_bytes = block_bytes
+        self._shard = shard
+        self._shared: SharedBlocks | None = None
+        """The trainer's memory, where it shares this host; values then lie in the shard's."""
         self._session: str | None = None
         self._line = Line(f"trainer {identity.trainer}", Side.SERVER, identity, self)
         self._greeting = threading.Lock()
 
-    def welcome(self, connected: socket.socket, receiving: Conversation, hello: Hello) -> None:
+    def welcome(
+        self, connected: socket.socket, receiving: Conversation, hello: Hello, descriptors: Sequence[int]
+    ) -> None:
         """Go on over a new connection; what is still being taken from the one before is waited for.
 
         Parameters
@@ -97,6 +100,8 @@ class Link:
             Greeted.
         hello : Hello
             What the trainer has sent.
+        descriptors : sequence of int
+            Of its memory, if it shares this host; closed by the caller.
 
         Raises
         ------
@@ -110,11 +115,17 @@ class Link:
             again = self._session is not None
             self._session = hello.session
             self._line.fence()
-            sending = Conversation(Side.SERVER, self.identity, self._block_bytes, remote=False)
+            shared = self._share(hello, descriptors)
+            sending = Conversation(Side.SERVER, self.identity, self._shard.block_bytes, remote=False)
             ours = Hello(
-                self._expected.incarnation, self._expected.num_blocks, hello.session, self._line.taken
+                self._expected.incarnation,
+                self._expected.num_blocks,
+                hello.session,
+                self._line.taken,
+                bool(shared),
             )
-            sending.advance(_send_now(connected, self.identity, Kind.HELLO, pack_hello(ours)))
+            sending.advance(_send_now(connected, self.identity, Kind.HELLO, pack_hello(ours), shared))
+            sending.shares = receiving.shares = bool(shared)
             connected.settimeout(None)
             self._owner.connected(self)
             resent = self._line.attach(connected, sending, receiving, hello.taken)
@@ -129,9 +140,15 @@ class Link:
 
     def send_value(self, answer: Answer) -> None:
         """Enqueue a block's value, or that it was not stepped."""
-        payload = self._mode.value(self.identity.trainer, answer.block) if answer.changed else b""
-        kind = Kind.PARAM if answer.changed else Kind.UNCHANGED
-        self._line.send(kind, payload, step=answer.step, block=answer.block)
+        step, block = answer.step, answer.block
+        if not answer.changed:
+            self._line.send(Kind.UNCHANGED, step=step, block=block)
+            return
+        value, here = self._mode.value(self.identity.trainer, block), self._shard.shared_values
+        if self._shared is not None and here is not None and value is here[block]:
+            self._line.send(Kind.PARAM, shared=True, step=step, block=block)
+        else:
+            self._line.send(Kind.PARAM, value, step=step, block=block)
 
     def complete(self) -> None:
         """Enqueue the answer to COMPLETE."""
@@ -148,8 +165,8 @@ class Link:
         self._line.finish(timeout_seconds)
 
     def destination(self, header: Header) -> memoryview | None:
-        """Say where a gradient belongs."""
-        if header.kind is Kind.GRAD:
+        """Say where a gradient belongs that follows its header."""
+        if header.kind is Kind.GRAD and not header.shared:
             return self._mode.destination(self.identity.trainer, header.block)
         return None
 
@@ -158,6 +175,8 @@ class Link:
         trainer = self.identity.trainer
         match header.kind:
             case Kind.GRAD:
+                if header.shared:
+                    self._take_shared(header.block)
                 self._owner.answer(self._mode.gradient(trainer, header.block, header.step))
             case Kind.HYPER:
                 self._owner.begins(trainer)
@@ -180,6 +199,35 @@ class Link:
         """Pass the end on."""
         self._owner.ended(self, error)
 
+    def _share(self, hello: Hello, descriptors: Sequence[int]) -> Sequence[int]:
+        """Settle whether memory is shared from here on; return the descriptor of this server's if it is."""
+        values = self._shard.shared_values
+        shares = values is not None and hello.shared and len(descriptors) > 0
+        if self._line.taken and shares != (self._shared is not None):
+            raise RemoteProtocolError(
+                "the trainer shared memory on one connection of its session and not on another; it must join "
+                "again"
+            )
+        if values is None or not shares:
+            self._shared = None
+            self._shard.lay_gradients(self.identity.trainer, None)
+            return []
+        if self._shared is None:
+            self._shared = SharedBlocks.receive(descriptors[0], self._shard.block_bytes, writable=True)
+            self._shard.lay_gradients(self.identity.trainer, self._shared)
+        return [values.descriptor]
+
+    def _take_shared(self, block: int) -> None:
+        """Let the mode find a gradient that the trainer has laid into its memory where it expects it.
+
+        That is there already, unless a mode has a place of its own.
+        """
+        if self._shared is None:
+            raise RemoteProtocolError("a gradient is said to lie in shared memory, and there is none")
+        destination = self._mode.destination(self.identity.trainer, block)
+        if destination is not self._shared[block]:
+            copy_bytes(self._shared[block], destination)
+
     def _check(self, hello: Hello) -> None:
         if self.failure is not None:
             raise self.failure
@@ -193,14 +241,14 @@ class Link:
             )
 
 
-def greet(connected: socket.socket, block_bytes: Mapping[int, int], find: Callable[[Identity], Link]) -> None:
+def greet(connected: socket.socket, shard: Shard, find: Callable[[Identity], Link]) -> None:
     """Exchange HELLO with whoever connected to the data port, and let its link go on.
 
     Parameters
     ----------
     connected : socket.socket
         Gets a time-out for the greeting, and blocks again afterwards.
-    block_bytes : mapping of int to int
+    shard : Shard
         The blocks of this server.
     find : callable
         Returns the link of a trainer; raises for one that has not joined.
@@ -224,18 +272,25 @@ def greet(connected: socket.socket, block_bytes: Mapping[int, int], find: Callab
             raise RemoteProtocolError(f"a greeting of {len(buffer)} bytes, expected {HEADER_BYTES}")
         identity = Identity(header.job, header.trainer, header.attempt)
         link = find(identity)
-        receiving = Conversation(Side.TRAINER, identity, block_bytes, remote=True)
+        receiving = Conversation(Side.TRAINER, identity, shard.block_bytes, remote=True)
         receiving.advance(header)
         payload = memoryview(bytearray(header.payload_bytes))
-        receive_exactly(connected, payload)
-        link.welcome(connected, receiving, read_hello(bytes(payload)))
+        descriptors = receive_with(connected, payload)
+        try:
+            link.welcome(connected, receiving, read_hello(bytes(payload)), descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
     except FleetError as error:
         _send_now(connected, identity, Kind.ERROR, pack_error(error))
         drain(connected, _DRAIN_SECONDS)
         raise
 
 
-def _send_now(connected: socket.socket, identity: Identity, kind: Kind, payload: bytes) -> Header:
+def _send_now(
+    connected: socket.socket, identity: Identity, kind: Kind, payload: bytes, descriptors: Sequence[int] = ()
+) -> Header:
     header = Header(kind, identity.job, identity.attempt, identity.trainer, payload_bytes=len(payload))
-    send_all(connected, [pack_header(header), payload])
+    send_all(connected, [pack_header(header)])
+    send_with(connected, payload, descriptors)
     return header

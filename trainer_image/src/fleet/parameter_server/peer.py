@@ -5,17 +5,20 @@ only notices that it waits longer. Whether the server lives is the heartbeat's b
 """
 
 import logging
+import os
 import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fleet import progress
-from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
-from fleet.parameter_server.connection import BrokenConnectionError, read_frame
+from fleet.errors import ConfigurationError, FleetError, PeerLostError, RemoteProtocolError
+from fleet.parameter_server.connection import BrokenConnectionError, receive_header
+from fleet.parameter_server.exchange import Exchange
 from fleet.parameter_server.line import Line
+from fleet.parameter_server.local_sockets import dial_here, receive_with, send_with
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.sockets import BytesMoved, dial, send_all
 from fleet.parameter_server.waiting import split_endpoint
@@ -83,6 +86,12 @@ class Peer:
         self._settings = settings
         self._incarnation = ""
         self._port = 0
+        self._name = ""
+        """The Unix socket on which the server listens for processes of its host; empty for TCP."""
+        self._reached_here = False
+        self._exchange: Exchange | None = None
+        self._shares: bool | None = None
+        """Whether memory is shared; None before the first greeting."""
         self._completed = False
         self._closing = threading.Event()
         self._moved: BytesMoved | None = None
@@ -98,13 +107,29 @@ class Peer:
             There is none to be had; as often as the settings say.
         FleetError
             The server refuses.
+        ConfigurationError
+            Memory is to be shared with it, and it is not on this host.
         """
         self._incarnation, self._port = reply.incarnation, reply.data_port
+        if self._settings.transport != "tcp":
+            self._name = reply.data_socket
+        if self._name:
+            self._exchange = self._make_exchange()
         self._open_in_turns(lambda _: True)
+        if self._settings.transport == "shared_memory" and not self._shares:
+            raise self._not_here("it shares no memory")
 
     def send(self, kind: Kind, payload: bytes | memoryview = b"", **fields: int) -> int:
         """Enqueue a frame; return how many there are now."""
-        return self._line.send(kind, payload, **fields)
+        return self._line.send(kind, payload, shared=False, **fields)
+
+    def send_gradient(self, block: int, payload: memoryview, step: int) -> None:
+        """Enqueue a gradient; its memory must not change until the server has it."""
+        exchange = self._exchange if self._shares else None
+        shared = exchange is not None and exchange.put(block, payload)
+        frame = self._line.send(Kind.GRAD, b"" if shared else payload, shared=shared, step=step, block=block)
+        if exchange is not None:
+            exchange.sent(block, frame)
 
     def wait_until_taken(self, count: int, timeout_seconds: float) -> bool:
         """Wait a while for the server to have the first `count` frames; return whether it has."""
@@ -150,8 +175,8 @@ class Peer:
     # What the line reports.
 
     def destination(self, header: Header) -> memoryview | None:
-        """Say where a value belongs."""
-        return self._landing(header.block) if header.kind is Kind.PARAM else None
+        """Say where a value belongs that follows its header."""
+        return self._landing(header.block) if header.kind is Kind.PARAM and not header.shared else None
 
     def received(self, header: Header, payload: memoryview) -> None:
         """Pass on that a value has landed."""
@@ -161,6 +186,10 @@ class Peer:
             self._completed = True
             self.send(Kind.GOODBYE)
         elif header.kind in (Kind.PARAM, Kind.UNCHANGED):
+            if self._exchange is not None:
+                self._exchange.answered(header.block, header.taken)
+                if header.shared:
+                    self._exchange.take(header.block, self._landing(header.block))
             self._owner.landed(header.block, header.step, changed=header.kind is Kind.PARAM)
 
     def ended(self, error: FleetError | None) -> None:
@@ -226,37 +255,103 @@ class Peer:
 
     def _open(self) -> int:
         """Open a data connection, greet, and go on over it; return how many frames are sent again."""
-        host, _ = split_endpoint(self.endpoint)
-        settings = self._settings
-        connected = dial(
-            host,
-            self._port,
-            timeout_seconds=min(_GREETING_SECONDS, settings.deadline_seconds),
-            buffer_bytes=settings.socket_buffer_bytes,
-        )
+        connected = self._dial()
         try:
             return self._greet(connected)
         except BaseException:
             connected.close()
             raise
 
+    def _dial(self) -> socket.socket:
+        """Connect by the Unix socket where the server is on this host, else by TCP."""
+        settings = self._settings
+        timeout_seconds = min(_GREETING_SECONDS, settings.deadline_seconds)
+        if self._name:
+            try:
+                connected = dial_here(
+                    self._name,
+                    timeout_seconds=timeout_seconds,
+                    buffer_bytes=settings.socket_buffer_bytes,
+                )
+            except OSError as error:
+                if self._reached_here:
+                    raise
+                self._stay_with_tcp(str(error))
+            else:
+                self._reached_here = True
+                return connected
+        elif settings.transport == "shared_memory":
+            raise self._not_here("it listens for no process of its host")
+        host, _ = split_endpoint(self.endpoint)
+        return dial(
+            host, self._port, timeout_seconds=timeout_seconds, buffer_bytes=settings.socket_buffer_bytes
+        )
+
+    def _make_exchange(self) -> Exchange | None:
+        try:
+            return Exchange({block: len(self._landing(block)) for block in self.blocks})
+        except OSError as error:
+            _log.debug("no memory to share with parameter server %s: %s", self.endpoint, error)
+            return None
+
+    def _stay_with_tcp(self, reason: str) -> None:
+        if self._settings.transport == "shared_memory":
+            raise self._not_here(reason)
+        _log.debug("parameter server %s is not on this host (%s): data goes over TCP", self.endpoint, reason)
+        self._name, self._exchange = "", None
+
+    def _not_here(self, reason: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"strategy.transport is 'shared_memory', and parameter server {self.endpoint} cannot be reached "
+            f"so: {reason}; expected a server on this host, of the same user, with the same strategy. With "
+            "'auto' what is elsewhere is reached over TCP"
+        )
+
     def _greet(self, connected: socket.socket) -> int:
         identity = self._identity
         sizes = {block: len(self._landing(block)) for block in self.blocks}
         sending = Conversation(Side.TRAINER, identity, sizes, remote=False)
         receiving = Conversation(Side.SERVER, identity, sizes, remote=True)
-        hello = pack_hello(Hello(self._incarnation, len(self.blocks), self._session, self._line.taken))
+        exchange = self._exchange
+        descriptors = [exchange.descriptor] if exchange is not None else []
+        ours = Hello(self._incarnation, len(self.blocks), self._session, self._line.taken, bool(descriptors))
+        hello = pack_hello(ours)
         header = Header(
             Kind.HELLO, identity.job, identity.attempt, identity.trainer, payload_bytes=len(hello)
         )
         sending.advance(header)
-        send_all(connected, [pack_header(header), hello])
-        answer, payload = read_frame(connected, memoryview(bytearray(HEADER_BYTES)), receiving)
-        if answer.kind is Kind.ERROR:
-            raise read_error(bytes(payload))
-        theirs = read_hello(bytes(payload))
+        send_all(connected, [pack_header(header)])
+        send_with(connected, hello, descriptors)
+        answer = receive_header(connected, memoryview(bytearray(HEADER_BYTES)), receiving)
+        payload = memoryview(bytearray(answer.payload_bytes))
+        received = receive_with(connected, payload)
+        try:
+            if answer.kind is Kind.ERROR:
+                raise read_error(bytes(payload))
+            theirs = read_hello(bytes(payload))
+            sending.shares = receiving.shares = self._share(theirs, received)
+        finally:
+            for descriptor in received:
+                os.close(descriptor)
         connected.settimeout(None)
         return self._line.attach(connected, sending, receiving, theirs.taken)
+
+    def _share(self, theirs: Hello, descriptors: Sequence[int]) -> bool:
+        """Settle whether memory is shared, once for the session."""
+        shares = theirs.shared and len(descriptors) > 0
+        if self._shares not in (None, shares):
+            raise RemoteProtocolError(
+                f"parameter server {self.endpoint} shared memory on one connection of the session and not on "
+                "another"
+            )
+        if shares and self._exchange is not None:
+            try:
+                self._exchange.map_values(descriptors[0])
+            except OSError:
+                self._exchange = None  # the next connection goes without
+                raise
+        self._shares = shares
+        return shares
 
 
 def _is_alive(before: BytesMoved, now: BytesMoved) -> bool:

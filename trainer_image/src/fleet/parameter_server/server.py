@@ -8,7 +8,6 @@ and that gives up.
 import contextlib
 import logging
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from fleet.errors import (
 )
 from fleet.parameter_server.connection import BrokenConnectionError
 from fleet.parameter_server.control_service import ControlService
+from fleet.parameter_server.data_ports import DataPorts
 from fleet.parameter_server.keeper import Keeper
 from fleet.parameter_server.link import Link, greet
 from fleet.parameter_server.meetings import Meetings
@@ -34,7 +34,7 @@ from fleet.parameter_server.server_checkpoints import ServerCheckpoints
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import INITIAL_STATE, Shard, initial_state_fact
 from fleet.parameter_server.siblings import Siblings
-from fleet.parameter_server.sockets import bind_address, hang_up, listen, tune
+from fleet.parameter_server.sockets import bind_address
 from fleet.parameter_server.waiting import WaitLog, split_endpoint
 from fleet.program import describe_difference
 from fleet.transpiler.lowering import ServerPlan
@@ -81,7 +81,7 @@ class Server:
         self._job_hash = job_hash(job.name, job.uid)
         self._settings = settings
         self._agreement = {**plan.agreement, **initial_state_fact(state or {})}
-        self._shard = Shard(plan, parameters, state)
+        self._shard = Shard(plan, parameters, state, share=settings.transport != "tcp")
         mode = mode_of_server(plan)
         self._survives_loss = mode.survives_loss
         self._mode = mode.make_server(self._shard, plan.trainers)
@@ -100,7 +100,7 @@ class Server:
         )
         self.meetings = Meetings(self._membership, self._changed)
         self._admission = threading.Lock()
-        self._listener: socket.socket | None = None
+        self._ports: DataPorts | None = None
         self._control: ControlService | None = None
         self._silent: set[int] = set()
         self._closing = False
@@ -115,10 +115,12 @@ class Server:
         """
         host, port = split_endpoint(self._plan.endpoint)
         address = bind_address(host)
-        self._listener = listen(address)
-        threading.Thread(
-            target=self._accept, args=(self._listener,), name="fleet-accept", daemon=True
-        ).start()
+        self._ports = DataPorts(
+            address,
+            self._settings,
+            lambda connected: greet(connected, self._shard, self._link_of),
+        )
+        self._ports.start()
         bracketed = f"[{address or '::'}]" if ":" in (address or "::") else address
         self._control = ControlService(f"{bracketed}:{port}", self, self._plan.trainers)
         self._control.start()
@@ -169,9 +171,8 @@ class Server:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        if self._listener is not None:
-            hang_up(self._listener)
-            self._listener.close()
+        if self._ports is not None:
+            self._ports.close()
         for link in list(self._links.values()):
             link.finish(0.0)
         self._siblings.close()
@@ -210,7 +211,7 @@ class Server:
                 self._mode,
                 self,
                 Hello(self._incarnation, len(self._plan.blocks)),
-                self._shard.block_bytes,
+                self._shard,
             )
         restored, step = self.checkpoints.tell(trainer)
         _log.log(
@@ -221,15 +222,15 @@ class Server:
             attempt,
             step,
         )
-        port = self._listener.getsockname()[1] if self._listener is not None else 0
         initial = self._shard.initial_checksums
         differing = [block for block, found in request.checksums.items() if initial.get(block) != found]
         return control_pb2.JoinReply(
             incarnation=self._incarnation,
-            data_port=port,
+            data_port=self._ports.port if self._ports is not None else 0,
             step=step,
             differing_blocks=sorted(differing) if not restored else (),
             restored=restored,
+            data_socket=self._ports.name if self._ports is not None else "",
         )
 
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
@@ -359,25 +360,6 @@ class Server:
             self._changed.notify_all()
 
     # Data connections.
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connected, address = listener.accept()
-            except OSError:
-                return
-            threading.Thread(
-                target=self._greet, args=(connected, address), name="fleet-greet", daemon=True
-            ).start()
-
-    def _greet(self, connected: socket.socket, address: tuple[object, ...]) -> None:
-        try:
-            tune(connected, self._settings.socket_buffer_bytes)
-            greet(connected, self._shard.block_bytes, self._link_of)
-        except (FleetError, OSError) as error:
-            if not self._closing:
-                _log.warning("refused a data connection from %s: %s", address[0], error)
-            connected.close()
 
     def _link_of(self, identity: Identity) -> Link:
         """Return where a trainer's frames belong; RemoteProtocolError for one that has not joined."""

@@ -6,6 +6,7 @@ session: whichever comes second finds what the first has started.
 
 import os
 import weakref
+from dataclasses import replace
 
 from fleet import lifecycle
 from fleet.allocator import keep_freed_memory
@@ -30,7 +31,9 @@ def find_trainer(program: Program) -> Trainer | None:
     return _trainers.get(source_of(program))
 
 
-def start_trainer(program: Program, job: JobIdentity, *, overlap: bool = True) -> Trainer:
+def start_trainer(
+    program: Program, job: JobIdentity, *, overlap: bool = True, transport: str = "auto"
+) -> Trainer:
     """Join the servers as a trainer program says, and take their values.
 
     Parameters
@@ -40,6 +43,8 @@ def start_trainer(program: Program, job: JobIdentity, *, overlap: bool = True) -
     job : JobIdentity
     overlap : bool
         See `Trainer`.
+    transport : str
+        See `DistributedStrategy`.
 
     Raises
     ------
@@ -60,13 +65,16 @@ def start_trainer(program: Program, job: JobIdentity, *, overlap: bool = True) -
     plan = trainer_plan(program) if sends(program) else startup_plan(program)
     lifecycle.start(_trainer_role(plan, job))
     keep_freed_memory(os.environ)
-    trainer = Trainer(plan, source, job, Settings.from_environ(os.environ), overlap=overlap)
+    settings = replace(Settings.from_environ(os.environ), transport=transport)
+    trainer = Trainer(plan, source, job, settings, overlap=overlap)
     trainer.start()
     _trainers[source] = trainer
     return trainer
 
 
-def start_server(program: Program, job: JobIdentity, model_dir: str | None = None) -> Server:
+def start_server(
+    program: Program, job: JobIdentity, model_dir: str | None = None, *, transport: str = "auto"
+) -> Server:
     """Begin to accept trainers as a pserver program says.
 
     Parameters
@@ -77,6 +85,8 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
     model_dir : str, optional
         A checkpoint, or a folder of numbered ones, to begin with. Otherwise the folder of the job's own
         checkpoints (``FLEET_CHECKPOINT_DIR``) is looked into; there may be none in it yet.
+    transport : str
+        See `DistributedStrategy`.
 
     Raises
     ------
@@ -97,7 +107,8 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
             job=job,
         )
     )
-    server = Server(plan, source.parameters, job, Settings.from_environ(os.environ), state_of(source))
+    settings = replace(Settings.from_environ(os.environ), transport=transport)
+    server = Server(plan, source.parameters, job, settings, state_of(source))
     directory = model_dir or os.environ.get("FLEET_CHECKPOINT_DIR", "").strip()
     if directory and server.keeper.load(directory) is None and model_dir:
         raise CheckpointError(

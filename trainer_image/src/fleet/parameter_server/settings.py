@@ -34,6 +34,8 @@ class Settings:
     """Half-async: how many of them are merged at most."""
     retry_times: int = 3
     """How often a call or a connection that failed is tried again, while the peer seems to live."""
+    transport: str = "auto"
+    """How tensors travel; see `DistributedStrategy`. The strategy says it, not the environment."""
 
     @property
     def silent_seconds(self) -> float:

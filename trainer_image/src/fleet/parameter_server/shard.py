@@ -1,9 +1,10 @@
 """One server's part of the model: values, gradients and optimizers of the blocks it owns."""
 
+import logging
 import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from math import nan
+from math import nan, prod
 from typing import Any, Final
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from fleet.checkpoint import Piece, cut_state
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.arena import Arena, Extent, bytes_of, dtype_of
+from fleet.parameter_server.shared_memory import SharedBlocks
 from fleet.program import Source
 from fleet.transpiler.lowering import PlannedBlock, ServerPlan
 from fleet.update import DenseUpdate, average_in_order, sum_of_squares
@@ -19,6 +21,7 @@ from fleet.wire import HyperParameters
 __all__ = ["INITIAL_STATE", "Shard", "initial_state_fact", "release", "state_of"]
 
 INITIAL_STATE: Final = "state of the optimizer before the first step"
+_log = logging.getLogger(__name__)
 
 
 def state_of(source: Source) -> dict[str, Mapping[str, Any]]:
@@ -62,6 +65,8 @@ class Shard:
         The module that this process built; the blocks' initial values are cut from it.
     state : mapping of name to state, optional
         What this process's own optimizer has for these parameters already; it is cut like the values.
+    share : bool
+        Whether the values lie in memory that trainers of this host may map, where the system has such.
     """
 
     def __init__(
@@ -69,13 +74,22 @@ class Shard:
         plan: ServerPlan,
         parameters: Mapping[str, Tensor],
         state: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        share: bool = False,
     ) -> None:
         self.plan = plan
         self.blocks: Mapping[int, PlannedBlock] = {block.id: block for block in plan.blocks}
         extents = {block.id: Extent(dtype_of(block.dtype), block.shape) for block in plan.blocks}
         self._extents = extents
-        self._values = Arena(extents)
-        self._gradients = [Arena(extents) for _ in range(plan.trainers)]
+        self.block_bytes: Mapping[int, int] = {
+            block: prod(extent.shape) * extent.dtype.itemsize for block, extent in extents.items()
+        }
+        """Bytes of each block's tensor."""
+        self.shared_values = _share(self.block_bytes) if share else None
+        """The memory of the values, where trainers of this host may map it."""
+        self._values = self.shared_values.tensors(extents) if self.shared_values else Arena(extents)
+        self._arenas = [Arena(extents) for _ in range(plan.trainers)]
+        self._gradients: list[Arena[int] | dict[int, Tensor]] = list(self._arenas)
         self._means = Arena({block: extents[block] for norm in plan.norms for block in norm.blocks})
         self._ranges = plan.ranges
         self._updates: dict[int, DenseUpdate] = {}
@@ -96,16 +110,11 @@ class Shard:
                 whole = block.param_shape
                 update.load_state(cut_state(state[block.param], whole, block.begin, block.end, block.shape))
             self._updates[block.id] = update
-        self._value_bytes = {number: bytes_of(self._values[number]) for number in self.blocks}
-        self._gradient_bytes = [
-            {number: bytes_of(arena[number]) for number in self.blocks} for arena in self._gradients
-        ]
-        self.initial_checksums = {number: zlib.crc32(value) for number, value in self._value_bytes.items()}
-
-    @property
-    def block_bytes(self) -> Mapping[int, int]:
-        """Bytes of each block's tensor."""
-        return {number: len(value) for number, value in self._value_bytes.items()}
+        self._value_bytes: Mapping[int, memoryview] | SharedBlocks = self.shared_values or {
+            number: bytes_of(self._values[number]) for number in self.blocks
+        }
+        self._gradient_bytes = [self._bytes_in(arena) for arena in self._arenas]
+        self.initial_checksums = {number: zlib.crc32(self._value_bytes[number]) for number in self.blocks}
 
     def value(self, block: int) -> Tensor:
         """Return a block's value, not a copy."""
@@ -129,6 +138,18 @@ class Shard:
     def gradient_bytes(self, trainer: int, block: int) -> memoryview:
         """Return where a trainer's gradient of a block lands."""
         return self._gradient_bytes[trainer][block]
+
+    def lay_gradients(self, trainer: int, memory: SharedBlocks | None) -> None:
+        """Let a trainer's gradients lie in its own memory; in this process's without any.
+
+        Only while nothing that the trainer has sent is still to be applied.
+        """
+        if memory is None:
+            arena = self._arenas[trainer]
+            self._gradients[trainer], self._gradient_bytes[trainer] = arena, self._bytes_in(arena)
+        else:
+            self._gradients[trainer] = memory.tensors(self._extents)
+            self._gradient_bytes[trainer] = memory
 
     def apply(
         self, block: int, trainers: Sequence[int], divisor: int, hyper_parameters: HyperParameters
@@ -207,6 +228,9 @@ class Shard:
                 if number in self._updates:
                     self._updates[number].load_state(piece.state)
 
+    def _bytes_in(self, arena: Arena[int]) -> "Mapping[int, memoryview] | SharedBlocks":
+        return {number: bytes_of(arena[number]) for number in self.blocks}
+
     def _copy(self, block: PlannedBlock) -> Piece:
         with self.locks[block.id]:
             value = self._values[block.id].clone()
@@ -220,3 +244,12 @@ class Shard:
             name: entry.clone() if isinstance(entry, Tensor) else entry
             for name, entry in (update.state() if update is not None else {}).items()
         }
+
+
+def _share(block_bytes: Mapping[int, int]) -> SharedBlocks | None:
+    """Return memory for the values that others may map; None where the system has no such."""
+    try:
+        return SharedBlocks.create(block_bytes)
+    except OSError as error:
+        _log.debug("the values lie in memory of this process alone: %s", error)
+        return None

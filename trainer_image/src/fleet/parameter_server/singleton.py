@@ -51,6 +51,7 @@ class Fleet(Saving):
         self._role: Role | None = None
         self._optimizer: DistributedOptimizer | None = None
         self._overlap = True
+        self._transport = "auto"
         self._transpiler: DistributeTranspiler | None = None
         self._server: Server | None = None
         self._trainer: Trainer | None = None
@@ -204,7 +205,7 @@ class Fleet(Saving):
             )
         chosen = (strategy if strategy is not None else DistributedStrategy()).resolved(role.sync_mode)
         self._transpile(Program.from_optimizer(optimizer, model, chosen.grad_clip), chosen)
-        self._overlap = chosen.overlap
+        self._overlap, self._transport = chosen.overlap, chosen.transport
 
         def minimize(loss_fn: Callable[..., Any]) -> None:
             if model is None:
@@ -236,7 +237,7 @@ class Fleet(Saving):
         if not role.is_server:
             raise ConfigurationError("fleet.init_server was called on a trainer; expected fleet.is_server()")
         directory = os.fspath(model_dir) if model_dir is not None else self._model_dir
-        self._server = start_server(self.main_program, role.job, directory)
+        self._server = start_server(self.main_program, role.job, directory, transport=self._transport)
         if self._optimizer is not None:
             self._optimizer.hand_over()
 
@@ -277,7 +278,9 @@ class Fleet(Saving):
                 "fleet.init_worker was called "
                 + ("a second time" if self._trainer is not None else "before fleet.distributed_optimizer")
             )
-        self._trainer = start_trainer(self.main_program, role.job, overlap=self._overlap)
+        self._trainer = start_trainer(
+            self.main_program, role.job, overlap=self._overlap, transport=self._transport
+        )
         self._optimizer.bind(self._trainer)
 
     def barrier_worker(self) -> None:

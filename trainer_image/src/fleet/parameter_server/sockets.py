@@ -24,6 +24,7 @@ __all__ = [
     "drain",
     "hang_up",
     "listen",
+    "own",
     "receive_exactly",
     "send_all",
     "tune",
@@ -67,10 +68,10 @@ def bind_address(host: str) -> str:
 def listen(address: str) -> socket.socket:
     """Open a listening socket on a port that the system chooses; see `bind_address`."""
     if address:
-        return _own(socket.create_server((address, 0), family=_family(address)))
+        return own(socket.create_server((address, 0), family=_family(address)))
     if socket.has_dualstack_ipv6():
-        return _own(socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True))
-    return _own(socket.create_server(("", 0)))
+        return own(socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True))
+    return own(socket.create_server(("", 0)))
 
 
 def dial(host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | None) -> socket.socket:
@@ -81,14 +82,14 @@ def dial(host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | No
     OSError
         There is no such host, nobody listens, or the time is over.
     """
-    connection = _own(socket.create_connection((host, port), timeout=timeout_seconds))
+    connection = own(socket.create_connection((host, port), timeout=timeout_seconds))
     tune(connection, buffer_bytes)
     return connection
 
 
 def tune(connection: socket.socket, buffer_bytes: int | None) -> None:
     """Prepare a connected socket: frames leave at once, buffers have the size wanted, forks close it."""
-    _own(connection)
+    own(connection)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if _stays_on_this_machine(connection):
         # What congestion controls do for networks, pacing above all, only costs time here.
@@ -189,7 +190,8 @@ def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def _own(connection: socket.socket) -> socket.socket:
+def own(connection: socket.socket) -> socket.socket:
+    """Keep a socket out of forked children: they close their copies."""
     _ours.add(connection)
     return connection
 

@@ -49,6 +49,8 @@ class Conversation:
         self._error: type[ProtocolError] = RemoteProtocolError if remote else LocalProtocolError
         self._state = State.START
         self._step = 0
+        self.shares = False
+        """Whether tensors may lie in memory that both ends share; the greetings settle it."""
 
     @property
     def state(self) -> State:
@@ -113,8 +115,13 @@ class Conversation:
             )
         if header.kind not in _OF_A_BLOCK and header.block != NO_BLOCK:
             raise self._error(f"a {header.kind.name} frame names block {header.block}, expected none")
+        if header.shared and not (self.shares and header.kind in _TENSORS):
+            raise self._error(
+                f"a {header.kind.name} frame lies in shared memory, expected its payload to follow: "
+                + ("it is no tensor" if self.shares else "no memory is shared")
+            )
         if header.kind in _TENSORS:
-            low = high = self._block_bytes[header.block]
+            low = high = 0 if header.shared else self._block_bytes[header.block]
         elif header.kind in _TEXTS:
             low, high = 0, MAX_TEXT_BYTES
         elif header.kind is Kind.STEP_END:

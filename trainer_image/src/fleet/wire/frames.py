@@ -6,7 +6,7 @@ offset   bytes  field
 0        4      magic ``FLET``
 4        1      version of the protocol
 5        1      kind of the frame
-6        2      reserved, zero
+6        2      1 where the payload lies in memory that both ends share, and does not follow; else 0
 8        4      attempt: the start count of the trainer's process
 12       4      trainer id
 16       4      block number, or ``NO_BLOCK`` where the frame is about none
@@ -68,7 +68,8 @@ _KINDS: Final = {int(kind): kind for kind in Kind}
 class Header:
     """One frame's header. ``step`` and ``block`` are zero and ``NO_BLOCK`` where they have no meaning.
 
-    ``taken`` may lag behind the truth, as it is written down when the frame is enqueued.
+    ``taken`` may lag behind the truth, as it is written down when the frame is enqueued. ``shared`` says that
+    the block's bytes lie in memory that both ends share, at the block's place: nothing follows the header.
     """
 
     kind: Kind
@@ -79,6 +80,7 @@ class Header:
     block: int = NO_BLOCK
     taken: int = 0
     payload_bytes: int = 0
+    shared: bool = False
 
 
 def job_hash(name: str, uid: str) -> int:
@@ -100,7 +102,7 @@ def pack_header(header: Header) -> bytes:
             MAGIC,
             VERSION,
             header.kind,
-            0,
+            header.shared,
             header.attempt,
             header.trainer,
             header.block,
@@ -129,17 +131,17 @@ def read_header(received: bytes | bytearray | memoryview) -> Header | None:
         )
     if len(received) < HEADER_BYTES:
         return None
-    _, version, kind, reserved, attempt, trainer, block, job, step, taken, payload_bytes = (
-        _HEADER.unpack_from(received)
+    _, version, kind, shared, attempt, trainer, block, job, step, taken, payload_bytes = _HEADER.unpack_from(
+        received
     )
     if version != VERSION:
         raise RemoteProtocolError(
             f"the peer speaks version {version} of the frame protocol, this process version {VERSION}; "
             "run the same version of fleet-trainer in every replica"
         )
-    if kind not in _KINDS or reserved != 0:
+    if kind not in _KINDS or shared not in (0, 1):
         raise RemoteProtocolError(
-            f"a broken frame header: kind {kind}, reserved {reserved}; expected a kind of 1 to {max(_KINDS)} "
-            "and reserved 0"
+            f"a broken frame header: kind {kind}, shared {shared}; expected a kind of 1 to {max(_KINDS)} "
+            "and 0 or 1"
         )
-    return Header(_KINDS[kind], job, attempt, trainer, step, block, taken, payload_bytes)
+    return Header(_KINDS[kind], job, attempt, trainer, step, block, taken, payload_bytes, shared == 1)

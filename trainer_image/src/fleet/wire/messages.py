@@ -50,13 +50,15 @@ class Hello:
     """The payload of HELLO: the life of the server that the sender means, and the blocks it counts on.
 
     ``session`` is a random name that the trainer gives, the same on each connection of the session, and
-    ``taken`` how many of the session's frames the sender has got from the other end.
+    ``taken`` how many of the session's frames the sender has got from the other end. ``shared`` says that the
+    descriptor of memory comes with it; in a server's greeting also that it has mapped the trainer's.
     """
 
     incarnation: str
     num_blocks: int
     session: str = ""
     taken: int = 0
+    shared: bool = False
 
 
 def pack_hello(hello: Hello) -> bytes:
@@ -79,11 +81,13 @@ def read_hello(payload: bytes) -> Hello:
             "num_blocks": int(num_blocks),
             "session": str(session),
             "taken": int(taken),
+            "shared": bool(shared),
         }:
-            return Hello(incarnation, num_blocks, session, taken)
+            return Hello(incarnation, num_blocks, session, taken, shared)
     raise RemoteProtocolError(
         f"a HELLO frame carries {payload[:200]!r}, "
-        "expected an object with incarnation and session (text), num_blocks and taken (numbers)"
+        "expected an object with incarnation and session (text), num_blocks and taken (numbers), shared "
+        "(true or false)"
     )
 
 

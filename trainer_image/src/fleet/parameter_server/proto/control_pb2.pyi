@@ -130,6 +130,7 @@ class JoinReply(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     DIFFERING_BLOCKS_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
+    DATA_SOCKET_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """Random per life of the server."""
     data_port: _builtins.int
@@ -137,6 +138,10 @@ class JoinReply(_message.Message):
     """The step that this trainer makes next."""
     restored: _builtins.str
     """The checkpoint that this server has loaded, by its random name; empty when it began anew."""
+    data_socket: _builtins.str
+    """Where processes of the server's host open data connections: the name of a Unix socket in the abstract
+    namespace, which nobody can guess. Empty where there is none.
+    """
     @_builtins.property
     def differing_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Blocks whose initial value differs from this trainer's own."""
@@ -149,10 +154,11 @@ class JoinReply(_message.Message):
         step: _builtins.int = ...,
         differing_blocks: _abc.Iterable[_builtins.int] | None = ...,
         restored: _builtins.str = ...,
+        data_socket: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_port", b"data_port", "differing_blocks", b"differing_blocks", "incarnation", b"incarnation", "restored", b"restored", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_port", b"data_port", "data_socket", b"data_socket", "differing_blocks", b"differing_blocks", "incarnation", b"incarnation", "restored", b"restored", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

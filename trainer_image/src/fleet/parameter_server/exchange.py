@@ -1,0 +1,67 @@
+"""Memory that a trainer shares with one server of its host: its gradients there, the server's values here.
+
+A gradient may be overwritten once the server needs it no more. That is so when the block was answered since,
+by an answer that was given after the server had taken the gradient: before, a mode may still have to sum it,
+and it may have to be sent again. A gradient that comes earlier travels over the socket, behind its frame's
+header, as between two hosts; the server's receiving thread then writes it where the one before lay.
+"""
+
+from collections.abc import Mapping
+
+from fleet.parameter_server.shared_memory import SharedBlocks, copy_bytes
+
+__all__ = ["Exchange"]
+
+
+class Exchange:
+    """Both memories, as a trainer sees them.
+
+    Parameters
+    ----------
+    block_bytes : mapping of int to int
+        The blocks of the server.
+
+    Raises
+    ------
+    OSError
+        This system has no such memory, or none is left.
+    """
+
+    def __init__(self, block_bytes: Mapping[int, int]) -> None:
+        self._block_bytes = block_bytes
+        self._gradients = SharedBlocks.create(block_bytes)
+        self._values: SharedBlocks | None = None
+        self._sent: dict[int, int] = {}
+        """By block the number of the frame that its last gradient was."""
+        self._answered: dict[int, int] = {}
+        """By block how many frames the server had taken when it answered last."""
+
+    @property
+    def descriptor(self) -> int:
+        """The descriptor of the gradients' memory."""
+        return self._gradients.descriptor
+
+    def map_values(self, descriptor: int) -> None:
+        """Map the server's values, unless they are; see `SharedBlocks.receive`."""
+        if self._values is None:
+            self._values = SharedBlocks.receive(descriptor, self._block_bytes, writable=False)
+
+    def put(self, block: int, gradient: memoryview) -> bool:
+        """Copy a gradient to where the server finds it; False where the one before may still be needed."""
+        if self._answered.get(block, 0) < self._sent.get(block, 0):
+            return False
+        copy_bytes(gradient, self._gradients[block])
+        return True
+
+    def sent(self, block: int, frame: int) -> None:
+        """Note which frame of the session tells of a block's gradient, or carries it."""
+        self._sent[block] = frame
+
+    def answered(self, block: int, taken: int) -> None:
+        """Note an answer to a block, and how many frames the server had taken before it."""
+        self._answered[block] = taken
+
+    def take(self, block: int, destination: memoryview) -> None:
+        """Copy a block's value from the server's memory."""
+        if self._values is not None:
+            copy_bytes(self._values[block], destination)
