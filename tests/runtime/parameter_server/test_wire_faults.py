@@ -6,6 +6,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,8 @@ class Peer:
         self.socket.sendall(self.frame(kind, payload, **fields))
 
     def frame(self, kind: Kind, payload: bytes = b"", **fields: int) -> bytes:
-        values = {"job": JOB, "attempt": self.attempt, "trainer": 0, "payload_bytes": len(payload), **fields}
+        values: dict[str, Any] = {"job": JOB, "attempt": self.attempt, "trainer": 0}
+        values |= {"payload_bytes": len(payload), **fields}
         return pack_header(Header(kind, **values)) + payload
 
     def greeting(self, session: str = "", taken: int = 0, **fields: int) -> bytes:

@@ -209,3 +209,24 @@ def test_steps_go_forward():
     with pytest.raises(RemoteProtocolError, match="step 6 begins after step 7"):
         made.advance(frame(Kind.HYPER, step=6))
     made.advance(frame(Kind.HYPER, step=8))
+
+
+@pytest.mark.parametrize(("side", "kind"), [(Side.TRAINER, Kind.GRAD), (Side.SERVER, Kind.PARAM)])
+def test_a_tensor_in_shared_memory_carries_nothing(side, kind):
+    state = State.IN_STEP if side is Side.TRAINER else State.OPEN
+    made = conversation(side, state)
+    with pytest.raises(RemoteProtocolError, match=r"lies in shared memory.*no memory is shared"):
+        made.advance(frame(kind, shared=True, payload_bytes=0))
+    made.shares = True
+    made.advance(frame(kind, shared=True, payload_bytes=0))
+    with pytest.raises(RemoteProtocolError, match="carries 400 bytes, expected 0"):
+        made.advance(frame(kind, shared=True))
+    with pytest.raises(RemoteProtocolError, match="carries 0 bytes, expected 400"):
+        made.advance(frame(kind, payload_bytes=0))
+
+
+def test_what_is_no_tensor_follows_its_header():
+    made = conversation(Side.TRAINER, State.OPEN)
+    made.shares = True
+    with pytest.raises(RemoteProtocolError, match=r"HYPER frame lies in shared memory.*it is no tensor"):
+        made.advance(frame(Kind.HYPER, shared=True, payload_bytes=0))

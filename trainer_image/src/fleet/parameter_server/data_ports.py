@@ -85,6 +85,9 @@ class DataPorts:
             else:
                 tune(connected, self._settings.socket_buffer_bytes)
             self._greet(connected)
+        except PermissionError as error:  # who has found out the same goes over TCP
+            _log.debug("no memory is shared: %s", error)
+            connected.close()
         except (FleetError, OSError) as error:
             if not self._closing:
                 _log.warning("refused a data connection from %s: %s", whence, error)

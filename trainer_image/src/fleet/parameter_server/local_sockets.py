@@ -19,7 +19,7 @@ __all__ = ["check_user", "dial_here", "listen_here", "receive_with", "send_with"
 
 _CREDENTIALS: Final = struct.Struct("iII")
 """Linux' ``struct ucred``: process, user, group."""
-_MOST_DESCRIPTORS: Final = 1
+_DESCRIPTOR: Final = struct.Struct("i")
 
 
 def listen_here() -> tuple[socket.socket, str]:
@@ -93,7 +93,9 @@ def send_with(connection: socket.socket, payload: bytes, descriptors: Sequence[i
 
 
 def receive_with(connection: socket.socket, destination: memoryview) -> list[int]:
-    """Fill `destination` from the socket; return the descriptors that came with it, the caller's to close.
+    """Fill `destination` from the socket; return the descriptor that came with it, the caller's to close.
+
+    There is at most one.
 
     Raises
     ------
@@ -105,14 +107,19 @@ def receive_with(connection: socket.socket, destination: memoryview) -> list[int
     if connection.family != socket.AF_UNIX or not destination:
         receive_exactly(connection, destination)
         return []
-    received, descriptors, _, _ = socket.recv_fds(
-        connection, len(destination), _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+    received, ancillary, _, _ = connection.recvmsg_into(
+        [destination], socket.CMSG_SPACE(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
     )
     if not received:
         raise ConnectionEndedError("it was closed at the other end")
+    descriptors = [
+        descriptor
+        for level, kind, data in ancillary
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+        for (descriptor,) in _DESCRIPTOR.iter_unpack(data)
+    ]
     try:
-        destination[: len(received)] = received
-        receive_exactly(connection, destination[len(received) :])
+        receive_exactly(connection, destination[received:])
     except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
