@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.behaviours import BEHAVIOURS, exit_code_of
+from tests.support.behaviours import BEHAVIOURS, exit_code_of, pause_in
+from tests.support.digits_job import SERVERS, annotated
 from tests.support.jobs import collective_manifest, manifest
 from tests.support.kube import attempt, is_running, told_of
 
@@ -42,10 +43,42 @@ def has_ended(pod: Manifest) -> Callable[[dict[str, Manifest]], bool]:
     return probe
 
 
+async def until_first(namespace: Namespace, trainers: int) -> None:
+    """Wait for what is created while no server is ready: so many trainers, and a status that says why."""
+    await namespace.until_pods("digits", "the first pods", lambda found: len(found) == 2 + trainers)
+    reason = "PodsCreated" if trainers else "WaitingForParameterServers"
+    job = await namespace.until_job(
+        "digits", reason, lambda job: "status" in job and told_of(job, "PodsCreated")["reason"] == reason
+    )
+    assert job["status"]["state"] == "Pending"
+    assert len(await namespace.all("pods")) == 2 + trainers
+
+
+async def until_left(namespace: Namespace, replicas: frozenset[str]) -> None:
+    """Wait until a failed job has told of its end, which comes after its clean-up, and see what is left."""
+    await namespace.until(
+        "events", "the end", lambda found: any(each["reason"] == "Failed" for each in found.values())
+    )
+    await namespace.until_pods(
+        "digits",
+        f"left: {sorted(replicas)}",
+        lambda found: {replica_of(pod) for pod in found.values()} == replicas,
+    )
+    pods = await namespace.all("pods")
+    assert not [pod for pod in pods if "deletionTimestamp" in pod["metadata"]]
+
+
 @pytest.mark.parametrize("behaviour", [pytest.param(each, id=each.id) for each in BEHAVIOURS])
 async def test_on_a_cluster(namespace: Namespace, behaviour: Behaviour):
     build = collective_manifest if behaviour.collective else manifest
-    await namespace.create_job(build(**behaviour.spec))
+    document = build(**behaviour.spec)
+    if behaviour.slow_servers:
+        document["spec"]["pserver"]["template"] = annotated(hold="yes")["spec"]["template"]
+    await namespace.create_job(document)
+    if behaviour.first is not None:
+        await until_first(namespace, behaviour.first)
+        for server in SERVERS:
+            await namespace.annotate(server, hold=None)
     replicas = 2 if behaviour.collective else REPLICAS
     failing = sum(sum(code > 0 for code in codes) for codes in behaviour.lives.values())
     if behaviour.state == "Failed":
@@ -77,3 +110,8 @@ async def test_on_a_cluster(namespace: Namespace, behaviour: Behaviour):
     assert told["reason"] == behaviour.reason, told["message"]
     counted = (job["status"].get("failures", 0), job["status"].get("jobRestarts", 0))
     assert counted == (behaviour.failures, behaviour.job_restarts)
+    assert behaviour.says in told["message"]
+    if behaviour.pause_seconds is not None:
+        assert pause_in(job["status"]) == behaviour.pause_seconds
+    if behaviour.left is not None:
+        await until_left(namespace, behaviour.left)

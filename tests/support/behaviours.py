@@ -1,18 +1,24 @@
 """What jobs do, whoever runs them: one table for a cluster of Kubernetes and for this machine.
 
 A case says how the lives of its replicas end, and what the job comes to. On a cluster kwok's pods end as the
-case says; on this machine `LIFE` does, run by Python as each replica's command.
+case says; on this machine `LIFE` does, run by Python as each replica's command. What only a cluster can do is
+in `tests.support.cluster_only`; together the two have every policy.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["BEHAVIOURS", "LATE", "LIFE", "NEVER", "Behaviour", "exit_code_of"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-NEVER, LATE = -1, -2
-"""In place of exit codes: a life that does not end by itself, and one that outlives those of the others."""
+__all__ = ["BEHAVIOURS", "LATE", "LIFE", "MUTE", "NEVER", "Behaviour", "exit_code_of", "pause_in"]
+
+NEVER, LATE, MUTE = -1, -2, -3
+"""In place of exit codes: a life that does not end by itself, one that outlives those of the others, and that
+of a server that never gets ready."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,14 @@ class Behaviour:
         What the job comes to, and the reason of that condition.
     failures, job_restarts : int
         What its status counts then.
+    says : str
+        Words of that condition's sentence.
+    pause_seconds : float, optional
+        How long the last restart of a replica was put off.
+    first : int, optional
+        How many trainers have started before the servers are ready; they get ready late then.
+    left : frozenset of str, optional
+        The replicas that have a pod still.
     """
 
     id: str
@@ -40,15 +54,77 @@ class Behaviour:
     failures: int = 0
     job_restarts: int = 0
     collective: bool = False
+    says: str = ""
+    pause_seconds: float | None = None
+    first: int | None = None
+    left: frozenset[str] | None = None
+
+    @property
+    def slow_servers(self) -> bool:
+        """Whether the servers are not ready as soon as they run."""
+        return self.first is not None or any(MUTE in codes for codes in self.lives.values())
 
 
 def _rules(*rules: dict[str, Any], **policy: Any) -> dict[str, Any]:
     return {"failurePolicy": {**policy, "rules": list(rules)}}
 
 
+def _fails_with(policy: str, *left: str) -> Behaviour:
+    """Return a job that fails while three of its replicas run, and what it leaves."""
+    return Behaviour(
+        f"a-job-that-has-failed-leaves-what-cleanPodPolicy-{policy}-says",
+        {"pserver-0": (NEVER,), "pserver-1": (NEVER,), "trainer-0": (NEVER,), "trainer-1": (1,)},
+        {"failurePolicy": {"action": "FailJob"}, "runPolicy": {"cleanPodPolicy": policy}},
+        state="Failed",
+        reason="ReplicaFailed",
+        failures=1,
+        left=frozenset(left),
+    )
+
+
 BEHAVIOURS = (
     Behaviour("a-job-whose-trainers-complete-succeeds"),
-    Behaviour("a-failed-trainer-restarts-alone", {"trainer-1": (1, 0)}, failures=1),
+    Behaviour(
+        "a-failed-trainer-restarts-alone-after-a-pause", {"trainer-1": (1, 0)}, failures=1, pause_seconds=1
+    ),
+    Behaviour(
+        "a-trainer-that-fails-again-pauses-longer",
+        {"trainer-1": (1, 1, 0)},
+        {"failurePolicy": {"action": "RestartReplica"}},
+        failures=2,
+        pause_seconds=2,
+    ),
+    Behaviour(
+        "a-policy-that-restarts-jobs-restarts-everybody",
+        {"trainer-1": (1, 0)},
+        {"failurePolicy": {"action": "RestartJob"}},
+        failures=1,
+        job_restarts=1,
+    ),
+    Behaviour(
+        "all-trainers-must-complete",
+        spec={"successPolicy": "All"},
+        says="all 2 trainers have completed",
+    ),
+    Behaviour(
+        "any-trainer-that-completes-is-enough",
+        {"trainer-0": (LATE,)},
+        {"successPolicy": "Any"},
+        says="trainer 1 has completed",
+    ),
+    Behaviour("trainers-wait-for-the-servers-to-be-ready", spec={"startupPolicy": "InOrder"}, first=0),
+    Behaviour("all-replicas-start-at-once", spec={"startupPolicy": "AnyOrder"}, first=2),
+    Behaviour(
+        "a-job-that-does-not-get-to-run-in-time-fails-and-says-what-it-waited-for",
+        {"pserver-0": (MUTE,)},
+        {"runPolicy": {"pendingDeadlineSeconds": 2}},
+        state="Failed",
+        reason="PendingDeadlineExceeded",
+        says="trainers are created once all parameter servers are ready",
+    ),
+    _fails_with("Running", "trainer-1"),
+    _fails_with("All"),
+    _fails_with("None", "pserver-0", "pserver-1", "trainer-0", "trainer-1"),
     Behaviour(
         "a-server-that-fails-takes-the-parameters-along-and-counts-once",
         {"pserver-0": (1, 0)},
@@ -118,6 +194,7 @@ BEHAVIOURS = (
         "trainers-that-have-no-vote-do-not-hold-a-success-up",
         {"trainer-1": (LATE,)},
         {"successPolicy": "RankZero"},
+        says="trainer 0 has completed",
     ),
     Behaviour(
         "what-says-how-pods-are-reached-changes-nothing-of-what-they-do",
@@ -137,6 +214,13 @@ def exit_code_of(behaviour: Behaviour, replica: str, life: int) -> int | None:
     return code if code > 0 else None
 
 
+def pause_in(status: Mapping[str, Any]) -> float:
+    """Return how long after the last failure the replica that failed was to start again, in seconds."""
+    [pause] = [each["notBefore"] for role in status["roles"] for each in role.get("restarts", ())]
+    failed = status["lastFailure"]["time"]
+    return (datetime.fromisoformat(pause) - datetime.fromisoformat(failed)).total_seconds()
+
+
 LIFE = """
 import os, pathlib, socket, sys, time
 
@@ -154,6 +238,14 @@ life, trainers = int(os.environ["FLEET_RESTARTS"]), int(os.environ["PADDLE_TRAIN
 codes = {each.split(":")[0]: each.split(":")[1].split(",") for each in os.environ["LIVES"].split()}
 code = int(codes[name][min(life, len(codes[name]) - 1)]) if name in codes else 0
 expected = sum(len([c for c in lives if int(c) > 0]) for lives in codes.values())
+first = os.environ["FIRST"]
+if server and first:
+    deadline = time.monotonic() + 5
+    until(lambda: marked("started") >= int(first) or time.monotonic() > deadline)
+    time.sleep(0.4)  # whoever does not wait has started by now
+    pathlib.Path(f"first-{index}").write_text(str(marked("started")))
+if code == -3:
+    until(lambda: False)
 if server:
     listener = socket.create_server((os.environ["PADDLE_CURRENT_IP"], int(os.environ["PADDLE_PORT"])))
 else:

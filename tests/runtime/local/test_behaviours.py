@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from fleet_operator.api import ConditionType, parse_job
+from fleet_operator.cli import run
 from fleet_operator.cli.run import RunOptions, prepare, run_job
-from tests.support.behaviours import BEHAVIOURS, LIFE
+from fleet_operator.cluster.processes import ProcessCluster
+from tests.support.behaviours import BEHAVIOURS, LIFE, pause_in
 from tests.support.local import job_manifest
 
 if TYPE_CHECKING:
@@ -45,22 +47,43 @@ class Lines:
         """Show nothing that moves."""
 
 
+def kept(monkeypatch: pytest.MonkeyPatch) -> list[ProcessCluster]:
+    """Have every cluster of a run kept for a look at what it has left."""
+    clusters: list[ProcessCluster] = []
+
+    def make(*arguments: Any, **options: Any) -> ProcessCluster:
+        clusters.append(ProcessCluster(*arguments, **options))
+        return clusters[-1]
+
+    monkeypatch.setattr(run, "ProcessCluster", make)
+    return clusters
+
+
 @pytest.mark.parametrize("behaviour", [pytest.param(each, id=each.id) for each in BEHAVIOURS])
-async def test_on_this_machine(tmp_path: Path, behaviour: Behaviour):
+async def test_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: Behaviour):
+    first = "" if behaviour.first is None else str(behaviour.first)
     lives = " ".join(f"{name}:{','.join(map(str, codes))}" for name, codes in behaviour.lives.items())
     document = job_manifest(
         LIFE,
         server=None if behaviour.collective else LIFE,
         trainers=2,
         servers=2,
-        env=[{"name": "LIVES", "value": lives}],
+        env=[{"name": "LIVES", "value": lives}, {"name": "FIRST", "value": first}],
         **behaviour.spec,
     )
     options = RunOptions(workdir=tmp_path, logs=tmp_path / "logs", environ=os.environ, timeout_seconds=50)
     display = Lines()
+    clusters = kept(monkeypatch)
     result = await asyncio.wait_for(run_job(prepare(parse_job(document)), options, display), 55)
     status = result.view.status
     told = status.condition(ConditionType(behaviour.state))
     assert told is not None, display.said
     assert (status.state, told.reason) == (behaviour.state, behaviour.reason), told.message
     assert (status.failures, status.job_restarts) == (behaviour.failures, behaviour.job_restarts)
+    assert behaviour.says in told.message
+    if behaviour.pause_seconds is not None:
+        assert pause_in(status.to_manifest()) == behaviour.pause_seconds
+    if behaviour.first is not None:
+        assert {(tmp_path / f"first-{index}").read_text() for index in (0, 1)} == {first}
+    if behaviour.left is not None:
+        assert {pod.replica for pod in clusters[0].pods} == behaviour.left
