@@ -1,6 +1,6 @@
 """The two halves of a mode without processes: a server with scripted trainers, and a scripted session."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -144,9 +144,14 @@ class ScriptedSession:
             self.land(self.at_once)
         assert not self._awaited, "the mode waits for values that the script has not let land"
 
-    def adopt_values(self) -> None:
+    def wait_for_some(self, blocks: Collection[int]) -> None:
+        """Refuse to wait, for these as for all."""
+        del blocks
+        self.wait_for_values()
+
+    def adopt_values(self, names: Iterable[str] | None = None) -> None:
         """Make what landed the parameters."""
-        self.store.adopt()
+        self.store.adopt((), names)
 
     def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
         """Refuse to wait."""

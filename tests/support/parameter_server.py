@@ -140,6 +140,7 @@ class Loopback:
         *,
         attempt: int = 0,
         overlap: bool = True,
+        cross_step: bool = False,
         job: Mapping[str, str] | None = None,
         **changes: Any,
     ) -> tuple[Trainer, Any, torch.optim.Optimizer]:
@@ -156,6 +157,7 @@ class Loopback:
             JobIdentity(identity["name"], identity["uid"], attempt),
             self.settings,
             overlap=overlap,
+            cross_step=cross_step,
         )
         self.trainers.append(trainer)
         return trainer, source.module, source.optimizer

@@ -87,7 +87,9 @@ def train_alone(training: Training, clip: Callable[[torch.nn.Module], Any] | Non
     return values_of(model)
 
 
-def train_together(training: Training, servers: int = 2, **arguments: Any) -> list[Values]:
+def train_together(
+    training: Training, servers: int = 2, *, cross_step: bool = False, **arguments: Any
+) -> list[Values]:
     """Train with so many servers, and a trainer for each entry of ``training.steps``.
 
     Returns
@@ -106,16 +108,16 @@ def train_together(training: Training, servers: int = 2, **arguments: Any) -> li
             **arguments,
         ) as job,
     ):
-        return _run(job, training)
+        return _run(job, training, cross_step=cross_step)
 
 
-def _run(job: Loopback, training: Training) -> list[Values]:
+def _run(job: Loopback, training: Training, *, cross_step: bool) -> list[Values]:
     ended: dict[int, Values] = {}
     errors: list[BaseException] = []
 
     def train(index: int) -> None:
         try:
-            trainer, model, wrapped = job.make_trainer(index)
+            trainer, model, wrapped = job.make_trainer(index, cross_step=cross_step)
             optimizer = DistributedOptimizer(wrapped, never_minimized)
             trainer.start()
             optimizer.bind(trainer)

@@ -48,7 +48,9 @@ class DistributedStrategy:
         Send a gradient the moment it exists. False sends all of them in `optimizer.step()`, which
         allows gradients to be changed after the backward pass.
     cross_step : bool
-        Wait for new values layer by layer in the next forward pass. Not supported yet.
+        Wait for new values layer by layer in the next forward pass, and not in `optimizer.step()`.
+        Parameters must then be read through the modules that own them; the model is to be given to
+        `distributed_optimizer`. Synchronous and asynchronous training only; half-async and GEO do not wait.
     server_kernels : str
         ``default``: the user's own kernel flags on the servers.
     transport : str
@@ -81,10 +83,6 @@ class DistributedStrategy:
             _check_bool("sync_mode", self.sync_mode)
         _check_bool("overlap", self.overlap)
         _check_bool("cross_step", self.cross_step)
-        if self.cross_step:
-            raise ConfigurationError(
-                "strategy.cross_step = True: waiting layer by layer is not supported yet; use False"
-            )
         if self.server_kernels not in _KERNELS:
             raise ConfigurationError(
                 f"strategy.server_kernels is {self.server_kernels!r}; expected {' or '.join(_KERNELS)}"

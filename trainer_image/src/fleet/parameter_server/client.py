@@ -7,7 +7,7 @@ The training thread calls; per server one thread receives and one sends. What ar
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fleet import progress
@@ -81,6 +81,8 @@ class Client:
         self._awaited: set[int] = set()
         self._awaited_from = 0
         self._unchanged: set[int] = set()
+        self._wanted: frozenset[int] = frozenset()
+        """Blocks for which the training thread waits before the others."""
         self._sending = 0
         self._turn = threading.RLock()
         """Held for the frames of a whole step, so that nothing else comes between them."""
@@ -186,9 +188,18 @@ class Client:
         if not background:
             progress.count("wait_seconds", waited)
 
-    def adopt_values(self) -> None:
-        """Make the values that have landed the parameters."""
-        self.store.adopt(self._unchanged)
+    def wait_for_some(self, blocks: Collection[int]) -> None:
+        """Wait until the values of these blocks have landed; raises as `wait_for_values` does."""
+        self._wanted = frozenset(blocks)
+        try:
+            waited = self._wait(lambda: self._awaited.isdisjoint(self._wanted), self._describe_awaited)
+        finally:
+            self._wanted = frozenset()
+        progress.count("wait_seconds", waited)
+
+    def adopt_values(self, names: Iterable[str] | None = None) -> None:
+        """Make the values that have landed the parameters: all of them, or those of these names."""
+        self.store.adopt(self._unchanged, names)
 
     def fail(self, error: FleetError) -> None:
         """Keep an error until the training thread asks next; the first one counts."""
@@ -320,7 +331,7 @@ class Client:
             self._awaited.remove(block)
             if not changed:
                 self._unchanged.add(block)
-            if not self._awaited:
+            if not self._awaited or block in self._wanted:
                 self._changed.notify_all()
 
     def lost(self, server: int, error: FleetError) -> None:

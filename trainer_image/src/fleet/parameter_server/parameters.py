@@ -5,7 +5,7 @@ while new ones arrive. So they land beside, and `adopt` exchanges the two: no el
 """
 
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -54,15 +54,17 @@ class ParameterStore:
         """Return the value of a parameter that has landed and is not adopted; memory of the host."""
         return self._slot_by_name[name].landed
 
-    def adopt(self, unchanged: Collection[int] = ()) -> None:
+    def adopt(self, unchanged: Collection[int] = (), names: Iterable[str] | None = None) -> None:
         """Make the values that have landed the parameters.
 
         Parameters
         ----------
         unchanged : collection of int
             Blocks that did not land, as no trainer had a gradient for them: they keep their values.
+        names : iterable of str, optional
+            Of which parameters; of all otherwise.
         """
-        for slot in self._slots:
+        for slot in self._slots if names is None else [self._slot_by_name[name] for name in names]:
             slot.adopt(unchanged)
 
     def checksums(self) -> dict[int, int]:

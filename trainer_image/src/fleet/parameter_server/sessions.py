@@ -7,6 +7,7 @@ session: whichever comes second finds what the first has started.
 import os
 import weakref
 from dataclasses import replace
+from typing import Final
 
 from fleet import lifecycle
 from fleet.allocator import keep_freed_memory
@@ -19,10 +20,12 @@ from fleet.parameter_server.shard import release, state_of
 from fleet.parameter_server.trainer import Trainer
 from fleet.program import Program, Source
 from fleet.role_maker import JobIdentity, Role, RoleKind
+from fleet.strategy import DistributedStrategy
 from fleet.transpiler.lowering import TrainerPlan, server_plan, startup_plan, trainer_plan
 
 __all__ = ["find_trainer", "sends", "source_of", "start_server", "start_trainer"]
 
+_DEFAULTS: Final = DistributedStrategy()
 _trainers: "weakref.WeakKeyDictionary[Source, Trainer]" = weakref.WeakKeyDictionary()
 
 
@@ -31,9 +34,7 @@ def find_trainer(program: Program) -> Trainer | None:
     return _trainers.get(source_of(program))
 
 
-def start_trainer(
-    program: Program, job: JobIdentity, *, overlap: bool = True, transport: str = "auto"
-) -> Trainer:
+def start_trainer(program: Program, job: JobIdentity, strategy: DistributedStrategy = _DEFAULTS) -> Trainer:
     """Join the servers as a trainer program says, and take their values.
 
     Parameters
@@ -41,10 +42,8 @@ def start_trainer(
     program : Program
         A trainer's main or startup program.
     job : JobIdentity
-    overlap : bool
-        See `Trainer`.
-    transport : str
-        See `DistributedStrategy`.
+    strategy : DistributedStrategy
+        Says how data travels, and when.
 
     Raises
     ------
@@ -65,15 +64,24 @@ def start_trainer(
     plan = trainer_plan(program) if sends(program) else startup_plan(program)
     lifecycle.start(_trainer_role(plan, job))
     keep_freed_memory(os.environ)
-    settings = replace(Settings.from_environ(os.environ), transport=transport)
-    trainer = Trainer(plan, source, job, settings, overlap=overlap)
+    trainer = Trainer(
+        plan,
+        source,
+        job,
+        _settings(strategy),
+        overlap=strategy.overlap,
+        cross_step=strategy.cross_step,
+    )
     trainer.start()
     _trainers[source] = trainer
     return trainer
 
 
 def start_server(
-    program: Program, job: JobIdentity, model_dir: str | None = None, *, transport: str = "auto"
+    program: Program,
+    job: JobIdentity,
+    model_dir: str | None = None,
+    strategy: DistributedStrategy = _DEFAULTS,
 ) -> Server:
     """Begin to accept trainers as a pserver program says.
 
@@ -85,8 +93,8 @@ def start_server(
     model_dir : str, optional
         A checkpoint, or a folder of numbered ones, to begin with. Otherwise the folder of the job's own
         checkpoints (``FLEET_CHECKPOINT_DIR``) is looked into; there may be none in it yet.
-    transport : str
-        See `DistributedStrategy`.
+    strategy : DistributedStrategy
+        Says how data travels.
 
     Raises
     ------
@@ -107,8 +115,7 @@ def start_server(
             job=job,
         )
     )
-    settings = replace(Settings.from_environ(os.environ), transport=transport)
-    server = Server(plan, source.parameters, job, settings, state_of(source))
+    server = Server(plan, source.parameters, job, _settings(strategy), state_of(source))
     directory = model_dir or os.environ.get("FLEET_CHECKPOINT_DIR", "").strip()
     if directory and server.keeper.load(directory) is None and model_dir:
         raise CheckpointError(
@@ -138,6 +145,10 @@ def source_of(program: Program) -> Source:
             "the program has no PyTorch objects behind it, so it cannot run; build it with Program.capture"
         )
     return program.source
+
+
+def _settings(strategy: DistributedStrategy) -> Settings:
+    return replace(Settings.from_environ(os.environ), transport=strategy.transport)
 
 
 def _trainer_role(plan: TrainerPlan, job: JobIdentity) -> Role:

@@ -50,8 +50,7 @@ class Fleet(Saving):
     def __init__(self) -> None:
         self._role: Role | None = None
         self._optimizer: DistributedOptimizer | None = None
-        self._overlap = True
-        self._transport = "auto"
+        self._strategy = DistributedStrategy()
         self._transpiler: DistributeTranspiler | None = None
         self._server: Server | None = None
         self._trainer: Trainer | None = None
@@ -205,13 +204,18 @@ class Fleet(Saving):
             )
         chosen = (strategy if strategy is not None else DistributedStrategy()).resolved(role.sync_mode)
         self._transpile(Program.from_optimizer(optimizer, model, chosen.grad_clip), chosen)
-        self._overlap, self._transport = chosen.overlap, chosen.transport
+        self._strategy = chosen
 
         def minimize(loss_fn: Callable[..., Any]) -> None:
             if model is None:
                 raise ConfigurationError(
                     "minimize() runs the model: give it, as in "
                     "fleet.distributed_optimizer(optimizer, model=model)"
+                )
+            if chosen.cross_step:
+                raise ConfigurationError(
+                    "strategy.cross_step is True, and an Executor returns from each step with its values in "
+                    "place; use cross_step = False with minimize()"
                 )
             self._transpile(Program.capture(model, loss_fn, optimizer, chosen.grad_clip), chosen)
 
@@ -237,7 +241,7 @@ class Fleet(Saving):
         if not role.is_server:
             raise ConfigurationError("fleet.init_server was called on a trainer; expected fleet.is_server()")
         directory = os.fspath(model_dir) if model_dir is not None else self._model_dir
-        self._server = start_server(self.main_program, role.job, directory, transport=self._transport)
+        self._server = start_server(self.main_program, role.job, directory, self._strategy)
         if self._optimizer is not None:
             self._optimizer.hand_over()
 
@@ -278,9 +282,7 @@ class Fleet(Saving):
                 "fleet.init_worker was called "
                 + ("a second time" if self._trainer is not None else "before fleet.distributed_optimizer")
             )
-        self._trainer = start_trainer(
-            self.main_program, role.job, overlap=self._overlap, transport=self._transport
-        )
+        self._trainer = start_trainer(self.main_program, role.job, self._strategy)
         self._optimizer.bind(self._trainer)
 
     def barrier_worker(self) -> None:

@@ -8,10 +8,17 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fleet.checkpoint import TrainStatus, named_state
+from fleet.errors import ConfigurationError
 from fleet.parameter_server.client import Client
 from fleet.parameter_server.gradients import GradientFlow
 from fleet.parameter_server.local_steps import LocalSteps
-from fleet.parameter_server.modes import Settling, TrainerMode, mode_of_trainer
+from fleet.parameter_server.modes import (
+    AnsweredTrainer,
+    CrossStepTrainer,
+    Settling,
+    TrainerMode,
+    mode_of_trainer,
+)
 from fleet.parameter_server.parameters import ParameterStore
 from fleet.parameter_server.reduction import Contribution
 from fleet.parameter_server.settings import Settings
@@ -38,10 +45,24 @@ class Trainer:
     settings : Settings
     overlap : bool
         Whether gradients leave during the backward pass.
+    cross_step : bool
+        Whether values are awaited layer by layer in the next forward pass.
+
+    Raises
+    ------
+    ConfigurationError
+        `cross_step` cannot be honoured: the source has no module, or the mode does not wait for each step.
     """
 
     def __init__(
-        self, plan: TrainerPlan, source: Source, job: "JobIdentity", settings: Settings, *, overlap: bool
+        self,
+        plan: TrainerPlan,
+        source: Source,
+        job: "JobIdentity",
+        settings: Settings,
+        *,
+        overlap: bool,
+        cross_step: bool = False,
     ) -> None:
         self.plan = plan
         self._source = source
@@ -55,6 +76,7 @@ class Trainer:
         """Whether the user's own optimizer steps, and has the state."""
         self.checkpoints = TrainerCheckpoints(self._client, source, steps_locally=mode.steps_locally)
         self._overlap = overlap
+        self._cross_step = cross_step
         self._kind = mode
         self._mode, self.flow = self._make_halves()
 
@@ -192,10 +214,26 @@ class Trainer:
     def _make_halves(self) -> tuple[TrainerMode, GradientFlow | LocalSteps]:
         """Make the mode's half, and what brings it the gradients."""
         mode, source = self._kind.make_trainer(self._client), self._source
+        if self._cross_step:
+            mode = self._across_steps(mode)
         if self.steps_locally:
             return mode, LocalSteps(source.optimizer, mode)
         flow = GradientFlow(self.plan, self._parameters, source.optimizer, mode, overlap=self._overlap)
         return mode, flow
+
+    def _across_steps(self, half: TrainerMode) -> TrainerMode:
+        """Return what waits in the next forward pass in place of a half that waits in each step."""
+        if type(half) is not AnsweredTrainer:
+            raise ConfigurationError(
+                f"strategy.cross_step is True, and in the mode {self._kind.name!r} optimizer.step() does not "
+                "wait for its own values; use cross_step = False, or the mode 'sync' or 'async'"
+            )
+        if self._source.module is None:
+            raise ConfigurationError(
+                "strategy.cross_step is True, and the layers that are to wait are not known: give the model, "
+                "as in fleet.distributed_optimizer(optimizer, strategy, model=model)"
+            )
+        return CrossStepTrainer(self._client, self._source.module)
 
     def _put_together(self, name: str, pieces: Mapping[tuple[int, str], Tensor]) -> dict[str, Any]:
         blocks = self.plan.blocks_of(name)

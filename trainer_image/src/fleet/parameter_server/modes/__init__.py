@@ -7,6 +7,7 @@
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.modes.answered import AnsweredTrainer
 from fleet.parameter_server.modes.asynchronous import Async
+from fleet.parameter_server.modes.cross_step import CrossStepTrainer
 from fleet.parameter_server.modes.geo import Geo
 from fleet.parameter_server.modes.half_async import HalfAsync
 from fleet.parameter_server.modes.immediate import ImmediateServer
@@ -30,6 +31,7 @@ __all__ = [
     "Answer",
     "AnsweredTrainer",
     "Async",
+    "CrossStepTrainer",
     "Geo",
     "HalfAsync",
     "ImmediateServer",

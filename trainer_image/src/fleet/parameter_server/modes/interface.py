@@ -5,7 +5,7 @@ this package needs to know it. docs/modes.md shows one.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
@@ -198,8 +198,11 @@ class Session(Protocol):
     def wait_for_values(self, *, background: bool = False) -> None:
         """Wait until they have; in the background where training goes on meanwhile."""
 
-    def adopt_values(self) -> None:
-        """Make the values that have landed the parameters; only the training thread may."""
+    def wait_for_some(self, blocks: Collection[int]) -> None:
+        """Wait until the values of these blocks have landed."""
+
+    def adopt_values(self, names: Iterable[str] | None = None) -> None:
+        """Make the values that have landed the parameters, all or some; only the training thread may."""
 
     def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
         """Wait for something that another thread brings about, which then calls `wake`."""
