@@ -91,6 +91,16 @@ class Faulty:
         status = (await self.namespace.get("fleetjobs", "digits"))["status"]
         assert (status["state"], status["restarts"], status.get("failures", 0)) == ("Succeeded", 0, 0)
 
+    async def was_told_once(self) -> None:
+        """See that there is one event for each thing that happened, if some of them later than it."""
+        found = await self.namespace.until(
+            "events",
+            "Started and Succeeded",
+            lambda found: {event["reason"] for event in found.values()} >= {"Started", "Succeeded"},
+            fieldSelector="involvedObject.kind=FleetJob",
+        )
+        assert [event["count"] for event in found.values()] == [1, 1]
+
 
 @pytest.fixture
 async def faulty(
@@ -180,6 +190,7 @@ async def test_writes_of_each_kind_that_fail_are_made_good(faulty: Faulty, fault
             ("POST", "services"),
             ("POST", "pods"),
             ("PUT", "fleetjobs/status"),
+            ("POST", "events"),
             ("DELETE", "pods"),
         )
     ]
@@ -187,9 +198,44 @@ async def test_writes_of_each_kind_that_fail_are_made_good(faulty: Faulty, fault
     await faulty.finish()
     assert all(each.is_set() for each in met)
     await faulty.was_done_once()
+    await faulty.was_told_once()
     if isinstance(fault, Answer) and fault.retry_after:
         posts = [call.at for call in faulty.proxy.calls if (call.verb, call.resource) == ("POST", "services")]
         assert min(later - one for one, later in itertools.pairwise(posts)) >= fault.retry_after
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(Answer(429, "TooManyRequests", retry_after=1), id="429"),
+        pytest.param(Answer(500), id="500"),
+        pytest.param(Answer(503, "ServiceUnavailable"), id="503"),
+        pytest.param(Reset(), id="reset-before-it-arrives"),
+        pytest.param(Lost(), id="reset-after-it-arrived"),
+        pytest.param(Slow(2.0), id="slow"),
+    ],
+)
+async def test_lists_and_watches_that_fail_are_asked_for_again(faulty: Faulty, fault: Fault):
+    await faulty.kill()
+    before = len(faulty.proxy.calls)
+    reads = [(verb, resource) for verb in ("GET", "WATCH") for resource in ("fleetjobs", "pods", "services")]
+    met = [faulty.proxy.fail(fault, verb, resource) for verb, resource in (*reads, ("GET", "other"))]
+    await faulty.namespace.create_job(manifest(runPolicy=ALL_GONE))
+    await faulty.start()
+    await faulty.until_running()
+    await faulty.finish()
+    assert all(each.is_set() for each in met)
+    await faulty.was_done_once()
+    await faulty.was_told_once()
+    if isinstance(fault, Answer) and fault.retry_after:
+        for resource in ("pods", "services"):
+            for verb in ("GET", "WATCH"):
+                one, later, *_ = [
+                    call.at
+                    for call in faulty.proxy.calls[before:]
+                    if (call.verb, call.resource) == (verb, resource)
+                ]
+                assert later - one >= fault.retry_after
 
 
 async def test_an_api_server_that_takes_two_seconds_is_waited_for(faulty: Faulty):

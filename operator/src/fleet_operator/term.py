@@ -53,7 +53,7 @@ class Term:
         self._settings = settings
         self._connection = connection
         self._metrics = metrics
-        events = EventRecorder(client)
+        self._events = events = EventRecorder(client)
         self._view = ClusterView(
             client,
             events,
@@ -99,6 +99,7 @@ class Term:
                 await self._work(ending, on_ready, before_kopf_ends)
         finally:
             await self._view.close()
+            await self._events.close()
 
     def jobs(self) -> Iterator[FleetJob]:
         """Return every known job."""
@@ -140,6 +141,7 @@ class Term:
             try:
                 await working
             finally:
+                await self._events.close()  # kopf would wait for what is tried again
                 stop_kopf.set()
                 await watching
 
