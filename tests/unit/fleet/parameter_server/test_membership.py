@@ -1,8 +1,10 @@
 """Which trainers a server counts on: joins, fencing, silence and loss, by a clock that the test turns."""
 
+from dataclasses import replace
+
 import pytest
 
-from fleet.errors import ConfigurationError
+from fleet.errors import ConfigurationError, PeerLostError
 from fleet.parameter_server.membership import NOT_JOINED, SILENT, Absence, AlreadyJoinedError, Membership
 from fleet.parameter_server.settings import Settings
 
@@ -131,3 +133,63 @@ def test_a_lower_attempt_is_fenced(members):
     members.lost(0, 1.0)
     with pytest.raises(AlreadyJoinedError, match="attempt 2, but a process of attempt 3"):
         members.admit(0, 2, now=2.0)
+
+
+@pytest.fixture
+def elastic() -> Membership:
+    """Give the members of a job that was started with two trainers and may come to have four."""
+    return Membership(2, replace(SETTINGS, max_trainers=4), started=0.0)
+
+
+def test_a_trainer_of_an_elastic_job_counts_from_its_first_join_on(elastic):
+    assert (elastic.live, elastic.attempt(3)) == ((0, 1), -1)
+    elastic.admit(3, 0, now=0.0)
+    assert elastic.live == (0, 1, 3)
+    elastic.check_joined(3, 0)
+    with pytest.raises(AlreadyJoinedError, match="trainer 2 with attempt 0 has not joined"):
+        elastic.check_joined(2, 0)
+
+
+def test_an_id_beyond_the_most_names_the_variables(elastic):
+    with pytest.raises(ConfigurationError, match=r"trainer id 4 .* expected 0 to 3.*FLEET_MAX_TRAINERS"):
+        elastic.admit(4, 0, now=0.0)
+
+
+def test_an_elastic_job_ends_once_all_that_joined_are_done_or_given_up(elastic):
+    for trainer in range(3):
+        elastic.admit(trainer, 0, now=0.0)
+    elastic.complete(0)
+    elastic.lost(2, 1.0)
+    assert elastic.live == (1, 2)
+    elastic.give_up(2)
+    elastic.complete(1)
+    assert (elastic.live, elastic.gone, elastic.missed) == ((), (2,), ())
+
+
+def test_an_elastic_job_that_all_have_left_has_not_ended_well(elastic):
+    elastic.admit(0, 0, now=0.0)
+    elastic.give_up(0)
+    elastic.give_up(1)
+    assert elastic.missed == (0, 1)
+
+
+def test_a_job_with_a_fixed_number_misses_whom_it_has_lost(members):
+    members.admit(0, 0, now=0.0)
+    members.give_up(1)
+    members.complete(0)
+    assert members.missed == (1,)
+
+
+def test_who_was_given_up_may_come_back_while_another_trains(elastic):
+    elastic.admit(0, 0, now=0.0)
+    elastic.give_up(1)
+    elastic.admit(1, 1, now=1.0)
+    assert elastic.live == (0, 1)
+
+
+def test_who_comes_after_all_others_have_left_is_too_late(elastic):
+    elastic.admit(0, 0, now=0.0)
+    elastic.give_up(1)
+    elastic.complete(0)
+    with pytest.raises(PeerLostError, match="trainer 2 came after every other one had left"):
+        elastic.admit(2, 0, now=1.0)

@@ -21,10 +21,11 @@ def test_every_variable_is_read():
         "FLAGS_rpc_send_thread_num": "1",
         "FLAGS_communicator_send_queue_size": "9",
         "FLAGS_communicator_max_merge_var_num": "5",
+        "FLEET_MAX_TRAINERS": "4",
         "OTHER": "x",
     }
     assert Settings.from_environ(environ) == Settings(
-        0.5, 2.5, 65536, send_queue_size=9, max_merge_var_num=5, retry_times=7
+        0.5, 2.5, 65536, send_queue_size=9, max_merge_var_num=5, retry_times=7, max_trainers=4
     )
 
 

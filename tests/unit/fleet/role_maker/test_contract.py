@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from fleet.errors import RoleError
+from fleet.parameter_server.settings import Settings
 from fleet.role_maker import PaddleCloudRoleMaker
 
 FOLDER = Path(__file__).parents[4] / "contract" / "env"
@@ -45,6 +46,10 @@ def test_the_environment_makes_the_role(job, replica):
     assert role.current_host == env["PADDLE_CURRENT_IP"]
     assert (role.job.name, role.job.uid) == (job["metadata"]["name"], job["metadata"]["uid"])
     assert (role.job.attempt, role.sync_mode) == (0, spec.get("syncMode", "Sync"))
+    elastic = role.sync_mode in ("Async", "HalfAsync") and not is_collective
+    assert Settings.from_environ(env).max_trainers == (
+        spec["trainer"].get("maxReplicas") if elastic else None
+    )
     if is_collective:
         assert role.worker_endpoints[role.index] == role.current_endpoint
     elif role.is_server:

@@ -8,7 +8,7 @@ import grpc
 import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from fleet.errors import ConfigurationError, FleetError
+from fleet.errors import ConfigurationError, FleetError, PeerLostError
 from fleet.parameter_server.arena import bytes_of
 from fleet.parameter_server.meetings import Meetings
 from fleet.parameter_server.membership import AlreadyJoinedError
@@ -219,7 +219,9 @@ def _answer(context: grpc.ServicerContext, call: Callable[[], Answered]) -> Answ
 
 def _refuse(context: grpc.ServicerContext, error: FleetError | OSError) -> NoReturn:
     code = grpc.StatusCode.ABORTED  # it failed here, and what was asked for is no mistake
-    if isinstance(error, ConfigurationError):
+    if isinstance(error, PeerLostError):
+        code = grpc.StatusCode.UNAVAILABLE
+    elif isinstance(error, ConfigurationError):
         taken = isinstance(error, AlreadyJoinedError)
         code = grpc.StatusCode.ALREADY_EXISTS if taken else grpc.StatusCode.FAILED_PRECONDITION
     context.abort(code, str(error))

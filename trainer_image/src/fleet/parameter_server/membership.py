@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final
 
-from fleet.errors import ConfigurationError
+from fleet.errors import ConfigurationError, PeerLostError
 from fleet.parameter_server.settings import Settings
 
 __all__ = ["NOT_JOINED", "SILENT", "Absence", "AlreadyJoinedError", "Membership"]
@@ -53,16 +54,22 @@ class _Member:
 class Membership:
     """The trainers of one job as one server knows them.
 
+    In an elastic job (`Settings.max_trainers`) trainers beyond those that the server was started for count
+    from their first join on, and its end is a good one if any trainer has completed: nobody here can tell
+    one that was taken away from one that was lost.
+
     Parameters
     ----------
     num_trainers : int
+        How many trainers the server was started for.
     settings : Settings
     started : float
         When the server began to accept joins.
     """
 
     def __init__(self, num_trainers: int, settings: Settings, started: float) -> None:
-        self._members = [_Member() for _ in range(num_trainers)]
+        self._members = {trainer: _Member() for trainer in range(num_trainers)}
+        self._most = settings.max_trainers or num_trainers
         self._settings = settings
         self._started = started
         self._first_join: float | None = None
@@ -70,21 +77,28 @@ class Membership:
     @property
     def completed(self) -> tuple[int, ...]:
         """The trainers that have finished."""
-        return tuple(trainer for trainer, member in enumerate(self._members) if member.completed)
+        return tuple(trainer for trainer, member in self._in_order() if member.completed)
 
     @property
     def live(self) -> tuple[int, ...]:
         """The trainers that have not finished and are not given up, whether they are heard or not."""
-        return tuple(trainer for trainer, member in enumerate(self._members) if member.live)
+        return tuple(trainer for trainer, member in self._in_order() if member.live)
 
     @property
     def gone(self) -> tuple[int, ...]:
         """The trainers that were given up and have not come back."""
-        return tuple(trainer for trainer, member in enumerate(self._members) if member.gone)
+        return tuple(trainer for trainer, member in self._in_order() if member.gone)
+
+    @property
+    def missed(self) -> tuple[int, ...]:
+        """The trainers without which the training has not ended well."""
+        forgiven = self._settings.max_trainers is not None and self.completed
+        return () if forgiven else self.gone
 
     def attempt(self, trainer: int) -> int:
         """Return the attempt under which a trainer joined last; -1 before its first join."""
-        return self._members[trainer].attempt
+        member = self._members.get(trainer)
+        return -1 if member is None else member.attempt
 
     def admit(self, trainer: int, attempt: int, now: float) -> None:
         """Let a trainer join.
@@ -95,13 +109,19 @@ class Membership:
             There is no such trainer in this job.
         AlreadyJoinedError
             Another process is this trainer.
+        PeerLostError
+            Every trainer that the server counted on is done or given up: it is about to end.
         """
-        if not 0 <= trainer < len(self._members):
+        elastic = self._settings.max_trainers is not None
+        if not 0 <= trainer < self._most:
+            number = "at most FLEET_MAX_TRAINERS" if elastic else "PADDLE_TRAINERS_NUM"
             raise ConfigurationError(
-                f"trainer id {trainer} is out of range; expected 0 to {len(self._members) - 1}, "
-                f"as the job has {len(self._members)} trainers (PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM)"
+                f"trainer id {trainer} is out of range; expected 0 to {self._most - 1}, "
+                f"as the job has {self._most} trainers (PADDLE_TRAINER_ID, {number})"
             )
-        member = self._members[trainer]
+        if elastic and not self.live:
+            raise PeerLostError(f"trainer {trainer} came after every other one had left the training")
+        member = self._members.get(trainer, _Member())
         if attempt < member.attempt:
             raise AlreadyJoinedError(
                 f"trainer {trainer} joined with attempt {attempt}, but a process of attempt "
@@ -126,7 +146,7 @@ class Membership:
         AlreadyJoinedError
             It has not joined, or was replaced.
         """
-        if not 0 <= trainer < len(self._members) or self._members[trainer].attempt != attempt:
+        if self.attempt(trainer) != attempt:
             raise AlreadyJoinedError(
                 f"trainer {trainer} with attempt {attempt} has not joined, or was replaced"
             )
@@ -156,9 +176,12 @@ class Membership:
         """Return the live trainers that are not heard."""
         return [
             absence
-            for trainer, member in enumerate(self._members)
+            for trainer, member in self._in_order()
             if member.live and (absence := self._absence(trainer, member, now)) is not None
         ]
+
+    def _in_order(self) -> list[tuple[int, _Member]]:
+        return sorted(self._members.items(), key=itemgetter(0))
 
     def _absence(self, trainer: int, member: _Member, now: float) -> Absence | None:
         deadline = self._settings.deadline_seconds

@@ -24,6 +24,7 @@ from fleet.errors import (
 from fleet.parameter_server.connection import BrokenConnectionError
 from fleet.parameter_server.control_service import ControlService
 from fleet.parameter_server.data_ports import DataPorts
+from fleet.parameter_server.elastic import elastic_facts
 from fleet.parameter_server.keeper import Keeper
 from fleet.parameter_server.link import Link, greet
 from fleet.parameter_server.meetings import Meetings
@@ -80,9 +81,11 @@ class Server:
         self._job = job
         self._job_hash = job_hash(job.name, job.uid)
         self._settings = settings
-        self._agreement = {**plan.agreement, **initial_state_fact(state or {})}
         self._shard = Shard(plan, parameters, state, share=settings.transport != "tcp")
         mode = mode_of_server(plan)
+        elastic = elastic_facts(mode, plan.trainers, settings.max_trainers)
+        self._agreement = {**plan.agreement, **elastic}
+        self._initial = initial_state_fact(state or {})
         self._survives_loss = mode.survives_loss
         self._mode = mode.make_server(self._shard, plan.trainers)
         self._siblings = Siblings(plan, job, settings, self._fail)
@@ -122,7 +125,8 @@ class Server:
         )
         self._ports.start()
         bracketed = f"[{address or '::'}]" if ":" in (address or "::") else address
-        self._control = ControlService(f"{bracketed}:{port}", self, self._plan.trainers)
+        most = self._settings.max_trainers or self._plan.trainers
+        self._control = ControlService(f"{bracketed}:{port}", self, most)
         self._control.start()
         _log.info(
             "parameter server %s serves %d blocks in mode %s",
@@ -144,7 +148,7 @@ class Server:
         try:
             while True:
                 with self._changed:
-                    gone = self._membership.gone
+                    missed = self._membership.missed
                     if self._closing or not self._membership.live:
                         break
                     if self._failure is not None:
@@ -162,8 +166,8 @@ class Server:
             return
         self._wait_for_goodbyes()
         self._dismiss(None)
-        if gone:
-            raise PeerLostError(f"{_named(gone)} vanished for good; every other trainer has completed")
+        if missed:
+            raise PeerLostError(f"{_named(missed)} vanished for good; every other trainer has completed")
         _log.info("parameter server %s: every trainer has completed", self._plan.endpoint)
 
     def close(self) -> None:
@@ -185,10 +189,11 @@ class Server:
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
         """Admit a trainer of this job that agrees with this server on everything that must be equal."""
         self._check_job(request)
-        ours = self._plan.agreement if self.keeper.restored else self._agreement
-        theirs = dict(request.agreement)
+        ours, theirs = self._agreement, dict(request.agreement)
         if self.keeper.restored:  # then what a process had before does not count
             theirs.pop(INITIAL_STATE, None)
+        else:
+            ours = {**ours, **self._initial}
         difference = describe_difference(ours, theirs)
         if difference:
             raise ConfigurationError(
@@ -198,7 +203,7 @@ class Server:
         trainer, attempt = request.trainer.id, request.trainer.attempt
         with self._admission:
             with self._changed:
-                again = self._membership_attempt(trainer) >= 0
+                again = self._membership.attempt(trainer) >= 0
                 self._membership.admit(trainer, attempt, time.monotonic())
                 old = self._links.pop(trainer, None)
                 self.meetings.admit(trainer)
@@ -237,7 +242,7 @@ class Server:
         """Note a sign of life of a trainer that has joined."""
         missing = self._mode.missing()
         with self._changed:
-            if 0 <= trainer < self._plan.trainers and self._membership.attempt(trainer) == attempt:
+            if self._membership.attempt(trainer) == attempt:
                 self._membership.heard(trainer, time.monotonic())
         waiting_for = self._describe(missing) if missing else ""
         return control_pb2.HeartbeatReply(
@@ -379,7 +384,7 @@ class Server:
                 f"({self._job_hash:016x}); are two jobs configured with the same addresses?"
             )
         with self._changed:
-            joined = self._membership_attempt(identity.trainer)
+            joined = self._membership.attempt(identity.trainer)
         if joined != identity.attempt:
             raise RemoteProtocolError(
                 f"trainer {identity.trainer} with attempt {identity.attempt} has not joined here; "
@@ -397,9 +402,6 @@ class Server:
                 f"a replica of job {found[0]!r} (uid {found[1]!r}) came to a server of job {expected[0]!r} "
                 f"(uid {expected[1]!r}); are two jobs configured with the same addresses?"
             )
-
-    def _membership_attempt(self, trainer: int) -> int:
-        return self._membership.attempt(trainer) if 0 <= trainer < self._plan.trainers else -1
 
     # Watching, with the lock held.
 

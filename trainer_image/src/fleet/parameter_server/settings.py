@@ -36,6 +36,8 @@ class Settings:
     """How often a call or a connection that failed is tried again, while the peer seems to live."""
     transport: str = "auto"
     """How tensors travel; see `DistributedStrategy`. The strategy says it, not the environment."""
+    max_trainers: int | None = None
+    """How many trainers an elastic job may come to have; None where their number is fixed."""
 
     @property
     def silent_seconds(self) -> float:
@@ -56,7 +58,7 @@ class Settings:
         """Read the settings.
 
         ``FLEET_HEARTBEAT_SECONDS``, ``FLAGS_rpc_deadline`` (ms), ``FLAGS_rpc_retry_times``,
-        ``FLEET_SOCKET_BUFFER_BYTES``, ``FLAGS_communicator_send_queue_size`` and
+        ``FLEET_SOCKET_BUFFER_BYTES``, ``FLEET_MAX_TRAINERS``, ``FLAGS_communicator_send_queue_size`` and
         ``FLAGS_communicator_max_merge_var_num``; ``FLAGS_rpc_{send,get,prefetch}_thread_num`` are checked.
 
         Raises
@@ -78,6 +80,7 @@ class Settings:
             retry_times=0
             if environ.get("FLAGS_rpc_retry_times") == "0"
             else _count(environ, "FLAGS_rpc_retry_times", 3),
+            max_trainers=_count(environ, "FLEET_MAX_TRAINERS", 0) or None,
         )
 
 

@@ -88,8 +88,8 @@ class Shard:
         self.shared_values = _share(self.block_bytes) if share else None
         """The memory of the values, where trainers of this host may map it."""
         self._values = self.shared_values.tensors(extents) if self.shared_values else Arena(extents)
-        self._arenas = [Arena(extents) for _ in range(plan.trainers)]
-        self._gradients: list[Arena[int] | dict[int, Tensor]] = list(self._arenas)
+        self._arenas: dict[int, Arena[int]] = {}
+        self._gradients: dict[int, Arena[int] | dict[int, Tensor]] = {}
         self._means = Arena({block: extents[block] for norm in plan.norms for block in norm.blocks})
         self._ranges = plan.ranges
         self._updates: dict[int, DenseUpdate] = {}
@@ -113,8 +113,16 @@ class Shard:
         self._value_bytes: Mapping[int, memoryview] | SharedBlocks = self.shared_values or {
             number: bytes_of(self._values[number]) for number in self.blocks
         }
-        self._gradient_bytes = [self._bytes_in(arena) for arena in self._arenas]
+        self._gradient_bytes: dict[int, Mapping[int, memoryview] | SharedBlocks] = {}
+        for trainer in range(plan.trainers):
+            self.admit(trainer)
         self.initial_checksums = {number: zlib.crc32(self._value_bytes[number]) for number in self.blocks}
+
+    def admit(self, trainer: int) -> None:
+        """Have memory for the gradients of one more trainer; once it has, nothing changes."""
+        if trainer not in self._arenas:
+            self._arenas[trainer] = Arena(self._extents)
+            self.lay_gradients(trainer, None)
 
     def value(self, block: int) -> Tensor:
         """Return a block's value, not a copy."""

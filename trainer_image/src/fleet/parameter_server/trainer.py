@@ -10,6 +10,7 @@ from torch.nn import Parameter
 from fleet.checkpoint import TrainStatus, named_state
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.client import Client
+from fleet.parameter_server.elastic import elastic_facts
 from fleet.parameter_server.gradients import GradientFlow
 from fleet.parameter_server.local_steps import LocalSteps
 from fleet.parameter_server.modes import (
@@ -69,9 +70,10 @@ class Trainer:
         self._completed = False
         self._parameters: Mapping[str, Parameter] = source.parameters
         self._store = ParameterStore(self.plan.blocks, self._parameters)
-        facts = initial_state_fact(state_of(source))
-        self._client = Client(self.plan, job, self._store, settings, facts)
         mode = mode_of_trainer(plan, settings)
+        facts = initial_state_fact(state_of(source))
+        facts |= elastic_facts(mode, plan.trainers, settings.max_trainers)
+        self._client = Client(self.plan, job, self._store, settings, facts)
         self.steps_locally = mode.steps_locally
         """Whether the user's own optimizer steps, and has the state."""
         self.checkpoints = TrainerCheckpoints(self._client, source, steps_locally=mode.steps_locally)

@@ -34,6 +34,7 @@ class Async(Mode):
 
     name: ClassVar[str] = "async"
     programs: ClassVar[DistributedMode] = DistributedMode.ASYNC
+    elastic: ClassVar[bool] = True
 
     def agreement(self) -> Mapping[str, str]:
         """Return whether delay is compensated."""

@@ -50,6 +50,7 @@ class HalfAsync(Mode):
 
     name: ClassVar[str] = "half_async"
     programs: ClassVar[DistributedMode] = DistributedMode.HALF_ASYNC
+    elastic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for field in ("send_queue_size", "max_merge_var_num"):

@@ -25,7 +25,7 @@ class ImmediateServer:
     shard : Shard
         The blocks.
     num_trainers : int
-        How many trainers take part.
+        How many trainers take part from the beginning; others may be admitted later.
     """
 
     answers_gradients = True
@@ -33,14 +33,14 @@ class ImmediateServer:
 
     def __init__(self, shard: Shard, num_trainers: int) -> None:
         self.shard = shard
-        self._sent = [shard.copy_values() for _ in range(num_trainers)]
-        self._hyper: list[HyperParameters] = [() for _ in range(num_trainers)]
-        self._steps = [dict.fromkeys(shard.blocks, 0) for _ in range(num_trainers)]
+        self._sent = {trainer: shard.copy_values() for trainer in range(num_trainers)}
+        self._hyper: dict[int, HyperParameters] = dict.fromkeys(range(num_trainers), ())
+        self._steps = {trainer: dict.fromkeys(shard.blocks, 0) for trainer in range(num_trainers)}
 
     @property
     def step(self) -> int:
         """The number of steps that the trainer which is ahead has made."""
-        return max((self.step_of(trainer) for trainer in range(len(self._steps))), default=0)
+        return max((self.step_of(trainer) for trainer in list(self._steps)), default=0)
 
     def step_of(self, trainer: int) -> int:
         """Return the step that a trainer makes next: the one after its last that is wholly here."""
@@ -48,10 +48,21 @@ class ImmediateServer:
 
     def resume(self, step: int) -> None:
         """Go on at a step that a checkpoint holds: every trainer makes it next."""
-        self._steps = [dict.fromkeys(self.shard.blocks, step) for _ in self._steps]
+        for trainer in list(self._steps):
+            self._steps[trainer] = dict.fromkeys(self.shard.blocks, step)
 
     def admit(self, trainer: int) -> None:
-        """Begin anew with a trainer; what its earlier life has sent is applied already."""
+        """Begin anew with a trainer; what its earlier life has sent is applied already.
+
+        One that was not there from the beginning makes the step next that the one ahead of all makes next:
+        it shares in what is left to do.
+        """
+        if trainer in self._steps:
+            return
+        self.shard.admit(trainer)
+        self._sent[trainer] = self.shard.copy_values()
+        self._hyper[trainer] = ()
+        self._steps[trainer] = dict.fromkeys(self.shard.blocks, self.step)
 
     def pull(self, trainer: int) -> Sequence[Answer]:
         """Return the present value of every block."""

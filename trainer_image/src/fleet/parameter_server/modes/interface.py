@@ -232,12 +232,16 @@ class Mode(ABC):
         Whether a trainer steps its parameters with the user's own optimizer, as in GEO.
     survives_loss : bool
         Whether the others go on when a trainer is lost for good. Otherwise all end.
+    elastic : bool
+        Whether trainers may come and go while others train: nothing is divided by their number, and nobody
+        waits for all of them.
     """
 
     name: ClassVar[str]
     programs: ClassVar[DistributedMode] = DistributedMode.ASYNC
     steps_locally: ClassVar[bool] = False
     survives_loss: ClassVar[bool] = True
+    elastic: ClassVar[bool] = False
 
     def agreement(self) -> Mapping[str, str]:
         """Return what every process must have in common beside the name, fact by fact."""
