@@ -197,6 +197,16 @@ async def test_scale_changes_the_trainers_within_their_bounds(
     assert "maxReplicas" in refused.err
 
 
+async def test_scale_of_a_job_that_cannot_change_says_why(
+    namespace: Namespace, fleetjob: Fleetjob, here: tuple[str, str]
+):
+    trainer = {"replicas": 2, "minReplicas": 1, "maxReplicas": 3}
+    await namespace.create_job(manifest(syncMode="Geo", trainer=trainer))
+    refused = await fleetjob("scale", "digits", "--trainers", "3", *here)
+    assert refused.status == 1
+    assert "syncMode Geo runs, because what trainers send is divided by their number" in refused.err
+
+
 async def test_logs_of_all_replicas_are_merged_and_followed(
     namespace: Namespace, fleetjob: Fleetjob, control_plane: ControlPlane, here: tuple[str, str]
 ):

@@ -125,19 +125,62 @@ async def test_a_collective_job_starts_anew_with_another_number_of_trainers(name
         assert (env["WORLD_SIZE"], env["FLEET_RESTARTS"]) == ("3", "1")
 
 
+async def test_trainers_join_an_elastic_job_and_leave_it_while_the_others_run(namespace: Namespace):
+    pods = await run(namespace, syncMode="Async", trainer={"replicas": 2, **BOUNDS})
+    scaled = await scale(namespace, 3)
+    assert scaled["status"]["replicas"] == 2
+    grown = await namespace.until_running("digits", *SERVERS, *TRAINERS, "digits-trainer-2")
+    for name, pod in grown.items():
+        env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
+        told = "2" if name in pods else "3"
+        assert (env["PADDLE_TRAINERS"], env["FLEET_MAX_TRAINERS"], env["FLEET_RESTARTS"]) == (told, "3", "0")
+    await namespace.until_job("digits", "three trainers", lambda job: job["status"].get("trainers") == "3/3")
+    await scale(namespace, 1)
+    left = await namespace.until_running("digits", *SERVERS, TRAINERS[0])
+    assert {pod["metadata"]["uid"] for pod in left.values()} <= {
+        pod["metadata"]["uid"] for pod in pods.values()
+    }
+    await namespace.end(TRAINERS[0])
+    status = (await namespace.until_state("digits", "Succeeded"))["status"]
+    assert (status.get("failures", 0), status.get("restarts", 0), status.get("jobRestarts", 0)) == (0, 0, 0)
+    said = [message for _, reason, message in await namespace.events("digits") if reason == "Scaled"]
+    assert said == [
+        "trainer.replicas was 2 and is 3: trainer 2 joins the others, which go on",
+        "trainer.replicas was 3 and is 1: trainers 1-2 leave the others, which go on",
+    ]
+
+
+KUEUE = {"syncMode": "Async", "scheduling": {"gang": "Kueue", "queue": "default"}}
+
+
 @pytest.mark.parametrize(
     ("spec", "wanted", "message"),
     [
         pytest.param({"trainer": {"replicas": 2}}, 3, "names no trainer.minReplicas", id="without-bounds"),
         pytest.param({"trainer": {"replicas": 2, **BOUNDS}}, 4, "to trainer.maxReplicas", id="out-of-bounds"),
-        *(
-            pytest.param(
-                {"trainer": {"replicas": 2, **BOUNDS}, "syncMode": mode},
-                3,
-                "set runPolicy.suspend first",
-                id=f"while-servers-run-in-{mode}",
-            )
-            for mode in ("Sync", "Async", "HalfAsync", "Geo")
+        pytest.param(
+            {"trainer": {"replicas": 2, **BOUNDS}, "syncMode": "Async"},
+            4,
+            "to trainer.maxReplicas",
+            id="out-of-the-bounds-of-an-elastic-job",
+        ),
+        pytest.param(
+            {"trainer": {"replicas": 2, **BOUNDS}, "syncMode": "Sync"},
+            3,
+            "with syncMode Sync runs, because each step waits for every trainer: set runPolicy.suspend first",
+            id="while-servers-run-in-Sync",
+        ),
+        pytest.param(
+            {"trainer": {"replicas": 2, **BOUNDS}, "syncMode": "Geo"},
+            3,
+            "with syncMode Geo runs, because what trainers send is divided by their number",
+            id="while-servers-run-in-Geo",
+        ),
+        pytest.param(
+            {"trainer": {"replicas": 2, **BOUNDS}, **KUEUE},
+            3,
+            "that Kueue has admitted, because it admits a group of a fixed size",
+            id="while-Kueue-holds-a-group",
         ),
     ],
 )

@@ -148,6 +148,9 @@ def test_there_is_no_elasticity():
     assert "delete digits-trainer-0 0.0" in acts(story.sees(*TRAINERS, after=5))
     assert acts(story.sees(after=9)) == [f"create digits-trainer-{index} 1.0" for index in range(3)]
     assert story.job.status.failures == 0
+    story = running(syncMode="Async", trainer={"replicas": 2, "minReplicas": 1, "maxReplicas": 3})
+    story.scale(3)
+    assert acts(story.sees(*SERVERS, *TRAINERS, after=5)) == ["create digits-trainer-2 0.0"]
 
 
 def test_a_job_with_an_injected_sidecar_never_ends():

@@ -175,7 +175,7 @@ class TrainerSpec(Model):
     min_replicas: Replicas | None = Field(
         default=None,
         description="With maxReplicas: between them replicas may change while the job is there, in mode"
-        " ParameterServer only while it is suspended.",
+        " ParameterServer with syncMode Sync or Geo only while it is suspended.",
     )
     max_replicas: Replicas | None = Field(default=None, description="The other bound of minReplicas.")
     port: Port = Field(default=6175, description="Where the processes of a collective job find each other.")
@@ -314,6 +314,25 @@ class FleetJob(Model):
         return max(self.spec.trainer.replicas, self.spec.trainer.max_replicas or 0)
 
     @property
+    def elastic(self) -> bool:
+        """Whether trainers may come and go while the others train.
+
+        Sync waits for all of them and Geo divides by their number; Kueue admits a group of a fixed size.
+        """
+        return (
+            self.spec.mode is Mode.PARAMETER_SERVER
+            and self.spec.sync_mode in (SyncMode.ASYNC, SyncMode.HALF_ASYNC)
+            and self.spec.trainer.max_replicas is not None
+            and self.gang is not Gang.KUEUE
+        )
+
+    @property
+    def least_trainers(self) -> int:
+        """How many trainers must be there for the job to run."""
+        fewest = self.spec.trainer.min_replicas if self.elastic else None
+        return fewest or self.spec.trainer.replicas
+
+    @property
     def gpus_per_trainer(self) -> int:
         """How many devices one trainer pod gets."""
         return self.spec.node_pool.gpus_per_trainer if self.spec.node_pool else 0
@@ -333,7 +352,7 @@ class FleetJob(Model):
     def min_available(self) -> int:
         """How many pods must find a place together."""
         asked = self.spec.scheduling.min_available if self.spec.scheduling else None
-        return asked or self.num_replicas
+        return asked or self.replicas(Role.PSERVER) + self.least_trainers
 
     @property
     def checkpoint_scope(self) -> CheckpointScope:
@@ -370,6 +389,11 @@ class FleetJob(Model):
             return self.spec.failure_policy.action
         collective = self.spec.mode is Mode.COLLECTIVE
         return FailureAction.RESTART_JOB if collective else FailureAction.RESTART_REPLICA
+
+    def with_trainers(self, replicas: int) -> Self:
+        """Return the same job with another number of trainers."""
+        trainer = self.spec.trainer.model_copy(update={"replicas": replicas})
+        return self.model_copy(update={"spec": self.spec.model_copy(update={"trainer": trainer})})
 
     def with_status(self, status: FleetJobStatus) -> Self:
         """Return the same job with another status."""

@@ -89,6 +89,7 @@ IMMUTABLE = (
 )
 
 _SAME_TRAINERS = "self.trainer.replicas == oldSelf.trainer.replicas"
+_SERVERS_MAY_STAY = f"{_SAME_TRAINERS} || self.mode != 'ParameterServer' || self.runPolicy.suspend"
 
 CHANGES = (
     ChangeRule(
@@ -102,10 +103,26 @@ CHANGES = (
     ChangeRule(
         field="trainer.replicas",
         expected=(
-            "no change of spec.trainer.replicas while a job of mode ParameterServer runs, because its servers"
-            " were started for that many trainers: set runPolicy.suspend first"
+            "no change of spec.trainer.replicas while a job with syncMode Sync runs, because each step waits"
+            " for every trainer: set runPolicy.suspend first"
         ),
-        cel=f"{_SAME_TRAINERS} || self.mode != 'ParameterServer' || self.runPolicy.suspend",
+        cel=f"{_SERVERS_MAY_STAY} || self.syncMode != 'Sync'",
+    ),
+    ChangeRule(
+        field="trainer.replicas",
+        expected=(
+            "no change of spec.trainer.replicas while a job with syncMode Geo runs, because what trainers"
+            " send is divided by their number: set runPolicy.suspend first"
+        ),
+        cel=f"{_SERVERS_MAY_STAY} || self.syncMode != 'Geo'",
+    ),
+    ChangeRule(
+        field="trainer.replicas",
+        expected=(
+            "no change of spec.trainer.replicas while a job of mode ParameterServer runs that Kueue has"
+            " admitted, because it admits a group of a fixed size: set runPolicy.suspend first"
+        ),
+        cel=f"{_SERVERS_MAY_STAY} || !has(self.scheduling) || self.scheduling.gang != 'Kueue'",
     ),
 )
 

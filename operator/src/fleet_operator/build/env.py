@@ -76,6 +76,8 @@ def _parameter_server(job: FleetJob, role: Role, index: int, hosts: Hosts) -> di
         env |= {"PADDLE_PSERVER_IPS": ",".join(servers), "PADDLE_PSERVER_PORT": port, "PADDLE_PORT": port}
     elif role is Role.PSERVER:
         env["PADDLE_PORT"] = str(ports[index])
+    if job.elastic:  # then PADDLE_TRAINERS is what the replica began with, and the others may differ
+        env["FLEET_MAX_TRAINERS"] = str(job.most_trainers)
     return env
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import LastFailure, Mode, Role
 from fleet_operator.plan.node_loss import silent_since
-from fleet_operator.plan.pods import has_failed, has_succeeded
+from fleet_operator.plan.pods import EXIT_PEER_LOST, has_failed, has_succeeded
 from fleet_operator.plan.times import stamp
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ __all__ = [
 
 EXIT_BAD_CONFIGURATION = 2  # also a shell's, argparse's and python's own for what they were told wrongly
 EXIT_STATE_LOST = 90
-EXIT_PEER_LOST = 91
 
 _SIGNALS = {
     132: "SIGILL",

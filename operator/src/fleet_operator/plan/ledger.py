@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJobStatus
 
-__all__ = ["Ledger", "Replica", "RoleLedger"]
+__all__ = ["RANK_ZERO", "Ledger", "Replica", "RoleLedger"]
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -34,6 +34,9 @@ class Replica:
 
     role: Role
     index: int
+
+
+RANK_ZERO = Replica(Role.TRAINER, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,20 @@ class Ledger:
         restarts = {**own.restarts, index: ReplicaRestarts(index=index, count=count, not_before=not_before)}
         own = replace(own, restarts=restarts, created=own.created - {index})
         return replace(self, restarts=self.restarts + 1, roles={**self.roles, role: own})
+
+    def without_surplus(self, role: Role, wanted: int) -> Self:
+        """Return the ledger with the replicas of a role from this index on given up, which is no restart.
+
+        Should one of them be wanted again, its pod is of a later attempt than the one that goes now.
+        """
+        own = self.roles[role]
+        surplus = {index for index in own.created if index >= wanted}
+        if not surplus:
+            return self
+        counts = {index: self.attempt(Replica(role, index)).replica + 1 for index in surplus}
+        given_up = {index: ReplicaRestarts(index=index, count=count) for index, count in counts.items()}
+        own = replace(own, restarts={**own.restarts, **given_up}, created=own.created - surplus)
+        return replace(self, roles={**self.roles, role: own})
 
     def with_job_restart(self, not_before: datetime) -> Self:
         """Return the ledger with all replicas about to be started anew after a failure."""

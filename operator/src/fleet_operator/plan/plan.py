@@ -85,13 +85,16 @@ def finished(situation: Situation) -> Plan | None:
 
 def succeeded(situation: Situation) -> Plan | None:
     """Succeed once the trainers that successPolicy asks for have completed, of the number that is wanted."""
-    policy, replicas = situation.job.spec.success_policy, situation.job.replicas(Role.TRAINER)
-    if is_resized(before=situation.job.status.role(Role.TRAINER).replicas, wanted=replicas):
+    policy, wanted = situation.job.spec.success_policy, situation.job.replicas(Role.TRAINER)
+    resized = is_resized(before=situation.job.status.role(Role.TRAINER).replicas, wanted=wanted)
+    if resized and not situation.job.elastic:
         return None
+    replicas = sum(each.role is Role.TRAINER for each in situation.replicas)
     completed = situation.completed(Role.TRAINER)
     if not is_satisfied(policy, replicas=replicas, succeeded=completed):
         return None
-    sentence = success_sentence(policy, replicas=replicas, succeeded=completed)
+    late = [each.index for each in situation.late]
+    sentence = success_sentence(policy, replicas=replicas, succeeded=completed, late=late)
     return end_job(situation, JobState.SUCCEEDED, "TrainersCompleted", sentence)
 
 
@@ -126,9 +129,11 @@ def resized(situation: Situation) -> Plan | None:
     """Start a job anew when another number of trainers is wanted: its replicas were told the old one.
 
     So was its PodGroup, and so were pods that nobody has seen yet; but where no pod has been seen, it is not
-    told as a restart.
+    told as a restart. In an elastic job that number is not theirs to share.
     """
     job, ledger = situation.job, situation.ledger
+    if job.elastic:
+        return None
     before, wanted = job.status.role(Role.TRAINER).replicas, job.replicas(Role.TRAINER)
     if not is_resized(before=before, wanted=wanted):
         return None

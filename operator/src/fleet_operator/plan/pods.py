@@ -9,8 +9,9 @@ from fleet_operator.plan.model import PodPhase
 if TYPE_CHECKING:
     from fleet_operator.plan.model import ObservedPod
 
-__all__ = ["has_failed", "has_started", "has_succeeded", "is_active", "is_up"]
+__all__ = ["EXIT_PEER_LOST", "has_failed", "has_started", "has_succeeded", "is_active", "is_up"]
 
+EXIT_PEER_LOST = 91
 _ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 

@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.api import JobProgress, Role
-from fleet_operator.plan.ledger import Replica
+from fleet_operator.api import JobProgress
+from fleet_operator.plan.ledger import RANK_ZERO
 from fleet_operator.plan.pods import has_succeeded
 from fleet_operator.plan.times import stamp
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Progress", "job_progress", "parse_progress", "progress_of"]
 
-RANK_ZERO = Replica(Role.TRAINER, 0)
 DIGITS = 6
 """Significant digits of a loss: people read it, and what they cannot tell apart is no change."""
 

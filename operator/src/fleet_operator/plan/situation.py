@@ -10,9 +10,10 @@ from fleet_operator.api import Role
 from fleet_operator.api.names import pod_name, service_name
 from fleet_operator.build import build_extras
 from fleet_operator.plan.extras import unserved
-from fleet_operator.plan.ledger import Ledger, Replica
+from fleet_operator.plan.ledger import RANK_ZERO, Ledger, Replica
 from fleet_operator.plan.node_loss import is_on_silent_node, lost_at
-from fleet_operator.plan.pods import has_started, has_succeeded, is_up
+from fleet_operator.plan.pods import EXIT_PEER_LOST, has_started, has_succeeded, is_up
+from fleet_operator.plan.scaling import trainers_to_have
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,11 +35,14 @@ class Situation:
     now: datetime
     hosts: Hosts
     ledger: Ledger
+    asked: int  # how many trainers the manifest asks for; the job has fewer when some come too late
 
     @classmethod
     def of(cls, job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Self:
         """Put what was observed in order, and enter into the ledger what was not known before."""
-        return cls(job, observed, now, hosts, Ledger.of(job.status)).with_observations()
+        asked = job.replicas(Role.TRAINER)
+        situation = cls(job, observed, now, hosts, Ledger.of(job.status), asked).with_observations()
+        return situation.with_trainers_to_have() if job.elastic else situation
 
     def with_ledger(self, ledger: Ledger) -> Self:
         """Return the same moment with another ledger, by which other pods are the present ones."""
@@ -50,20 +54,54 @@ class Situation:
         for role in self.job.roles:
             pods = {replica.index: pod for replica, pod in self.present.items() if replica.role is role}
             completed = {index for index, pod in pods.items() if has_succeeded(pod)}
-            if role is Role.PSERVER and not self.all_trainers_started:
+            if role is Role.PSERVER and not self.may_have_served:
                 completed = set()  # it cannot have served trainers that never ran: this is a failure
             ledger = ledger.with_seen(role, frozenset(pods), frozenset(completed))
         return self.with_ledger(ledger)
 
+    def with_trainers_to_have(self) -> Self:
+        """Return the same moment of an elastic job with as many trainers as it can have now."""
+        before = self.job.status.role(Role.TRAINER).replicas
+        any_completed = bool(self.ledger.roles[Role.TRAINER].completed)
+        number = trainers_to_have(asked=self.asked, before=before, any_completed=any_completed)
+        ledger = self.ledger.without_surplus(Role.TRAINER, number)
+        return replace(self, job=self.job.with_trainers(number), ledger=ledger)
+
     @cached_property
     def replicas(self) -> tuple[Replica, ...]:
         """Every replica that the job wants, in the order in which they are created."""
-        return tuple(Replica(role, i) for role in self.job.roles for i in range(self.job.replicas(role)))
+        return tuple(each for each in self._asked_for if each not in self.late)
 
     @cached_property
     def present(self) -> dict[Replica, ObservedPod]:
         """The pods of the replicas' present attempts."""
-        wanted = {(self.name_of(replica), self.ledger.attempt(replica)): replica for replica in self.replicas}
+        return {replica: pod for replica, pod in self._found.items() if replica not in self.late}
+
+    @cached_property
+    def late(self) -> frozenset[Replica]:
+        """Trainers of an elastic job that have not joined before the others were done.
+
+        The servers have ended well then, and trainer 0 with them. Who has not begun to run finds nobody any
+        more, and who runs says so by its exit code; one that had joined has been waited for by the servers.
+        """
+        served = self.ledger.roles[Role.PSERVER].completed
+        if not self.job.elastic or not served or not self.has_completed(RANK_ZERO):
+            return frozenset()
+        trainers = (each for each in self._asked_for if each.role is Role.TRAINER)
+        open_ = {each: self._found.get(each) for each in trainers if not self.has_completed(each)}
+        return frozenset(
+            each
+            for each, pod in open_.items()
+            if pod is None or not has_started(pod) or pod.exit_code == EXIT_PEER_LOST
+        )
+
+    @cached_property
+    def _asked_for(self) -> tuple[Replica, ...]:
+        return tuple(Replica(role, i) for role in self.job.roles for i in range(self.job.replicas(role)))
+
+    @cached_property
+    def _found(self) -> dict[Replica, ObservedPod]:
+        wanted = {(self.name_of(each), self.ledger.attempt(each)): each for each in self._asked_for}
         found = {(pod.name, pod.attempt): pod for pod in self.observed.pods if pod.owned}
         return {replica: found[key] for key, replica in wanted.items() if key in found}
 
@@ -126,6 +164,16 @@ class Situation:
         """Whether every trainer of the present life of the job has got as far as to run."""
         return all(self.has_started(each) for each in self.replicas if each.role is Role.TRAINER)
 
+    @property
+    def may_have_served(self) -> bool:
+        """Whether a server that has ended well can have done its part.
+
+        Every trainer must have run; in an elastic job trainer 0, as the others may have come too late.
+        """
+        first = self.present.get(RANK_ZERO)
+        done = self.has_completed(RANK_ZERO) or (first is not None and has_succeeded(first))
+        return self.all_trainers_started or (self.job.elastic and done)
+
     @cached_property
     def any_trainer_started(self) -> bool:
         """Whether a trainer of the present life of the job has got as far as to run."""
@@ -153,6 +201,14 @@ class Situation:
     def all_up(self) -> bool:
         """Whether every replica runs or has completed."""
         return all(self.runs(each) for each in self.replicas)
+
+    @cached_property
+    def enough_up(self) -> bool:
+        """Whether an elastic job trains without those that do not run: all servers and enough trainers do."""
+        up = [each for each in self.replicas if self.runs(each)]
+        trainers = sum(each.role is Role.TRAINER for each in up)
+        all_servers = len(up) - trainers == self.job.replicas(Role.PSERVER)
+        return self.job.elastic and all_servers and trainers >= self.job.least_trainers
 
     def name_of(self, replica: Replica) -> str:
         """Return the name of a replica's pod."""

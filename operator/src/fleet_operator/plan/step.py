@@ -12,6 +12,7 @@ from fleet_operator.plan.deadline import deadline
 from fleet_operator.plan.extras import ensure, remove
 from fleet_operator.plan.model import CreatePod, CreateService, DeletePod
 from fleet_operator.plan.pending import pending_deadline, pending_since
+from fleet_operator.plan.scaling import too_late_sentence
 from fleet_operator.plan.startup import may_start_trainers
 from fleet_operator.plan.status import build_status
 from fleet_operator.plan.telling import tell
@@ -69,7 +70,8 @@ def step(
     creation = _creation(situation)
     told |= _progress(situation, creation, restarting=restarting)
     waiting_state = JobState.RESTARTING if restarting else JobState.PENDING
-    state = JobState.RUNNING if situation.all_up else waiting_state
+    runs = situation.all_up or (situation.enough_up and not restarting)
+    state = JobState.RUNNING if runs else waiting_state
     start = before.start_time or stamp(situation.now)
     status = build_status(situation, state, told, last_failure=last_failure, start=start)
     leaving, looks = deletions(situation, situation.past)
@@ -177,9 +179,14 @@ def _progress(situation: Situation, creation: Creation, *, restarting: bool) -> 
         told[ConditionType.PODS_CREATED] = (False, waiting.reason, waiting.sentence)
     if situation.all_up:
         sentence = f"all {len(situation.replicas)} replicas run or have completed"
+        sentence += too_late_sentence(asked=situation.asked, had=situation.job.replicas(Role.TRAINER))
         told[ConditionType.RUNNING] = (True, *(why_in_doubt(situation) or ("ReplicasRunning", sentence)))
         if restarting:
             told[ConditionType.RESTARTING] = (False, "Restarted", sentence)
+    elif situation.enough_up:
+        why = why_not_running(situation, waiting).sentence
+        sentence = f"the servers and at least trainer.minReplicas trainers run; not all replicas do: {why}"
+        told[ConditionType.RUNNING] = (True, *(why_in_doubt(situation) or ("ReplicasRunning", sentence)))
     else:
         told[ConditionType.RUNNING] = (False, *why_not_running(situation, waiting))
     return told

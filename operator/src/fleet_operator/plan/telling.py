@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import ConditionType, Role
 from fleet_operator.plan.model import Event, Plan
-from fleet_operator.plan.scaling import is_resized, scaled_sentence
+from fleet_operator.plan.scaling import is_resized, joined_sentence, scaled_sentence
 from fleet_operator.plan.status import only_counts_differ
 from fleet_operator.plan.times import until
 
@@ -71,7 +71,8 @@ def _scaled(situation: Situation, after: FleetJobStatus) -> tuple[Event, ...]:
     before, wanted = (status.role(Role.TRAINER).replicas for status in (situation.job.status, after))
     if after.finished or not is_resized(before=before, wanted=wanted):
         return ()
-    sentence = scaled_sentence(before=before, wanted=wanted)
+    say = joined_sentence if situation.job.elastic else scaled_sentence
+    sentence = say(before=before, wanted=wanted)
     return (Event("Normal", "Scaled", sentence),)
 
 

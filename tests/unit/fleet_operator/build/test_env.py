@@ -21,6 +21,7 @@ def replicas(path: Path) -> tuple[FleetJob, list[tuple[Role, int, dict[str, str]
 def test_the_contract_has_jobs_of_both_modes_and_of_several_sizes():
     assert [path.stem for path in CONTRACT] == [
         *(f"{mode}-{size}" for mode in ("collective", "parameter-server") for size in ("1x1", "2x2", "3x5")),
+        "parameter-server-elastic",
         "parameter-server-geo",
     ]
 

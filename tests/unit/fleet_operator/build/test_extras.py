@@ -173,7 +173,8 @@ def test_the_templates_own_scheduler_stays():
     assert pod_of(jobs.job(document))["spec"]["schedulerName"] == "mine"
 
 
-def test_a_gang_is_as_large_as_the_job_whatever_its_bounds():
+@pytest.mark.parametrize(("mode", "size"), [("Sync", 6), ("Geo", 6), ("Async", 3), ("HalfAsync", 3)])
+def test_a_gang_is_as_large_as_the_job_or_as_an_elastic_one_can_become(mode, size):
     trainer = {"replicas": 4, "minReplicas": 1, "maxReplicas": 8}
-    job = job_of(syncMode="Async", trainer=trainer, scheduling={"gang": "Volcano"})
-    assert extras_of(job)["digits-0"]["spec"]["minMember"] == 6
+    job = job_of(syncMode=mode, trainer=trainer, scheduling={"gang": "Volcano"})
+    assert extras_of(job)["digits-0"]["spec"]["minMember"] == size

@@ -1,10 +1,12 @@
-"""trainer.replicas while a job is there: all replicas start anew with the new number."""
+"""trainer.replicas while a job is there: all start anew with the new number, or trainers come and go."""
+
+from typing import Any
 
 import pytest
 
-from fleet_operator.plan.scaling import is_resized, scaled_sentence
+from fleet_operator.plan.scaling import is_resized, joined_sentence, scaled_sentence, trainers_to_have
 from tests.support import jobs
-from tests.support.plans import Story, ended, pending, pserver, trainer
+from tests.support.plans import Story, at, ended, pending, pserver, trainer
 
 BOUNDS = {"minReplicas": 1, "maxReplicas": 4}
 SERVERS = (pserver(0), pserver(1))
@@ -30,6 +32,34 @@ def test_is_resized(before, wanted, expected):
 def test_scaled_sentence():
     said = "trainer.replicas was 2 and is 4: all replicas start anew with that number"
     assert scaled_sentence(before=2, wanted=4) == said
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted", "who"),
+    [
+        pytest.param(2, 3, "trainer 2 joins", id="one-more"),
+        pytest.param(1, 4, "trainers 1-3 join", id="several-more"),
+        pytest.param(3, 2, "trainer 2 leaves", id="one-fewer"),
+        pytest.param(4, 1, "trainers 1-3 leave", id="several-fewer"),
+    ],
+)
+def test_joined_sentence(before, wanted, who):
+    said = f"trainer.replicas was {before} and is {wanted}: {who} the others, which go on"
+    assert joined_sentence(before=before, wanted=wanted) == said
+
+
+@pytest.mark.parametrize(
+    ("asked", "before", "any_completed", "expected"),
+    [
+        pytest.param(2, 0, False, 2, id="a-new-job"),
+        pytest.param(4, 2, False, 4, id="more-while-all-train"),
+        pytest.param(1, 2, False, 1, id="fewer-while-all-train"),
+        pytest.param(4, 2, True, 2, id="no-more-once-one-has-completed"),
+        pytest.param(1, 2, True, 1, id="fewer-once-one-has-completed"),
+    ],
+)
+def test_trainers_to_have(asked, before, any_completed, expected):
+    assert trainers_to_have(asked=asked, before=before, any_completed=any_completed) == expected
 
 
 def test_a_collective_job_starts_anew_with_the_new_number_uncounted():
@@ -106,7 +136,7 @@ def test_a_job_that_was_resized_while_suspended_resumes_with_the_new_number(mode
 
 
 def test_servers_never_meet_trainers_that_were_told_another_number():
-    story = Story(syncMode="Async", trainer={"replicas": 2, **BOUNDS})
+    story = Story(syncMode="Sync", trainer={"replicas": 2, **BOUNDS})
     story.sees(*SERVERS, trainer(0), trainer(1))
     story.scale(3)  # suspended and resumed while nobody looked
     lines = story.sees(*SERVERS, trainer(0), trainer(1), after=5)
@@ -120,3 +150,121 @@ def test_what_autoscalers_read():
     status = story.job.status.to_manifest()
     assert status["trainerReplicas"] == 1
     assert status["selector"] == "fleetjob.dev/job-name=digits,fleetjob.dev/role=trainer"
+
+
+def elastic(trainers: int, mode: str = "Async", **spec: Any) -> Story:
+    """Return the story of an elastic job of which everything runs."""
+    story = Story(syncMode=mode, trainer={"replicas": trainers, **BOUNDS}, **spec)
+    story.sees(*SERVERS, *(trainer(index) for index in range(trainers)))
+    return story
+
+
+@pytest.mark.parametrize("mode", ["Async", "HalfAsync"])
+def test_a_trainer_joins_an_elastic_job_and_nothing_starts_anew(mode):
+    story = elastic(2, mode)
+    story.scale(3)
+    lines = story.sees(*SERVERS, trainer(0), trainer(1), after=5)
+    assert lines[0] == "Running pservers 2/2 trainers 2/3 restarts 0 failures 0"
+    assert created(lines) == ["create digits-trainer-2 0.0"]
+    told = "trainer.replicas was 2 and is 3: trainer 2 joins the others, which go on"
+    assert lines[-1] == f"tell Normal Scaled: {told}"
+    lines = story.sees(*SERVERS, *(trainer(index) for index in range(3)), after=6)
+    assert lines[0] == "Running pservers 2/2 trainers 3/3 restarts 0 failures 0"
+    assert created(lines) == []
+
+
+def test_surplus_trainers_of_an_elastic_job_are_deleted_and_are_no_failures():
+    story = elastic(3)
+    story.scale(1)
+    three = tuple(trainer(index) for index in range(3))
+    lines = story.sees(*SERVERS, *three, after=5)
+    assert created(lines) == ["delete digits-trainer-1 0.0", "delete digits-trainer-2 0.0"]
+    assert lines[-1].endswith("trainers 1-2 leave the others, which go on")
+    leaving = [ended(each, 143, deleted_at=at(35)) for each in three[1:]]
+    for pods in ((three[0], *leaving), (three[0],)):
+        lines = story.sees(*SERVERS, *pods, after=6)
+        assert lines[0] == "Running pservers 2/2 trainers 1/1 restarts 0 failures 0"
+        assert created(lines) == []
+    story.sees(*SERVERS, ended(three[0]), after=7)
+    assert story.job.status.state == "Succeeded"
+
+
+def test_a_trainer_that_comes_back_is_of_a_later_attempt_than_the_one_that_left():
+    story = elastic(2)
+    story.scale(1)
+    story.sees(*SERVERS, trainer(0), trainer(1), after=5)
+    story.scale(2)
+    leaving = ended(trainer(1), 143, deleted_at=at(35))
+    assert created(story.sees(*SERVERS, trainer(0), leaving, after=6)) == []  # its name is taken
+    assert created(story.sees(*SERVERS, trainer(0), after=7)) == ["create digits-trainer-1 0.1"]
+    lines = story.sees(*SERVERS, trainer(0), trainer(1, "0.1"), after=8)
+    assert lines[0] == "Running pservers 2/2 trainers 2/2 restarts 0 failures 0"
+
+
+def test_a_trainer_that_finds_no_node_does_not_end_an_elastic_job_that_has_enough():
+    story = elastic(2, runPolicy={"pendingDeadlineSeconds": 60})
+    story.scale(3)
+    stuck = pending(trainer(2), "Unschedulable", "0/3 nodes are available")
+    for seconds in (5, 500):
+        lines = story.sees(*SERVERS, trainer(0), trainer(1), stuck, after=seconds)
+        assert lines[0] == "Running pservers 2/2 trainers 2/3 restarts 0 failures 0"
+    assert "digits-trainer-2 waits, Unschedulable: 0/3 nodes are available" in lines[2]
+    assert not any(line.startswith("look again") for line in lines)
+
+
+def test_an_elastic_job_that_has_too_few_trainers_does_not_run():
+    story = Story(
+        syncMode="Async",
+        trainer={"replicas": 3, "minReplicas": 2, "maxReplicas": 4},
+        runPolicy={"pendingDeadlineSeconds": 60},
+    )
+    story.sees(*SERVERS, trainer(0), pending(trainer(1)), pending(trainer(2)))
+    assert story.job.status.state == "Pending"
+    story.sees(*SERVERS, trainer(0), pending(trainer(1)), pending(trainer(2)), after=60)
+    assert story.job.status.state == "Failed"
+
+
+def test_no_trainer_is_added_once_one_has_completed():
+    story = elastic(2)
+    one_done = (*SERVERS, ended(trainer(0)), trainer(1))
+    story.sees(*one_done, after=5)
+    story.scale(3)
+    lines = story.sees(*one_done, after=6)
+    assert lines[0] == "Running pservers 2/2 trainers 2/2 restarts 0 failures 0"
+    assert created(lines) == []
+    assert "trainer.replicas is 3, but a trainer has completed, and none is added after that" in lines[2]
+    story.sees(*SERVERS, ended(trainer(0)), ended(trainer(1)), after=7)
+    assert story.job.status.state == "Succeeded"
+
+
+DONE = (ended(SERVERS[0]), ended(SERVERS[1]), ended(trainer(0)), ended(trainer(1)))
+
+
+@pytest.mark.parametrize(
+    ("late", "state"),
+    [
+        pytest.param(pending(trainer(2), "ContainerCreating"), "Succeeded", id="still-starting"),
+        pytest.param(ended(trainer(2), 91), "Succeeded", id="found-no-server"),
+        pytest.param(None, "Succeeded", id="not-created"),
+        pytest.param(trainer(2), "Running", id="may-be-at-work-on-its-results"),
+        pytest.param(ended(trainer(2), 1), "Restarting", id="has-failed"),
+    ],
+)
+def test_a_trainer_that_comes_when_the_others_are_done_is_not_waited_for(late, state):
+    story = elastic(2)
+    story.scale(3)
+    story.sees(*SERVERS, trainer(0), trainer(1), pending(trainer(2)), after=5)
+    story.sees(*DONE, *([late] if late else []), after=6)
+    assert story.job.status.state == state
+    if state == "Succeeded":
+        ending = story.job.status.explanation
+        assert ending is not None
+        assert ending.message.startswith("all 2 trainers have completed; trainer 2 came too late")
+
+
+@pytest.mark.parametrize("mode", ["Async", "Sync"])
+def test_a_server_that_ends_while_trainer_zero_is_needed_has_failed(mode):
+    story = Story(syncMode=mode, trainer={"replicas": 2, **BOUNDS})
+    story.sees(*SERVERS, pending(trainer(0)), trainer(1))
+    story.sees(ended(SERVERS[0]), ended(SERVERS[1]), pending(trainer(0)), ended(trainer(1)), after=5)
+    assert story.job.status.state == "Restarting"
