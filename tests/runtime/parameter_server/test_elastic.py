@@ -84,13 +84,11 @@ def test_a_job_that_all_its_trainers_have_left_fails():
         assert "trainer 0, trainer 1 vanished for good" in str(job.servers[0].failure)
 
 
-def test_a_trainer_that_comes_too_late_has_lost_its_peers():
+def test_a_trainer_that_comes_too_late_has_lost_its_peers(monkeypatch):
     with loopback(trainers=1, config=config("async"), settings=ELASTIC) as job:
         zero, model_0, _ = job.make_trainer(0)
         zero.start()
         make_steps(zero, model_0, 1)
-        server = job.servers[0].server
-        server._wait_for_goodbyes = lambda: at_once(come_too_late)  # type: ignore[method-assign]
         late, _, _ = job.make_trainer(1, trainers=2)
         errors = []
 
@@ -99,6 +97,7 @@ def test_a_trainer_that_comes_too_late_has_lost_its_peers():
                 late.start()
             errors.append(error)
 
+        monkeypatch.setattr(job.servers[0].server, "_wait_for_goodbyes", come_too_late)
         zero.complete()
         job.servers[0].join()
         assert (len(errors), job.servers[0].failure) == (1, None)
@@ -126,8 +125,9 @@ def test_a_mode_that_needs_a_fixed_number_of_trainers_has_no_elastic_job():
 @pytest.mark.timeout(300)
 def test_digits_are_learned_by_one_trainer_then_three_then_two(tmp_path):
     enough = tmp_path / "enough"
-    variables = {"FLEET_SYNC_MODE": "Async", "FLEET_MAX_TRAINERS": "3"}
-    with processes(tmp_path, servers=2, trainers=1, **variables) as running:
+    with processes(
+        tmp_path, servers=2, trainers=1, FLEET_SYNC_MODE="Async", FLEET_MAX_TRAINERS="3"
+    ) as running:
         servers = [running.server(i, SCRIPT, str(enough), FLAGS_rpc_deadline="8000") for i in range(2)]
         trainers = [running.trainer(0, SCRIPT, str(enough))]
         trainers[0].wait_for_output("made epoch 1", seconds=120)
