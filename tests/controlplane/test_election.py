@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.digits_job import TRAINERS
-from tests.support.fault_proxy import Answer, proxy_for
+from tests.support.fault_proxy import Answer, Held, proxy_for
+from tests.support.forked_operator import ForkedOperator
 from tests.support.jobs import manifest
 from tests.support.kube import attempt
-from tests.support.operator_process import NAMESPACE, OperatorProcess
+from tests.support.operator_process import NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tests.support.controlplane import ControlPlane
     from tests.support.fault_proxy import FaultProxy
     from tests.support.kube import Namespace
+    from tests.support.operator_process import OperatorProcess
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -30,18 +32,22 @@ LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
 @contextlib.asynccontextmanager
 async def operators(
-    control_plane: ControlPlane, operator: OperatorProcess, folder: Path, lease: str
+    control_plane: ControlPlane, operator: OperatorProcess, folder: Path, namespace: Namespace
 ) -> AsyncIterator[tuple[OperatorProcess, OperatorProcess, FaultProxy]]:
-    """Run two operators, the first, which leads, behind a proxy."""
-    environment = {"FLEET_OPERATOR_LEASE_SECONDS": str(LEASE_SECONDS), "FLEET_OPERATOR_LEASE": lease}
+    """Run two operators for one namespace, the first, which leads, behind a proxy."""
+    environment = {
+        "FLEET_OPERATOR_LEASE_SECONDS": str(LEASE_SECONDS),
+        "FLEET_OPERATOR_LEASE": namespace.name,
+        "FLEET_OPERATOR_NAMESPACES": namespace.name,
+    }
     async with proxy_for(operator.kubeconfig).running() as proxy:
         text = operator.kubeconfig.read_text().replace(control_plane.server, proxy.server)
         (folder / "one").mkdir()
         (folder / "two").mkdir()
         (folder / "one" / "kubeconfig").write_text(text)
-        one = OperatorProcess(folder / "one", folder / "one" / "kubeconfig", **environment)
-        two = OperatorProcess(folder / "two", operator.kubeconfig, **environment)
-        started: list[OperatorProcess] = []
+        one = ForkedOperator(folder / "one", folder / "one" / "kubeconfig", **environment)
+        two = ForkedOperator(folder / "two", operator.kubeconfig, **environment)
+        started: list[ForkedOperator] = []
         try:
             for each in (one, two):
                 await asyncio.to_thread(each.start)
@@ -56,7 +62,7 @@ async def operators(
 async def test_the_next_takes_over_at_once_when_the_leader_ends(
     namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
 ):
-    async with operators(control_plane, operator, tmp_path, namespace.name) as (one, two, _):
+    async with operators(control_plane, operator, tmp_path, namespace) as (one, two, _):
         await namespace.create_job(manifest())
         await namespace.until_state("digits", "Running")
         held = await namespace.client.get(f"{LEASES}/{namespace.name}")
@@ -76,7 +82,7 @@ async def test_the_next_takes_over_at_once_when_the_leader_ends(
 async def test_a_leader_that_cannot_renew_stops_writing_and_stands_by(
     namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
 ):
-    async with operators(control_plane, operator, tmp_path, namespace.name) as (one, two, proxy):
+    async with operators(control_plane, operator, tmp_path, namespace) as (one, two, proxy):
         for verb in ("GET", "PUT"):
             proxy.fail(Answer(500), verb, "leases", times=1000)
         await two.until_leading()
@@ -93,7 +99,7 @@ async def test_a_leader_that_cannot_renew_stops_writing_and_stands_by(
 async def test_a_paused_leader_writes_nothing_before_it_holds_the_lease_again(
     namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
 ):
-    async with operators(control_plane, operator, tmp_path, namespace.name) as (one, two, proxy):
+    async with operators(control_plane, operator, tmp_path, namespace) as (one, two, proxy):
         one.pause()
         await two.until_leading()
         two.pause()
@@ -111,3 +117,23 @@ async def test_a_paused_leader_writes_nothing_before_it_holds_the_lease_again(
         pods = await namespace.until_pods("digits", "the pods", bool)
         assert set(map(attempt, pods.values())) == {"0.0"}
         assert (await namespace.get("fleetjobs", "digits"))["status"]["restarts"] == 0
+
+
+async def test_a_leader_that_is_paused_amid_a_pass_does_not_go_on_with_it(
+    namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
+):
+    async with operators(control_plane, operator, tmp_path, namespace) as (one, two, proxy):
+        answered = asyncio.Event()
+        proxy.fail(Held(answered), "POST", "services")
+        await namespace.create_job(manifest())
+        await namespace.until("services", "the job's", lambda found: "digits" in found)
+        one.pause()
+        await two.until_leading()
+        await namespace.until_state("digits", "Running")
+        # What the first waits for when it goes on is the answer, and then it would make pods.
+        before = len(proxy.writes())
+        answered.set()
+        one.resume()
+        await one.until_leading(holds=False)
+        assert "CreatePod: the lease" in one.log.read_text()
+        assert proxy.writes()[before:] == []

@@ -66,6 +66,13 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Held:
+    """The request arrives, but its answer waits until the test lets it go."""
+
+    until: asyncio.Event
+
+
+@dataclass(frozen=True)
 class Slow:
     """The request arrives late."""
 
@@ -77,7 +84,7 @@ class Expired:
     """A watch is told that its place in history is forgotten, as the API server tells it."""
 
 
-Fault = Answer | Reset | Lost | Slow | Expired
+Fault = Answer | Reset | Lost | Held | Slow | Expired
 
 
 @dataclass
@@ -173,7 +180,7 @@ class FaultProxy:
             case Slow(seconds):
                 await asyncio.sleep(seconds)
         try:
-            return await self._forward(request, call, lost=isinstance(fault, Lost))
+            return await self._forward(request, call, fault)
         except (aiohttp.ClientError, ConnectionError):
             return _reset(request)
 
@@ -187,7 +194,7 @@ class FaultProxy:
                 return rule.fault
         return None
 
-    async def _forward(self, request: web.BaseRequest, call: Call, *, lost: bool) -> web.StreamResponse:
+    async def _forward(self, request: web.BaseRequest, call: Call, fault: Fault | None) -> web.StreamResponse:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in DROPPED}
         async with self._session.request(
             request.method,
@@ -200,7 +207,9 @@ class FaultProxy:
             if call.verb != "WATCH":
                 call.answer = await answer.read()
             self.on_answer(call)
-            if lost or self.dead:
+            if isinstance(fault, Held):
+                await fault.until.wait()
+            if isinstance(fault, Lost) or self.dead:
                 return _reset(request)
             if call.verb != "WATCH":
                 return web.Response(status=answer.status, headers=kept, body=call.answer)
