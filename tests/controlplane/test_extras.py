@@ -150,7 +150,7 @@ async def test_a_gang_is_as_large_as_its_job_has_become(namespace: Namespace):
     scale = namespace.path("fleetjobs", "digits", subresource="scale")
     await namespace.client.merge_patch(scale, {"spec": {"replicas": 3}})
     await namespace.until(
-        "podgroups",
+        "podgroups.scheduling.volcano.sh",
         "a gang of three in place of that of two",
         lambda found: [each["spec"]["minMember"] for each in found.values()] == [3],
     )

@@ -34,9 +34,11 @@ class Namespace:
             "fleetjobs": f"/apis/{API_VERSION}",
             "networkpolicies": "/apis/networking.k8s.io/v1",
             "poddisruptionbudgets": "/apis/policy/v1",
-            "podgroups": "/apis/scheduling.volcano.sh/v1beta1",
+            "podgroups.scheduling.volcano.sh": "/apis/scheduling.volcano.sh/v1beta1",
+            "podgroups.scheduling.x-k8s.io": "/apis/scheduling.x-k8s.io/v1alpha1",
         }
-        parts = [groups.get(plural, "/api/v1"), "namespaces", self.name, plural, name, subresource]
+        base, kind = groups.get(plural, "/api/v1"), plural.partition(".")[0]
+        parts = [base, "namespaces", self.name, kind, name, subresource]
         return "/".join(part for part in parts if part)
 
     async def create_job(self, manifest: Mapping[str, Any]) -> Manifest:

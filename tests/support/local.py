@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,7 +19,9 @@ import yaml
 from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    from fleet_operator.cli.view import JobView
 
 MARK = "LOCAL_RUN_MARK"
 
@@ -54,6 +57,23 @@ time.sleep(0.2)
 pathlib.Path("spawned").touch()
 time.sleep(300)
 """
+
+
+class Lines:
+    """A display that keeps what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    @contextlib.contextmanager
+    def showing(self, view: JobView) -> Iterator[None]:
+        yield
+
+    def refresh(self) -> None:
+        """Show nothing that moves."""
 
 
 def survivors(mark: str) -> list[int]:

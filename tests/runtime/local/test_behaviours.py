@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,36 +14,17 @@ from fleet_operator.cli import run
 from fleet_operator.cli.run import RunOptions, prepare, run_job
 from fleet_operator.cluster.processes import ProcessCluster
 from tests.support.behaviours import BEHAVIOURS, LIFE, pause_in
-from tests.support.local import job_manifest
+from tests.support.local import Lines, job_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from fleet_operator.cli.view import JobView
     from tests.support.behaviours import Behaviour
 
 pytestmark = [
     pytest.mark.timeout(60),
     pytest.mark.skipif(sys.platform != "linux", reason="only on Linux can a guardian's descendants not hide"),
 ]
-
-
-class Lines:
-    """A display that keeps what was said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, line: str) -> None:
-        self.said.append(line)
-
-    @contextlib.contextmanager
-    def showing(self, view: JobView) -> Iterator[None]:
-        yield
-
-    def refresh(self) -> None:
-        """Show nothing that moves."""
 
 
 def kept(monkeypatch: pytest.MonkeyPatch) -> list[ProcessCluster]:

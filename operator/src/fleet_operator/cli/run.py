@@ -144,8 +144,7 @@ async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunRe
         claims.append(addresses)
         if left_out := not_applied(job.to_manifest()):
             display.say(f"not applied on this machine: {', '.join(left_out)}")
-        # Each pod has an address of its own here, and so all of the manifest's ports.
-        job = job.model_copy(update={"spec": job.spec.model_copy(update={"network": None})})
+        job = _without_cluster(job)
         options.logs.mkdir(parents=True, exist_ok=True)
         display.say(f"logs: {options.logs}")
         with tempfile.TemporaryDirectory(prefix="fleetjob-") as scratch:
@@ -158,6 +157,17 @@ async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunRe
     finally:
         for claim in claims:
             claim.release()
+
+
+def _without_cluster(job: FleetJob) -> FleetJob:
+    """Take out what would change something here though it is not applied.
+
+    Each pod has an address of its own, and so all of the manifest's ports; the job goes with its run, whose
+    servers end by themselves before.
+    """
+    policy = job.spec.run_policy.model_copy(update={"ttl_seconds_after_finished": None})
+    spec = job.spec.model_copy(update={"network": None, "run_policy": policy})
+    return job.model_copy(update={"spec": spec})
 
 
 def _claim_ports(job: FleetJob, options: RunOptions, display: Display, claims: list[Claim]) -> FleetJob:

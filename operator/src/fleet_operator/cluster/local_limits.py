@@ -40,6 +40,7 @@ NOT_APPLIED_TO_JOB = (
     "pserver.podDisruptionBudget",
     "trainer.minReplicas",
     "trainer.maxReplicas",
+    "runPolicy.ttlSecondsAfterFinished",
 )
 
 
@@ -133,10 +134,15 @@ def _at(spec: Mapping[str, Any], path: str) -> Any:
     return value
 
 
+def _is_asked(value: Any) -> bool:
+    """Whether a field asks for something; a number may ask for it with 0."""
+    return value is not None and value is not False and value != {}
+
+
 def not_applied(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of what the manifest asks for and a run on this machine leaves out."""
     spec = document["spec"]
-    names = [f"spec.{path}" for path in NOT_APPLIED_TO_JOB if _at(spec, path)]
+    names = [f"spec.{path}" for path in NOT_APPLIED_TO_JOB if _is_asked(_at(spec, path))]
     for template in templates(spec).values():
         pod_spec = template["spec"]
         main_index, main = main_container(pod_spec)

@@ -126,11 +126,13 @@ def test_what_is_left_out_is_listed_once():
     job["spec"]["scheduling"] = {"gang": "Volcano"}
     job["spec"]["network"] = {"policy": True}
     job["spec"]["pserver"]["podDisruptionBudget"] = True
+    job["spec"]["runPolicy"] = {"ttlSecondsAfterFinished": 0}
     assert not_applied(job) == (
         "spec.nodePool",
         "spec.scheduling",
         "spec.network",
         "spec.pserver.podDisruptionBudget",
+        "spec.runPolicy.ttlSecondsAfterFinished",
         "image",
         "resources",
         "livenessProbe",

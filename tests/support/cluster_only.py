@@ -1,0 +1,232 @@
+"""What jobs ask of a cluster that this machine has not: the other half of the table of what jobs do.
+
+A case says what its pods and what is beside them look like on a cluster, and what `fleetjob run` says
+instead: it refuses the job by the field, or says once that it does not apply it. What takes time to
+be seen (a job that is resumed, a node that goes silent) is in the cluster's own test, by the id of the case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["CLUSTER_ONLY", "ClusterOnly", "filled", "holds"]
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ClusterOnly:
+    """One job of two servers and two trainers (or of two trainers only), and what becomes of it.
+
+    Attributes
+    ----------
+    spec, pod : mapping
+        What the job's spec, and what the template of its pods, say beside.
+    sidecar : mapping, optional
+        A second container of the template.
+    refused : str, optional
+        The field for which a run on this machine refuses the job.
+    left_out : tuple of str
+        What the run says that it does not apply.
+    pods : mapping
+        By role, what a pod on a cluster holds at least.
+    objects : mapping
+        The names of the objects beside the pods, by their kind.
+    """
+
+    id: str
+    spec: Manifest = field(default_factory=dict)
+    pod: Manifest = field(default_factory=dict)
+    sidecar: Manifest | None = None
+    collective: bool = False
+    refused: str | None = None
+    left_out: tuple[str, ...] = ()
+    pods: dict[str, Manifest] = field(default_factory=dict)
+    objects: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def filled(case: ClusterOnly, document: Manifest) -> Manifest:
+    """Return a job with what a case says beside, in the templates that it has."""
+    spec = _merged(document["spec"], case.spec)
+    for holder in (spec, spec.get("pserver") or {}, spec["trainer"]):
+        if "template" not in holder:
+            continue
+        pod = _merged(holder["template"]["spec"], case.pod)
+        if case.sidecar is not None:
+            pod["containers"] = [*pod["containers"], case.sidecar]
+        holder["template"] = {**holder["template"], "spec": pod}
+    return {**document, "spec": spec}
+
+
+def _merged(one: Manifest, other: Manifest) -> Manifest:
+    both = {key: _merged(one[key], value) for key, value in other.items() if isinstance(one.get(key), dict)}
+    return {**one, **other, **both}
+
+
+def holds(found: Any, wanted: Any) -> bool:
+    """Whether what was found has all that is wanted: of a map each entry, of a list each member."""
+    if isinstance(wanted, dict):
+        return isinstance(found, dict) and all(holds(found.get(key), each) for key, each in wanted.items())
+    if isinstance(wanted, list):
+        return isinstance(found, list) and all(any(holds(has, each) for has in found) for each in wanted)
+    return bool(found == wanted)
+
+
+def _volume(claim: str) -> Manifest:
+    return {"spec": {"volumes": [{"persistentVolumeClaim": {"claimName": claim}}]}}
+
+
+_CLAIM = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}
+_UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
+
+CLUSTER_ONLY = (
+    ClusterOnly(
+        "a-suspended-job-has-no-pods-until-it-is-resumed",
+        {"runPolicy": {"suspend": True}},
+        refused="spec.runPolicy.suspend",
+    ),
+    ClusterOnly(
+        "a-job-of-another-controller-is-left-alone",
+        {"runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}},
+        refused="spec.runPolicy.managedBy",
+    ),
+    ClusterOnly(
+        "each-server-keeps-its-checkpoint-in-a-claim",
+        {"checkpoint": {"volumeClaimTemplate": _CLAIM, "scope": "Pserver", "retention": "Retain"}},
+        refused="spec.checkpoint",
+        pods={"pserver": _volume("digits-checkpoint-pserver-0")},
+        objects={"persistentvolumeclaims": ("digits-checkpoint-pserver-0", "digits-checkpoint-pserver-1")},
+    ),
+    ClusterOnly(
+        "all-pods-keep-their-checkpoint-in-one-claim",
+        {
+            "checkpoint": {
+                "volumeClaimTemplate": _CLAIM,
+                "scope": "Job",
+                "mountPath": "/state",
+                "retention": "Delete",
+            }
+        },
+        refused="spec.checkpoint",
+        pods={"pserver": _volume("digits-checkpoint")},
+        objects={"persistentvolumeclaims": ("digits-checkpoint",)},
+    ),
+    ClusterOnly(
+        "a-claim-that-is-there-is-mounted",
+        {"checkpoint": {"claimName": "shared"}},
+        refused="spec.checkpoint",
+        pods={"pserver": _volume("shared")},
+        objects={"persistentvolumeclaims": ()},
+    ),
+    ClusterOnly(
+        "a-finished-job-is-deleted-when-its-time-is-over",
+        {"runPolicy": {"ttlSecondsAfterFinished": 1}},
+        left_out=("spec.runPolicy.ttlSecondsAfterFinished",),
+    ),
+    ClusterOnly(
+        "a-pod-on-a-node-that-is-lost-is-replaced-and-nobody-has-failed",
+        {"nodePool": {"tolerations": [{**_UNREACHABLE, "tolerationSeconds": 1}]}},
+        left_out=("spec.nodePool",),
+    ),
+    ClusterOnly(
+        "a-collective-job-is-scaled-and-starts-anew",
+        {"trainer": {"minReplicas": 1, "maxReplicas": 3}},
+        collective=True,
+        left_out=("spec.trainer.minReplicas", "spec.trainer.maxReplicas"),
+    ),
+    ClusterOnly(
+        "volcano-places-all-pods-together",
+        {"scheduling": {"gang": "Volcano", "queue": "research", "minAvailable": 4}},
+        left_out=("spec.scheduling",),
+        pods={
+            "trainer": {
+                "metadata": {"annotations": {"scheduling.k8s.io/group-name": "digits-0"}},
+                "spec": {"schedulerName": "volcano"},
+            }
+        },
+        objects={"podgroups.scheduling.volcano.sh": ("digits-0",)},
+    ),
+    ClusterOnly(
+        "scheduler-plugins-place-all-pods-together",
+        {"scheduling": {"gang": "Coscheduling"}},
+        left_out=("spec.scheduling",),
+        pods={"trainer": {"metadata": {"labels": {"scheduling.x-k8s.io/pod-group": "digits-0"}}}},
+        objects={"podgroups.scheduling.x-k8s.io": ("digits-0",)},
+    ),
+    ClusterOnly(
+        "kueue-admits-all-pods-together",
+        {"scheduling": {"gang": "Kueue", "queue": "research"}},
+        left_out=("spec.scheduling",),
+        pods={"trainer": {"metadata": {"labels": {"kueue.x-k8s.io/pod-group-name": "digits-0"}}}},
+    ),
+    ClusterOnly(
+        "a-network-policy-keeps-others-out",
+        {"network": {"policy": True}},
+        left_out=("spec.network",),
+        objects={"networkpolicies": ("digits",)},
+    ),
+    ClusterOnly(
+        "replicas-on-the-network-of-their-node-have-ports-of-their-own",
+        {"network": {"hostNetwork": True, "portRange": {"first": 23000, "last": 23099}}},
+        left_out=("spec.network",),
+        pods={"trainer": {"spec": {"hostNetwork": True}}},
+    ),
+    ClusterOnly(
+        "a-budget-keeps-servers-from-being-evicted",
+        {"pserver": {"podDisruptionBudget": True}},
+        left_out=("spec.pserver.podDisruptionBudget",),
+        objects={"poddisruptionbudgets": ("digits-pserver",)},
+    ),
+    ClusterOnly(
+        "trainers-get-gpus-of-a-pool-and-shared-memory",
+        {
+            "nodePool": {
+                "nodeSelector": {"kubernetes.io/os": "linux"},
+                "gpusPerTrainer": 2,
+                "resourceName": "example.com/gpu",
+                "sharedMemory": "1Gi",
+            }
+        },
+        left_out=("spec.nodePool",),
+        pods={
+            "pserver": {"spec": {"nodeSelector": {"kubernetes.io/os": "linux"}}},
+            "trainer": {
+                "spec": {
+                    "containers": [
+                        {
+                            "resources": {"limits": {"example.com/gpu": "2"}},
+                            "env": [{"name": "NCCL_DEBUG", "value": "WARN"}],
+                            "volumeMounts": [{"mountPath": "/dev/shm"}],  # noqa: S108  shared memory has this path,
+                        }
+                    ],
+                    "volumes": [{"emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}}],
+                }
+            },
+        },
+    ),
+    ClusterOnly(
+        "pods-have-the-priority-of-their-job",
+        {"scheduling": {"priorityClassName": "system-cluster-critical"}},
+        left_out=("spec.scheduling",),
+        pods={"trainer": {"spec": {"priority": 2_000_000_000}}},
+    ),
+    ClusterOnly(
+        "images-are-pulled-with-the-secrets-of-the-template",
+        pod={"imagePullSecrets": [{"name": "registry"}]},
+        left_out=("imagePullSecrets",),
+        pods={"trainer": {"spec": {"imagePullSecrets": [{"name": "registry"}]}}},
+    ),
+    ClusterOnly(
+        "pods-run-under-the-account-of-the-template-without-its-token",
+        pod={"serviceAccountName": "trainer"},
+        left_out=("serviceAccountName",),
+        pods={"trainer": {"spec": {"serviceAccountName": "trainer", "automountServiceAccountToken": False}}},
+    ),
+    ClusterOnly(
+        "a-sidecar-that-goes-on-does-not-hold-the-end-up",
+        sidecar={"name": "proxy", "image": "example.com/proxy:1"},
+        left_out=("container proxy",),
+        pods={"trainer": {"spec": {"containers": [{"name": "fleet"}, {"name": "proxy"}]}}},
+    ),
+)
