@@ -135,5 +135,5 @@ async def test_a_leader_that_is_paused_amid_a_pass_does_not_go_on_with_it(
         answered.set()
         one.resume()
         await one.until_leading(holds=False)
-        assert "CreatePod: the lease" in one.log.read_text()
         assert proxy.writes()[before:] == []
+        assert "CreatePod: the lease" in one.log.read_text()
