@@ -23,7 +23,7 @@ from tests.support.digits_job import SERVERS, TRAINERS
 from tests.support.fault_proxy import Answer, Expired, Lost, Reset, Slow, proxy_for
 from tests.support.forked_operator import ForkedOperator
 from tests.support.jobs import manifest
-from tests.support.kube import attempt, uids
+from tests.support.kube import attempt, runs_again, uids
 from tests.support.operator_process import CRD
 
 if TYPE_CHECKING:
@@ -306,6 +306,20 @@ async def test_a_status_that_somebody_edits_is_put_right_and_nothing_follows_fro
     assert job["status"]["restarts"] == before["restarts"] == 0
     await faulty.finish_kept()
     assert sorted(faulty.proxy.created("pods")) == PODS
+
+
+async def test_a_status_that_somebody_wipes_costs_no_pod(faulty: Faulty):
+    await faulty.run()
+    await faulty.namespace.end("digits-trainer-1", exit_code=1)
+    await faulty.namespace.until_pods("digits", "the second attempt", runs_again("digits-trainer-1", "0.1"))
+    before = await faulty.until_running()
+    path = faulty.namespace.path("fleetjobs", "digits", subresource="status")
+    await faulty.namespace.client.merge_patch(path, {"status": None})
+    assert uids(await faulty.until_running()) == uids(before)
+    await faulty.finish_kept()
+    after = await faulty.namespace.until_pods("digits", "the pods", bool)
+    assert uids(after) == uids(before)
+    assert sorted(faulty.proxy.created("pods")) == sorted([*PODS, "digits-trainer-1"])
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["deleted", "deleted-and-created-again"])

@@ -20,7 +20,7 @@ from fleet_operator.plan.indexes import parse_indexes
 from fleet_operator.plan.model import Attempt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from datetime import datetime
 
     from fleet_operator.api import FleetJobStatus
@@ -86,6 +86,22 @@ class Ledger:
         restarts = self.roles[replica.role].restarts.get(replica.index)
         own = restarts.not_before if restarts else None
         return max((each for each in (own, self.not_before) if each is not None), default=None)
+
+    def with_attempts(self, seen: Iterable[tuple[Replica, Attempt]]) -> Self:
+        """Return the ledger with no count lower than those of pods that are there.
+
+        A status that knows less than its pods was set back by hand or out of a backup. To follow it would
+        replace what runs by something older, which those who have met the newer one refuse to talk to.
+        """
+        job_restarts, roles = self.job_restarts, dict(self.roles)
+        for replica, attempt in seen:
+            job_restarts = max(job_restarts, attempt.job)
+            own = roles[replica.role]
+            known = own.restarts.get(replica.index)
+            if attempt.replica > (known.count if known else 0):
+                seen_now = ReplicaRestarts(index=replica.index, count=attempt.replica)
+                roles[replica.role] = replace(own, restarts={**own.restarts, replica.index: seen_now})
+        return replace(self, job_restarts=job_restarts, roles=roles)
 
     def with_seen(self, role: Role, created: frozenset[int], completed: frozenset[int]) -> Self:
         """Return the ledger with more replicas of a role seen created and completed."""

@@ -41,7 +41,11 @@ class Situation:
     def of(cls, job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Self:
         """Put what was observed in order, and enter into the ledger what was not known before."""
         asked = job.replicas(Role.TRAINER)
-        situation = cls(job, observed, now, hosts, Ledger.of(job.status), asked).with_observations()
+        pods = (pod for pod in observed.pods if pod.owned)
+        ledger = Ledger.of(job.status).with_attempts(
+            (Replica(pod.role, pod.index), pod.attempt) for pod in pods
+        )
+        situation = cls(job, observed, now, hosts, ledger, asked).with_observations()
         return situation.with_trainers_to_have() if job.elastic else situation
 
     def with_ledger(self, ledger: Ledger) -> Self:

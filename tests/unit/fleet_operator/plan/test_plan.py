@@ -72,6 +72,31 @@ def test_an_operator_that_starts_anew_goes_on_where_the_status_is():
     assert story.job.status.restarts == 1
 
 
+@pytest.mark.parametrize(
+    "attempts",
+    [
+        pytest.param(("0.0", "0.0", "0.0", "0.1"), id="after-a-replica-was-restarted"),
+        pytest.param(("1.0", "1.0", "1.0", "1.0"), id="after-the-job-was-restarted"),
+        pytest.param(("2.0", "2.0", "2.1", "2.3"), id="after-both"),
+    ],
+)
+def test_a_status_that_was_set_back_costs_no_pod(attempts: tuple[str, ...]):
+    roles = zip((pserver, pserver, trainer, trainer), (0, 1, 0, 1), attempts, strict=True)
+    pods = [role(index, attempt) for role, index, attempt in roles]
+    assert Story().sees(*pods)[1:] == [
+        ALL_THERE,
+        ALL_RUN,
+        "tell Normal Started: all 4 replicas run or have completed",
+    ]
+
+
+def test_a_replica_whose_restarts_the_status_forgot_is_restarted_under_a_later_attempt():
+    story = Story()
+    pods = (pserver(0), pserver(1), trainer(0))
+    story.sees(*pods, ended(trainer(1, "0.2"), 1))
+    assert "create digits-trainer-1 0.3" in story.sees(*pods, after=60)
+
+
 def test_succeeds_when_all_trainers_have_completed_and_leaves_the_servers_time_to_exit():
     story = Story()
     story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
