@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet_operator.settings import Settings
+from fleet_operator.settings import FEATURES, Settings
 from tools import assets
 
 CHART = Path("charts/fleet-operator")
@@ -53,6 +53,12 @@ def container(manifests: list[dict[str, Any]]) -> dict[str, Any]:
     (found,) = one(manifests, "Deployment")["spec"]["template"]["spec"]["containers"]
     assert isinstance(found, dict)
     return found
+
+
+def test_the_chart_is_not_valid(helm):
+    for values in ([], NAMES, [f"features.{feature}=true" for feature in FEATURES]):
+        for document in render(helm, *values):
+            assert {"apiVersion", "kind", "metadata"} <= document.keys()
 
 
 def test_lint_finds_nothing(helm):
@@ -152,6 +158,26 @@ def test_no_right_is_a_wildcard(helm):
     }
 
 
+def test_the_operator_may_do_too_much(helm):
+    everything = [f"features.{feature}=true" for feature in FEATURES]
+    for values in ([], everything, [*everything, *NAMES]):
+        for role in (each for each in render(helm, *values) if each["kind"] in ("ClusterRole", "Role")):
+            if "aggregate" in str(role["metadata"].get("labels")):
+                continue  # for people
+            resources = {resource for rule in role["rules"] for resource in rule["resources"]}
+            verbs = {verb for rule in role["rules"] for verb in rule["verbs"]}
+            assert not resources & {
+                "secrets",
+                "nodes",
+                "configmaps",
+                "pods/log",
+                "pods/exec",
+                "pods/attach",
+                "*",
+            }
+            assert not verbs & {"impersonate", "escalate", "bind", "deletecollection", "*"}
+
+
 def test_rights_go_to_the_operators_own_account(helm):
     manifests = render(helm)
     account = one(manifests, "ServiceAccount")["metadata"]["name"]
@@ -214,6 +240,13 @@ def test_who_may_read_the_metrics_of_jobs_is_a_value(helm):
     env = container([each for each in yaml.safe_load_all(ended.stdout) if each])["env"]
     settings = Settings.from_environment({each["name"]: each.get("value", "") for each in env})
     assert settings.metrics_readers == (peer,)
+
+
+def test_two_operators_work_at_once_unless_they_are_told_not_to(helm):
+    for values in ([], ["replicas=3"]):
+        env = {each["name"]: each.get("value") for each in container(render(helm, *values))["env"]}
+        assert env["FLEET_OPERATOR_LEASE"] == "fleet-fleet-operator"
+    assert Settings().lease, "and outside of a chart as well"
 
 
 def test_several_operators_stand_on_different_nodes_and_each_holds_the_lease_as_its_pod(helm):

@@ -121,6 +121,13 @@ def test_every_series_of_ours_is_on_the_dashboard(served: dict[str, set[str]]):
     assert ours - {re.sub(ends, "", name) for name in shown} == set()
 
 
+def test_there_are_no_metrics_and_no_dashboards(helm: Path, served: dict[str, set[str]]):
+    assert len([name for name in served if name.startswith("fleet_operator_")]) > 10
+    kinds = {each["kind"] for each in render(helm, *ON)}
+    assert {"ServiceMonitor", "PrometheusRule", "ConfigMap"} <= kinds
+    assert len(DASHBOARD["panels"]) > 5
+
+
 def test_panels_stand_beside_each_other():
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleet_operator.api import ConditionType, Role
-from fleet_operator.build import ClusterHosts, build_pod, build_service, replica_ports
+from fleet_operator.api import ConditionType, JobState, Role
+from fleet_operator.build import ClusterHosts, build_pod, build_service, replica_ports, role_env
 from fleet_operator.plan.model import Attempt, ObjectRef
 from tests.support import jobs
 from tests.support.plans import Story, at, ended, pending, pserver, trainer
@@ -161,3 +161,80 @@ def test_a_job_with_an_injected_sidecar_never_ends():
     story.sees(*SERVERS, *still_there, after=60)
     assert story.job.status.state == "Succeeded"
     assert "delete digits-trainer-0 0.0" in story.sees(*SERVERS, *still_there, after=90)
+
+
+def test_istio_breaks_the_rendezvous():
+    document = jobs.manifest()
+    outside = {"sidecar.istio.io/inject": "false"}
+    document["spec"]["template"]["metadata"] = {"labels": outside}
+    job = jobs.job(document)
+    for role in Role:
+        pod = build_pod(job, role, 0, Attempt(), ClusterHosts(job))
+        assert pod["metadata"]["labels"].items() >= outside.items(), (
+            "pods stay out of the mesh if they are told to"
+        )
+        assert (
+            role_env(job, role, 0, ClusterHosts(job))["PADDLE_PSERVERS_IP_PORT_LIST"].count(".svc:6174") == 2
+        )
+        assert "initContainers" not in pod["spec"], "nothing waits for a name before the proxy is there"
+
+
+def test_the_status_diverges_from_what_is_there():
+    story = running()
+    wrong = {"state": JobState.PENDING, "trainers": "7/9", "pservers": None, "roles": ()}
+    story.job = story.job.with_status(story.job.status.model_copy(update=wrong))
+    story.sees(*SERVERS, *TRAINERS, after=5)
+    status = story.job.status
+    assert (status.state, status.trainers, status.pservers) == (JobState.RUNNING, "2/2", "2/2")
+
+
+# What was wrong with paddle-operator 0.3.5.
+
+
+def test_the_environment_comes_after_the_pods():
+    job = jobs.job()
+    [container] = build_pod(job, Role.TRAINER, 0, Attempt(), ClusterHosts(job))["spec"]["containers"]
+    assert "envFrom" not in container
+    env = {each["name"]: each for each in container["env"]}
+    expected = ",".join(f"digits-pserver-{index}.digits.default.svc:6174" for index in (0, 1))
+    assert env["PADDLE_PSERVERS_IP_PORT_LIST"]["value"] == expected, "known before any pod is there"
+
+
+def test_endpoints_are_stale_after_a_pod_was_replaced():
+    job = jobs.job()
+    lives = [build_pod(job, Role.PSERVER, 0, Attempt(0, life), ClusterHosts(job)) for life in (0, 1)]
+    names = [(pod["metadata"]["name"], pod["spec"]["hostname"], pod["spec"]["subdomain"]) for pod in lives]
+    assert names[0] == names[1] == ("digits-pserver-0", "digits-pserver-0", "digits")
+
+
+def test_the_port_of_the_service_is_not_that_of_the_pods():
+    job = jobs.job(jobs.manifest(pserver={"replicas": 1, "port": 7000}))
+    service = {each["name"]: each["port"] for each in build_service(job)["spec"]["ports"]}
+    [container] = build_pod(job, Role.PSERVER, 0, Attempt(), ClusterHosts(job))["spec"]["containers"]
+    assert service == {each["name"]: each["containerPort"] for each in container["ports"]}
+
+
+def test_any_pod_that_fails_fails_the_job():
+    story = running()
+    story.sees(*SERVERS, trainer(0), ended(trainer(1), 1), after=5)
+    assert story.job.status.state == "Restarting"
+
+
+def test_parameter_servers_must_end_well_for_a_job_to_succeed():
+    story = running()
+    story.sees(ended(pserver(0), 143), pserver(1), *DONE, after=60)
+    assert story.job.status.state == "Succeeded"
+
+
+def test_the_status_is_written_at_every_pass():
+    story = running()
+    before = story.job.status
+    story.sees(*SERVERS, *TRAINERS, after=500)
+    assert story.job.status == before
+
+
+def test_pods_do_not_say_which_job_they_are_of():
+    job = jobs.job()
+    labels = build_pod(job, Role.TRAINER, 1, Attempt(), ClusterHosts(job))["metadata"]["labels"]
+    said = {"job-name": "digits", "role": "trainer", "index": "1", "attempt": "0.0"}
+    assert labels.items() >= {f"fleetjob.dev/{name}": value for name, value in said.items()}.items()

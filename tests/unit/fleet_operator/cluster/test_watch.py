@@ -115,6 +115,26 @@ async def test_a_cut_connection_costs_a_new_one_and_loses_nothing(api: FakeApi):
         assert (count(api, "GET"), watched.relists) == (1, 0)
 
 
+async def test_a_watch_is_dead_and_nobody_notices(api: FakeApi, monkeypatch: pytest.MonkeyPatch):
+    asked: list[float] = []
+    stream = api.stream
+
+    def noting(path: str, params: Mapping[str, str], *, silence_seconds: float) -> Any:
+        asked.append(silence_seconds)
+        return stream(path, params, silence_seconds=silence_seconds)
+
+    monkeypatch.setattr(api, "stream", noting)
+    async with watching(api) as watched:
+        api.put(path("a"), {})
+        await watched.until_names("a")
+        api.fail_watch(0, "nothing was heard for too long")  # as the client says it
+        api.put(path("b"), {})
+        await watched.until_names("a", "b")
+    # A bookmark comes every minute: who hears nothing for longer has lost the connection.
+    assert len(asked) == 2
+    assert all(60 < seconds < 300 for seconds in asked)
+
+
 async def test_a_forgotten_history_is_listed_again_and_tells_what_is_gone(api: FakeApi):
     api.put(path("a"), {})
     api.put(path("b"), {})

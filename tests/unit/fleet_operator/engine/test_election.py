@@ -88,6 +88,17 @@ async def test_a_holder_stops_before_its_lease_can_be_taken(api: FakeApi):
     assert spec(api)["leaseTransitions"] == 1
 
 
+async def test_operators_freeze_in_peering(api: FakeApi):
+    one, two, three = (Candidate(api, each) for each in ("one", "two", "three"))
+    await one.tries()  # and is never heard of again
+    for seconds in range(0, 40, 5):
+        two.clock.seconds = three.clock.seconds = seconds
+        await two.tries()
+        await three.tries()
+        assert not (two.leads and three.leads)
+    assert two.leads != three.leads, "somebody goes on, and one only"
+
+
 async def test_times_of_day_are_never_compared(api: FakeApi):
     one, two = Candidate(api, "one"), Candidate(api, "two")
     await one.tries()

@@ -108,6 +108,21 @@ async def test_no_more_jobs_are_worked_on_at_once_than_there_are_workers():
     assert sorted(cluster.entered) == [f"job-{index}" for index in range(5)]
 
 
+async def test_one_worker_thread_does_not_scale():
+    cluster, passes = Gate(), Passes()
+    keys = jobs(cluster, 8)
+    engine = Engine(cluster, workers=8, decide=act, observer=passes)
+    async with running(engine):
+        for _ in range(100):
+            for key in keys:
+                engine.enqueue(key)
+        await cluster.until_entered(*(f"job-{index}" for index in range(8)))  # none waits for another
+        cluster.open.set()
+        await passes.until(lambda: len(passes.results) >= 8)
+        await let_others_run()
+    assert len(passes.results) == 8, "a hundred events of a job are one pass"
+
+
 async def test_one_job_is_never_worked_on_twice_at_once():
     cluster, passes = Gate(), Passes()
     (key,) = jobs(cluster, 1)
