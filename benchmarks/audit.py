@@ -1,0 +1,59 @@
+"""What the operator asks of the API server, as the audit log has it."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+__all__ = ["AuditLog", "is_write", "leases"]
+
+READS = ("get", "list", "watch")
+
+Calls = Counter[str]
+"""How often each thing was asked, by verb and resource: ``create pods``, ``update fleetjobs/status``."""
+
+
+class AuditLog:
+    """The log of an API server, read as it grows.
+
+    Parameters
+    ----------
+    path : Path
+        The log; one JSON object a line, written when a request has been answered. A watch is one request, and
+        has been answered when it ends.
+    account : str
+        Whose requests count: what the name of a user begins with.
+    """
+
+    def __init__(self, path: Path, account: str) -> None:
+        self._path = path
+        self._account = account
+        self._read_bytes = 0
+        self._calls: Calls = Counter()
+
+    def calls(self) -> Calls:
+        """Return all requests up to now."""
+        with self._path.open("rb") as log:
+            log.seek(self._read_bytes)
+            for line in log:
+                if not line.endswith(b"\n"):  # the rest of it is being written
+                    break
+                self._read_bytes += len(line)
+                self._count(line)
+        return self._calls.copy()
+
+    def _count(self, line: bytes) -> None:
+        call = json.loads(line)
+        if call["user"]["username"].startswith(self._account):
+            what = call.get("objectRef") or {}
+            resource = "/".join(filter(None, (what.get("resource", "other"), what.get("subresource"))))
+            self._calls[f"{call['verb']} {resource}"] += 1
+
+
+def is_write(call: str) -> bool:
+    """Whether a kind of request may change something."""
+    return call.split()[0] not in READS
+
+
+def leases(calls: Calls) -> int:
+    """Return how many of some requests were about the lease, by which operators elect one."""
+    return sum(number for call, number in calls.items() if call.endswith(" leases"))

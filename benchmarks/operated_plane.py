@@ -1,0 +1,174 @@
+"""A control plane with the operator, the bare client and an audit log: what bursts and idle jobs need."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.audit import AuditLog
+from benchmarks.bare_client import job_manifest
+from benchmarks.pipes import hear
+from benchmarks.watched import Watched
+from fleet_operator.cluster.client import ApiClient, ApiError
+from fleet_operator.cluster.connection import from_kubeconfig
+from tests.support.controlplane import ControlPlane, die_with_parent
+from tests.support.operator_process import CRD, NAMESPACE, OperatorProcess, install
+
+__all__ = ["JOBS", "PODS", "SLOW_SECONDS", "OperatedPlane", "Used", "submit"]
+
+SLOW_SECONDS = 1200.0
+"""Longer than anything takes that is waited for."""
+
+SUBMITTED_AT_ONCE = 16
+PODS_OF_A_NODE = 200
+JOBS = "/apis/fleetjob.dev/v1alpha1/namespaces/{}/fleetjobs"
+PODS = "/api/v1/namespaces/{}/pods"
+SERVICES = "/api/v1/namespaces/{}/services"
+
+
+@dataclass(frozen=True)
+class Used:
+    """What the operator has taken of the machine."""
+
+    rss_bytes: float
+    cpu_seconds: float
+
+
+class OperatedPlane:
+    """One control plane with one operator; `start` takes about ten seconds.
+
+    Parameters
+    ----------
+    folder : Path
+        Where logs and data go.
+    num_pods : int
+        How many pods there are at most at one time.
+    """
+
+    def __init__(self, folder: Path, *, num_pods: int) -> None:
+        self._folder = folder
+        audit_log = folder / "audit.log"
+        self.audit = AuditLog(audit_log, f"system:serviceaccount:{NAMESPACE}:")
+        self.plane = ControlPlane(
+            folder / "plane",
+            nodes=max(24, num_pods // PODS_OF_A_NODE + 1),
+            definitions=[CRD],
+            audit_log=audit_log,
+            scheduler_qps=200,
+        )
+        self._bare: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start everything; return when the operator is ready."""
+        self.plane.start()
+        config = self.plane.write_kubeconfig(self._folder / "kubeconfig", install(self.plane), NAMESPACE)
+        self.operator = OperatorProcess(self._folder, config, FLEET_OPERATOR_LOG_LEVEL="warning")
+        self.operator.start()
+        self._bare = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.bare_client", str(self.plane.kubeconfig)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=die_with_parent,
+        )
+        self._hear("ready")
+
+    def close(self) -> None:
+        """End everything."""
+        if self._bare is not None:
+            self._bare.kill()
+            self._bare.wait()
+            self.operator.stop()
+        self.plane.stop()
+
+    def create_bare(self, namespace: str, num_jobs: int) -> None:
+        """Have the bare client create the objects of so many jobs."""
+        assert self._bare is not None
+        assert self._bare.stdin is not None
+        self._bare.stdin.write(f"{namespace} {num_jobs}\n")
+        self._bare.stdin.flush()
+        self._hear("done")
+
+    def _hear(self, word: str) -> None:
+        assert self._bare is not None
+        assert self._bare.stdout is not None
+        heard = hear(self._bare.stdout, "the bare client")
+        if heard != word:
+            raise SystemExit(
+                f"the bare client said {heard!r}, expected {word!r}; what it printed above says why"
+            )
+
+    @asynccontextmanager
+    async def namespace(self, name: str) -> AsyncIterator[ApiClient]:
+        """Have a namespace, and leave nothing of it that whoever comes next would wait for."""
+        async with ApiClient(from_kubeconfig(self.plane.kubeconfig)) as client:
+            manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+            await client.create("/api/v1/namespaces", manifest)
+            async with Watched(client, f"/api/v1/namespaces/{name}/serviceaccounts").watching() as accounts:
+                await accounts.until("Seen", 1, seconds=60)
+            yield client
+            for path in (JOBS, PODS, SERVICES):  # the jobs first, or the operator makes their pods again
+                await _delete_all(client, path.format(name))
+            await client.delete(f"/api/v1/namespaces/{name}", {})
+            await self.until_idle(known=0)
+
+    async def used(self) -> Used:
+        """Return what the operator has taken, as it tells itself."""
+        told = await self._told()
+        return Used(told["process_resident_memory_bytes"], told["process_cpu_seconds_total"])
+
+    async def until_idle(self, *, known: int, passes: int = 0) -> None:
+        """Wait until the operator has so many jobs, none of them waiting, and has made so many passes."""
+        async with asyncio.timeout(SLOW_SECONDS):
+            while True:
+                told = await self._told()
+                ended = told['fleet_operator_reconcile_duration_seconds_count{result="done"}']
+                jobs = sum(number for name, number in told.items() if name.startswith("fleet_operator_jobs{"))
+                if jobs == known and ended >= passes and told["fleet_operator_queue_depth"] == 0:
+                    return
+                await asyncio.sleep(0.25)
+
+    async def _told(self) -> "dict[str, float]":
+        """Return the operator's metrics; one that it does not have is 0."""
+        text = await asyncio.to_thread(self.operator.get, "/metrics") or ""
+        found = re.findall(r"^([^#\s]\S*) (\S+)$", text, re.MULTILINE)
+        return _Metrics({name: float(value) for name, value in found})
+
+
+class _Metrics(dict[str, float]):
+    def __missing__(self, name: str) -> float:
+        return 0.0
+
+
+async def submit(client: ApiClient, namespace: str, jobs: Iterable[int], **run_policy: Any) -> None:
+    """Create jobs by their numbers, some at the same time."""
+    slots = asyncio.Semaphore(SUBMITTED_AT_ONCE)
+
+    async def create(name: str) -> None:
+        manifest = job_manifest(name, namespace)
+        manifest["spec"] |= {"runPolicy": run_policy} if run_policy else {}
+        try:
+            await client.create(JOBS.format(namespace), manifest)
+        finally:
+            slots.release()
+
+    async with asyncio.TaskGroup() as group:
+        for number in jobs:
+            await slots.acquire()
+            group.create_task(create(f"job-{number}"))
+
+
+async def _delete_all(client: ApiClient, path: str) -> None:
+    """Delete a collection at once; a server that takes longer than a request may is asked again."""
+    async with asyncio.timeout(SLOW_SECONDS):
+        while (await client.get(path, {"limit": "1"}))["items"]:
+            try:
+                await client.delete(path, {"gracePeriodSeconds": 0, "propagationPolicy": "Background"})
+            except ApiError as error:
+                if not error.transient:
+                    raise

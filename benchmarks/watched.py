@@ -1,0 +1,147 @@
+"""Pods and jobs as a watch shows them: when each came to each phase, and what statuses said when."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+from fleet_operator.cluster.client import ApiClient
+
+__all__ = ["Behind", "Watched", "behind"]
+
+SILENCE_SECONDS = 120.0
+
+Said = Sequence[tuple[float, int]]
+"""When the status of a job said that how many of its replicas do their part."""
+
+
+class Watched:
+    """The objects of a collection, watched from its first one; times are those of the event loop.
+
+    Parameters
+    ----------
+    client : ApiClient
+    path : str
+        The collection, of a fresh namespace.
+    """
+
+    def __init__(self, client: ApiClient, path: str) -> None:
+        self._client = client
+        self._path = path
+        self._changed = asyncio.Event()
+        self._ended: Exception | None = None
+        self._numbers: Counter[str] = Counter()
+        self.first: dict[str, dict[str, float]] = {}  # name: {phase: when it was first seen in it}
+        self.said: dict[str, list[tuple[float, int]]] = {}  # of jobs, by name
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[Self]:
+        """Watch for as long as the block takes."""
+        task = asyncio.create_task(self._watch())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def until(self, phase: str, number: int, *, seconds: float) -> list[float]:
+        """Wait until so many objects have been in a phase; return when each first was, in order.
+
+        Raises
+        ------
+        SystemExit
+            That did not happen in time, or the watch has ended.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                while self._numbers[phase] < number:
+                    if self._ended is not None:
+                        raise SystemExit(f"the watch of {self._path} has ended: {self._ended!r}")
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            found = self._numbers[phase]
+            raise SystemExit(
+                f"{self._path}: {found} of {number} were {phase} after {seconds:g} s; is the machine busy?"
+            ) from None
+        return sorted(seen[phase] for seen in self.first.values() if phase in seen)
+
+    async def _watch(self) -> None:
+        """Watch until cancelled; a watch that the server ends goes on where it was."""
+        version = "0"
+        try:
+            while True:
+                params = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
+                opened = self._client.stream(self._path, params, silence_seconds=SILENCE_SECONDS)
+                async with opened as lines:
+                    async for line in lines:
+                        version = self._take(json.loads(line))
+        except Exception as error:  # noqa: BLE001 whoever waits is told
+            self._ended = error
+            self._changed.set()
+
+    def _take(self, event: Mapping[str, Any]) -> str:
+        """Note one event; return from where the watch would go on."""
+        kind, item = event["type"], event["object"]
+        if kind == "ERROR":
+            raise RuntimeError(item.get("message", "an error without a message"))
+        if kind != "BOOKMARK":
+            self._note(item["metadata"]["name"], item.get("status", {}))
+        version: str = item["metadata"]["resourceVersion"]
+        return version
+
+    def _note(self, name: str, status: Mapping[str, Any]) -> None:
+        now = asyncio.get_running_loop().time()
+        seen = self.first.setdefault(name, {})
+        for phase in ("Seen", status.get("phase") or status.get("state")):
+            if phase is not None and phase not in seen:
+                seen[phase] = now
+                self._numbers[phase] += 1
+        if "trainers" in status:
+            self.said.setdefault(name, []).append((now, _up(status)))
+        self._changed.set()
+
+
+def _up(status: Mapping[str, Any]) -> int:
+    """Return how many replicas do their part or have done it, as a job's status says."""
+    return sum(int(status.get(role, "0/0").partition("/")[0]) for role in ("pservers", "trainers"))
+
+
+@dataclass(frozen=True)
+class Behind:
+    """How statuses came after the pods.
+
+    Attributes
+    ----------
+    seconds : tuple of float
+        For each pod, from when it ran until the status said so; infinite if it never did.
+    most_pods : int
+        The most pods of one job that ran at one moment and that its status did not speak of.
+    """
+
+    seconds: tuple[float, ...]
+    most_pods: int
+
+
+def behind(ran: Mapping[str, Iterable[float]], said: Mapping[str, Said]) -> Behind:
+    """Compare what statuses said with the pods.
+
+    Parameters
+    ----------
+    ran : mapping
+        By job, when each of its pods first ran.
+    said : mapping
+        By job, what its status said from when on, in order.
+    """
+    seconds, most = [], 0
+    for job, moments in ran.items():
+        told = said.get(job, ())
+        for number, moment in enumerate(sorted(moments), start=1):
+            when = next((at for at, up in told if up >= number), float("inf"))
+            seconds.append(max(0.0, when - moment))
+            known = max((up for at, up in told if at <= moment), default=0)
+            most = max(most, number - known)
+    return Behind(tuple(seconds), most)
