@@ -276,6 +276,24 @@ def test_clipping_on_servers_is_refused_where_there_are_none():
         Fleet().distributed_optimizer(optimizer, strategy)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cross_step", True),
+        ("server_kernels", "fused"),
+        ("transport", "shared_memory"),
+        ("wire_dtype", "bfloat16"),
+    ],
+)
+def test_what_only_parameter_servers_do_is_refused_by_name(name, value):
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    strategy = DistributedStrategy(**{name: value})
+    with pytest.raises(
+        ConfigurationError, match=rf"strategy\.{name} is .* there are no parameter servers here"
+    ):
+        Fleet().distributed_optimizer(optimizer, strategy)
+
+
 @pytest.mark.timeout(240)
 def test_a_checkpoint_brings_every_trainer_back_to_the_bit_and_serves_parameter_servers_too(
     trainers, tmp_path

@@ -29,6 +29,7 @@ def test_defaults():
         "cross_step": False,
         "server_kernels": "default",
         "transport": "auto",
+        "wire_dtype": None,
         "grad_clip": None,
         "transpiler": None,
     }
@@ -47,8 +48,13 @@ def test_a_strategy_does_not_change():
         ({"sync_mode": "Sync"}, r"strategy\.sync_mode is 'Sync'; expected True or False"),
         ({"overlap": 1}, r"strategy\.overlap is 1; expected True or False"),
         ({"cross_step": 1}, r"strategy\.cross_step is 1; expected True or False"),
-        ({"server_kernels": "fused"}, r"strategy\.server_kernels is 'fused'; expected default"),
+        ({"server_kernels": "foreach"}, r"strategy\.server_kernels is 'foreach'; expected default or fused"),
         ({"transport": "udp"}, r"strategy\.transport is 'udp'; expected auto or tcp or shared_memory"),
+        ({"wire_dtype": "float16"}, r"strategy\.wire_dtype is 'float16'; expected 'bfloat16', or None"),
+        (
+            {"wire_dtype": "bfloat16", "transport": "shared_memory"},
+            r"strategy\.transport is 'shared_memory', in which nothing travels",
+        ),
         ({"grad_clip": 5.0}, r"strategy\.grad_clip is 5\.0; expected None, fleet\.ClipGradByValue\(max\)"),
         ({"mode": "geo"}, r"strategy\.mode is 'geo'; expected an instance of a subclass of fleet\.param"),
         (

@@ -22,8 +22,9 @@ __all__ = [
     "create_sync_strategy",
 ]
 
-_KERNELS = ("default",)
+_KERNELS = ("default", "fused")
 _TRANSPORTS = ("auto", "tcp", "shared_memory")
+_WIRE_DTYPES = (None, "bfloat16")
 _MODE_OF_JOB: Final = dict(zip(SYNC_MODES, DistributedMode, strict=True))
 _FIELDS_OF_MODE: Final[dict[DistributedMode, dict[str, Any]]] = {
     DistributedMode.SYNC: {"sync_mode": True, "runtime_split_send_recv": False},
@@ -52,11 +53,16 @@ class DistributedStrategy:
         Parameters must then be read through the modules that own them; the model is to be given to
         `distributed_optimizer`. Synchronous and asynchronous training only; half-async and GEO do not wait.
     server_kernels : str
-        ``default``: the user's own kernel flags on the servers.
+        ``default``: the servers step with the user's own kernel flags, and every bit is that of one process.
+        ``fused``: with the fused kernels of the optimizer's class, which pass over memory once, and round
+        otherwise.
     transport : str
         How gradients and values travel between a trainer and a parameter server. ``auto``: through memory
         that both share where they run on one host as one user, else over TCP. ``tcp``: always over TCP.
         ``shared_memory``: as ``auto``, but a server that is elsewhere is an error that names it.
+    wire_dtype : str or None
+        ``bfloat16``: gradients and values of longer floating-point numbers travel as bfloat16, over TCP. The
+        servers keep and step the parameters' own dtype. None: everything travels as it is.
     grad_clip : ClipGradByValue, ClipGradByNorm, ClipGradByGlobalNorm or None
         Clip the gradients on the servers, after they were averaged over the trainers. Synchronous training
         only.
@@ -75,6 +81,7 @@ class DistributedStrategy:
     cross_step: bool = False
     server_kernels: str = "default"
     transport: str = "auto"
+    wire_dtype: str | None = None
     grad_clip: GradClip | None = None
     transpiler: DistributeTranspilerConfig = field(default_factory=DistributeTranspilerConfig)
 
@@ -90,6 +97,15 @@ class DistributedStrategy:
         if self.transport not in _TRANSPORTS:
             raise ConfigurationError(
                 f"strategy.transport is {self.transport!r}; expected {' or '.join(_TRANSPORTS)}"
+            )
+        if self.wire_dtype not in _WIRE_DTYPES:
+            raise ConfigurationError(
+                f"strategy.wire_dtype is {self.wire_dtype!r}; expected 'bfloat16', or None: as they are kept"
+            )
+        if self.wire_dtype is not None and self.transport == "shared_memory":
+            raise ConfigurationError(
+                f"strategy.wire_dtype is {self.wire_dtype!r}, and strategy.transport is 'shared_memory', in "
+                "which nothing travels; leave one of them at its default"
             )
         if self.grad_clip is not None:
             check_grad_clip("strategy.grad_clip", self.grad_clip)

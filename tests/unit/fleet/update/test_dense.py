@@ -50,6 +50,29 @@ def test_two_slices_are_stepped_as_the_whole_is(optimizer_class, chosen):
     assert torch.equal(arena, whole)
 
 
+@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_a_fused_update_is_the_fused_optimizers_own(optimizer_class):
+    torch.manual_seed(0)
+    whole = torch.nn.Parameter(torch.randn(10, 7))
+    value = whole.detach().clone()
+    optimizer = optimizer_class([whole], lr=0.1, weight_decay=0.01, fused=True)
+    options = options_of(optimizer_class, {"lr": 0.1, "weight_decay": 0.01, "foreach": True})
+    update = DenseUpdate(optimizer_class, value, options, fused=True)
+    for _ in range(3):
+        whole.grad = torch.randn(10, 7)
+        update.apply(whole.grad.clone(), {"lr": 0.1})
+        optimizer.step()
+    assert torch.equal(value, whole)
+
+
+def test_a_class_without_a_fused_kernel_is_refused_by_name():
+    options = options_of(torch.optim.Adadelta, {})
+    with pytest.raises(
+        ConfigurationError, match=r"server_kernels is 'fused', and Adadelta has no fused kernel"
+    ):
+        DenseUpdate(torch.optim.Adadelta, torch.zeros(3), options, fused=True)
+
+
 def test_the_state_has_torchs_entries_and_none_before_the_first_step():
     update = DenseUpdate(torch.optim.Adam, torch.zeros(3), options_of(torch.optim.Adam, {"lr": 0.1}))
     assert update.state() == {}

@@ -217,26 +217,23 @@ class Fleet(SavingCalls):
         optimizer
             Any torch optimizer; its parameters are the ones whose gradients are averaged.
         strategy : DistributedStrategy, optional
-            With ``overlap=False`` all gradients leave at the end of the backward pass. What it says about
-            parameter servers has no meaning here.
+            With ``overlap=False`` all gradients leave at the end of the backward pass. How it would transpile
+            has no meaning here.
         model : optional
             The model, to name parameters in messages.
 
         Raises
         ------
         ConfigurationError
-            Another trainer's parameters or optimizer differ; the message says how.
+            Another trainer's parameters or optimizer differ; or the strategy asks for something that
+            parameter servers do. The message says what.
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigurationError(
                 f"distributed_optimizer: found {type(optimizer).__name__}; expected a torch.optim.Optimizer"
             )
-        if strategy is not None and strategy.grad_clip is not None:
-            raise ConfigurationError(
-                f"strategy.grad_clip is {strategy.grad_clip!r}, and there are no servers here to clip; call "
-                "torch.nn.utils.clip_grad_norm_ or clip_grad_value_ between backward() and step(), where the "
-                "gradients are averaged already"
-            )
+        if strategy is not None:
+            _check_nothing_for_servers(strategy)
         group = self._started_group()
         named = named_parameters(optimizer, model)
         self._compare(group, optimizer, named)
@@ -301,3 +298,21 @@ class Fleet(SavingCalls):
         if self._group is None:
             raise ConfigurationError("fleet.init was not called; expected it before anything else of fleet")
         return self._group
+
+
+def _check_nothing_for_servers(strategy: DistributedStrategy) -> None:
+    """Refuse what only parameter servers could do."""
+    if strategy.grad_clip is not None:
+        raise ConfigurationError(
+            f"strategy.grad_clip is {strategy.grad_clip!r}, and there are no servers here to clip; call "
+            "torch.nn.utils.clip_grad_norm_ or clip_grad_value_ between backward() and step(), where the "
+            "gradients are averaged already"
+        )
+    defaults = DistributedStrategy()
+    for name in ("cross_step", "server_kernels", "transport", "wire_dtype"):
+        value, default = getattr(strategy, name), getattr(defaults, name)
+        if value != default:
+            raise ConfigurationError(
+                f"strategy.{name} is {value!r}, and there are no parameter servers here; leave it at "
+                f"{default!r}"
+            )

@@ -74,7 +74,7 @@ class Client:
         self._identity = Identity(job_hash(job.name, job.uid), plan.trainer_id, job.attempt)
         self.store = store
         self._settings = settings
-        self._agreement = {**plan.agreement, **(facts or {})}
+        self._agreement = {**plan.agreement, **settings.agreement, **(facts or {})}
         self._controls: list[ControlClient] = []
         self._peers: list[Peer] = []
         self._heartbeat: Heartbeat | None = None

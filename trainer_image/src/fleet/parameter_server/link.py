@@ -15,6 +15,7 @@ from fleet.parameter_server.modes import Answer, ServerMode
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.shared_memory import SharedBlocks, copy_bytes
 from fleet.parameter_server.sockets import drain, receive_exactly, send_all
+from fleet.parameter_server.wire_form import WireForm
 from fleet.wire import (
     HEADER_BYTES,
     Conversation,
@@ -67,12 +68,21 @@ class Link:
         How a trainer that means this server greets.
     shard : Shard
         The blocks of this server, and where values and gradients lie.
+    form : WireForm
+        How they travel; this link's own.
     """
 
     def __init__(
-        self, identity: Identity, mode: ServerMode, owner: LinkOwner, expected: Hello, shard: Shard
+        self,
+        identity: Identity,
+        mode: ServerMode,
+        owner: LinkOwner,
+        expected: Hello,
+        shard: Shard,
+        form: WireForm,
     ) -> None:
         self.identity = identity
+        self.form = form
         self.failure: FleetError | None = None
         """Why this trainer may not come back, where it may not."""
         self.left = threading.Event()
@@ -116,7 +126,7 @@ class Link:
             self._session = hello.session
             self._line.fence()
             shared = self._share(hello, descriptors)
-            sending = Conversation(Side.SERVER, self.identity, self._shard.block_bytes, remote=False)
+            sending = Conversation(Side.SERVER, self.identity, self.form.block_bytes, remote=False)
             ours = Hello(
                 self._expected.incarnation,
                 self._expected.num_blocks,
@@ -148,7 +158,7 @@ class Link:
         if self._shared is not None and here is not None and value is here[block]:
             self._line.send(Kind.PARAM, shared=True, step=step, block=block)
         else:
-            self._line.send(Kind.PARAM, value, step=step, block=block)
+            self._line.send(Kind.PARAM, self.form.leaving(block, value), step=step, block=block)
 
     def complete(self) -> None:
         """Enqueue the answer to COMPLETE."""
@@ -167,7 +177,8 @@ class Link:
     def destination(self, header: Header) -> memoryview | None:
         """Say where a gradient belongs that follows its header."""
         if header.kind is Kind.GRAD and not header.shared:
-            return self._mode.destination(self.identity.trainer, header.block)
+            kept = self._mode.destination(self.identity.trainer, header.block)
+            return self.form.landing(header.block, kept)
         return None
 
     def received(self, header: Header, payload: memoryview) -> None:
@@ -177,6 +188,8 @@ class Link:
             case Kind.GRAD:
                 if header.shared:
                     self._take_shared(header.block)
+                else:
+                    self.form.landed(header.block, self._mode.destination(trainer, header.block))
                 self._owner.answer(self._mode.gradient(trainer, header.block, header.step))
             case Kind.HYPER:
                 self._owner.begins(trainer)
@@ -241,15 +254,13 @@ class Link:
             )
 
 
-def greet(connected: socket.socket, shard: Shard, find: Callable[[Identity], Link]) -> None:
+def greet(connected: socket.socket, find: Callable[[Identity], Link]) -> None:
     """Exchange HELLO with whoever connected to the data port, and let its link go on.
 
     Parameters
     ----------
     connected : socket.socket
         Gets a time-out for the greeting, and blocks again afterwards.
-    shard : Shard
-        The blocks of this server.
     find : callable
         Returns the link of a trainer; raises for one that has not joined.
 
@@ -272,7 +283,7 @@ def greet(connected: socket.socket, shard: Shard, find: Callable[[Identity], Lin
             raise RemoteProtocolError(f"a greeting of {len(buffer)} bytes, expected {HEADER_BYTES}")
         identity = Identity(header.job, header.trainer, header.attempt)
         link = find(identity)
-        receiving = Conversation(Side.TRAINER, identity, shard.block_bytes, remote=True)
+        receiving = Conversation(Side.TRAINER, identity, link.form.block_bytes, remote=True)
         receiving.advance(header)
         payload = memoryview(bytearray(header.payload_bytes))
         descriptors = receive_with(connected, payload)

@@ -22,6 +22,7 @@ from fleet.parameter_server.local_sockets import dial_here, receive_with, send_w
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.sockets import BytesMoved, dial, send_all
 from fleet.parameter_server.waiting import split_endpoint
+from fleet.parameter_server.wire_form import WireForm
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import HEADER_BYTES, Conversation, Header, Hello, Identity, Kind, Side, pack_header
 from fleet.wire.messages import pack_hello, read_error, read_hello
@@ -80,6 +81,7 @@ class Peer:
         self.endpoint = plan.endpoints[server]
         self._identity = identity
         self._landing = landing
+        self._form = WireForm(self.blocks.values(), settings.wire_dtype)
         self._owner = owner
         self._session = secrets.token_hex(8)
         self._line = Line(f"parameter server {self.endpoint}", Side.TRAINER, identity, self)
@@ -127,7 +129,8 @@ class Peer:
         """Enqueue a gradient; its memory must not change until the server has it."""
         exchange = self._exchange if self._shares else None
         shared = exchange is not None and exchange.put(block, payload)
-        frame = self._line.send(Kind.GRAD, b"" if shared else payload, shared=shared, step=step, block=block)
+        travelling = b"" if shared else self._form.leaving(block, payload)
+        frame = self._line.send(Kind.GRAD, travelling, shared=shared, step=step, block=block)
         if exchange is not None:
             exchange.sent(block, frame)
 
@@ -176,7 +179,9 @@ class Peer:
 
     def destination(self, header: Header) -> memoryview | None:
         """Say where a value belongs that follows its header."""
-        return self._landing(header.block) if header.kind is Kind.PARAM and not header.shared else None
+        if header.kind is Kind.PARAM and not header.shared:
+            return self._form.landing(header.block, self._landing(header.block))
+        return None
 
     def received(self, header: Header, payload: memoryview) -> None:
         """Pass on that a value has landed."""
@@ -186,6 +191,8 @@ class Peer:
             self._completed = True
             self.send(Kind.GOODBYE)
         elif header.kind in (Kind.PARAM, Kind.UNCHANGED):
+            if header.kind is Kind.PARAM and not header.shared:
+                self._form.landed(header.block, self._landing(header.block))
             if self._exchange is not None:
                 self._exchange.answered(header.block, header.taken)
                 if header.shared:
@@ -309,7 +316,7 @@ class Peer:
 
     def _greet(self, connected: socket.socket) -> int:
         identity = self._identity
-        sizes = {block: len(self._landing(block)) for block in self.blocks}
+        sizes = self._form.block_bytes
         sending = Conversation(Side.TRAINER, identity, sizes, remote=False)
         receiving = Conversation(Side.SERVER, identity, sizes, remote=True)
         exchange = self._exchange

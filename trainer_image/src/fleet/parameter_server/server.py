@@ -37,6 +37,7 @@ from fleet.parameter_server.shard import INITIAL_STATE, Shard, initial_state_fac
 from fleet.parameter_server.siblings import Siblings
 from fleet.parameter_server.sockets import bind_address
 from fleet.parameter_server.waiting import WaitLog, split_endpoint
+from fleet.parameter_server.wire_form import WireForm
 from fleet.program import describe_difference
 from fleet.transpiler.lowering import ServerPlan
 from fleet.wire import Hello, Identity, job_hash
@@ -81,10 +82,10 @@ class Server:
         self._job = job
         self._job_hash = job_hash(job.name, job.uid)
         self._settings = settings
-        self._shard = Shard(plan, parameters, state, share=settings.transport != "tcp")
+        self._shard = Shard(plan, parameters, state, share=settings.transport != "tcp", fused=settings.fused)
         mode = mode_of_server(plan)
         elastic = elastic_facts(mode, plan.trainers, settings.max_trainers)
-        self._agreement = {**plan.agreement, **elastic}
+        self._agreement = {**plan.agreement, **settings.agreement, **elastic}
         self._initial = initial_state_fact(state or {})
         self._survives_loss = mode.survives_loss
         self._mode = mode.make_server(self._shard, plan.trainers)
@@ -121,7 +122,7 @@ class Server:
         self._ports = DataPorts(
             address,
             self._settings,
-            lambda connected: greet(connected, self._shard, self._link_of),
+            lambda connected: greet(connected, self._link_of),
         )
         self._ports.start()
         bracketed = f"[{address or '::'}]" if ":" in (address or "::") else address
@@ -217,6 +218,7 @@ class Server:
                 self,
                 Hello(self._incarnation, len(self._plan.blocks)),
                 self._shard,
+                WireForm(self._plan.blocks, self._settings.wire_dtype),
             )
         restored, step = self.checkpoints.tell(trainer)
         _log.log(

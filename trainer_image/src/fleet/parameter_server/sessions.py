@@ -148,7 +148,12 @@ def source_of(program: Program) -> Source:
 
 
 def _settings(strategy: DistributedStrategy) -> Settings:
-    return replace(Settings.from_environ(os.environ), transport=strategy.transport)
+    return replace(
+        Settings.from_environ(os.environ),
+        transport="tcp" if strategy.wire_dtype else strategy.transport,  # what is shared is not converted
+        wire_dtype=strategy.wire_dtype or "",
+        fused=strategy.server_kernels == "fused",
+    )
 
 
 def _trainer_role(plan: TrainerPlan, job: JobIdentity) -> Role:

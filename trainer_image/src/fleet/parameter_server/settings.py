@@ -38,11 +38,20 @@ class Settings:
     """How tensors travel; see `DistributedStrategy`. The strategy says it, not the environment."""
     max_trainers: int | None = None
     """How many trainers an elastic job may come to have; None where their number is fixed."""
+    wire_dtype: str = ""
+    """In which dtype, where in another than their own. The strategy says it."""
+    fused: bool = False
+    """Whether servers step with fused kernels. The strategy says it."""
 
     @property
     def silent_seconds(self) -> float:
         """After how long without a word the log names a peer: five heartbeats."""
         return 5 * self.heartbeat_seconds
+
+    @property
+    def agreement(self) -> Mapping[str, str]:
+        """What of this all processes must have in common, by name."""
+        return {"wire_dtype": self.wire_dtype} if self.wire_dtype else {}
 
     @property
     def stalled_seconds(self) -> float:

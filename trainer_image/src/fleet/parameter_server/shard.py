@@ -76,6 +76,7 @@ class Shard:
         state: Mapping[str, Mapping[str, Any]] | None = None,
         *,
         share: bool = False,
+        fused: bool = False,
     ) -> None:
         self.plan = plan
         self.blocks: Mapping[int, PlannedBlock] = {block.id: block for block in plan.blocks}
@@ -105,7 +106,7 @@ class Shard:
             group = plan.groups.get(block.group)
             if group is None:  # in GEO the trainers have optimizers, and the servers none
                 continue
-            update = DenseUpdate(group.optimizer_class, value, group.hyper_parameters)
+            update = DenseUpdate(group.optimizer_class, value, group.hyper_parameters, fused=fused)
             if state and state.get(block.param):
                 whole = block.param_shape
                 update.load_state(cut_state(state[block.param], whole, block.begin, block.end, block.shape))

@@ -4,6 +4,7 @@ The mathematics is PyTorch's because it is PyTorch that computes it. What is add
 before it, whose order is fixed, so that a run can be reproduced to the bit.
 """
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,17 +52,29 @@ class DenseUpdate:
         The block's value, a view of the server's arena; stepped in place.
     options : mapping
         The options of the block's param group at capture, kernel flags included.
+    fused : bool
+        Step with the class's fused kernel in place of the one that the flags ask for.
 
     Raises
     ------
     ConfigurationError
-        The class refuses the options.
+        The class refuses the options, or has no fused kernel.
     """
 
-    def __init__(self, optimizer_class: type[Optimizer], value: Tensor, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        optimizer_class: type[Optimizer],
+        value: Tensor,
+        options: Mapping[str, Any],
+        *,
+        fused: bool = False,
+    ) -> None:
         self._value = value.detach()
         # Capturing belongs to a trainer's GPU, and a server's arena is memory of the host.
         chosen = {name: option for name, option in options.items() if name != "capturable"}
+        if fused:
+            _check_fused(optimizer_class)
+            chosen |= {"fused": True, "foreach": None}
         try:
             self._optimizer = build_optimizer(optimizer_class, [self._value], chosen)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -98,3 +111,11 @@ class DenseUpdate:
             name: entry.detach().clone() if isinstance(entry, Tensor) else entry
             for name, entry in state.items()
         }
+
+
+def _check_fused(optimizer_class: type[Optimizer]) -> None:
+    if "fused" not in inspect.signature(optimizer_class).parameters:
+        raise ConfigurationError(
+            f"strategy.server_kernels is 'fused', and {optimizer_class.__name__} has no fused kernel; use "
+            "'default', or a class that has one, as SGD, Adam, AdamW and Adagrad"
+        )
