@@ -363,6 +363,31 @@ async def test_a_clock_that_moves_by_a_day_moves_nothing_else(faulty: Faulty):
     await faulty.finish_kept()
 
 
+async def test_a_clock_that_is_set_back_prolongs_no_pause(faulty: Faulty):
+    await faulty.run(runPolicy=ALL_GONE)
+    killed = asyncio.Event()
+
+    def kill_amid_the_pause(call: Call) -> None:
+        if (call.resource, call.status) != ("fleetjobs/status", 200):
+            return
+        if json.loads(call.answer)["status"]["state"] == "Restarting":
+            faulty.proxy.dead = True
+            faulty.operator.kill_at_once()
+            killed.set()
+
+    faulty.proxy.on_answer = kill_amid_the_pause
+    await faulty.namespace.end("digits-trainer-1", exit_code=1)
+    async with asyncio.timeout(20):
+        await killed.wait()
+    await faulty.kill()
+    faulty.proxy.on_answer = lambda _: None
+    faulty.operator.clock_offset = timedelta(days=-1)
+    await faulty.start()
+    await faulty.namespace.until_pods("digits", "the second attempt", runs_again("digits-trainer-1", "0.1"))
+    await faulty.finish()
+    assert sorted(faulty.proxy.created("pods")) == sorted([*PODS, "digits-trainer-1"])
+
+
 async def is_served(namespace: Namespace, field: str) -> bool:
     """Whether the API server takes jobs with a field; for a moment after an upgrade it serves none at all."""
     path = namespace.path("fleetjobs") + "?fieldValidation=Strict&dryRun=All"

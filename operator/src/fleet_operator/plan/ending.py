@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from fleet_operator.api import CleanPodPolicy, ConditionType, JobState
 from fleet_operator.api.names import service_name
 from fleet_operator.plan.advice import advised
-from fleet_operator.plan.cleanup import cleanup_at, to_clean
+from fleet_operator.plan.cleanup import EXIT_PATIENCE, cleanup_at, to_clean
 from fleet_operator.plan.extras import remove
 from fleet_operator.plan.model import DeleteJob, DeleteService, Plan
 from fleet_operator.plan.pods import is_active
 from fleet_operator.plan.status import build_status
 from fleet_operator.plan.step import ALL_CREATED, deletions
 from fleet_operator.plan.telling import tell
-from fleet_operator.plan.times import stamp
+from fleet_operator.plan.times import is_ahead, stamp
 from fleet_operator.plan.ttl import expiry
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def clean_up(situation: Situation, status: FleetJobStatus, events: tuple[Event, 
     due = cleanup_at(status.state or JobState.FAILED, completion, any_active=any_active)
     looks: list[datetime | None] = [end_of_life]
     actions: tuple[Action, ...] = ()
-    if now >= due:
+    if not is_ahead(now, due, at_most=EXIT_PATIENCE):
         cleaned = to_clean(policy.clean_pod_policy, pods)
         if policy.clean_pod_policy is CleanPodPolicy.ALL and situation.observed.service:
             actions = (DeleteService(service_name(job.name)),)

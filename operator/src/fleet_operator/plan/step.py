@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import ConditionType, Gang, JobState, Role
 from fleet_operator.build import build_pod, build_service
+from fleet_operator.plan.backoff import LONGEST
 from fleet_operator.plan.deadline import deadline
 from fleet_operator.plan.extras import ensure, remove
 from fleet_operator.plan.model import CreatePod, CreateService, DeletePod
@@ -17,7 +18,7 @@ from fleet_operator.plan.startup import may_start_trainers
 from fleet_operator.plan.status import build_status
 from fleet_operator.plan.telling import tell
 from fleet_operator.plan.terminating import given_up_at
-from fleet_operator.plan.times import stamp
+from fleet_operator.plan.times import is_ahead, stamp
 from fleet_operator.plan.waiting import trouble, why_in_doubt, why_not_created, why_not_running
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def _creation(situation: Situation) -> Creation:
         not_before = situation.ledger.not_before_of(replica)
         if situation.name_of(replica) in situation.names_taken:
             continue
-        if not_before is not None and situation.now < not_before:
+        if not_before is not None and is_ahead(situation.now, not_before, at_most=LONGEST):
             backed_off.append(replica)
         elif replica.role is Role.TRAINER and not open_gate:
             gated = True

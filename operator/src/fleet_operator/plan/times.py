@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-__all__ = ["stamp", "until"]
+__all__ = ["is_ahead", "stamp", "until"]
+
+
+def is_ahead(now: datetime, moment: datetime, *, at_most: timedelta) -> bool:
+    """Whether a moment is still to come that was put off by no more than `at_most`.
+
+    One that is further ahead was reckoned by a clock that has been set back since, and nobody waits for it.
+    """
+    return timedelta() < moment - now <= at_most
 
 
 def stamp(moment: datetime) -> datetime:

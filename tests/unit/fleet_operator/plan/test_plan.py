@@ -97,6 +97,24 @@ def test_a_replica_whose_restarts_the_status_forgot_is_restarted_under_a_later_a
     assert "create digits-trainer-1 0.3" in story.sees(*pods, after=60)
 
 
+DAY = 86400
+
+
+def test_a_clock_that_is_set_back_prolongs_no_pause():
+    story = Story()
+    pods = (pserver(0), pserver(1), trainer(0))
+    story.sees(*pods, ended(trainer(1), 1), after=DAY)
+    assert not [line for line in story.sees(*pods, after=DAY) if line.startswith("create")]
+    assert "create digits-trainer-1 0.1" in story.sees(*pods, after=0)
+
+
+def test_a_clock_that_is_set_back_prolongs_no_servers_life():
+    story = Story()
+    pods = (pserver(0), pserver(1), ended(trainer(0)), ended(trainer(1)))
+    assert not [line for line in story.sees(*pods, after=DAY) if line.startswith("delete")]
+    assert "delete digits-pserver-0 0.0" in story.sees(*pods, after=0)
+
+
 def test_succeeds_when_all_trainers_have_completed_and_leaves_the_servers_time_to_exit():
     story = Story()
     story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
