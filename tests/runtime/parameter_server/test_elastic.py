@@ -130,11 +130,11 @@ def test_digits_are_learned_by_one_trainer_then_three_then_two(tmp_path):
     ) as running:
         servers = [running.server(i, SCRIPT, str(enough), FLAGS_rpc_deadline="8000") for i in range(2)]
         trainers = [running.trainer(0, SCRIPT, str(enough))]
-        trainers[0].wait_for_output("made epoch 1", seconds=120)
+        trainers[0].wait_for_output("has trained", seconds=120)
         trainers += [running.trainer(index, SCRIPT, str(enough), PADDLE_TRAINERS_NUM="3") for index in (1, 2)]
         for trainer in trainers[1:]:
             trainer.wait_for_output(r"joined at step [1-9]\d* one of 3", seconds=120)
-            trainer.wait_for_output("made epoch 1", seconds=60)
+            trainer.wait_for_output("has trained", seconds=60)
         surplus = trainers.pop()
         surplus.process.send_signal(signal.SIGTERM)
         surplus.wait()
