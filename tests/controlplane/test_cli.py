@@ -183,15 +183,18 @@ async def test_on_a_terminal_status_watch_is_a_live_table(
     assert "\x1b[1A" in shown  # the table is drawn over the one before
 
 
+@pytest.mark.parametrize("mode", ["Collective", "Async"])
 async def test_scale_changes_the_trainers_within_their_bounds(
-    namespace: Namespace, fleetjob: Fleetjob, here: tuple[str, str]
+    namespace: Namespace, fleetjob: Fleetjob, here: tuple[str, str], mode: str
 ):
     bounds = {"replicas": 2, "minReplicas": 1, "maxReplicas": 3}
-    await namespace.create_job(collective_manifest(trainer=bounds))
-    await namespace.until_state("digits", "Running")
+    servers = () if mode == "Collective" else SERVERS
+    job = manifest(syncMode=mode, trainer=bounds) if servers else collective_manifest(trainer=bounds)
+    await namespace.create_job(job)
+    await namespace.until_running("digits", *servers, *TRAINERS)
     scaled = await fleetjob("scale", "digits", "--trainers", "3", *here)
     assert (scaled.status, scaled.out) == (0, "FleetJob digits scaled from 2 to 3 trainers\n")
-    await namespace.until_running("digits", *TRAINERS, "digits-trainer-2")
+    await namespace.until_running("digits", *servers, *TRAINERS, "digits-trainer-2")
     refused = await fleetjob("scale", "digits", "--trainers", "4", *here)
     assert refused.status == 1
     assert "maxReplicas" in refused.err

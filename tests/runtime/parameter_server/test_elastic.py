@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fleet.checkpoint import TrainStatus
 from fleet.errors import ConfigurationError, PeerLostError
 from fleet.parameter_server.settings import Settings
 from fleet.transpiler import DistributeTranspilerConfig
@@ -101,6 +102,24 @@ def test_a_trainer_that_comes_too_late_has_lost_its_peers(monkeypatch):
         zero.complete()
         job.servers[0].join()
         assert (len(errors), job.servers[0].failure) == (1, None)
+
+
+def test_any_number_of_trainers_goes_on_from_a_checkpoint(tmp_path):
+    with loopback(trainers=1, config=config("async"), settings=ELASTIC) as job:
+        zero, model_0, _ = job.make_trainer(0)
+        zero.start()
+        make_steps(zero, model_0, 3)
+        zero.save(str(tmp_path), TrainStatus())
+        one, model_1, _ = job.make_trainer(1, trainers=2)
+        one.start()
+        one.load(str(tmp_path))  # as its script does at every start; the servers' values stay
+        assert one.current_step == 3
+        make_steps(one, model_1, 2)
+    with loopback(tmp_path, trainers=2, config=config("async"), settings=ELASTIC) as job:
+        zero, _, _ = job.make_trainer(0)
+        one, _, _ = job.make_trainer(1)
+        at_once(zero.start, one.start)
+        assert (zero.current_step, one.current_step) == (3, 3)
 
 
 def test_a_process_of_a_job_that_is_not_elastic_does_not_join_one():

@@ -237,6 +237,16 @@ def test_no_trainer_is_added_once_one_has_completed():
     assert story.job.status.state == "Succeeded"
 
 
+def test_an_elastic_job_that_is_scaled_down_to_those_that_have_completed_succeeds():
+    story = elastic(2)
+    pods = (*SERVERS, ended(trainer(0)), trainer(1))
+    story.sees(*pods, after=5)
+    story.scale(1)
+    lines = story.sees(*pods, after=6)
+    assert story.job.status.state == "Succeeded"
+    assert created(lines) == ["delete digits-trainer-1 0.0"]
+
+
 DONE = (ended(SERVERS[0]), ended(SERVERS[1]), ended(trainer(0)), ended(trainer(1)))
 
 
