@@ -9,7 +9,7 @@ import pytest
 from tests.support.cluster_only import CLUSTER_ONLY, filled, holds
 from tests.support.digits_job import SERVERS, TRAINERS
 from tests.support.jobs import collective_manifest, manifest
-from tests.support.kube import attempt, is_running, runs_again, told_of
+from tests.support.kube import attempt, is_running, runs_again, told_of, uids
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -80,12 +80,26 @@ async def survives_a_node(namespace: Namespace) -> None:
     assert (job["status"].get("failures", 0), job["status"]["lastFailure"]["reason"]) == (0, "NodeLost")
 
 
+async def scale(namespace: Namespace, trainers: int) -> None:
+    """Ask for another number of trainers, as an autoscaler does."""
+    path = namespace.path("fleetjobs", "digits", subresource="scale")
+    await namespace.client.merge_patch(path, {"spec": {"replicas": trainers}})
+
+
+async def is_joined(namespace: Namespace) -> None:
+    """Ask for one trainer more, and see that nobody starts anew for it."""
+    before = await namespace.until_running("digits", *SERVERS, *TRAINERS)
+    await namespace.until_state("digits", "Running")
+    await scale(namespace, 3)
+    after = await namespace.until_running("digits", *SERVERS, *TRAINERS, "digits-trainer-2")
+    assert uids(after) > uids(before)
+
+
 async def is_scaled(namespace: Namespace) -> None:
-    """Ask for three trainers, as an autoscaler does."""
+    """Ask for one trainer more, and see that all start anew."""
     await namespace.until_running("digits", *TRAINERS)
     await namespace.until_state("digits", "Running")
-    scale = namespace.path("fleetjobs", "digits", subresource="scale")
-    await namespace.client.merge_patch(scale, {"spec": {"replicas": 3}})
+    await scale(namespace, 3)
     await namespace.until_pods(
         "digits",
         "three trainers of the second life",
@@ -123,6 +137,7 @@ STORIES: dict[str, Callable[[Namespace], Awaitable[None]]] = {
     "a-finished-job-is-deleted-when-its-time-is-over": is_deleted,
     "a-pod-on-a-node-that-is-lost-is-replaced-and-nobody-has-failed": survives_a_node,
     "a-collective-job-is-scaled-and-starts-anew": is_scaled,
+    "a-trainer-joins-servers-that-wait-for-nobody": is_joined,
     "replicas-on-the-network-of-their-node-have-ports-of-their-own": has_a_port_for_each,
     "a-sidecar-that-goes-on-does-not-hold-the-end-up": ends_with_its_main_containers,
 }

@@ -136,6 +136,11 @@ CLUSTER_ONLY = (
         left_out=("spec.trainer.minReplicas", "spec.trainer.maxReplicas"),
     ),
     ClusterOnly(
+        "a-trainer-joins-servers-that-wait-for-nobody",
+        {"syncMode": "Async", "trainer": {"minReplicas": 1, "maxReplicas": 3}},
+        left_out=("spec.trainer.minReplicas", "spec.trainer.maxReplicas"),
+    ),
+    ClusterOnly(
         "volcano-places-all-pods-together",
         {"scheduling": {"gang": "Volcano", "queue": "research", "minAvailable": 4}},
         left_out=("spec.scheduling",),

@@ -42,7 +42,8 @@ class Scheduling(Model):
     gang: Gang = Field(
         default=Gang.NONE,
         description="Volcano and Coscheduling: a PodGroup places the pods together. Kueue: a queue admits"
-        " them together. All pods are then created at once, whatever startupPolicy says.",
+        " them together, and every restart is one of the whole job. All pods are then created at once,"
+        " whatever startupPolicy says.",
     )
     queue: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = Field(
         default=None, description="The queue of Volcano or Kueue."

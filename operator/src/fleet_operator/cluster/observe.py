@@ -74,7 +74,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
 def observe_object(kind: str, manifest: Mapping[str, Any]) -> ObservedObject:
     """Reduce an object beside the pods to what it was made from, and to why it waits if it is a PodGroup."""
     metadata, status = manifest["metadata"], manifest.get("status") or {}
-    made_from = str((metadata.get("annotations") or {}).get(ANNOTATION_MADE_FROM, ""))
+    made_from = (metadata.get("annotations") or {}).get(ANNOTATION_MADE_FROM)
     held_back = None
     if kind == "PodGroup" and status.get("phase") in WAITING_PHASES:
         conditions = {each["type"]: each for each in status.get("conditions") or ()}

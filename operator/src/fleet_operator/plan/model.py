@@ -95,7 +95,7 @@ class ObjectRef(NamedTuple):
 class ObservedObject:
     """One object of the job beside its pods and its Service, reduced to what decisions need."""
 
-    made_from: str | None = None  # its annotation; None if it is on its way out, and so cannot be made anew
+    made_from: str | None = None  # its annotation; None if it has none, or if it is on its way out already
     held_back: str | None = None  # a PodGroup that waits: its phase, and why in its scheduler's words
 
 

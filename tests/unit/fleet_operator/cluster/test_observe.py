@@ -263,3 +263,8 @@ WAITS = {"type": "Unschedulable", "status": "True", "message": "queue is full"}
 def test_why_a_pod_group_waits(kind: str, status: dict[str, Any], held_back: str | None):
     manifest = {"metadata": {"annotations": {"fleetjob.dev/made-from": "abc"}}, "status": status}
     assert observe_object(kind, manifest) == ObservedObject("abc", held_back)
+
+
+@pytest.mark.parametrize("annotations", [None, {}, {"example.com/by": "hand"}])
+def test_an_object_without_our_word_is_left_as_it_is(annotations: dict[str, str] | None):
+    assert observe_object("NetworkPolicy", {"metadata": {"annotations": annotations}}).made_from is None
