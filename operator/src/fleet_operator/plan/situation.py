@@ -85,19 +85,18 @@ class Situation:
     def late(self) -> frozenset[Replica]:
         """Trainers of an elastic job that have not joined before the others were done.
 
-        The servers have ended well then, and trainer 0 with them. Who has not begun to run finds nobody any
-        more, and who runs says so by its exit code; one that had joined has been waited for by the servers.
+        Trainer 0 has completed then. Who runs says by its exit code that it found nobody any more, which
+        counts once the servers have ended well or nobody is left for whom they stay; who has not begun to run
+        once they have ended finds nobody either. One that had joined has been waited for by the servers.
         """
-        served = self.ledger.roles[Role.PSERVER].completed
-        if not self.job.elastic or not served or not self.has_completed(RANK_ZERO):
+        if not self.job.elastic or not self.has_completed(RANK_ZERO):
             return frozenset()
         trainers = (each for each in self._asked_for if each.role is Role.TRAINER)
-        open_ = {each: self._found.get(each) for each in trainers if not self.has_completed(each)}
-        return frozenset(
-            each
-            for each, pod in open_.items()
-            if pod is None or not has_started(pod) or pod.exit_code == EXIT_PEER_LOST
-        )
+        rest = {each: self._found.get(each) for each in trainers if not self.has_completed(each)}
+        lost = {each for each, pod in rest.items() if pod is not None and pod.exit_code == EXIT_PEER_LOST}
+        if not self.ledger.roles[Role.PSERVER].completed:
+            return frozenset(lost) if lost == rest.keys() else frozenset()
+        return frozenset(lost | {each for each, pod in rest.items() if pod is None or not has_started(pod)})
 
     @cached_property
     def _asked_for(self) -> tuple[Replica, ...]:

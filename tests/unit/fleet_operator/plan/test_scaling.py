@@ -272,6 +272,20 @@ def test_a_trainer_that_comes_when_the_others_are_done_is_not_waited_for(late, s
         assert ending.message.startswith("all 2 trainers have completed; trainer 2 came too late")
 
 
+@pytest.mark.parametrize(
+    ("mode", "other", "state"),
+    [
+        pytest.param("Async", ended(trainer(1)), "Succeeded", id="nobody-is-left"),
+        pytest.param("Async", trainer(1), "Failed", id="the-servers-stay-for-another"),
+        pytest.param("Sync", ended(trainer(1)), "Failed", id="each-is-needed"),
+    ],
+)
+def test_a_trainer_that_finds_servers_about_to_end_is_no_failure(mode, other, state):
+    story = elastic(3, mode, failurePolicy={"action": "FailJob"})
+    story.sees(*SERVERS, ended(trainer(0)), other, ended(trainer(2), 91), after=5)
+    assert story.job.status.state == state
+
+
 @pytest.mark.parametrize("mode", ["Async", "Sync"])
 def test_a_server_that_ends_while_trainer_zero_is_needed_has_failed(mode):
     story = Story(syncMode=mode, trainer={"replicas": 2, **BOUNDS})
