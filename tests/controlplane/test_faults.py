@@ -20,7 +20,7 @@ import yaml
 
 from fleet_operator.cluster.client import ApiError
 from tests.support.digits_job import SERVERS, TRAINERS
-from tests.support.fault_proxy import Answer, Expired, Lost, Reset, Slow, proxy_for
+from tests.support.fault_proxy import Answer, ErrorEvent, Lost, Reset, Slow, proxy_for
 from tests.support.forked_operator import ForkedOperator
 from tests.support.jobs import manifest
 from tests.support.kube import attempt, runs_again, uids
@@ -253,7 +253,14 @@ async def test_an_api_server_that_takes_two_seconds_is_waited_for(faulty: Faulty
     await faulty.was_done_once()
 
 
-@pytest.mark.parametrize("how", ["cut", "silent", "forgotten"])
+TOLD: dict[str, Fault] = {
+    "forgotten": ErrorEvent(410),
+    "forgotten-at-once": Answer(410, "Expired"),
+    "broken": ErrorEvent(500),
+}
+
+
+@pytest.mark.parametrize("how", ["cut", "silent", *TOLD])
 async def test_what_happens_while_the_watches_are_blind_is_found(faulty: Faulty, how: str):
     if how == "silent":
         await faulty.kill()
@@ -268,8 +275,8 @@ async def test_what_happens_while_the_watches_are_blind_is_found(faulty: Faulty,
     met: list[asyncio.Event] = []
     for resource in watched:
         faulty.proxy.hold(resource)
-        if how == "forgotten":
-            met.append(faulty.proxy.fail(Expired(), "WATCH", resource))
+        if how in TOLD:
+            met.append(faulty.proxy.fail(TOLD[how], "WATCH", resource))
     # A job that is idle: only a watch, or a list, can tell that it is gone.
     await faulty.namespace.delete("fleetjobs", "suspended")
     await faulty.namespace.delete("services", "digits")
@@ -289,6 +296,9 @@ async def test_what_happens_while_the_watches_are_blind_is_found(faulty: Faulty,
     await faulty.finish_kept()
     assert faulty.proxy.created("services") == ["digits", "digits"]
     assert sorted(faulty.proxy.created("pods")) == sorted([*PODS, "digits-trainer-1"])
+    if how in ("forgotten-at-once", "broken"):  # of which kopf says more than others
+        assert ("kopf has ended" in faulty.operator.log.read_text()) is (how == "broken")
+        faulty.operator.log.write_text("")
 
 
 async def test_a_status_that_somebody_edits_is_put_right_and_nothing_follows_from_it(faulty: Faulty):

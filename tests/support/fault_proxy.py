@@ -80,11 +80,13 @@ class Slow:
 
 
 @dataclass(frozen=True)
-class Expired:
-    """A watch is told that its place in history is forgotten, as the API server tells it."""
+class ErrorEvent:
+    """A watch is told of an error amid its events: by 410 that its place in history is forgotten."""
+
+    code: int
 
 
-Fault = Answer | Reset | Lost | Held | Slow | Expired
+Fault = Answer | Reset | Lost | Held | Slow | ErrorEvent
 
 
 @dataclass
@@ -173,10 +175,9 @@ class FaultProxy:
         match fault:
             case Answer():
                 return _status(fault)
-            case Expired():
-                return web.json_response(
-                    {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old"}}
-                )
+            case ErrorEvent(code):
+                told = {"kind": "Status", "code": code, "message": "an error event of the test"}
+                return web.json_response({"type": "ERROR", "object": told})
             case Slow(seconds):
                 await asyncio.sleep(seconds)
         try:
