@@ -65,7 +65,6 @@ async def is_deleted(namespace: Namespace) -> None:
     """See the job go after its end, with all that it owns."""
     await namespace.until_running("digits", *SERVERS, *TRAINERS)
     await namespace.end(*TRAINERS)
-    await namespace.until_state("digits", "Succeeded")
     await namespace.until("fleetjobs", "no job", lambda found: not found)
     await namespace.until_pods("digits", "no pod", lambda pods: not pods)
 

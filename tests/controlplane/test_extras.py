@@ -185,8 +185,7 @@ async def test_a_gang_comes_before_its_pods_and_goes_with_them(namespace: Namesp
 async def test_a_gang_in_its_schedulers_queue_is_told_and_its_deadline_has_the_schedulers_sentence(
     namespace: Namespace,
 ):
-    pending_deadline = {"pendingDeadlineSeconds": 5}
-    await namespace.create_job(manifest(scheduling={"gang": "Volcano"}, runPolicy=pending_deadline))
+    await namespace.create_job(manifest(scheduling={"gang": "Volcano"}))
     await namespace.until_pods("digits", "all pods", lambda pods: len(pods) == 4)
     running = "the scheduler volcano has said nothing of them yet"
     await namespace.until_job("digits", running, lambda job: running in conditions_of(job))
@@ -203,6 +202,10 @@ async def test_a_gang_in_its_schedulers_queue_is_told_and_its_deadline_has_the_s
     }
     pod = namespace.path("pods", TRAINERS[1], subresource="status")
     await namespace.client.merge_patch(pod, {"status": {"conditions": [scheduled]}})
+    told = "2/4 tasks in gang unschedulable"
+    await namespace.until_job("digits", told, lambda job: told in conditions_of(job))
+    deadline = {"spec": {"runPolicy": {"pendingDeadlineSeconds": 1}}}  # which is over by now
+    await namespace.client.merge_patch(namespace.path("fleetjobs", "digits"), deadline)
     job = await namespace.until_state("digits", "Failed")
     failed = told_of(job, "Failed")
     assert failed["reason"] == "PendingDeadlineExceeded"

@@ -240,7 +240,7 @@ code = int(codes[name][min(life, len(codes[name]) - 1)]) if name in codes else 0
 expected = sum(len([c for c in lives if int(c) > 0]) for lives in codes.values())
 first = os.environ["FIRST"]
 if server and first:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     until(lambda: marked("started") >= int(first) or time.monotonic() > deadline)
     time.sleep(0.4)  # whoever does not wait has started by now
     pathlib.Path(f"first-{index}").write_text(str(marked("started")))
