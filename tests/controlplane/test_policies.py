@@ -9,7 +9,7 @@ import pytest
 from fleet_operator.cluster.client import ApiError
 from tests.support.digits_job import SERVERS, TRAINERS, run
 from tests.support.jobs import collective_manifest, manifest
-from tests.support.kube import condition, is_running, runs_again, told_of
+from tests.support.kube import condition, runs_again, told_of, uids
 from tests.support.pods import env_of, main_of
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ async def test_a_collective_job_starts_anew_with_another_number_of_trainers(name
     pods = await namespace.until_pods(
         "digits",
         "three pods of the second life",
-        lambda pods: set(pods) == set(three) and all(map(is_running, pods.values())),
+        lambda pods: set(pods) == set(three) and all(runs_again(each, "1.0")(pods) for each in three),
     )
     for pod in pods.values():
         env = env_of(main_of(pod))
@@ -137,9 +137,7 @@ async def test_trainers_join_an_elastic_job_and_leave_it_while_the_others_run(na
     await namespace.until_job("digits", "three trainers", lambda job: job["status"].get("trainers") == "3/3")
     await scale(namespace, 1)
     left = await namespace.until_running("digits", *SERVERS, TRAINERS[0])
-    assert {pod["metadata"]["uid"] for pod in left.values()} <= {
-        pod["metadata"]["uid"] for pod in pods.values()
-    }
+    assert uids(left) <= uids(pods)
     await namespace.end(TRAINERS[0])
     status = (await namespace.until_state("digits", "Succeeded"))["status"]
     assert (status.get("failures", 0), status.get("restarts", 0), status.get("jobRestarts", 0)) == (0, 0, 0)
