@@ -31,6 +31,8 @@ NUM_SERVERS = {
     "grpc-2": 2,
     "fleet-1": 1,
     "fleet-2": 2,
+    "shared-1": 1,
+    "shared-2": 2,
 }
 ABOUT = {
     "compute": "compute only, no communication",
@@ -39,8 +41,10 @@ ABOUT = {
     "rpc-2": "torch.distributed.rpc, 2 servers",
     "grpc-1": "tuned grpcio streams, 1 server",
     "grpc-2": "tuned grpcio streams, 2 servers",
-    "fleet-1": "fleet.parameter_server, 1 server",
-    "fleet-2": "fleet.parameter_server, 2 servers",
+    "fleet-1": "ours, TCP, 1 server",
+    "fleet-2": "ours, TCP, 2 servers",
+    "shared-1": "ours, shared memory, 1 server",
+    "shared-2": "ours, shared memory, 2 servers",
 }
 RATIOS = [
     ("fleet-1", "rpc-1"),
@@ -51,6 +55,8 @@ RATIOS = [
     ("fleet-2", "ddp"),
     ("fleet-1", "compute"),
     ("fleet-2", "compute"),
+    ("shared-1", "compute"),
+    ("shared-2", "compute"),
 ]
 BATCHES = (64, 1)
 WARM_UP_STEPS = 3

@@ -82,18 +82,22 @@ def ddp_trainer(config: Config) -> tuple[Step, End]:
 
 def _fleet_init(config: Config) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
     from fleet import role_maker
+    from fleet import DistributedStrategy
     from fleet.parameter_server import fleet
 
+    transport = "shared_memory" if config.system == "shared" else "tcp"
     kind = role_maker.Role.SERVER if config.role == "server" else role_maker.Role.WORKER
     endpoints = [f"{HOST}:{port}" for port in config.ports]
     fleet.init(role_maker.UserDefinedRoleMaker(config.index, kind, config.num_trainers, endpoints))
     model = nn.Sequential(*build_layers(config.widths))
-    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=LEARNING_RATE))
+    optimizer = fleet.distributed_optimizer(
+        torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), DistributedStrategy(transport=transport)
+    )
     return fleet, model, optimizer
 
 
 def fleet_trainer(config: Config) -> tuple[Step, End]:
-    """Train synchronously with fleet.parameter_server."""
+    """Train synchronously with fleet.parameter_server, over TCP or through shared memory."""
     fleet, model, optimizer = _fleet_init(config)
     fleet.init_worker()
     return _loop(model, optimizer, config), fleet.stop_worker
@@ -209,4 +213,5 @@ SYSTEMS = {
     "rpc": System(rpc_trainer, rpc_serve),
     "grpc": System(grpc_stream.trainer, grpc_stream.serve),
     "fleet": System(fleet_trainer, fleet_serve),
+    "shared": System(fleet_trainer, fleet_serve),
 }
