@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.dense_memory --json`` trains the model of 25 million parameters with two trainers, and
 prints the peak of each process once everybody has begun: of a server without what a process with nothing but
-the imports has, of a trainer without what one that only computes has.
+the imports has, of a trainer without what one that only computes has. Once over TCP and once through shared
+memory, each page of which counts in equal parts for the processes that have it mapped.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ NUM_TRAINERS = 2
 PARAMETER_BYTES = 4 * NUM_PARAMETERS
 STEPS = 10
 END_SECONDS = 30.0
+TRANSPORTS = {"fleet": "TCP", "shared": "shared memory"}
 
 
 def peaks(running: Running) -> list[int]:
@@ -42,17 +45,26 @@ def peaks(running: Running) -> list[int]:
 
 
 def _peak(pid: int) -> int:
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    counted_by_others = _bytes_of(pid, "status", "RssShmem") - _bytes_of(pid, "smaps_rollup", "Pss_Shmem")
+    return _bytes_of(pid, "status", "VmHWM") - counted_by_others
+
+
+def _bytes_of(pid: int, file: str, field: str) -> int:
+    found = re.search(rf"{field}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text())
     if found is None:
-        raise SystemExit(f"/proc/{pid}/status has no VmHWM; this benchmark needs Linux")
+        raise SystemExit(f"/proc/{pid}/{file} has no {field}; this benchmark needs Linux")
     return 1024 * int(found[1])
 
 
-def report(num_servers: int, ours: Sequence[int], computing: int, imports: int) -> dict[str, Any]:
+def report(
+    system: str, num_servers: int, ours: Sequence[int], computing: int, imports: int
+) -> dict[str, Any]:
     """Summarize: bytes, and in units of what a process must hold.
 
     Parameters
     ----------
+    system : str
+        Which of `TRANSPORTS`.
     num_servers : int
     ours : sequence of int
         The peaks of our servers and trainers.
@@ -65,6 +77,7 @@ def report(num_servers: int, ours: Sequence[int], computing: int, imports: int) 
     held = PARAMETER_BYTES / num_servers
     server, trainer = max(servers) - imports, max(trainers) - computing
     return {
+        "transport": TRANSPORTS[system],
         "servers": num_servers,
         "server_bytes": server,
         "server_in_its_parameters": server / held,
@@ -75,14 +88,14 @@ def report(num_servers: int, ours: Sequence[int], computing: int, imports: int) 
 
 
 def run() -> dict[str, Any]:
-    """Measure one and two servers."""
+    """Measure one and two servers, with each transport."""
     (imports,) = peaks(Running("imports", Shape(0, 1, WIDTHS)))
     computing = max(peaks(Running("compute", Shape(0, NUM_TRAINERS, WIDTHS))))
     rows = []
-    for num_servers in (1, 2):
-        ours = peaks(Running("fleet", Shape(num_servers, NUM_TRAINERS, WIDTHS)))
-        rows.append(report(num_servers, ours, computing, imports))
-        say(f"{num_servers} of 2 is measured")
+    for system, num_servers in product(TRANSPORTS, (1, 2)):
+        ours = peaks(Running(system, Shape(num_servers, NUM_TRAINERS, WIDTHS)))
+        rows.append(report(system, num_servers, ours, computing, imports))
+        say(f"{TRANSPORTS[system]} with {num_servers} of 2 servers is measured")
     return {
         "benchmark": "dense_memory",
         "parameter_bytes": PARAMETER_BYTES,
@@ -93,12 +106,14 @@ def run() -> dict[str, Any]:
 
 def show(summary: dict[str, Any]) -> None:
     """Print the summary as a table."""
-    print(f"{'peak beyond what it would have anyway':<40}{'MB':>8}{'x its parameters':>20}")
+    print(f"{'peak beyond what it would have anyway':<56}{'MB':>8}{'x its parameters':>20}")
     for row in summary["rows"]:
-        name = f"each of {row['servers']} servers, {summary['trainers']} gradients included"
-        print(f"{name:<40}{row['server_bytes'] / 1e6:>8.0f}{row['server_in_its_parameters']:>20.2f}")
-        name = f"each trainer, {row['servers']} servers"
-        print(f"{name:<40}{row['trainer_bytes'] / 1e6:>8.0f}{row['trainer_in_parameters']:>20.2f}")
+        name = (
+            f"{row['transport']}: each of {row['servers']} servers, {summary['trainers']} gradients included"
+        )
+        print(f"{name:<56}{row['server_bytes'] / 1e6:>8.0f}{row['server_in_its_parameters']:>20.2f}")
+        name = f"{row['transport']}: each trainer, {row['servers']} servers"
+        print(f"{name:<56}{row['trainer_bytes'] / 1e6:>8.0f}{row['trainer_in_parameters']:>20.2f}")
 
 
 def main() -> None:

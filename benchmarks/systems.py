@@ -81,8 +81,7 @@ def ddp_trainer(config: Config) -> tuple[Step, End]:
 
 
 def _fleet_init(config: Config) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
-    from fleet import role_maker
-    from fleet import DistributedStrategy
+    from fleet import DistributedStrategy, role_maker
     from fleet.parameter_server import fleet
 
     transport = "shared_memory" if config.system == "shared" else "tcp"
