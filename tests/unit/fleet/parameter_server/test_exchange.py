@@ -2,6 +2,7 @@
 
 import pytest
 
+from fleet.errors import LocalProtocolError
 from fleet.parameter_server.exchange import Exchange
 from fleet.parameter_server.shared_memory import SharedBlocks
 
@@ -59,10 +60,10 @@ def test_an_answer_that_is_faster_than_the_note_of_what_it_answers_counts(exchan
     assert put(exchange, 0, b"bbbb", frame=4)
 
 
-def test_values_are_copied_from_the_servers_memory(exchange):
+def test_values_lie_in_the_servers_memory(exchange):
+    with pytest.raises(LocalProtocolError, match="no values are shared"):
+        exchange.value(1)
     values = SharedBlocks.create(BLOCKS)
     exchange.map_values(values.descriptor)
     values[1][:] = b"wwww"
-    landed = bytearray(4)
-    exchange.take(1, memoryview(landed))
-    assert landed == b"wwww"
+    assert bytes(exchange.value(1)) == b"wwww"

@@ -372,7 +372,7 @@ class Client:
         self._heartbeat = Heartbeat(self._controls, incarnations, settings, self.fail, self._look_at_peers)
         self._open = len(replies)
         for server, reply in enumerate(replies):
-            peer = Peer(plan, server, self._identity, self.store.landing, self, settings)
+            peer = Peer(plan, server, self._identity, self.store, self, settings)
             self._peers.append(peer)
             peer.connect(reply)
         self._heartbeat.start()

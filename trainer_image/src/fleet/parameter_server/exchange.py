@@ -8,6 +8,7 @@ header, as between two hosts; the server's receiving thread then writes it where
 
 from collections.abc import Mapping
 
+from fleet.errors import LocalProtocolError
 from fleet.parameter_server.shared_memory import SharedBlocks, copy_bytes
 
 __all__ = ["Exchange"]
@@ -61,7 +62,8 @@ class Exchange:
         """Note an answer to a block, and how many frames the server had taken before it."""
         self._answered[block] = taken
 
-    def take(self, block: int, destination: memoryview) -> None:
-        """Copy a block's value from the server's memory."""
-        if self._values is not None:
-            copy_bytes(self._values[block], destination)
+    def value(self, block: int) -> memoryview:
+        """Return where a block's value lies in the server's memory; only once that is mapped."""
+        if self._values is None:
+            raise LocalProtocolError("no values are shared")
+        return self._values[block]

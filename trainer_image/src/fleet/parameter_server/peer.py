@@ -20,14 +20,17 @@ from fleet.parameter_server.exchange import Exchange
 from fleet.parameter_server.line import Line
 from fleet.parameter_server.local_sockets import dial_here, receive_with, send_with
 from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.shared_memory import copy_bytes
 from fleet.parameter_server.sockets import BytesMoved, dial, send_all
 from fleet.parameter_server.waiting import split_endpoint
 from fleet.parameter_server.wire_form import WireForm
+from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import HEADER_BYTES, Conversation, Header, Hello, Identity, Kind, Side, pack_header
 from fleet.wire.messages import pack_hello, read_error, read_hello
 
 if TYPE_CHECKING:
+    from fleet.parameter_server.parameters import ParameterStore
     from fleet.parameter_server.proto import control_pb2
 
 __all__ = ["Peer", "PeerOwner"]
@@ -72,7 +75,7 @@ class Peer:
         plan: TrainerPlan,
         server: int,
         identity: Identity,
-        landing: Callable[[int], memoryview],
+        store: "ParameterStore",
         owner: PeerOwner,
         settings: Settings,
     ) -> None:
@@ -80,7 +83,8 @@ class Peer:
         self.blocks: Mapping[int, PlannedBlock] = {block.id: block for block in plan.blocks_on(server)}
         self.endpoint = plan.endpoints[server]
         self._identity = identity
-        self._landing = landing
+        self._store = store
+        self._in_step = plan.mode is DistributedMode.SYNC and plan.custom is None
         self._form = WireForm(self.blocks.values(), settings.wire_dtype)
         self._owner = owner
         self._session = secrets.token_hex(8)
@@ -180,7 +184,7 @@ class Peer:
     def destination(self, header: Header) -> memoryview | None:
         """Say where a value belongs that follows its header."""
         if header.kind is Kind.PARAM and not header.shared:
-            return self._form.landing(header.block, self._landing(header.block))
+            return self._form.landing(header.block, self._store.landing(header.block))
         return None
 
     def received(self, header: Header, payload: memoryview) -> None:
@@ -192,11 +196,11 @@ class Peer:
             self.send(Kind.GOODBYE)
         elif header.kind in (Kind.PARAM, Kind.UNCHANGED):
             if header.kind is Kind.PARAM and not header.shared:
-                self._form.landed(header.block, self._landing(header.block))
+                self._form.landed(header.block, self._store.landing(header.block))
             if self._exchange is not None:
                 self._exchange.answered(header.block, header.taken)
                 if header.shared:
-                    self._exchange.take(header.block, self._landing(header.block))
+                    self._take_shared(header.block, self._exchange.value(header.block))
             self._owner.landed(header.block, header.step, changed=header.kind is Kind.PARAM)
 
     def ended(self, error: FleetError | None) -> None:
@@ -294,9 +298,20 @@ class Peer:
             host, self._port, timeout_seconds=timeout_seconds, buffer_bytes=settings.socket_buffer_bytes
         )
 
+    def _take_shared(self, block: int, value: memoryview) -> None:
+        """Take a value from the server's memory.
+
+        In sync mode it lies there unchanged until this trainer has sent the next gradient, and before that
+        it is adopted: so it can wait there. Any other mode may change it as soon as its frame is taken.
+        """
+        if self._in_step:
+            self._store.lies(block, value)
+        else:
+            copy_bytes(value, self._store.landing(block))
+
     def _make_exchange(self) -> Exchange | None:
         try:
-            return Exchange({block: len(self._landing(block)) for block in self.blocks})
+            return Exchange(self._form.block_bytes)
         except OSError as error:
             _log.debug("no memory to share with parameter server %s: %s", self.endpoint, error)
             return None

@@ -53,9 +53,9 @@ class Shard:
     """The blocks of one server in flat arenas.
 
     Values lie in one arena and gradients in one per trainer, so that no trainer's bytes wait for
-    another's. The means of gradients that are clipped by a norm lie in an arena of their own: a trainer
-    that comes back may send its gradients again while the norm is not known yet. Calls about different
-    blocks may come at the same time.
+    another's; a trainer's is made when it begins to send. The means of gradients that are clipped by a norm
+    lie in an arena of their own: a trainer that comes back may send its gradients again while the norm is
+    not known yet. Calls about different blocks may come at the same time.
 
     Parameters
     ----------
@@ -89,7 +89,6 @@ class Shard:
         self.shared_values = _share(self.block_bytes) if share else None
         """The memory of the values, where trainers of this host may map it."""
         self._values = self.shared_values.tensors(extents) if self.shared_values else Arena(extents)
-        self._arenas: dict[int, Arena[int]] = {}
         self._gradients: dict[int, Arena[int] | dict[int, Tensor]] = {}
         self._means = Arena({block: extents[block] for norm in plan.norms for block in norm.blocks})
         self._ranges = plan.ranges
@@ -115,15 +114,7 @@ class Shard:
             number: bytes_of(self._values[number]) for number in self.blocks
         }
         self._gradient_bytes: dict[int, Mapping[int, memoryview] | SharedBlocks] = {}
-        for trainer in range(plan.trainers):
-            self.admit(trainer)
         self.initial_checksums = {number: zlib.crc32(self._value_bytes[number]) for number in self.blocks}
-
-    def admit(self, trainer: int) -> None:
-        """Have memory for the gradients of one more trainer; once it has, nothing changes."""
-        if trainer not in self._arenas:
-            self._arenas[trainer] = Arena(self._extents)
-            self.lay_gradients(trainer, None)
 
     def value(self, block: int) -> Tensor:
         """Return a block's value, not a copy."""
@@ -146,19 +137,22 @@ class Shard:
 
     def gradient_bytes(self, trainer: int, block: int) -> memoryview:
         """Return where a trainer's gradient of a block lands."""
+        if trainer not in self._gradient_bytes:
+            self.lay_gradients(trainer, None)
         return self._gradient_bytes[trainer][block]
 
     def lay_gradients(self, trainer: int, memory: SharedBlocks | None) -> None:
         """Let a trainer's gradients lie in its own memory; in this process's without any.
 
-        Only while nothing that the trainer has sent is still to be applied.
+        What has landed stays there if nothing changes; else nothing may still have to be applied.
         """
-        if memory is None:
-            arena = self._arenas[trainer]
-            self._gradients[trainer], self._gradient_bytes[trainer] = arena, self._bytes_in(arena)
-        else:
+        if memory is not None:
             self._gradients[trainer] = memory.tensors(self._extents)
             self._gradient_bytes[trainer] = memory
+        elif isinstance(self._gradient_bytes.get(trainer), SharedBlocks | None):
+            arena = Arena(self._extents)
+            self._gradients[trainer] = arena
+            self._gradient_bytes[trainer] = {number: bytes_of(arena[number]) for number in self.blocks}
 
     def apply(
         self, block: int, trainers: Sequence[int], divisor: int, hyper_parameters: HyperParameters
@@ -236,9 +230,6 @@ class Shard:
                 self._values[number].copy_(piece.value)
                 if number in self._updates:
                     self._updates[number].load_state(piece.state)
-
-    def _bytes_in(self, arena: Arena[int]) -> "Mapping[int, memoryview] | SharedBlocks":
-        return {number: bytes_of(arena[number]) for number in self.blocks}
 
     def _copy(self, block: PlannedBlock) -> Piece:
         with self.locks[block.id]:

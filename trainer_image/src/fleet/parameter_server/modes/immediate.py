@@ -59,7 +59,6 @@ class ImmediateServer:
         """
         if trainer in self._steps:
             return
-        self.shard.admit(trainer)
         self._sent[trainer] = self.shard.copy_values()
         self._hyper[trainer] = ()
         self._steps[trainer] = dict.fromkeys(self.shard.blocks, self.step)
