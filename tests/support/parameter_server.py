@@ -62,7 +62,8 @@ class Loopback:
         Makes the optimizer from parameters.
     model : callable
         Makes the model; called once per replica.
-    settings : Settings
+    settings : Settings, optional
+        `QUICK` otherwise.
     grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
     groups : callable
         Gives what the optimizer is made of: the model's parameters, or param groups.
@@ -78,14 +79,14 @@ class Loopback:
         trainers: int = 1,
         optimizer: MakeOptimizer = sgd,
         model: Callable[[], torch.nn.Module] = small_model,
-        settings: Settings = QUICK,
+        settings: Settings | None = None,
         grad_clip: GradClip | None = None,
         groups: Callable[[Any], Any] = lambda model: model.parameters(),
         config: DistributeTranspilerConfig | None = None,
         mode: Mode | None = None,
     ) -> None:
         self.num_trainers = trainers
-        self.settings = settings
+        self.settings = settings if settings is not None else QUICK
         self.job = JobIdentity("loopback", "uid-1")
         self.endpoints = [f"{HOST}:{port}" for port in free_ports(servers)]
         self._optimizer = optimizer

@@ -21,6 +21,8 @@ from tests.support.training import (
     values_of,
 )
 
+pytestmark = pytest.mark.usefixtures("each_transport")
+
 ROWS, COLUMNS = 600, 30  # 18000 elements: cut in two at two servers
 
 

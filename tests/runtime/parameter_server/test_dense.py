@@ -17,6 +17,8 @@ from tests.support.training import (
     train_together,
 )
 
+pytestmark = pytest.mark.usefixtures("each_transport")
+
 ROWS, COLUMNS = 600, 30  # 18000 elements: cut in two at two servers
 
 

@@ -72,6 +72,43 @@ def test_blocks_that_did_not_change_keep_their_values(model):
     assert torch.equal(model.weight[100:], torch.full((100, 100), 3.0))
 
 
+def test_values_that_lie_elsewhere_are_copied_when_they_are_adopted_and_nothing_is_made_to_land_in(model):
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    bias, first, second = blocks
+    before, place = model.weight.detach().clone(), model.weight.data_ptr()
+    lying = bytearray(bytes_of(torch.full(second.shape, 3.0)))
+    store.lies(second.id, memoryview(lying))
+    assert torch.equal(model.weight, before)
+    version = model.weight._version
+    store.adopt(unchanged={bias.id, first.id})
+    lying[:] = bytes(len(lying))
+    assert torch.equal(model.weight[:100], before[:100])
+    assert torch.equal(model.weight[100:], torch.full((100, 100), 3.0))
+    assert model.weight._version > version
+    assert model.weight.data_ptr() == place
+    assert store._landing is None
+
+
+@pytest.mark.parametrize("movable", [True, False])
+def test_one_block_may_land_and_its_neighbour_lie_elsewhere(model, movable):
+    if not movable:
+        model.weight.data = torch.zeros(200, 200)[:, :100]
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    bias, first, second = blocks
+    for round_ in range(1, 4):
+        land(store, first, float(round_))
+        store.lies(second.id, memoryview(bytes(bytes_of(torch.full(second.shape, round_ + 0.5)))))
+        store.adopt(unchanged={bias.id})
+        assert torch.equal(model.weight[:100], torch.full((100, 100), float(round_)))
+        assert torch.equal(model.weight[100:], torch.full((100, 100), round_ + 0.5))
+        for block in blocks:
+            land(store, block, -1.0)
+        store.adopt()
+        assert torch.equal(model.weight, torch.full((200, 100), -1.0))
+
+
 def test_autograd_notices_that_the_values_changed(model):
     store = ParameterStore(blocks_of(model), dict(model.named_parameters()))
     x = torch.ones(1, 100, requires_grad=True)
