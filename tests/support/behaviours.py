@@ -102,6 +102,13 @@ BEHAVIOURS = (
         job_restarts=1,
     ),
     Behaviour(
+        "under-kueue-a-failed-trainer-restarts-everybody-whatever-the-policy",
+        {"trainer-1": (1, 0)},
+        {"scheduling": {"gang": "Kueue", "queue": "research"}, "failurePolicy": {"action": "RestartReplica"}},
+        failures=1,
+        job_restarts=1,
+    ),
+    Behaviour(
         "all-trainers-must-complete",
         spec={"successPolicy": "All"},
         says="all 2 trainers have completed",
