@@ -37,14 +37,20 @@ LEASE_SECONDS = 3600
 
 
 class Kill(NamedTuple):
-    """An operator is killed when its call of this number, from 1, comes, or once it has been carried out."""
+    """An operator is killed when its n-th call of a kind comes, or once that has been carried out.
 
-    call: int
+    Calls are counted by kind, because those at the same time come in any order.
+    """
+
+    verb: str
+    resource: str
+    number: int  # from 1
     carried_out: bool
 
     def __str__(self) -> str:
         """Return what a test is named by."""
-        return f"{'after' if self.carried_out else 'before'}-call-{self.call}"
+        moment = "after" if self.carried_out else "before"
+        return f"{moment}-{self.verb}-{self.resource.replace('/', '-')}-{self.number}"
 
 
 @dataclass
@@ -146,7 +152,7 @@ class Life:
 
     Attributes
     ----------
-    kill : Kill
+    kill : Kill or None
         When its operator is killed; another takes over at once.
     calls : list of Call
         All calls of all of its operators.
@@ -160,7 +166,7 @@ class Life:
         What its operators said.
     """
 
-    kill: Kill
+    kill: Kill | None
     story: Story
     calls: list[Call] = field(default_factory=list)
     killed: Call | None = None
@@ -195,6 +201,7 @@ class Lifetime:
         self._proxy: FaultProxy = proxy_for(kubeconfig)
         self._text = kubeconfig.read_text()
         self._folder = folder
+        self._met = 0  # calls of the kind at which the operator is killed
         self._watched, self._killed = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
@@ -261,12 +268,17 @@ class Lifetime:
     def _on_call(self, call: Call) -> Fault | None:
         if (call.verb, call.resource) == ("WATCH", "fleetjobs"):
             self._watched.set()
-        if self._life.killed is None and len(self._proxy.calls) == self._life.kill.call:
-            self._life.killed = call
-            if not self._life.kill.carried_out:
-                self._die()
-                return Reset()
-        return None
+        kill = self._life.kill
+        if kill is None or self._life.killed or (call.verb, call.resource) != (kill.verb, kill.resource):
+            return None
+        self._met += 1
+        if self._met < kill.number:
+            return None
+        self._life.killed = call
+        if kill.carried_out:
+            return None
+        self._die()
+        return Reset()
 
     def _on_answer(self, call: Call) -> None:
         if not self._killed.is_set():
