@@ -31,6 +31,9 @@ NUM_SERVERS = {
     "grpc-2": 2,
     "fleet-1": 1,
     "fleet-2": 2,
+    "cross-1": 1,
+    "cross-2": 2,
+    "bf16-2": 2,
     "shared-1": 1,
     "shared-2": 2,
 }
@@ -43,20 +46,22 @@ ABOUT = {
     "grpc-2": "tuned grpcio streams, 2 servers",
     "fleet-1": "ours, TCP, 1 server",
     "fleet-2": "ours, TCP, 2 servers",
+    "cross-1": "ours, TCP, cross_step, 1 server",
+    "cross-2": "ours, TCP, cross_step, 2 servers",
+    "bf16-2": "ours, TCP, bfloat16, 2 servers",
     "shared-1": "ours, shared memory, 1 server",
     "shared-2": "ours, shared memory, 2 servers",
 }
 RATIOS = [
-    ("fleet-1", "rpc-1"),
-    ("fleet-2", "rpc-2"),
-    ("fleet-1", "grpc-1"),
-    ("fleet-2", "grpc-2"),
-    ("fleet-1", "ddp"),
-    ("fleet-2", "ddp"),
-    ("fleet-1", "compute"),
-    ("fleet-2", "compute"),
-    ("shared-1", "compute"),
-    ("shared-2", "compute"),
+    (f"{ours}-{servers}", other if other in NUM_SERVERS else f"{other}-{servers}")
+    for ours, others in {
+        "fleet": ("rpc", "grpc", "ddp", "compute"),
+        "cross": ("rpc", "grpc", "ddp", "compute"),
+        "bf16": ("ddp",),
+        "shared": ("compute",),
+    }.items()
+    for other in others
+    for servers in (1, 2)
 ]
 BATCHES = (64, 1)
 WARM_UP_STEPS = 3

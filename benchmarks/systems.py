@@ -21,6 +21,13 @@ __all__ = ["SYSTEMS", "System", "rpc_part"]
 
 HOST = "127.0.0.1"
 RPC_SECONDS = 600
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "fleet": {"transport": "tcp"},
+    "cross": {"transport": "tcp", "cross_step": True},
+    "bf16": {"transport": "tcp", "wire_dtype": "bfloat16"},
+    "shared": {"transport": "shared_memory"},
+}
+"""What our own systems differ in."""
 
 Step = Callable[[int], None]
 """Makes one step on a batch of this many samples."""
@@ -84,19 +91,19 @@ def _fleet_init(config: Config) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
     from fleet import DistributedStrategy, role_maker
     from fleet.parameter_server import fleet
 
-    transport = "shared_memory" if config.system == "shared" else "tcp"
     kind = role_maker.Role.SERVER if config.role == "server" else role_maker.Role.WORKER
     endpoints = [f"{HOST}:{port}" for port in config.ports]
     fleet.init(role_maker.UserDefinedRoleMaker(config.index, kind, config.num_trainers, endpoints))
     model = nn.Sequential(*build_layers(config.widths))
+    strategy = DistributedStrategy(**STRATEGIES[config.system])
     optimizer = fleet.distributed_optimizer(
-        torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), DistributedStrategy(transport=transport)
+        torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), strategy, model
     )
     return fleet, model, optimizer
 
 
 def fleet_trainer(config: Config) -> tuple[Step, End]:
-    """Train synchronously with fleet.parameter_server, over TCP or through shared memory."""
+    """Train synchronously with fleet.parameter_server, by one of `STRATEGIES`."""
     fleet, model, optimizer = _fleet_init(config)
     fleet.init_worker()
     return _loop(model, optimizer, config), fleet.stop_worker
@@ -211,6 +218,5 @@ SYSTEMS = {
     "ddp": System(ddp_trainer),
     "rpc": System(rpc_trainer, rpc_serve),
     "grpc": System(grpc_stream.trainer, grpc_stream.serve),
-    "fleet": System(fleet_trainer, fleet_serve),
-    "shared": System(fleet_trainer, fleet_serve),
+    **dict.fromkeys(STRATEGIES, System(fleet_trainer, fleet_serve)),
 }
