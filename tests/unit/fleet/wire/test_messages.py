@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import (
+    CheckpointError,
     ConfigurationError,
+    DeadlineExceededError,
     FleetError,
     LocalProtocolError,
     PeerLostError,
@@ -76,7 +78,17 @@ def test_block_numbers_survive(blocks):
                 read_blocks(payload[:cut])
 
 
-@pytest.mark.parametrize("kind", [FleetError, ConfigurationError, PeerLostError, StateLostError])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        FleetError,
+        ConfigurationError,
+        CheckpointError,
+        PeerLostError,
+        DeadlineExceededError,
+        StateLostError,
+    ],
+)
 def test_an_error_keeps_its_type_and_its_sentence(kind):
     error = read_error(pack_error(kind("trainer 1 vanished\nfor good")))
     assert type(error) is kind

@@ -11,7 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from fleet.errors import (
+    CheckpointError,
     ConfigurationError,
+    DeadlineExceededError,
     FleetError,
     LocalProtocolError,
     PeerLostError,
@@ -41,7 +43,15 @@ HyperParameters = tuple[dict[str, Any], ...]
 
 _BLOCK_BYTES: Final = 4
 _ERRORS: Final[dict[str, type[FleetError]]] = {
-    kind.__name__: kind for kind in (ConfigurationError, FleetError, PeerLostError, StateLostError)
+    kind.__name__: kind
+    for kind in (
+        CheckpointError,
+        ConfigurationError,
+        DeadlineExceededError,
+        FleetError,
+        PeerLostError,
+        StateLostError,
+    )
 }
 
 
