@@ -124,6 +124,21 @@ async def test_an_event_that_is_refused_again_and_again_is_given_up():
     assert tries == tries[:1] * (1 + len(events.AGAIN_SECONDS))
 
 
+async def test_a_server_that_asks_to_be_left_alone_is_left_alone(monkeypatch: pytest.MonkeyPatch):
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    api = FakeApi()
+    api.refusals["POST", EVENTS] = ApiError(429, "TooManyRequests", "busy", retry_after_seconds=7)
+    await EventRecorder(api).record(JOB, FAILED)
+    await until_quiet()
+    assert slept == [7]
+    assert len(api.objects) == 1
+
+
 async def test_nothing_is_tried_again_after_the_end():
     api = FakeApi()
     api.refusals["POST", EVENTS] = ApiError(429, "TooManyRequests", "busy", retry_after_seconds=60)
