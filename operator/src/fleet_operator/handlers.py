@@ -17,6 +17,8 @@ from fleet_operator.cluster.client import open_session
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from kopf import BodyEssence
+
     from fleet_operator.cluster.connection import Connection
 
 
@@ -58,9 +60,27 @@ def registry_for(
     return registry
 
 
+class NoEssence(kopf.DiffBaseStorage):
+    """Keeps nothing of an object to compare it with later: only handlers of changes would ask for that.
+
+    kopf copies every object twice for it, with each event, whether there are such handlers or not.
+    """
+
+    def build(self, *, body: object, extra_fields: object = None) -> BodyEssence:  # noqa: ARG002 as the base
+        """Return nothing."""
+        return {}
+
+    def fetch(self, *, body: object) -> None:
+        """Know nothing."""
+
+    def store(self, *, body: object, patch: object, essence: object) -> None:
+        """Write nothing."""
+
+
 def kopf_settings() -> kopf.OperatorSettings:
     """Return how kopf behaves: it never gives up, posts no events of its own, and ends quickly."""
     settings = kopf.OperatorSettings()
+    settings.persistence.diffbase_storage = NoEssence()
     settings.posting.enabled = False
     settings.scanning.disabled = True  # the CRD is there before the operator starts: `startup` waits for it
     settings.watching.chunk_size = 500

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel
 
-from fleet_operator.api.job import FleetJob
+from fleet_operator.api.job import FleetJob, ObjectMeta
 from fleet_operator.api.rules import RULES, name_problem
+from fleet_operator.api.status import FleetJobStatus
 from fleet_operator.errors import InvalidJob, Problem
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def parse_job(document: Mapping[str, Any]) -> FleetJob:
     return job
 
 
-def read_job(stored: Mapping[str, Any]) -> FleetJob:
+def read_job(stored: Mapping[str, Any], known: FleetJob | None = None) -> FleetJob:
     """Return an object of the API server as a job; fields that this version does not know are left out.
 
     The definition in a cluster may be newer than this operator, while one is upgraded or after it was taken
@@ -86,19 +87,40 @@ def read_job(stored: Mapping[str, Any]) -> FleetJob:
     ----------
     stored : mapping
         An object as the API server gives it. It is not modified.
+    known : FleetJob, optional
+        The job as it was: where only its metadata and its status can have changed, its spec is taken over.
 
     Raises
     ------
     InvalidJob
         It breaks rules of this version in another way; see `parse_job`.
     """
+    metadata = {key: value for key, value in stored["metadata"].items() if key != "managedFields"}
+    stored = {**stored, "metadata": metadata}
+    if known is not None and (job := _with_spec_of(known, stored)) is not None:
+        return job
     try:
         return parse_job(stored)
     except InvalidJob:
-        known = _without_unknown(stored)
-        if known == stored:
+        understood = _without_unknown(stored)
+        if understood == stored:
             raise
-    return parse_job(known)
+    return parse_job(understood)
+
+
+def _with_spec_of(known: FleetJob, stored: Mapping[str, Any]) -> FleetJob | None:
+    """Return the job with the spec that is known already, or None if that is another job's or has changed."""
+    metadata, same = stored["metadata"], known.metadata
+    if (metadata.get("uid"), metadata.get("generation")) != (same.uid, same.generation):
+        return None
+    try:
+        fresh = {
+            "metadata": ObjectMeta.model_validate(_without_nulls(metadata)),
+            "status": FleetJobStatus.model_validate(_without_nulls(stored.get("status") or {})),
+        }
+    except ValidationError:
+        return None  # the problems are told of the whole
+    return known.model_copy(update=fresh)
 
 
 def _without_unknown(stored: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -109,7 +109,7 @@ class KubernetesCluster:
             pod, owned = entry.value, _is_owned(entry, job)
             if owned and pod.deleted_at is None and self._is_leaving(pod.uid):
                 return None
-            pods.append(replace(pod, owned=owned))
+            pods.append(pod if pod.owned == owned else replace(pod, owned=owned))
             if not owned:
                 (left_over if _is_left_over(entry, job) else foreign).append(f"Pod/{pod.name}")
         service = self._view.services.get(Key(key.namespace, service_name(key.name)))
@@ -173,7 +173,7 @@ class KubernetesCluster:
                 raise
             await self._view.refresh_job(job)
             raise ConflictError(str(error)) from error
-        return self._view.put_job(answer) or read_job(answer)
+        return self._view.put_own_status(answer) or read_job(answer)
 
     async def apply(self, job: FleetJob, action: Action) -> None:
         """Carry one action out. An action that has been carried out already is no error."""

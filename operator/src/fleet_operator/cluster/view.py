@@ -192,6 +192,17 @@ class ClusterView:
             self.notify(entry.key)
         return entry.value if entry.version == version_of(manifest) else None
 
+    def put_own_status(self, manifest: Mapping[str, Any]) -> FleetJob | None:
+        """Take the answer to a write of a status; return as `put_job` does.
+
+        Nobody is told: a plan that is made again from the status that it wrote is the same plan.
+        """
+        entry = self._reduce_job(manifest)
+        if entry is None:
+            return None
+        self._jobs.put(entry)
+        return entry.value if entry.version == version_of(manifest) else None
+
     def list_jobs_again(self) -> None:
         """Find out soon which FleetJobs there still are: whoever watches them may have missed deletions."""
         self._relist.set()
@@ -290,7 +301,7 @@ class ClusterView:
         if known is not None and known.uid == uid and known.version >= version_of(manifest):
             return known  # spares what most of a list's time goes to: the parsing
         try:
-            job = read_job(manifest)
+            job = read_job(manifest, None if known is None else known.value)
         except InvalidJob as error:
             self._tell_invalid(manifest, error)
             return None

@@ -80,8 +80,9 @@ class Engine:
         self._reconciler = Reconciler(
             cluster, clock=self._clock, decide=decide or plan, observer=self._observer
         )
-        self._queue: WorkQueue[Key] = WorkQueue()
         self._known: set[Key] = set()
+        # What has pods is not to tell late of them because many jobs come at once and have none yet.
+        self._queue: WorkQueue[Key] = WorkQueue(ahead=self._known.__contains__)
         self._news: dict[Key, float] = {}  # since when there has been news that no pass has looked at
         self._wake = asyncio.Event()
         self._stopping = False

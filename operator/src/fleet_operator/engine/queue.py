@@ -5,8 +5,9 @@ Invariants
 A key waits at most once (a thousand events about one job are one pass); a key is never worked on twice at
 the same time (a change during a pass makes another pass after it, so nothing is lost); a key that fails
 waits twice as long each time, on its own, so that one broken job never slows another; news of it may cut
-that short, unless it was the cluster that asked to be left alone. The moment comes in
-as an argument everywhere, in seconds of a clock that only grows.
+that short, unless it was the cluster that asked to be left alone; and keys that go ahead of others do not
+keep those waiting for ever. The moment comes in as an argument everywhere, in seconds of a clock that only
+grows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
+
+AHEAD_IN_A_ROW = 8
+"""How many keys may go ahead of one that was there before them."""
 
 K = TypeVar("K", bound="Hashable")
 
@@ -30,12 +34,23 @@ class WorkQueue(Generic[K]):
         How long a key waits after its first failure; each further one doubles it.
     backoff_limit_seconds : float
         The longest such wait.
+    ahead : callable, optional
+        Whether a key, when it is added, goes ahead of those for which this is false.
     """
 
-    def __init__(self, *, backoff_seconds: float = 0.1, backoff_limit_seconds: float = 60.0) -> None:
+    def __init__(
+        self,
+        *,
+        backoff_seconds: float = 0.1,
+        backoff_limit_seconds: float = 60.0,
+        ahead: Callable[[K], bool] = lambda _: False,
+    ) -> None:
         self._backoff_seconds = backoff_seconds
         self._backoff_limit_seconds = backoff_limit_seconds
+        self._ahead = ahead
         self._ready: deque[K] = deque()
+        self._ready_ahead: deque[K] = deque()
+        self._in_a_row = 0  # how many have gone ahead since one of the others was taken
         self._queued: set[K] = set()
         self._running: set[K] = set()
         self._changed: set[K] = set()  # keys that were added while they were being worked on
@@ -47,7 +62,7 @@ class WorkQueue(Generic[K]):
 
     def __len__(self) -> int:
         """Return how many keys could be taken now, had their delays passed by the last `take`."""
-        return len(self._ready)
+        return len(self._queued)
 
     def add(self, key: K) -> None:
         """Let `key` be worked on as soon as possible; one that waits already stays where it is."""
@@ -55,7 +70,7 @@ class WorkQueue(Generic[K]):
             self._changed.add(key)
         elif key not in self._queued and key not in self._held:
             self._queued.add(key)
-            self._ready.append(key)
+            (self._ready_ahead if self._ahead(key) else self._ready).append(key)
 
     def add_at(self, key: K, moment: float) -> None:
         """Let `key` be worked on at `moment`, or earlier if it is due earlier already."""
@@ -71,9 +86,12 @@ class WorkQueue(Generic[K]):
         The key's delay ends with it: the pass that follows knows best when to look again.
         """
         self._wake(now)
-        if not self._ready:
+        if not self._queued:
             return None
-        key = self._ready.popleft()
+        its_turn = self._ready and self._in_a_row >= AHEAD_IN_A_ROW
+        goes_ahead = bool(self._ready_ahead) and not its_turn
+        self._in_a_row = self._in_a_row + 1 if goes_ahead else 0
+        key = (self._ready_ahead if goes_ahead else self._ready).popleft()
         self._queued.remove(key)
         self._due.pop(key, None)
         self._running.add(key)

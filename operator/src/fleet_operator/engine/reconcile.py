@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-COALESCE = timedelta(seconds=1)
-"""How long a write may wait when only counts have changed."""
+COALESCE = timedelta(seconds=0.5)
+"""How long a write may wait when only counts have changed. With its way there it takes less than a second."""
 
 UNSEEN_WRITE = timedelta(seconds=5)
 """When to look again at a job whose own writes have not been seen; seeing them enqueues it earlier."""

@@ -188,4 +188,4 @@ class Plan:
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
     requeue_after: timedelta | None = None  # look again by then even if nothing happens
-    urgent: bool = field(default=True)  # False: only counts changed, the write may wait up to a second
+    urgent: bool = field(default=True)  # False: only counts changed, the write may wait a little

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Told", "build_status", "only_counts_differ"]
 
+_ON_THE_WAY = frozenset({"Creating", "PodsCreated", "Starting"})
+"""Reasons that follow one another within moments if all goes well: one write tells of the last."""
+
 Told = tuple[bool, str, str]  # whether a condition holds, its reason, its sentence
 
 
@@ -91,7 +94,11 @@ def _without_counts(status: FleetJobStatus) -> FleetJobStatus:
             "trainer_replicas": None,
             "progress": None,
             "roles": tuple(RoleStatus(role=each.role, restarts=each.restarts) for each in status.roles),
-            "conditions": tuple(each.model_copy(update={"message": ""}) for each in status.conditions),
+            "conditions": tuple(
+                each.model_copy(update={"message": ""})
+                for each in status.conditions
+                if each.reason not in _ON_THE_WAY
+            ),
         }
     )
 

@@ -62,7 +62,7 @@ def tell(
         actions=actions,
         events=(*_scaled(situation, status), *events, *_events(before, status)),
         requeue_after=until(situation.now, *looks),
-        urgent=bool(actions) or not only_counts_differ(before, status),
+        urgent=bool(actions) or not (status == before or only_counts_differ(before, status)),
     )
 
 

@@ -260,6 +260,17 @@ async def test_a_ghost_is_found_out_by_the_first_write(api: FakeApi):
         assert (world.cluster.job(KEY), world.deleted) == (None, [KEY])
 
 
+async def test_nobody_looks_again_because_of_an_own_status(api: FakeApi):
+    async with started(api) as world:
+        world.told.clear()
+        written = await world.cluster.write_status(world.job, RUNNING)
+        world.taken("MODIFIED")  # the watch tells of it too
+        assert (world.told, world.cluster.job(KEY)) == ([], written)
+        api.put(JOB, {**api.objects[JOB], "status": {"state": "Pending"}})
+        world.taken("MODIFIED")
+        assert KEY in world.told
+
+
 async def test_a_refused_status_is_an_error(api: FakeApi):
     async with started(api) as world:
         api.refusals["PUT", f"{JOB}/status"] = ApiError(500, "", "etcd is away")

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_operator.engine import WorkQueue
+from fleet_operator.engine.queue import AHEAD_IN_A_ROW
 
 
 @pytest.fixture
@@ -22,6 +23,28 @@ def test_keys_come_in_the_order_in_which_they_were_added(queue: WorkQueue[str]):
     for key in "abca":
         queue.add(key)
     assert [queue.take(0) for _ in range(4)] == ["a", "b", "c", None]
+
+
+def test_keys_that_go_ahead_come_first_and_keep_nobody_from_their_turn():
+    queue: WorkQueue[str] = WorkQueue(ahead=str.isupper)
+    several = [chr(ord("A") + number) for number in range(AHEAD_IN_A_ROW + 2)]
+    for key in ("a", "b", *several, "c"):
+        queue.add(key)
+    assert len(queue) == len(several) + 3
+    taken = [queue.take(0) for _ in range(len(several) + 4)]
+    assert taken == [*several[:AHEAD_IN_A_ROW], "a", *several[AHEAD_IN_A_ROW:], "b", "c", None]
+
+
+def test_a_key_goes_ahead_as_it_is_when_it_is_added():
+    known: set[str] = set()
+    queue: WorkQueue[str] = WorkQueue(ahead=known.__contains__)
+    queue.add("a")
+    queue.take(0)
+    queue.add("a")
+    queue.add("b")
+    known.add("a")
+    queue.done("a")
+    assert [queue.take(0) for _ in range(3)] == ["a", "b", None]
 
 
 def test_a_key_that_changes_during_its_pass_is_taken_again_after_it(queue: WorkQueue[str]):

@@ -11,7 +11,7 @@ from fleet_operator.api import FleetJobStatus, JobState
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.interface import ConflictError, Key
 from fleet_operator.engine import Observer, Reconciler, Result
-from fleet_operator.engine.reconcile import AT_ONCE, UNSEEN_WRITE, Outcome
+from fleet_operator.engine.reconcile import AT_ONCE, COALESCE, UNSEEN_WRITE, Outcome
 from fleet_operator.plan.model import (
     CreatePod,
     CreateService,
@@ -144,14 +144,14 @@ async def test_while_an_own_write_is_unseen_nothing_is_decided(fixture: Fixture)
     assert fixture.cluster.done == []
 
 
-async def test_mere_counts_wait_up_to_a_second_since_the_first_of_them(fixture: Fixture):
+async def test_mere_counts_wait_a_little_since_the_first_of_them(fixture: Fixture):
     fixture.plan = Plan(status=COUNTED, urgent=False)
-    assert await fixture.reconcile() == Outcome(Result.DONE, timedelta(seconds=1))
-    fixture.clock.seconds = 0.75
+    assert await fixture.reconcile() == Outcome(Result.DONE, COALESCE)
+    fixture.clock.seconds = COALESCE.total_seconds() / 4
     fixture.plan = Plan(status=RUNNING, urgent=False, requeue_after=timedelta(seconds=30))
-    assert await fixture.reconcile() == Outcome(Result.DONE, timedelta(seconds=0.25))
+    assert await fixture.reconcile() == Outcome(Result.DONE, COALESCE * 3 / 4)
     assert fixture.cluster.done == []
-    fixture.clock.seconds = 1.0
+    fixture.clock.seconds = COALESCE.total_seconds()
     assert await fixture.reconcile() == Outcome(Result.DONE, timedelta(seconds=30))
     assert fixture.cluster.done == [RUNNING]
 
@@ -174,12 +174,12 @@ async def test_counts_that_change_back_are_never_written(fixture: Fixture):
     await fixture.reconcile()
     fixture.plan = Plan(status=COUNTED, urgent=False)
     await fixture.reconcile()
-    fixture.clock.seconds = 0.5
+    fixture.clock.seconds = COALESCE.total_seconds() / 2
     fixture.plan = Plan(status=RUNNING, urgent=False)
     await fixture.reconcile()
-    fixture.clock.seconds = 1.0
+    fixture.clock.seconds = COALESCE.total_seconds()
     fixture.plan = Plan(status=COUNTED, urgent=False)
-    assert await fixture.reconcile() == Outcome(Result.DONE, timedelta(seconds=1))
+    assert await fixture.reconcile() == Outcome(Result.DONE, COALESCE)
     assert fixture.cluster.done == [RUNNING]
 
 

@@ -91,6 +91,7 @@ class Cluster(RuleBasedStateMachine):
         self.job = self.job.with_status(written)
         again = plan(self.job, observed, self.now, hosts)
         assert (again.status, again.actions, again.events) == (decided.status, decided.actions, ())
+        assert again.requeue_after == decided.requeue_after, "nobody looks again because of an own status"
         for action in decided.actions[:applied]:
             self.apply(action)
         return decided

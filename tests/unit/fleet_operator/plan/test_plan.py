@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet_operator.api import Role
+from fleet_operator.api import ConditionType, Role
 from tests.support import jobs
 from tests.support.plans import Story, ended, pending, pserver, trainer
 
@@ -255,6 +255,18 @@ def test_only_counts_can_wait():
     story.sees(pserver(0), pserver(1), trainer(0), pending(trainer(1)), after=1)
     assert not story.plan.urgent
     story.sees(pserver(0), pserver(1), trainer(0), trainer(1), after=2)
+    assert story.plan.urgent
+
+
+def test_that_pods_are_on_their_way_can_wait():
+    story = Story(startupPolicy="AnyOrder")
+    story.sees()
+    assert story.plan.urgent
+    everything = pending(pserver(0)), pending(pserver(1)), pending(trainer(0)), pending(trainer(1))
+    story.sees(*everything, after=1)
+    assert story.job.status.is_true(ConditionType.PODS_CREATED)
+    assert not story.plan.urgent
+    story.sees(*everything[:3], pending(trainer(1), reason="ErrImagePull"), after=2)
     assert story.plan.urgent
 
 
