@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import ctypes
+import functools
 import json
 import secrets
 import signal
@@ -242,7 +243,12 @@ class ControlPlane:
     def _define(self) -> None:
         for path in self._definitions:
             self.kubectl("create", "-f", str(path))
-            self.kubectl("wait", "--for=condition=Established", "-f", str(path), "--timeout=30s")
+            self._until(functools.partial(self._is_established, path), f"the definitions in {path.name}")
+
+    def _is_established(self, path: Path) -> bool:
+        # Asked too early, when there are no conditions yet, kubectl gives up instead of waiting.
+        waited = ["wait", "--for=condition=Established", "-f", str(path), "--timeout=30s"]
+        return "error" not in self.kubectl(*waited, check=False)
 
     def _start_controllers(self) -> None:
         certs = self.folder / "certs"
