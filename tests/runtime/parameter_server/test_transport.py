@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from fleet.parameter_server import local_sockets, peer
 from fleet.parameter_server.exchange import Exchange
 from fleet.parameter_server.modes import Async, Geo, HalfAsync, Mode
 from fleet.parameter_server.shared_memory import SharedBlocks
+from fleet.parameter_server.sockets import receive_exactly
 from fleet.program import ClipGradByGlobalNorm
 from tests.support.parameter_server import QUICK, Loopback, loopback, small_model
 from tests.support.threads import at_once, one_torch_thread
@@ -102,10 +104,14 @@ def test_after_warm_up_no_tensor_travels_over_the_socket():
         trainer.complete()
 
 
-@pytest.mark.parametrize("lacking", ["sockets", "another-user", "memory", "a-mapping"])
+@pytest.mark.parametrize("lacking", ["sockets", "another-user", "memory", "a-mapping", "the-descriptor"])
 def test_auto_does_without_what_there_is_not(monkeypatch, caplog, lacking):
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("not here")
+
+    def keep_back(connection: socket.socket, destination: memoryview) -> list[int]:
+        receive_exactly(connection, destination)
+        return []
 
     caplog.set_level(logging.DEBUG, "fleet")
     if lacking == "sockets":
@@ -115,6 +121,8 @@ def test_auto_does_without_what_there_is_not(monkeypatch, caplog, lacking):
         monkeypatch.setattr(os, "geteuid", lambda: us + 1)
     elif lacking == "memory":
         monkeypatch.setattr(SharedBlocks, "create", refuse)
+    elif lacking == "the-descriptor":
+        monkeypatch.setattr(peer, "receive_with", keep_back)
     else:
         monkeypatch.setattr(Exchange, "map_values", refuse)
     with one_torch_thread():
@@ -122,7 +130,7 @@ def test_auto_does_without_what_there_is_not(monkeypatch, caplog, lacking):
             expected = train(job)
         with loopback(settings=replace(CALM, transport="auto")) as job:
             assert_same_bits(train(job), expected)
-    if lacking != "a-mapping":  # which costs a connection
+    if lacking not in ("a-mapping", "the-descriptor"):  # which cost a connection
         assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 

@@ -64,6 +64,8 @@ def test_values_lie_in_the_servers_memory(exchange):
     with pytest.raises(LocalProtocolError, match="no values are shared"):
         exchange.value(1)
     values = SharedBlocks.create(BLOCKS)
-    exchange.map_values(values.descriptor)
+    with pytest.raises(OSError, match="did not come"):
+        exchange.map_values([])
+    exchange.map_values([values.descriptor])
     values[1][:] = b"wwww"
     assert bytes(exchange.value(1)) == b"wwww"

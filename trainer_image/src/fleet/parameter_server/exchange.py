@@ -6,7 +6,7 @@ and it may have to be sent again. A gradient that comes earlier travels over the
 header, as between two hosts; the server's receiving thread then writes it where the one before lay.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fleet.errors import LocalProtocolError
 from fleet.parameter_server.shared_memory import SharedBlocks, copy_bytes
@@ -42,10 +42,18 @@ class Exchange:
         """The descriptor of the gradients' memory."""
         return self._gradients.descriptor
 
-    def map_values(self, descriptor: int) -> None:
-        """Map the server's values, unless they are; see `SharedBlocks.receive`."""
+    def map_values(self, descriptors: Sequence[int]) -> None:
+        """Map the server's values, unless they are; see `SharedBlocks.receive`.
+
+        Raises
+        ------
+        OSError
+            They cannot be mapped, or their descriptor did not come: a system may keep it back.
+        """
+        if not descriptors:
+            raise OSError("the descriptor of the server's memory did not come with its greeting")
         if self._values is None:
-            self._values = SharedBlocks.receive(descriptor, self._block_bytes, writable=False)
+            self._values = SharedBlocks.receive(descriptors[0], self._block_bytes, writable=False)
 
     def put(self, block: int, gradient: memoryview) -> bool:
         """Copy a gradient to where the server finds it; False where the one before may still be needed."""

@@ -360,7 +360,7 @@ class Peer:
 
     def _share(self, theirs: Hello, descriptors: Sequence[int]) -> bool:
         """Settle whether memory is shared, once for the session."""
-        shares = theirs.shared and len(descriptors) > 0
+        shares = theirs.shared and self._exchange is not None
         if self._shares not in (None, shares):
             raise RemoteProtocolError(
                 f"parameter server {self.endpoint} shared memory on one connection of the session and not on "
@@ -368,7 +368,7 @@ class Peer:
             )
         if shares and self._exchange is not None:
             try:
-                self._exchange.map_values(descriptors[0])
+                self._exchange.map_values(descriptors)
             except OSError:
                 self._exchange = None  # the next connection goes without
                 raise
