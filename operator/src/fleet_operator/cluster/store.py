@@ -71,7 +71,10 @@ class Store(Generic[T]):
         return iter(tuple(self._entries.values()))
 
     def put(self, entry: Entry[T]) -> bool:
-        """Note an object as it is now; return whether that was news."""
+        """Note an object as it is now; return whether that was news.
+
+        Most versions of an object differ in nothing that is kept of it: somebody has annotated it, say.
+        """
         known = self._entries.get(entry.key)
         if entry.version <= max(self._dead.get(entry.uid, -1), -1 if known is None else known.version):
             return False
@@ -79,7 +82,7 @@ class Store(Generic[T]):
             self._drop(known)
         self._entries[entry.key] = entry
         self._jobs[entry.job][entry.key] = entry
-        return True
+        return known is None or _without_version(entry) != _without_version(known)
 
     def remove(self, key: Key, uid: str, version: int) -> Entry[T] | None:
         """Note that an object was gone at `version`; return what was known of it, if anything.
@@ -122,6 +125,10 @@ class Store(Generic[T]):
         del siblings[entry.key]
         if not siblings:
             del self._jobs[entry.job]
+
+
+def _without_version(entry: Entry[T]) -> tuple[str, Key, Owner | None, T]:
+    return entry.uid, entry.job, entry.owner, entry.value
 
 
 def key_of(manifest: Mapping[str, Any]) -> Key:

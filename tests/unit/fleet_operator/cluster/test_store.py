@@ -36,6 +36,16 @@ def test_a_put_never_replaces_what_is_as_new_or_newer(store: Store[str], version
     assert store.of_job(JOB)[0].value == "kept"
 
 
+def test_a_newer_version_in_which_nothing_that_is_kept_has_changed_is_no_news(store: Store[str]):
+    store.put(entry("a", 5, value="kept"))
+    assert not store.put(entry("a", 6, value="kept"))
+    assert not store.put(entry("a", 6, value="late"))
+    assert store.of_job(JOB)[0].version == 6
+    assert store.replace([entry("a", 7, value="kept")], 7, None) == set()
+    assert store.put(entry("a", 8, value="changed"))
+    assert store.put(entry("a", 9, value="changed", uid="another"))
+
+
 def test_a_newer_version_replaces_and_may_change_the_job(store: Store[str]):
     store.put(entry("a", 5))
     assert store.put(entry("a", 6, job=OTHER))
