@@ -104,14 +104,16 @@ class OperatedPlane:
             )
 
     @asynccontextmanager
-    async def namespace(self, name: str) -> AsyncIterator[ApiClient]:
-        """Have a namespace, and leave nothing of it that whoever comes next would wait for."""
+    async def namespace(self, name: str, *, last: bool = False) -> AsyncIterator[ApiClient]:
+        """Have a namespace; unless it is the last, leave nothing of it that the next would wait for."""
         async with ApiClient(from_kubeconfig(self.plane.kubeconfig)) as client:
             manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
             await client.create("/api/v1/namespaces", manifest)
             async with Watched(client, f"/api/v1/namespaces/{name}/serviceaccounts").watching() as accounts:
                 await accounts.until("Seen", 1, seconds=60)
             yield client
+            if last:
+                return
             for path in (JOBS, PODS, SERVICES):  # the jobs first, or the operator makes their pods again
                 await _delete_all(client, path.format(name))
             await client.delete(f"/api/v1/namespaces/{name}", {})

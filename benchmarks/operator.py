@@ -79,7 +79,7 @@ async def idle(plane: OperatedPlane, sizes: Sequence[int], num_running: int) -> 
     empty = (await plane.used()).rss_bytes
     namespace, there = "idle", 0
     async with (
-        plane.namespace(namespace) as client,
+        plane.namespace(namespace, last=True) as client,
         Watched(client, JOBS.format(namespace)).watching() as jobs,
     ):
         for size in sorted(sizes):

@@ -319,10 +319,13 @@ async def test_the_metrics_tell_of_the_jobs(namespace: Namespace, operator: Oper
     await run(namespace)
     await namespace.end(*TRAINERS)
     await namespace.until_state("digits", "Succeeded")
-    text = operator.get("/metrics") or ""
     labels = f'{{job_namespace="{namespace.name}",mode="ParameterServer"}}'
+    text = ""
+    async with asyncio.timeout(20):  # the answer to a status comes after what a watch tells of it
+        while f"fleet_operator_jobs_successful_total{labels} 1.0" not in text:
+            found = await asyncio.to_thread(operator.get, "/metrics")
+            text = found or ""
     assert "fleet_operator_leader 1.0" in text
     assert f"fleet_operator_jobs_created_total{labels} 1.0" in text
-    assert f"fleet_operator_jobs_successful_total{labels} 1.0" in text
     assert f'fleet_operator_jobs{{job_namespace="{namespace.name}",state="Succeeded"}} 1.0' in text
     assert 'fleet_operator_api_request_duration_seconds_count{code="201",resource="pods",verb="POST"}' in text
