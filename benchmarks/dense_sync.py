@@ -36,6 +36,7 @@ NUM_SERVERS = {
     "bf16-2": 2,
     "shared-1": 1,
     "shared-2": 2,
+    "both-2": 2,
 }
 ABOUT = {
     "compute": "compute only, no communication",
@@ -51,6 +52,7 @@ ABOUT = {
     "bf16-2": "ours, TCP, bfloat16, 2 servers",
     "shared-1": "ours, shared memory, 1 server",
     "shared-2": "ours, shared memory, 2 servers",
+    "both-2": "ours, shared memory, cross_step, 2 servers",
 }
 RATIOS = [
     (f"{ours}-{servers}", other if other in NUM_SERVERS else f"{other}-{servers}")
@@ -59,10 +61,13 @@ RATIOS = [
         "cross": ("rpc", "grpc", "ddp", "compute"),
         "bf16": ("ddp",),
         "shared": ("compute",),
+        "both": ("compute",),
     }.items()
     for other in others
     for servers in (1, 2)
 ]
+DEFAULT = ("compute", "ddp", "rpc-1", "rpc-2", "grpc-2", "fleet-2", "cross-2", "shared-2", "both-2")
+"""All at once are more processes, of half a gigabyte and more each, than 24 GB hold."""
 BATCHES = (64, 1)
 WARM_UP_STEPS = 3
 
@@ -135,7 +140,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="per size of batches (default: 10)")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="sizes (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=10, help="steps per system and round (default: 10)")
-    parser.add_argument("--systems", default=",".join(NUM_SERVERS), help="default: %(default)s")
+    parser.add_argument(
+        "--systems", default=",".join(DEFAULT), help=f"of {', '.join(NUM_SERVERS)} (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
     systems = options.systems.split(",")

@@ -26,6 +26,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "cross": {"transport": "tcp", "cross_step": True},
     "bf16": {"transport": "tcp", "wire_dtype": "bfloat16"},
     "shared": {"transport": "shared_memory"},
+    "both": {"transport": "shared_memory", "cross_step": True},
 }
 """What our own systems differ in."""
 

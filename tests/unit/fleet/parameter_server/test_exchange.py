@@ -53,6 +53,11 @@ def test_a_gradient_that_travelled_because_of_another_must_be_answered_as_well(e
     assert put(exchange, 0, b"dddd", frame=6)
 
 
+def test_a_gradient_of_another_size_is_left_to_its_frame_to_be_refused(exchange, server):
+    assert not exchange.put(0, memoryview(b"a"))
+    assert bytes(server[0]) == bytes(4)
+
+
 def test_an_answer_that_is_faster_than_the_note_of_what_it_answers_counts(exchange):
     exchange.put(0, memoryview(b"aaaa"))
     exchange.answered(0, taken=3)

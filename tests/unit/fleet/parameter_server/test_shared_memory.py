@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fleet.errors import RemoteProtocolError
+from fleet.errors import LocalProtocolError, RemoteProtocolError
 from fleet.parameter_server.arena import Extent
 from fleet.parameter_server.shared_memory import SharedBlocks, copy_bytes
 
@@ -45,6 +45,11 @@ def test_tensors_lie_in_the_memory_aligned_whatever_their_neighbours_sizes():
     assert np.frombuffer(ours[7], np.float32).tolist() == [2.0] * 25
     assert [tensors[block].shape for block in (3, 5, 7)] == [(2, 4), (0, 3), (25,)]
     assert tensors[7].data_ptr() % 64 == tensors[3].data_ptr() % 64 == 0
+
+
+def test_copies_of_another_size_are_refused():
+    with pytest.raises(LocalProtocolError, match="1 bytes are to be copied to a place of 64"):
+        copy_bytes(memoryview(b"a"), SharedBlocks.create(BLOCKS)[3])
 
 
 def test_memory_mapped_to_be_read_cannot_be_written():

@@ -56,10 +56,15 @@ class Exchange:
             self._values = SharedBlocks.receive(descriptors[0], self._block_bytes, writable=False)
 
     def put(self, block: int, gradient: memoryview) -> bool:
-        """Copy a gradient to where the server finds it; False where the one before may still be needed."""
-        if self._answered.get(block, 0) < self._sent.get(block, 0):
+        """Copy a gradient to where the server finds it, and return whether that could be done.
+
+        Not where the one before may still be needed, nor if it does not fit: as a payload of its frame it is
+        refused by name.
+        """
+        place = self._gradients[block]
+        if len(gradient) != len(place) or self._answered.get(block, 0) < self._sent.get(block, 0):
             return False
-        copy_bytes(gradient, self._gradients[block])
+        copy_bytes(gradient, place)
         return True
 
     def sent(self, block: int, frame: int) -> None:

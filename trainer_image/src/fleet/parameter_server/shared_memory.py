@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleet.errors import RemoteProtocolError
+from fleet.errors import LocalProtocolError, RemoteProtocolError
 from fleet.parameter_server.arena import Extent
 
 __all__ = ["SharedBlocks", "copy_bytes"]
@@ -113,7 +113,15 @@ class SharedBlocks:
 
 
 def copy_bytes(source: memoryview, destination: memoryview) -> None:
-    """Copy bytes, while other threads go on."""
+    """Copy bytes, while other threads go on.
+
+    Raises
+    ------
+    LocalProtocolError
+        There are not as many as fit.
+    """
+    if len(source) != len(destination):
+        raise LocalProtocolError(f"{len(source)} bytes are to be copied to a place of {len(destination)}")
     np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(source, np.uint8))
 
 
