@@ -68,8 +68,6 @@ RATIOS = [
 ]
 DEFAULT = ("compute", "ddp", "rpc-1", "rpc-2", "grpc-2", "fleet-2", "cross-2", "shared-2", "both-2")
 """All at once are more processes, of half a gigabyte and more each, than 24 GB hold."""
-DEFAULT_SYSTEMS = ("compute", "ddp", "rpc-1", "rpc-2", "grpc-2", "fleet-2", "cross-2", "shared-2")
-"""As many as 24 GiB hold at once; a process has 0.7 GiB of PyTorch alone."""
 BATCHES = (64, 1)
 WARM_UP_STEPS = 3
 
