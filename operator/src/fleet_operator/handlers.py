@@ -83,7 +83,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.persistence.diffbase_storage = NoEssence()
     settings.posting.enabled = False
     settings.scanning.disabled = True  # the CRD is there before the operator starts: `startup` waits for it
-    settings.watching.chunk_size = 500
+    settings.watching.chunk_size = watch.PAGE
     settings.watching.server_timeout = 300
     settings.watching.inactivity_timeout = watch.SILENCE_SECONDS
     settings.networking.connect_timeout = 5

@@ -31,7 +31,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-PAGE = 500
+PAGE = 100
+"""How many objects one answer to a list has: larger ones only take memory, which stays taken."""
+
 WATCH_SECONDS = 300
 """How long the server is asked to keep a watch open; it ends in an orderly way then."""
 
