@@ -34,7 +34,7 @@ __all__ = ["main"]
 
 IDLE_SECONDS = 60.0
 ENDED_AT_ONCE = 16
-COALESCED_SECONDS = 1.5
+COALESCED_SECONDS = 3.0
 """Longer than the operator keeps back a status in which only counts have changed."""
 
 QUIET_SECONDS = 5.0

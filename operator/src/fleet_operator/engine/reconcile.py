@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from datetime import datetime
 
-    from fleet_operator.api import FleetJob
+    from fleet_operator.api import FleetJob, FleetJobStatus
     from fleet_operator.build import Hosts
     from fleet_operator.cluster.interface import Cluster, Key
     from fleet_operator.engine.clock import Clock
@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 COALESCE = timedelta(seconds=0.5)
 """How long a write may wait when only counts have changed. With its way there it takes less than a second."""
+
+COALESCE_QUIET = timedelta(seconds=2)
+"""How long it may wait when no more replicas run than before: pods that are there mostly run soon."""
 
 UNSEEN_WRITE = timedelta(seconds=5)
 """When to look again at a job whose own writes have not been seen; seeing them enqueues it earlier."""
@@ -113,8 +116,9 @@ class Reconciler:
             return None
         now = self._clock.monotonic()
         waited = timedelta(seconds=now - self._changed_since.setdefault(key, now))
-        if waited < COALESCE:
-            return COALESCE - waited
+        may_wait = COALESCE_QUIET if _tells_of_as_many(job.status, plan.status) else COALESCE
+        if waited < may_wait:
+            return may_wait - waited
         del self._changed_since[key]
         return None
 
@@ -212,6 +216,11 @@ def retry_after(refusal: Exception) -> timedelta | None:
     """Return how long the cluster asks to be left alone, if it does."""
     seconds = refusal.retry_after_seconds if isinstance(refusal, ClusterError) else 0.0
     return timedelta(seconds=seconds) if seconds else None
+
+
+def _tells_of_as_many(one: FleetJobStatus, other: FleetJobStatus) -> bool:
+    """Whether two statuses tell of as many replicas that do their part."""
+    return (one.pservers, one.trainers) == (other.pservers, other.trainers)
 
 
 def _earlier(one: timedelta, other: timedelta | None) -> timedelta:

@@ -11,7 +11,7 @@ from fleet_operator.api import FleetJobStatus, JobState
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.interface import ConflictError, Key
 from fleet_operator.engine import Observer, Reconciler, Result
-from fleet_operator.engine.reconcile import AT_ONCE, COALESCE, UNSEEN_WRITE, Outcome
+from fleet_operator.engine.reconcile import AT_ONCE, COALESCE, COALESCE_QUIET, UNSEEN_WRITE, Outcome
 from fleet_operator.plan.model import (
     CreatePod,
     CreateService,
@@ -154,6 +154,24 @@ async def test_mere_counts_wait_a_little_since_the_first_of_them(fixture: Fixtur
     fixture.clock.seconds = COALESCE.total_seconds()
     assert await fixture.reconcile() == Outcome(Result.DONE, timedelta(seconds=30))
     assert fixture.cluster.done == [RUNNING]
+
+
+async def test_what_tells_of_no_more_replicas_waits_longer_until_it_does(fixture: Fixture):
+    await fixture.reconcile()
+    there = RUNNING.model_copy(update={"trainer_replicas": 2})
+    fixture.plan = Plan(status=there, urgent=False)
+    assert await fixture.reconcile() == Outcome(Result.DONE, COALESCE_QUIET)
+    fixture.clock.seconds = COALESCE.total_seconds()
+    assert await fixture.reconcile() == Outcome(Result.DONE, COALESCE_QUIET - COALESCE)
+    assert fixture.cluster.done == [RUNNING]
+    fixture.plan = Plan(status=COUNTED, urgent=False)
+    await fixture.reconcile()
+    assert fixture.cluster.done == [RUNNING, COUNTED]
+    fixture.plan = Plan(status=COUNTED.model_copy(update={"trainer_replicas": 2}), urgent=False)
+    await fixture.reconcile()
+    fixture.clock.seconds += COALESCE_QUIET.total_seconds()
+    await fixture.reconcile()
+    assert len(fixture.cluster.done) == 3
 
 
 @pytest.mark.parametrize(
