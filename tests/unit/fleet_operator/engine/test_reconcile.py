@@ -34,6 +34,7 @@ pytestmark = pytest.mark.timeout(20)
 
 RUNNING = FleetJobStatus(state=JobState.RUNNING)
 COUNTED = FleetJobStatus(state=JobState.RUNNING, trainers="1/2")
+ALL_COUNTED = FleetJobStatus(state=JobState.RUNNING, trainers="2/2")
 DELETIONS = (DeletePod("digits-trainer-0", "u0"), DeletePod("digits-trainer-1", "u1"))
 STARTED = Event("Normal", "Started", "all replicas run")
 
@@ -148,12 +149,12 @@ async def test_mere_counts_wait_a_little_since_the_first_of_them(fixture: Fixtur
     fixture.plan = Plan(status=COUNTED, urgent=False)
     assert await fixture.reconcile() == Outcome(Result.DONE, COALESCE)
     fixture.clock.seconds = COALESCE.total_seconds() / 4
-    fixture.plan = Plan(status=RUNNING, urgent=False, requeue_after=timedelta(seconds=30))
+    fixture.plan = Plan(status=ALL_COUNTED, urgent=False, requeue_after=timedelta(seconds=30))
     assert await fixture.reconcile() == Outcome(Result.DONE, COALESCE * 3 / 4)
     assert fixture.cluster.done == []
     fixture.clock.seconds = COALESCE.total_seconds()
     assert await fixture.reconcile() == Outcome(Result.DONE, timedelta(seconds=30))
-    assert fixture.cluster.done == [RUNNING]
+    assert fixture.cluster.done == [ALL_COUNTED]
 
 
 async def test_what_tells_of_no_more_replicas_waits_longer_until_it_does(fixture: Fixture):
