@@ -37,7 +37,7 @@ class Settings:
         ``FLEET_OPERATOR_METRICS_READERS``, a list in JSON: who may read the metrics of jobs with a
         NetworkPolicy beside the operator's namespace, each a peer as a NetworkPolicy has them. Default: none.
     workers : int
-        ``FLEET_OPERATOR_WORKERS``: how many jobs are worked on at the same time. Default: 16.
+        ``FLEET_OPERATOR_WORKERS``: how many jobs are worked on at the same time. Default: 8.
     resync : timedelta
         ``FLEET_OPERATOR_RESYNC_SECONDS``: how often every job is looked at even if nothing happened.
         Default: 600.
@@ -64,7 +64,7 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     metrics_readers: tuple[Mapping[str, Any], ...] = ()
-    workers: int = 16
+    workers: int = 8
     resync: timedelta = timedelta(minutes=10)
     writes_per_second: int = 500
     lease: str = "fleet-operator"
