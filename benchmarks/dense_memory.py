@@ -81,7 +81,6 @@ def report(
         "servers": num_servers,
         "server_bytes": server,
         "server_in_its_parameters": server / held,
-        "server_without_gradients_in_its_parameters": server / held - NUM_TRAINERS,
         "trainer_bytes": trainer,
         "trainer_in_parameters": trainer / PARAMETER_BYTES,
     }

@@ -18,7 +18,7 @@ from tests.support.training import never_minimized
 WIDTH = 512
 PARAMETER_BYTES = 4 * WIDTH * WIDTH
 WARM_UP_STEPS = 3
-VIEWS = {"as_strided", "detach", "select", "slice", "to", "view"}
+VIEWS = {"as_strided", "detach", "resolve_conj", "resolve_neg", "select", "slice", "to", "view"}
 """Operators that copy nothing; where `to` must, it calls another one."""
 
 

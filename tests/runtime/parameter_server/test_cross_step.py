@@ -108,6 +108,37 @@ def test_a_parameter_that_is_used_without_its_module_is_an_error_that_names_it()
             nn.functional.linear(numbers(1, 0), model.first.weight).sum().backward()
 
 
+@pytest.mark.parametrize("then", ["step", "end"])
+def test_a_gradient_that_is_zeroed_while_it_may_be_under_way_is_an_error_that_names_it(then):
+    """Over TCP the gradient's own memory waits to be sent, though step() has returned."""
+    with loopback(model=Layers, optimizer=adam) as job:
+        trainer, model, wrapped = job.make_trainer(cross_step=True)
+        optimizer = DistributedOptimizer(wrapped, never_minimized)
+        trainer.start()
+        optimizer.bind(trainer)
+        backward(model, 0, 0, nullcontext)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        go_on = {"step": lambda: backward(model, 1, 0, nullcontext), "end": trainer.complete}[then]
+        with pytest.raises(FleetError, match=r"was changed in place after optimizer\.step\(\)"):
+            go_on()
+
+
+def test_an_optimizers_state_is_that_after_the_last_step():
+    with loopback(servers=2, model=Layers, optimizer=adam) as job:
+        trainer, model, wrapped = job.make_trainer(cross_step=True)
+        optimizer = DistributedOptimizer(wrapped, never_minimized)
+        trainer.start()
+        optimizer.bind(trainer)
+        for step in range(3):
+            optimizer.zero_grad()
+            backward(model, 0, 0, nullcontext)
+            optimizer.step()
+            state = optimizer.state_dict()["state"]
+            assert {float(entries["step"]) for entries in state.values()} == {step + 1.0}
+        trainer.complete()
+
+
 def test_a_mode_that_does_not_wait_cannot_wait_later():
     config = DistributeTranspilerConfig()
     config.sync_mode = False

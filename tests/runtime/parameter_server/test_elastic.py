@@ -91,7 +91,14 @@ def test_a_trainer_that_comes_too_late_has_lost_its_peers(monkeypatch):
         zero.start()
         make_steps(zero, model_0, 1)
         late, _, _ = job.make_trainer(1, trainers=2)
-        errors = []
+        errors, joins = [], []
+        join = job.servers[0].server.join
+
+        def count(request: Any) -> Any:
+            joins.append(request)
+            return join(request)
+
+        monkeypatch.setattr(job.servers[0].server, "join", count)
 
         def come_too_late() -> None:
             with pytest.raises(PeerLostError, match="trainer 1 came after every other one") as error:
@@ -102,6 +109,7 @@ def test_a_trainer_that_comes_too_late_has_lost_its_peers(monkeypatch):
         zero.complete()
         job.servers[0].join()
         assert (len(errors), job.servers[0].failure) == (1, None)
+        assert len(joins) == 1, "it asked again a server that was about to end"
 
 
 def test_any_number_of_trainers_goes_on_from_a_checkpoint(tmp_path):

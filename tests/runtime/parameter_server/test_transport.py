@@ -104,7 +104,9 @@ def test_after_warm_up_no_tensor_travels_over_the_socket():
         trainer.complete()
 
 
-@pytest.mark.parametrize("lacking", ["sockets", "another-user", "memory", "a-mapping", "the-descriptor"])
+@pytest.mark.parametrize(
+    "lacking", ["sockets", "another-user", "memory", "a-mapping", "the-descriptor", "a-mapping-there"]
+)
 def test_auto_does_without_what_there_is_not(monkeypatch, caplog, lacking):
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("not here")
@@ -123,6 +125,13 @@ def test_auto_does_without_what_there_is_not(monkeypatch, caplog, lacking):
         monkeypatch.setattr(SharedBlocks, "create", refuse)
     elif lacking == "the-descriptor":
         monkeypatch.setattr(peer, "receive_with", keep_back)
+    elif lacking == "a-mapping-there":
+        real = SharedBlocks.receive
+
+        def receive(descriptor: int, block_bytes: Any, *, writable: bool) -> SharedBlocks:
+            return refuse() if writable else real(descriptor, block_bytes, writable=writable)
+
+        monkeypatch.setattr(SharedBlocks, "receive", receive)
     else:
         monkeypatch.setattr(Exchange, "map_values", refuse)
     with one_torch_thread():

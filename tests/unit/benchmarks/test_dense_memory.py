@@ -10,5 +10,4 @@ def test_a_server_is_measured_in_its_own_slices_and_a_trainer_in_all_parameters(
     row = report("shared", 2, [100 + 3 * half, 100 + half, 500 + half, 500], computing=500, imports=100)
     assert row["transport"] == "shared memory"
     assert row["server_in_its_parameters"] == pytest.approx(3.0)
-    assert row["server_without_gradients_in_its_parameters"] == pytest.approx(1.0)
     assert row["trainer_in_parameters"] == pytest.approx(0.5)

@@ -55,6 +55,10 @@ def test_a_strategy_does_not_change():
             {"wire_dtype": "bfloat16", "transport": "shared_memory"},
             r"strategy\.transport is 'shared_memory', in which nothing travels",
         ),
+        (
+            {"wire_dtype": "bfloat16", "transpiler": DistributeTranspilerConfig(enable_dc_asgd=True)},
+            r"wire_dtype is 'bfloat16', and transpiler\.enable_dc_asgd compensates",
+        ),
         ({"grad_clip": 5.0}, r"strategy\.grad_clip is 5\.0; expected None, fleet\.ClipGradByValue\(max\)"),
         ({"mode": "geo"}, r"strategy\.mode is 'geo'; expected an instance of a subclass of fleet\.param"),
         (

@@ -113,6 +113,11 @@ class DistributedStrategy:
             raise ConfigurationError(
                 f"strategy.transpiler is {self.transpiler!r}; expected a DistributeTranspilerConfig"
             )
+        if self.wire_dtype is not None and self.transpiler.enable_dc_asgd:
+            raise ConfigurationError(
+                f"strategy.wire_dtype is {self.wire_dtype!r}, and transpiler.enable_dc_asgd compensates for "
+                "the delay of values that are not rounded; leave one of them at its default"
+            )
         self._check_mode()
 
     def _check_mode(self) -> None:

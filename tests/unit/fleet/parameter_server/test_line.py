@@ -9,7 +9,7 @@ import pytest
 from fleet.errors import FleetError, LocalProtocolError
 from fleet.parameter_server.connection import BrokenConnectionError
 from fleet.parameter_server.line import Line
-from fleet.wire import Conversation, Header, Identity, Kind, Side
+from fleet.wire import Conversation, Header, Identity, Kind, Side, pack_header
 
 IDENTITY = Identity(job=1, trainer=0, attempt=0)
 SECONDS = 10.0
@@ -23,12 +23,14 @@ class Heard:
         self.told = threading.Event()
         self.may_return = threading.Event()
         self.may_return.set()
+        self.stumbles = False
 
     def destination(self, header: Header) -> memoryview | None:
         return None
 
     def received(self, header: Header, payload: memoryview) -> None:
-        pass
+        if self.stumbles:
+            raise ZeroDivisionError("by nought")
 
     def ended(self, error: FleetError | None) -> None:
         self.errors.append(error)
@@ -57,6 +59,14 @@ def greeted(side: Side, *, remote: bool) -> Conversation:
     conversation = Conversation(side, IDENTITY, {}, remote=remote)
     conversation.advance(Header(Kind.HELLO, IDENTITY.job, IDENTITY.attempt, IDENTITY.trainer))
     return conversation
+
+
+def test_a_frame_that_a_handler_stumbles_over_ends_the_session_with_a_sentence(pair, heard):
+    _, there = pair
+    heard.stumbles = True
+    there.sendall(pack_header(Header(Kind.CONFIRM, IDENTITY.job, IDENTITY.attempt, IDENTITY.trainer)))
+    assert heard.told.wait(SECONDS)
+    assert "could not be taken (ZeroDivisionError: by nought)" in str(heard.errors[0])
 
 
 def test_the_next_connection_waits_until_the_end_of_the_one_before_is_told(pair, heard):

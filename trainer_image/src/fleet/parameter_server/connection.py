@@ -157,6 +157,12 @@ class Connection:
         except OSError as raised:
             broken = BrokenConnectionError(f"the data connection with {self._peer} broke: {raised}")
             error = self._refused or broken
+        except Exception as raised:  # noqa: BLE001 - somebody waits for it
+            _log.warning("a frame of %s could not be taken", self._peer, exc_info=raised)
+            error = FleetError(
+                f"a frame of {self._peer} could not be taken ({type(raised).__name__}: {raised}); its "
+                "traceback is in the log"
+            )
         self._handler.ended(error)
 
     def _send(self) -> None:

@@ -201,6 +201,8 @@ class ControlClient:
         code, details = error.code(), error.details()
         if code in _REFUSALS:
             return ConfigurationError(f"parameter server {self.endpoint} refused: {details}")
+        if code is grpc.StatusCode.OUT_OF_RANGE:
+            return PeerLostError(f"parameter server {self.endpoint}: {details}")
         if code is grpc.StatusCode.ABORTED:
             return FleetError(f"parameter server {self.endpoint}: {details}")
         if code is grpc.StatusCode.UNIMPLEMENTED:

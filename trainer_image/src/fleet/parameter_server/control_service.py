@@ -220,7 +220,7 @@ def _answer(context: grpc.ServicerContext, call: Callable[[], Answered]) -> Answ
 def _refuse(context: grpc.ServicerContext, error: FleetError | OSError) -> NoReturn:
     code = grpc.StatusCode.ABORTED  # it failed here, and what was asked for is no mistake
     if isinstance(error, PeerLostError):
-        code = grpc.StatusCode.UNAVAILABLE
+        code = grpc.StatusCode.OUT_OF_RANGE  # UNAVAILABLE would be asked again
     elif isinstance(error, ConfigurationError):
         taken = isinstance(error, AlreadyJoinedError)
         code = grpc.StatusCode.ALREADY_EXISTS if taken else grpc.StatusCode.FAILED_PRECONDITION

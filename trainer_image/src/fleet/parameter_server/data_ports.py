@@ -3,7 +3,9 @@
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable
+from typing import Final
 
 from fleet.errors import FleetError
 from fleet.parameter_server.local_sockets import check_user, listen_here
@@ -12,6 +14,8 @@ from fleet.parameter_server.sockets import hang_up, listen, own, tune
 
 __all__ = ["DataPorts"]
 
+_PAUSE_SECONDS: Final = 0.1
+"""Before a listener that could not accept, for want of descriptors say, tries again."""
 _log = logging.getLogger(__name__)
 
 
@@ -70,8 +74,12 @@ class DataPorts:
         while True:
             try:
                 connected, address = listener.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._closing:
+                    return
+                _log.warning("cannot accept a data connection: %s; trying again", error)
+                time.sleep(_PAUSE_SECONDS)
+                continue
             whence = address[0] if connected.family != socket.AF_UNIX else "this host"
             threading.Thread(
                 target=self._let_in, args=(connected, whence), name="fleet-greet", daemon=True

@@ -50,10 +50,11 @@ class Exchange:
         OSError
             They cannot be mapped, or their descriptor did not come: a system may keep it back.
         """
+        if self._values is not None:
+            return
         if not descriptors:
             raise OSError("the descriptor of the server's memory did not come with its greeting")
-        if self._values is None:
-            self._values = SharedBlocks.receive(descriptors[0], self._block_bytes, writable=False)
+        self._values = SharedBlocks.receive(descriptors[0], self._block_bytes, writable=False)
 
     def put(self, block: int, gradient: memoryview) -> bool:
         """Copy a gradient to where the server finds it, and return whether that could be done.

@@ -59,6 +59,9 @@ class GradientFlow:
         Where gradients go.
     overlap : bool
         Whether a gradient leaves as soon as the backward pass has produced it.
+    outlasting : bool
+        Whether gradients may still be under way when ``step()`` returns: they must not change before the
+        next step begins.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class GradientFlow:
         mode: TrainerMode,
         *,
         overlap: bool,
+        outlasting: bool = False,
     ) -> None:
         order = dict.fromkeys(plan.blocks[block].param for block in plan.send_order)
         self._parameters = {name: parameters[name] for name in order}
@@ -76,6 +80,9 @@ class GradientFlow:
         self._optimizer = optimizer
         self._mode = mode
         self._overlap = overlap
+        self._outlasting = outlasting
+        self._earlier: dict[str, _Sent] = {}
+        """What the step before has sent, where that may outlast it."""
         self._handles: list[RemovableHandle] = []
         self._sent: dict[str, _Sent] = {}
         self._hyper: HyperParameters | None = None
@@ -132,8 +139,26 @@ class GradientFlow:
             else:
                 self._send(name, parameter.grad)
         self._mode.finish(absent)
-        self._sent.clear()
-        self._hyper = None
+        if self._outlasting:
+            self._earlier = self._sent
+        self._sent, self._hyper = {}, None
+
+    def check_earlier(self) -> None:
+        """Check that nothing was changed while it was under way; called once the servers have it.
+
+        Raises
+        ------
+        FleetError
+            A gradient was, and what the servers have summed is not what this trainer computed.
+        """
+        earlier, self._earlier = self._earlier, {}
+        for name, sent in earlier.items():
+            if version_of(sent.gradient) != sent.version:
+                raise FleetError(
+                    f"the gradient of {name} was changed in place after optimizer.step(), while it may still "
+                    "have been under way. Call zero_grad() with set_to_none=True, which is its default, or "
+                    "use DistributedStrategy(cross_step=False)"
+                )
 
     def check_nothing_in_flight(self, what: str) -> None:
         """Refuse to go on as if gradients had not left.
@@ -169,6 +194,7 @@ class GradientFlow:
 
     def _begin(self, hyper: HyperParameters) -> None:
         self._mode.begin(hyper)
+        self.check_earlier()
         self._hyper = hyper
 
     def _send(self, name: str, gradient: Tensor) -> None:

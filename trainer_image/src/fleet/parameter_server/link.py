@@ -93,6 +93,8 @@ class Link:
         self._shard = shard
         self._shared: SharedBlocks | None = None
         """The trainer's memory, where it shares this host; values then lie in the shard's."""
+        self._asked = False
+        """Whether it has asked for values: an answer that is older was meant for an earlier process."""
         self._session: str | None = None
         self._line = Line(f"trainer {identity.trainer}", Side.SERVER, identity, self)
         self._greeting = threading.Lock()
@@ -150,6 +152,8 @@ class Link:
 
     def send_value(self, answer: Answer) -> None:
         """Enqueue a block's value, or that it was not stepped."""
+        if not self._asked:
+            return
         step, block = answer.step, answer.block
         if not answer.changed:
             self._line.send(Kind.UNCHANGED, step=step, block=block)
@@ -197,6 +201,7 @@ class Link:
             case Kind.STEP_END:
                 self._owner.answer(self._mode.end(trainer, header.step, read_blocks(bytes(payload))))
             case Kind.PULL:
+                self._asked = True
                 self._owner.answer(self._mode.pull(trainer))
             case Kind.COMPLETE:
                 self._owner.answer(self._mode.complete(trainer))
@@ -215,20 +220,25 @@ class Link:
     def _share(self, hello: Hello, descriptors: Sequence[int]) -> Sequence[int]:
         """Settle whether memory is shared from here on; return the descriptor of this server's if it is."""
         values = self._shard.shared_values
-        shares = values is not None and hello.shared and len(descriptors) > 0
+        offered = hello.shared and (self._shared is not None or len(descriptors) > 0)
+        shares = values is not None and offered
         if self._line.taken and shares != (self._shared is not None):
             raise RemoteProtocolError(
                 "the trainer shared memory on one connection of its session and not on another; it must join "
                 "again"
             )
-        if values is None or not shares:
-            self._shared = None
-            self._shard.lay_gradients(self.identity.trainer, None)
-            return []
-        if self._shared is None:
-            self._shared = SharedBlocks.receive(descriptors[0], self._shard.block_bytes, writable=True)
+        if not shares or self._shared is None:
+            self._shared = self._map(descriptors[0]) if shares else None
             self._shard.lay_gradients(self.identity.trainer, self._shared)
-        return [values.descriptor]
+        return [values.descriptor] if values is not None and self._shared is not None else []
+
+    def _map(self, descriptor: int) -> SharedBlocks | None:
+        """Map a trainer's memory; None, so that its tensors come over the socket, where that fails."""
+        try:
+            return SharedBlocks.receive(descriptor, self._shard.block_bytes, writable=True)
+        except OSError as error:
+            _log.debug("trainer %d's memory cannot be mapped: %s", self.identity.trainer, error)
+            return None
 
     def _take_shared(self, block: int) -> None:
         """Let the mode find a gradient that the trainer has laid into its memory where it expects it.

@@ -266,12 +266,18 @@ class Peer:
 
     def _open(self) -> int:
         """Open a data connection, greet, and go on over it; return how many frames are sent again."""
+        offered = self._exchange
         connected = self._dial()
         try:
             return self._greet(connected)
+        except OSError:
+            connected.close()
+            if offered is None or self._exchange is not None:
+                raise
         except BaseException:
             connected.close()
             raise
+        return self._open()  # without the memory that could not be mapped
 
     def _dial(self) -> socket.socket:
         """Connect by the Unix socket where the server is on this host, else by TCP."""
@@ -372,6 +378,8 @@ class Peer:
             except OSError:
                 self._exchange = None  # the next connection goes without
                 raise
+        if not shares:
+            self._exchange = None
         self._shares = shares
         return shares
 

@@ -1,6 +1,6 @@
 """A parameter server: owns its shard of the model, and serves it until every trainer has completed.
 
-Threads: gRPC's own for control; one that accepts data connections; per trainer one that receives and one
+Threads: gRPC's own for control; those that accept data connections; per trainer one that receives and one
 that sends. The thread that called `serve` watches over all of them: it is the one that says who is missing,
 and that gives up.
 """

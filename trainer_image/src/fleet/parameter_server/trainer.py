@@ -172,6 +172,8 @@ class Trainer:
         self.flow.check_nothing_in_flight("the training was ended")
         self.flow.detach()
         self._mode.stop()
+        if isinstance(self.flow, GradientFlow):
+            self.flow.check_earlier()
         self._client.complete()
         self._completed = True
 
@@ -205,6 +207,7 @@ class Trainer:
         """
         if self.steps_locally:
             return {name: dict(state) for name, state in state_of(self._source).items() if state}
+        self._settle()
         pieces = join_pieces(self._client.optimizer_state())
         return {name: state for name in self._parameters if (state := self._put_together(name, pieces))}
 
@@ -220,7 +223,14 @@ class Trainer:
             mode = self._across_steps(mode)
         if self.steps_locally:
             return mode, LocalSteps(source.optimizer, mode)
-        flow = GradientFlow(self.plan, self._parameters, source.optimizer, mode, overlap=self._overlap)
+        flow = GradientFlow(
+            self.plan,
+            self._parameters,
+            source.optimizer,
+            mode,
+            overlap=self._overlap,
+            outlasting=self._cross_step,
+        )
         return mode, flow
 
     def _across_steps(self, half: TrainerMode) -> TrainerMode:

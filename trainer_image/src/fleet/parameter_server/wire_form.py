@@ -32,7 +32,7 @@ class WireForm:
         extents = {
             number: Extent(short, block.shape)
             for number, (own, block) in kept.items()
-            if short is not None and own.is_floating_point and own.itemsize > short.itemsize
+            if short is not None and block.numel and own.is_floating_point and own.itemsize > short.itemsize
         }
         self._dtypes = {number: kept[number][0] for number in extents}
         self._leaving, self._arriving = Arena(extents), Arena(extents)

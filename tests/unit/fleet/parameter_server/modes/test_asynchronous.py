@@ -29,6 +29,23 @@ def test_each_gradient_steps_at_once_undivided_and_only_its_trainer_hears_of_it(
     assert server.mode.missing() is None
 
 
+def test_a_trainer_that_joined_other_servers_earlier_loses_no_gradient_here():
+    """It goes on at the lowest step at which any of its servers saw it come."""
+    server = async_server(1)
+    for step in range(25):
+        server.begin(0, step)
+        server.send(0, 0, 0.0, step=step)
+        server.send(0, 1, 0.0, step=step)
+    server.mode.admit(1)
+    assert server.mode.step_of(1) == 25
+    for step in (10, 11):
+        server.begin(1, step)
+        server.send(1, 0, 1.0, step=step)
+    assert server.value(0) == -2.0
+    server.send(1, 0, 1.0, step=11)  # again, by a later life of it
+    assert server.value(0) == -2.0
+
+
 def test_what_a_trainer_is_sent_does_not_change_while_others_step():
     server = async_server()
     server.send(0, 0, 1.0)

@@ -36,6 +36,8 @@ class ImmediateServer:
         self._sent = {trainer: shard.copy_values() for trainer in range(num_trainers)}
         self._hyper: dict[int, HyperParameters] = dict.fromkeys(range(num_trainers), ())
         self._steps = {trainer: dict.fromkeys(shard.blocks, 0) for trainer in range(num_trainers)}
+        self._entered: dict[int, int] = {}
+        """The step at which each trainer came that was not there from the beginning."""
 
     @property
     def step(self) -> int:
@@ -44,7 +46,7 @@ class ImmediateServer:
 
     def step_of(self, trainer: int) -> int:
         """Return the step that a trainer makes next: the one after its last that is wholly here."""
-        return min(self._steps[trainer].values(), default=0)
+        return max(self._entered.get(trainer, 0), min(self._steps[trainer].values(), default=0))
 
     def resume(self, step: int) -> None:
         """Go on at a step that a checkpoint holds: every trainer makes it next."""
@@ -55,13 +57,15 @@ class ImmediateServer:
         """Begin anew with a trainer; what its earlier life has sent is applied already.
 
         One that was not there from the beginning makes the step next that the one ahead of all makes next:
-        it shares in what is left to do.
+        it shares in what is left to do. Another server may have seen it come at another step, and it goes on
+        at the lowest: nothing that it sends has come before.
         """
         if trainer in self._steps:
             return
         self._sent[trainer] = self.shard.copy_values()
         self._hyper[trainer] = ()
-        self._steps[trainer] = dict.fromkeys(self.shard.blocks, self.step)
+        self._entered[trainer] = self.step
+        self._steps[trainer] = dict.fromkeys(self.shard.blocks, 0)
 
     def pull(self, trainer: int) -> Sequence[Answer]:
         """Return the present value of every block."""

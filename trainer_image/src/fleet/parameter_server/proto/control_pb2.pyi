@@ -140,7 +140,7 @@ class JoinReply(_message.Message):
     """The checkpoint that this server has loaded, by its random name; empty when it began anew."""
     data_socket: _builtins.str
     """Where processes of the server's host open data connections: the name of a Unix socket in the abstract
-    namespace, which nobody can guess. Empty where there is none.
+    namespace, another in each life of a server. Empty where there is none.
     """
     @_builtins.property
     def differing_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
