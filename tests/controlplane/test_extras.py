@@ -219,7 +219,7 @@ async def test_kueues_gates_and_its_hold_on_pods_that_have_ended_are_told(namesp
     job = await namespace.until_job(
         "digits", "the queue", lambda job: "queue research has not admitted" in conditions_of(job)
     )
-    assert "3 more wait behind kueue.x-k8s.io/admission: Scheduling is blocked" in conditions_of(job)
+    assert "(and 3 more) waits behind kueue.x-k8s.io/admission: Scheduling is blocked" in conditions_of(job)
     for pod in (*SERVERS, *TRAINERS):  # it admits the group
         ungated = {"metadata": {"finalizers": ["kueue.x-k8s.io/managed"]}, "spec": {"schedulingGates": None}}
         await namespace.client.merge_patch(namespace.path("pods", pod), ungated)

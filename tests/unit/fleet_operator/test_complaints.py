@@ -9,7 +9,7 @@ from typing import Any
 
 from fleet_operator.api import ConditionType, JobState, Role
 from fleet_operator.build import ClusterHosts, build_pod, build_service, replica_ports, role_env
-from fleet_operator.plan.model import Attempt, ObjectRef
+from fleet_operator.plan.model import Attempt, ObjectRef, ObservedObject
 from tests.support import jobs
 from tests.support.plans import Story, at, ended, pending, pserver, trainer
 
@@ -61,7 +61,7 @@ def test_a_gpu_that_went_bad_is_not_told_from_a_bug():
 def test_a_gang_is_not_restarted_as_a_whole():
     group = ObjectRef("scheduling.volcano.sh/v1beta1", "PodGroup", "digits-0")
     story = Story(jobs.collective_manifest(scheduling={"gang": "Volcano"}))
-    there: dict[str, Any] = {"objects": frozenset({group})}
+    there: dict[str, Any] = {"objects": {group: ObservedObject()}}
     story.sees(*TRAINERS, **there)
     lines = story.sees(trainer(0), ended(trainer(1), 1), after=5, **there)
     assert acts(lines)[:2] == ["delete digits-trainer-0 0.0", "delete digits-trainer-1 0.0"]
@@ -130,7 +130,7 @@ def test_nobody_says_why_a_gang_is_pending():
     group = ObjectRef("scheduling.volcano.sh/v1beta1", "PodGroup", "digits-0")
     message = "pod group is not ready, 4 Pending, 4 minAvailable; 2 Insufficient nvidia.com/gpu"
     pods = [pending(each, "Unschedulable", message) for each in (*SERVERS, *TRAINERS)]
-    lines = Story(scheduling={"gang": "Volcano"}).sees(*pods, objects=frozenset({group}))
+    lines = Story(scheduling={"gang": "Volcano"}).sees(*pods, objects={group: ObservedObject()})
     assert any(line.startswith("Running False Unschedulable") and message in line for line in lines)
 
 

@@ -29,6 +29,7 @@ from fleet_operator.plan.model import (
     EnsureObject,
     ObjectRef,
     Observed,
+    ObservedObject,
 )
 
 if TYPE_CHECKING:
@@ -116,29 +117,22 @@ class KubernetesCluster:
         own_service = service is not None and _is_owned(service, job)
         if service is not None and not own_service:
             (left_over if _is_left_over(service, job) else foreign).append(f"Service/{service.key.name}")
-        made_from, held_back = dict[ObjectRef, str](), dict[ObjectRef, str]()
-        objects, unserved = set[ObjectRef](), {(each.api_version, each.kind) for each in FEATURES.values()}
+        objects = dict[ObjectRef, ObservedObject]()
+        unserved = {(each.api_version, each.kind) for each in FEATURES.values()}
         for resource, store in self._view.extras():
             unserved.discard((resource.api_version, resource.kind))
             for extra in store.of_job(key):
                 # Only a claim outlives its job, without an owner.
                 retained = extra.owner is None and resource == FEATURES["checkpointClaims"]
                 if _is_owned(extra, job) or retained:
-                    ref = ObjectRef(resource.api_version, resource.kind, extra.key.name)
-                    objects.add(ref)
-                    if extra.value.made_from is not None:
-                        made_from[ref] = extra.value.made_from
-                    if extra.value.held_back is not None:
-                        held_back[ref] = extra.value.held_back
+                    objects[ObjectRef(resource.api_version, resource.kind, extra.key.name)] = extra.value
                 else:
                     shown = f"{resource.kind}/{extra.key.name}"
                     (left_over if _is_left_over(extra, job) else foreign).append(shown)
         return Observed(
             pods=tuple(pods),
             service=own_service,
-            objects=frozenset(objects),
-            made_from=made_from,
-            held_back=held_back,
+            objects=objects,
             metrics_readers=self._metrics_readers,
             unserved=frozenset(unserved),
             foreign=tuple(dict.fromkeys(foreign)),

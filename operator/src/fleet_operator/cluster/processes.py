@@ -32,6 +32,7 @@ from fleet_operator.plan.model import (
     EnsureObject,
     ObjectRef,
     Observed,
+    ObservedObject,
     ObservedPod,
     PodPhase,
 )
@@ -255,7 +256,7 @@ class ProcessCluster:
         return Observed(
             pods=tuple(pod.observed() for pod in self.pods),
             service=self._service,
-            objects=frozenset(self._objects),
+            objects=dict.fromkeys(self._objects, ObservedObject()),
         )
 
     def hosts(self, job: FleetJob) -> Hosts:  # noqa: ARG002  there is one job here

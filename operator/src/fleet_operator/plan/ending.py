@@ -72,7 +72,8 @@ def end_job(
 def clean_up(situation: Situation, status: FleetJobStatus, events: tuple[Event, ...] = ()) -> Plan:
     """Remove what cleanPodPolicy does not leave, and the job itself when its time to live is over.
 
-    Pods of older attempts were to go before the job ended, so they go whatever the policy says.
+    Pods of older attempts were to go before the job ended, so they go whatever the policy says. So do those
+    of trainers that came too late and have not begun to run: they would find no servers.
     """
     job, now = situation.job, situation.now
     completion = status.completion_time or stamp(now)
@@ -80,7 +81,7 @@ def clean_up(situation: Situation, status: FleetJobStatus, events: tuple[Event, 
     end_of_life = expiry(completion, policy.ttl_seconds_after_finished)
     if end_of_life is not None and now >= end_of_life:
         return tell(situation, status, (DeleteJob(job.metadata.uid),), events, ())
-    pods = tuple(situation.present.values())
+    pods = (*situation.present.values(), *situation.ended_late)
     any_active = any(is_active(pod) for pod in pods)
     due = cleanup_at(status.state or JobState.FAILED, completion, any_active=any_active)
     looks: list[datetime | None] = [end_of_life]

@@ -26,10 +26,12 @@ def ensure(extras: Iterable[Extra], observed: Observed) -> tuple[EnsureObject | 
     actions: list[EnsureObject | DeleteObject] = []
     for extra in extras:
         ref = ObjectRef.of(extra.manifest)
-        outdated = observed.made_from.get(ref, extra.made_from) != extra.made_from and ref.kind != _KEPT
+        there = observed.objects.get(ref)
+        said = there.made_from if there is not None else None
+        outdated = said not in (None, extra.made_from) and ref.kind != _KEPT
         if outdated:
             actions.append(DeleteObject(ref))
-        if outdated or ref not in observed.objects:
+        if outdated or there is None:
             actions.append(EnsureObject(extra.manifest))
     return tuple(actions)
 
@@ -37,7 +39,7 @@ def ensure(extras: Iterable[Extra], observed: Observed) -> tuple[EnsureObject | 
 def remove(wanted: Iterable[Extra], observed: Observed) -> tuple[DeleteObject, ...]:
     """Return what removes the objects that are not wanted. Claims hold data, and are never removed."""
     kept = {ObjectRef.of(extra.manifest) for extra in wanted}
-    return tuple(DeleteObject(ref) for ref in sorted(observed.objects - kept) if ref.kind != _KEPT)
+    return tuple(DeleteObject(ref) for ref in sorted(observed.objects.keys() - kept) if ref.kind != _KEPT)
 
 
 def unserved(extras: Iterable[Extra], observed: Observed) -> Extra | None:

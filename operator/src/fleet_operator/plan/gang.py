@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fleet_operator.api import Gang
 from fleet_operator.plan.advice import advised, as_reason
 from fleet_operator.plan.model import PodPhase
+from fleet_operator.plan.naming import some
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,6 +29,7 @@ _KUEUES = "kueue.x-k8s.io/"
 def why_gang_waits(
     gang: Gang,
     name: str,
+    namespace: str,
     *,
     pods: Iterable[ObservedPod],
     wanted: int,
@@ -40,8 +42,8 @@ def why_gang_waits(
     ----------
     gang : Gang
         Who places it.
-    name : str
-        What it is called.
+    name, namespace : str
+        What it is called, and where it is.
     pods : iterable of ObservedPod
         Its pods.
     wanted : int
@@ -55,11 +57,13 @@ def why_gang_waits(
     if gang is Gang.NONE or not waiting:
         return None
     if gang is Gang.KUEUE:
-        return _not_admitted(name, waiting, queue)
+        return _not_admitted(name, namespace, waiting, queue)
     return _not_placed(name, waiting, wanted, held_back)
 
 
-def _not_admitted(name: str, waiting: Sequence[ObservedPod], queue: str | None) -> tuple[str, str] | None:
+def _not_admitted(
+    name: str, namespace: str, waiting: Sequence[ObservedPod], queue: str | None
+) -> tuple[str, str] | None:
     """Tell of a group that Kueue holds back; what else its pods wait for, each says for itself."""
     gated = [pod for pod in waiting if any(gate.startswith(_KUEUES) for gate in pod.gates)]
     if not gated:
@@ -68,8 +72,8 @@ def _not_admitted(name: str, waiting: Sequence[ObservedPod], queue: str | None) 
     gates = ", ".join(gate for gate in pod.gates if gate.startswith(_KUEUES))
     said = f": {pod.message}" if pod.message else ""
     return "SchedulingGated", (
-        f"Kueue's queue {queue} has not admitted the gang {name}: {pod.name} and {len(gated) - 1} more wait"
-        f" behind {gates}{said}; kubectl describe workload {name} says why"
+        f"Kueue's queue {queue} has not admitted the gang {name}: {some([each.name for each in gated])}"
+        f" waits behind {gates}{said}; kubectl describe workload {name} -n {namespace} says why"
     )
 
 
@@ -78,7 +82,9 @@ def _not_placed(
 ) -> tuple[str, str]:
     """Tell what the scheduler says of the pod that holds the others up, else of the group, if anything."""
     told = sorted((pod for pod in waiting if pod.reason), key=lambda pod: pod.reason in WAITS_FOR_OTHERS)
-    begin = f"the gang {name} needs places for {wanted} pods together, and {len(waiting)} have none"
+    places = "a place for 1 pod" if wanted == 1 else f"places for {wanted} pods together"
+    without = "1 has" if len(waiting) == 1 else f"{len(waiting)} have"
+    begin = f"the gang {name} needs {places}, and {without} none"
     if told:
         pod = told[0]
         said = f": {pod.message}" if pod.message else ""

@@ -91,17 +91,22 @@ class Ledger:
         """Return the ledger with no count lower than those of pods that are there.
 
         A status that knows less than its pods was set back by hand or out of a backup. To follow it would
-        replace what runs by something older, which those who have met the newer one refuse to talk to.
+        replace what runs by something older, which those who have met the newer one refuse to talk to. What
+        it says was completed in an older life counts for nothing in theirs.
         """
-        job_restarts, roles = self.job_restarts, dict(self.roles)
+        seen = tuple(seen)
+        life = max((attempt.job for _, attempt in seen), default=0)
+        begun = self
+        if life > self.job_restarts:
+            begun = replace(self.with_new_life(), job_restarts=life)
+        roles = dict(begun.roles)
         for replica, attempt in seen:
-            job_restarts = max(job_restarts, attempt.job)
             own = roles[replica.role]
             known = own.restarts.get(replica.index)
             if attempt.replica > (known.count if known else 0):
                 seen_now = ReplicaRestarts(index=replica.index, count=attempt.replica)
                 roles[replica.role] = replace(own, restarts={**own.restarts, replica.index: seen_now})
-        return replace(self, job_restarts=job_restarts, roles=roles)
+        return replace(begun, roles=roles)
 
     def with_seen(self, role: Role, created: frozenset[int], completed: frozenset[int]) -> Self:
         """Return the ledger with more replicas of a role seen created and completed."""

@@ -105,9 +105,7 @@ class Observed:
 
     pods: tuple[ObservedPod, ...] = ()
     service: bool = False  # the job's headless Service is there, and is its own
-    objects: frozenset[ObjectRef] = frozenset()  # what else the job needs and has: claims, PodGroups, …
-    made_from: Mapping[ObjectRef, str] = field(default_factory=dict)  # what those say that can be made anew
-    held_back: Mapping[ObjectRef, str] = field(default_factory=dict)  # what PodGroups that wait say of it
+    objects: Mapping[ObjectRef, ObservedObject] = field(default_factory=dict)  # what else it has: claims, …
     metrics_readers: tuple[Mapping[str, Any], ...] = ()  # who else may read metrics: peers of a NetworkPolicy
     unserved: frozenset[tuple[str, str]] = frozenset()  # (apiVersion, kind) that the operator may not make
     foreign: tuple[str, ...] = ()  # "Kind/name" of objects with our names that others own

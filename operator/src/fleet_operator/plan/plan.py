@@ -145,7 +145,11 @@ def resized(situation: Situation) -> Plan | None:
 
 
 def failed(situation: Situation) -> Plan | None:
-    """Answer failed replicas as failurePolicy says: fail the job, restart it, or restart them."""
+    """Answer failed replicas as failurePolicy says: fail the job, restart it, or restart them.
+
+    Lives and attempts that somebody asked for, by a suspension or another number of trainers, do not prolong
+    the pause: it goes by no more restarts than have been counted.
+    """
     failures = find_failures(situation)
     if not failures:
         return None
@@ -159,7 +163,7 @@ def failed(situation: Situation) -> Plan | None:
         limit=job.spec.run_policy.backoff_limit,
         together=job.starts_together or bool(situation.completed(Role.PSERVER)) or lost,
     )
-    cause = verdict.cause.told
+    cause, before = verdict.cause.told, ledger.restarts
     events = tuple(Event("Warning", failure.event, failure.told.message) for failure in failures)
     ledger = ledger.with_failures(verdict.counted)
     if isinstance(verdict, FailJob):
@@ -168,13 +172,13 @@ def failed(situation: Situation) -> Plan | None:
             situation, JobState.FAILED, verdict.reason, verdict.sentence, last_failure=cause, events=events
         )
     if isinstance(verdict, RestartJob):
-        pause = backoff(ledger.job_restarts + 1)
+        pause = backoff(min(ledger.job_restarts, before) + 1)
         ledger = ledger.with_job_restart(stamp(situation.now + pause))
         why = "its parameters are lost, so " if lost else ""
         restarting = (True, "JobRestarting", f"{cause.message}; {why}all replicas start anew")
     else:
         for replica in verdict.replicas:
-            pause = backoff(ledger.attempt(replica).replica + 1)
+            pause = backoff(min(ledger.attempt(replica).replica, before) + 1)
             ledger = ledger.with_replica_restart(replica, stamp(situation.now + pause))
         restarting = (True, "ReplicaRestarting", f"{cause.message}; it is started again")
     situation = situation.with_ledger(ledger)
@@ -182,10 +186,13 @@ def failed(situation: Situation) -> Plan | None:
 
 
 def stuck(situation: Situation) -> Plan | None:
-    """Fail a job whose replicas do not all run within pendingDeadlineSeconds, with what they wait for."""
+    """Fail a job whose replicas do not all run within pendingDeadlineSeconds, with what they wait for.
+
+    An elastic job needs only enough of them. What runs now counts, not what the status says of before.
+    """
     seconds = situation.job.spec.run_policy.pending_deadline_seconds
     end = pending_deadline(pending_since(situation.job.status), seconds)
-    if end is None or situation.now < end or situation.all_up:
+    if end is None or situation.now < end or situation.all_up or situation.enough_up:
         return None
     reason, why, pod = why_pending(situation)
     sentence = f"not all replicas ran within runPolicy.pendingDeadlineSeconds, {seconds} s: {why}"

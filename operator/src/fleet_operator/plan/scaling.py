@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from fleet_operator.plan.indexes import format_indexes
 
-__all__ = ["is_resized", "joined_sentence", "scaled_sentence", "too_late_sentence", "trainers_to_have"]
+__all__ = [
+    "is_resized",
+    "joined_sentence",
+    "noted_sentence",
+    "scaled_sentence",
+    "too_late_sentence",
+    "trainers_to_have",
+]
 
 
 def is_resized(*, before: int, wanted: int) -> bool:
@@ -23,6 +30,11 @@ def trainers_to_have(*, asked: int, before: int, any_completed: bool) -> int:
 def scaled_sentence(*, before: int, wanted: int) -> str:
     """Say what follows from another number of trainers where all of them must know it."""
     return f"trainer.replicas was {before} and is {wanted}: all replicas start anew with that number"
+
+
+def noted_sentence(*, before: int, wanted: int) -> str:
+    """Say what follows from another number of trainers where nothing runs."""
+    return f"trainer.replicas was {before} and is {wanted}: the job starts with that number"
 
 
 def joined_sentence(*, before: int, wanted: int) -> str:

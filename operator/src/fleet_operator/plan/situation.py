@@ -109,10 +109,16 @@ class Situation:
         return {replica: found[key] for key, replica in wanted.items() if key in found}
 
     @cached_property
+    def ended_late(self) -> tuple[ObservedPod, ...]:
+        """The pods of trainers that came too late and have ended: they are kept as those of the others."""
+        found = (self._found.get(each) for each in sorted(self.late))
+        return tuple(pod for pod in found if pod is not None and has_started(pod))
+
+    @cached_property
     def past(self) -> tuple[ObservedPod, ...]:
-        """The job's own pods that are not wanted: those of older attempts."""
-        present = {pod.uid for pod in self.present.values()}
-        return tuple(pod for pod in self.observed.pods if pod.owned and pod.uid not in present)
+        """The job's own pods that are not wanted: those of older attempts, and those that never join."""
+        kept = {pod.uid for pod in (*self.present.values(), *self.ended_late)}
+        return tuple(pod for pod in self.observed.pods if pod.owned and pod.uid not in kept)
 
     @cached_property
     def names_taken(self) -> frozenset[str]:

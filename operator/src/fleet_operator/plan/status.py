@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Told", "build_status", "only_counts_differ"]
 
-_ON_THE_WAY = frozenset({"Creating", "PodsCreated", "Starting"})
+_ON_THE_WAY = frozenset({"Creating", "GangWaiting", "PodsCreated", "Starting"})
 """Reasons that follow one another within moments if all goes well: one write tells of the last."""
 
 Told = tuple[bool, str, str]  # whether a condition holds, its reason, its sentence

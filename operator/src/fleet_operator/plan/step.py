@@ -69,9 +69,10 @@ def step(
     told = {**_conditions_of_suspension(situation), **(told or {})}
     restarting = ConditionType.RESTARTING in told or before.is_true(ConditionType.RESTARTING)
     creation = _creation(situation)
-    told |= _progress(situation, creation, restarting=restarting)
+    over = situation.all_up or (situation.enough_up and not _is_pausing(situation, creation))
+    told |= _progress(situation, creation, restarted=restarting and over)
     waiting_state = JobState.RESTARTING if restarting else JobState.PENDING
-    runs = situation.all_up or (situation.enough_up and not restarting)
+    runs = over or (situation.enough_up and not restarting)
     state = JobState.RUNNING if runs else waiting_state
     start = before.start_time or stamp(situation.now)
     status = build_status(situation, state, told, last_failure=last_failure, start=start)
@@ -88,10 +89,10 @@ def step(
 def why_pending(situation: Situation) -> tuple[str, str, str | None]:
     """Return why not all replicas run, in a word and a sentence, and the pod that says so, if one does."""
     creation = _creation(situation)
-    waiting = why_not_created(situation, backed_off=creation.backed_off, gated=creation.gated)
-    reason, sentence = why_not_running(situation, waiting)
-    pod = trouble(situation)
-    return reason, sentence, pod.name if pod else None
+    not_created = why_not_created(situation, backed_off=creation.backed_off, gated=creation.gated)
+    waiting = why_not_running(situation, not_created)
+    pod = None if waiting is not_created else trouble(situation)
+    return *waiting, pod.name if pod else None
 
 
 def hold(situation: Situation) -> Plan:
@@ -170,26 +171,32 @@ def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ..
     return (*service, *extras, *pods)
 
 
-def _progress(situation: Situation, creation: Creation, *, restarting: bool) -> dict[ConditionType, Told]:
-    """Tell whether all pods are there and run, and if not, why."""
+def _is_pausing(situation: Situation, creation: Creation) -> bool:
+    """Whether a replica is between two lives: its pod is still to go, or the next may not come yet."""
+    leaving = {pod.name for pod in situation.past}
+    return bool(creation.backed_off) or any(situation.name_of(each) in leaving for each in situation.missing)
+
+
+def _progress(situation: Situation, creation: Creation, *, restarted: bool) -> dict[ConditionType, Told]:
+    """Tell whether all pods are there and run, and if not, why; and that a restart is over, if it is."""
     waiting = why_not_created(situation, backed_off=creation.backed_off, gated=creation.gated)
     told: dict[ConditionType, Told] = {}
     if waiting is None:
         told[ConditionType.PODS_CREATED] = ALL_CREATED
     else:
         told[ConditionType.PODS_CREATED] = (False, waiting.reason, waiting.sentence)
+    if not (situation.all_up or situation.enough_up):
+        told[ConditionType.RUNNING] = (False, *why_not_running(situation, waiting))
+        return told
     if situation.all_up:
         sentence = f"all {len(situation.replicas)} replicas run or have completed"
         sentence += too_late_sentence(asked=situation.asked, had=situation.job.replicas(Role.TRAINER))
-        told[ConditionType.RUNNING] = (True, *(why_in_doubt(situation) or ("ReplicasRunning", sentence)))
-        if restarting:
-            told[ConditionType.RESTARTING] = (False, "Restarted", sentence)
-    elif situation.enough_up:
+    else:
         why = why_not_running(situation, waiting).sentence
         sentence = f"the servers and at least trainer.minReplicas trainers run; not all replicas do: {why}"
-        told[ConditionType.RUNNING] = (True, *(why_in_doubt(situation) or ("ReplicasRunning", sentence)))
-    else:
-        told[ConditionType.RUNNING] = (False, *why_not_running(situation, waiting))
+    told[ConditionType.RUNNING] = (True, *(why_in_doubt(situation) or ("ReplicasRunning", sentence)))
+    if restarted:
+        told[ConditionType.RESTARTING] = (False, "Restarted", sentence)
     return told
 
 

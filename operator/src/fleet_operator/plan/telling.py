@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import ConditionType, Role
+from fleet_operator.api import ConditionType, JobState, Role
 from fleet_operator.plan.model import Event, Plan
-from fleet_operator.plan.scaling import is_resized, joined_sentence, scaled_sentence
+from fleet_operator.plan.scaling import is_resized, joined_sentence, noted_sentence, scaled_sentence
 from fleet_operator.plan.status import only_counts_differ
 from fleet_operator.plan.times import until
 
@@ -71,9 +71,11 @@ def _scaled(situation: Situation, after: FleetJobStatus) -> tuple[Event, ...]:
     before, wanted = (status.role(Role.TRAINER).replicas for status in (situation.job.status, after))
     if after.finished or not is_resized(before=before, wanted=wanted):
         return ()
-    say = joined_sentence if situation.job.elastic else scaled_sentence
-    sentence = say(before=before, wanted=wanted)
-    return (Event("Normal", "Scaled", sentence),)
+    if situation.job.elastic and situation.present:
+        say = joined_sentence
+    else:
+        say = scaled_sentence if after.state is JobState.RESTARTING else noted_sentence
+    return (Event("Normal", "Scaled", say(before=before, wanted=wanted)),)
 
 
 def _events(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleet_operator.api import Role
+from fleet_operator.api import Gang, Role
 from fleet_operator.api.names import gang_name
 from fleet_operator.plan.advice import advised, as_reason
 from fleet_operator.plan.extras import ensure
 from fleet_operator.plan.gang import WAITS_FOR_OTHERS, why_gang_waits
 from fleet_operator.plan.model import ObjectRef
+from fleet_operator.plan.naming import some
 from fleet_operator.plan.node_loss import silent_since
 from fleet_operator.plan.pods import is_up
 
@@ -49,7 +50,7 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
     if (left_over := situation.observed.left_over) and incomplete:
         return Waiting(
             "PredecessorTerminating",
-            f"{_some(sorted(left_over))} of a deleted job of this name is still there; it is being removed",
+            f"{some(sorted(left_over))} of a deleted job of this name is still there; it is being removed",
         )
     if (extra := situation.unserved) is not None and incomplete:
         return Waiting("FeatureDisabled", advised("FeatureDisabled", _disabled(extra)))
@@ -59,18 +60,16 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
     if leaving := sorted(pod.name for pod in situation.past if pod.name in wanted):
         kept = dict.fromkeys(name for pod in situation.past if pod.name in wanted for name in pod.finalizers)
         until = f"{', '.join(kept)} lets go of it" if kept else "it is gone"
-        return Waiting(
-            "PodTerminating", f"{_some(leaving)} is being deleted; its name is taken until {until}"
-        )
+        return Waiting("PodTerminating", f"{some(leaving)} is being deleted; its name is taken until {until}")
     if refused := situation.observed.refused:
         sentence = f"the API server refuses what is missing, for now: {refused}"
         return Waiting("CreationRefused", advised("CreationRefused", sentence))
     if pausing := [situation.name_of(each) for each in backed_off]:
-        return Waiting("BackOff", f"{_some(pausing)} is created again after a pause")
+        return Waiting("BackOff", f"{some(pausing)} is created again after a pause")
     if gated:
         servers = [each for each in situation.replicas if each.role is Role.PSERVER]
         slow = [situation.name_of(each) for each in servers if not situation.is_ready(each)]
-        sentence = f"trainers are created once all parameter servers are ready: {_some(slow)} is not yet"
+        sentence = f"trainers are created once all parameter servers are ready: {some(slow)} is not yet"
         return Waiting("WaitingForParameterServers", advised("WaitingForParameterServers", sentence))
     return Waiting("Creating", "pods are being created")
 
@@ -83,6 +82,8 @@ def _disabled(extra: Extra) -> str:
 
 def why_not_running(situation: Situation, not_created: Waiting | None) -> Waiting:
     """Return why not every replica runs: the first trouble of any pod, else why pods are missing."""
+    if not_created is not None and not_created.reason != "Creating" and _is_gang_incomplete(situation):
+        return not_created  # no scheduler places a gang before its pods are there
     if (gang := _why_gang_waits(situation)) is not None:
         return gang
     pod = trouble(situation)
@@ -93,14 +94,22 @@ def why_not_running(situation: Situation, not_created: Waiting | None) -> Waitin
     return not_created or Waiting("Starting", _starting(situation))
 
 
+def _is_gang_incomplete(situation: Situation) -> bool:
+    """Whether a gang has fewer pods than must find places together."""
+    there = len(situation.replicas) - len(situation.missing)
+    return situation.job.gang is not Gang.NONE and there < situation.job.min_available
+
+
 def _why_gang_waits(situation: Situation) -> Waiting | None:
     scheduling = situation.job.spec.scheduling
     if scheduling is None:
         return None
-    held_back = (situation.observed.held_back.get(ObjectRef.of(each.manifest)) for each in situation.extras)
+    found = (situation.observed.objects.get(ObjectRef.of(each.manifest)) for each in situation.extras)
+    held_back = (each.held_back for each in found if each is not None)
     why = why_gang_waits(
         situation.job.gang,
         gang_name(situation.job.name, situation.ledger.job_restarts),
+        situation.job.metadata.namespace,
         pods=situation.present.values(),
         wanted=situation.job.min_available,
         queue=scheduling.queue,
@@ -118,7 +127,7 @@ def why_in_doubt(situation: Situation) -> Waiting | None:
     until = "for as long as it takes" if given_up is None else f"until {given_up:%H:%M:%S} UTC"
     return Waiting(
         "NodeNotReady",
-        f"{_some(names)} is on node {pod.node}, which is {silent_since(pod)}; the node is waited for {until}",
+        f"{some(names)} is on node {pod.node}, which is {silent_since(pod)}; the node is waited for {until}",
     )
 
 
@@ -134,9 +143,4 @@ def _starting(situation: Situation) -> str:
     slow = [pod.name for pod in situation.present.values() if not is_up(pod) and pod.exit_code is None]
     if not slow:
         return "the pods are there, but not all of them run yet"
-    return f"{_some(slow)} is being started; if it stays so, its events say why"
-
-
-def _some(names: list[str]) -> str:
-    """Name the first of some pods; the sentence stays short and still while the others come."""
-    return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"
+    return f"{some(slow)} is being started; if it stays so, its events say why"

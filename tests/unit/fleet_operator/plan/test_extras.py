@@ -3,7 +3,7 @@
 from typing import Any
 
 from fleet_operator.build import build_extras
-from fleet_operator.plan.model import ObjectRef
+from fleet_operator.plan.model import ObjectRef, ObservedObject
 from tests.support import jobs
 from tests.support.plans import Story, ended, pserver, trainer
 
@@ -24,8 +24,8 @@ def done(lines: list[str]) -> list[str]:
     return [line for line in lines if line.startswith(("create ", "ensure ", "delete "))]
 
 
-def having(*refs: ObjectRef) -> dict[str, Any]:
-    return {"objects": frozenset(refs)}
+def having(*refs: ObjectRef, made_from: str | None = None) -> dict[str, Any]:
+    return {"objects": dict.fromkeys(refs, ObservedObject(made_from))}
 
 
 def test_all_of_it_is_there_before_the_pods_that_need_it():
@@ -53,18 +53,17 @@ def test_what_somebody_deleted_comes_back():
 def test_what_an_operator_with_other_settings_made_is_made_anew():
     story = Story(network={"policy": True})
     policy = ObjectRef("networking.k8s.io/v1", "NetworkPolicy", "digits")
-    there: dict[str, Any] = {**having(policy), "made_from": {policy: "something else"}}
-    lines = done(story.sees(*ALL, **there))
+    lines = done(story.sees(*ALL, **having(policy, made_from="something else")))
     assert lines == ["delete NetworkPolicy digits", "ensure NetworkPolicy digits"]
     [wanted] = [extra.made_from for extra in build_extras(story.job, 0)]
     assert wanted is not None
-    assert done(story.sees(*ALL, after=1, **having(policy), made_from={policy: wanted})) == []
+    assert done(story.sees(*ALL, after=1, **having(policy, made_from=wanted))) == []
     assert done(story.sees(*ALL, after=1, **having(policy))) == [], "one that is on its way out says nothing"
 
 
 def test_a_claim_is_never_made_anew():
     story = Story(checkpoint=CHECKPOINT)
-    assert done(story.sees(*ALL, **having(CLAIM_REF), made_from={CLAIM_REF: ""})) == []
+    assert done(story.sees(*ALL, **having(CLAIM_REF, made_from=""))) == []
 
 
 def test_a_new_life_is_a_new_gang():

@@ -3,15 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
-from fleet_operator.api import Gang
+from fleet_operator.api import ConditionType, Gang
 from fleet_operator.plan.gang import why_gang_waits
-from fleet_operator.plan.model import ObjectRef
+from fleet_operator.plan.model import ObjectRef, ObservedObject
 from tests.support import jobs
 from tests.support.plans import Story, at, ended, pending, pserver, trainer
 
 ALL = (pserver(0), pserver(1), trainer(0), trainer(1))
 GROUP = ObjectRef("scheduling.volcano.sh/v1beta1", "PodGroup", "digits-0")
-THERE: dict[str, Any] = {"objects": frozenset({GROUP})}
+THERE: dict[str, Any] = {"objects": {GROUP: ObservedObject()}}
 UNSCHEDULABLE = "2/4 tasks in gang unschedulable: 2 Insufficient nvidia.com/gpu"
 
 
@@ -45,8 +45,8 @@ def test_a_gang_whose_pods_only_wait_for_each_other_says_so():
 
 def test_a_gang_in_a_queue_says_what_its_pod_group_says():
     pods = [pending(each) for each in ALL]
-    held_back = {GROUP: "Pending: queue resource quota insufficient"}
-    line = running(Story(scheduling={"gang": "Volcano"}).sees(*pods, **THERE, held_back=held_back))
+    held_back = {GROUP: ObservedObject(held_back="Pending: queue resource quota insufficient")}
+    line = running(Story(scheduling={"gang": "Volcano"}).sees(*pods, objects=held_back))
     assert "GangWaiting" in line
     assert "its PodGroup is Pending: queue resource quota insufficient; the events of its pods" in line
 
@@ -61,7 +61,7 @@ def test_pods_with_places_wait_for_what_they_say_themselves():
     on_nodes = [replace(pending(each, "ImagePullBackOff", "no such image"), node="gpu-1") for each in ALL]
     line = running(Story(scheduling={"gang": "Volcano"}).sees(*on_nodes, **THERE))
     assert line.startswith("Running False ImagePullBackOff: digits-pserver-0 waits")
-    assert why_gang_waits(Gang.NONE, "digits-0", pods=[pending(ALL[0])], wanted=4) is None
+    assert why_gang_waits(Gang.NONE, "digits-0", "default", pods=[pending(ALL[0])], wanted=4) is None
 
 
 KUEUE = {"gang": "Kueue", "queue": "research"}
@@ -75,8 +75,8 @@ def test_a_group_that_kueue_has_not_admitted_says_whom_to_ask():
     ]
     assert running(Story(scheduling=KUEUE).sees(*gated)) == (
         "Running False SchedulingGated: Kueue's queue research has not admitted the gang digits-0:"
-        " digits-pserver-0 and 3 more wait behind kueue.x-k8s.io/admission: blocked;"
-        " kubectl describe workload digits-0 says why"
+        " digits-pserver-0 (and 3 more) waits behind kueue.x-k8s.io/admission: blocked;"
+        " kubectl describe workload digits-0 -n default says why"
     )
 
 
@@ -108,4 +108,54 @@ def test_a_collective_job_waits_for_its_queue_as_well():
         replace(pending(each, "SchedulingGated"), gates=("kueue.x-k8s.io/admission",)) for each in ALL[2:]
     ]
     line = running(Story(jobs.collective_manifest(scheduling=KUEUE)).sees(*gated))
-    assert "digits-trainer-0 and 1 more wait behind kueue.x-k8s.io/admission" in line
+    assert "digits-trainer-0 (and 1 more) waits behind kueue.x-k8s.io/admission" in line
+
+
+def test_one_pod_is_one():
+    one = pending(ALL[3], "Unschedulable", UNSCHEDULABLE)
+    line = running(Story(scheduling={"gang": "Volcano"}).sees(*ALL[:3], one, **THERE))
+    assert "needs places for 4 pods together, and 1 has none; digits-trainer-1 waits" in line
+    alone = {"gang": "Volcano", "minAvailable": 1}
+    line = running(Story(scheduling=alone).sees(*ALL[:3], one, **THERE))
+    assert "needs a place for 1 pod, and 1 has none" in line
+    gated = replace(pending(ALL[3], "SchedulingGated"), gates=("kueue.x-k8s.io/admission",))
+    line = running(Story(scheduling=KUEUE).sees(*ALL[:3], gated))
+    assert "digits-trainer-1 waits behind kueue.x-k8s.io/admission;" in line
+
+
+QUOTA = 'pods "digits-trainer-0" is forbidden: exceeded quota: few'
+
+
+def test_a_gang_whose_pods_cannot_be_created_says_so_and_its_deadline_too():
+    pods = [pending(each) for each in ALL[:2]]
+    story = Story(scheduling={"gang": "Volcano"}, runPolicy={"pendingDeadlineSeconds": 60})
+    refused = f"CreationRefused: the API server refuses what is missing, for now: {QUOTA}"
+    assert running(story.sees(*pods, **THERE, refused=QUOTA)).startswith(f"Running False {refused}")
+    pods[0] = pending(ALL[0], "Unschedulable", "the gang is not complete")
+    story.sees(*pods, after=60, **THERE, refused=QUOTA)
+    failure = story.job.status.last_failure
+    assert failure is not None
+    assert (failure.pod, failure.reason) == (None, "CreationRefused")
+    assert QUOTA in (failure.message or "")
+
+
+def test_a_gang_that_has_as_many_pods_as_it_needs_waits_for_its_scheduler_though_more_are_refused():
+    trainers = {"replicas": 3, "minReplicas": 2, "maxReplicas": 4}
+    story = Story(syncMode="Async", trainer=trainers, scheduling={"gang": "Volcano"})
+    pods = [pending(each) for each in ALL[:3]]
+    assert "CreationRefused" in running(story.sees(*pods, **THERE, refused=QUOTA)), "one too few"
+    pods.append(pending(ALL[3], "Unschedulable", UNSCHEDULABLE))
+    line = running(story.sees(*pods, after=1, **THERE, refused=QUOTA))
+    assert line.startswith("Running False Unschedulable: the gang digits-0 needs places for 4 pods together")
+
+
+def test_that_a_gang_begins_to_look_for_places_can_wait():
+    story = Story(scheduling={"gang": "Volcano"})
+    story.sees(**THERE)
+    story.sees(*(pending(each) for each in ALL), after=1, **THERE)
+    running_now = story.job.status.condition(ConditionType.RUNNING)
+    assert running_now is not None
+    assert running_now.reason == "GangWaiting"
+    assert not story.plan.urgent
+    story.sees(*(pending(each, "Unschedulable", UNSCHEDULABLE) for each in ALL), after=2, **THERE)
+    assert story.plan.urgent

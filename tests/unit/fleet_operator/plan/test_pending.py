@@ -119,6 +119,14 @@ def test_a_job_that_runs_in_time_has_no_deadline_left():
     assert story.job.status.state == "Running"
 
 
+def test_an_elastic_job_that_came_to_run_while_nobody_looked_is_not_failed():
+    trainers = {"replicas": 2, "minReplicas": 1, "maxReplicas": 4}
+    story = Story(syncMode="Async", trainer=trainers, runPolicy=LIMIT)
+    story.sees(*(pending(each) for each in (pserver(0), pserver(1), trainer(0), trainer(1))))
+    lines = story.sees(pserver(0), pserver(1), trainer(0), pending(trainer(1), "Unschedulable"), after=90)
+    assert lines[0] == "Running pservers 2/2 trainers 1/2 restarts 0 failures 0"
+
+
 def test_time_in_suspension_does_not_count():
     story = Story(runPolicy={**LIMIT, "suspend": True})
     story.sees()

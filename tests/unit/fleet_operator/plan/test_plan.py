@@ -90,6 +90,17 @@ def test_a_status_that_was_set_back_costs_no_pod(attempts: tuple[str, ...]):
     ]
 
 
+def test_what_a_status_that_was_set_back_calls_completed_was_so_in_an_older_life():
+    story = Story()
+    story.sees(pserver(0), pserver(1), trainer(0), ended(trainer(1)))
+    pods = (pserver(0, "1.0"), pserver(1, "1.0"), ended(trainer(0, "1.0")), trainer(1, "1.0"))
+    lines = story.sees(*pods, after=5)
+    assert lines[0] == "Running pservers 2/2 trainers 2/2 restarts 0 failures 0"
+    assert story.job.status.role(Role.TRAINER).completed_indexes == "0"
+    story.sees(*pods[:3], ended(trainer(1, "1.0")), after=6)
+    assert story.job.status.state == "Succeeded"
+
+
 def test_a_replica_whose_restarts_the_status_forgot_is_restarted_under_a_later_attempt():
     story = Story()
     pods = (pserver(0), pserver(1), trainer(0))

@@ -294,6 +294,21 @@ def test_a_collective_job_restarts_as_a_whole():
     ]
 
 
+def test_suspensions_do_not_prolong_the_pause_before_a_restart_and_failures_do():
+    story = Story(failurePolicy={"action": "RestartJob"})
+    for life in range(5):
+        pods = [each(index, f"{life}.0") for each in (pserver, trainer) for index in (0, 1)]
+        story.sees(*pods, after=10 * life)
+        story.edit(suspend=True)
+        story.sees(*pods, after=10 * life + 1)
+        story.edit(suspend=False)
+    for life, pause in ((5, 1), (6, 2), (7, 4)):
+        begin = 100 * life
+        pods = [each(index, f"{life}.0") for each in (pserver, trainer) for index in (0, 1)]
+        story.sees(*pods[:3], ended(pods[3], 1), after=begin)
+        assert story.sees(after=begin)[-1] == f"look again after {pause} s"
+
+
 def test_a_pod_that_somebody_deleted_is_replaced_under_a_higher_attempt_without_being_counted():
     story = Story()
     story.sees(pserver(0), pserver(1), trainer(0), trainer(1))

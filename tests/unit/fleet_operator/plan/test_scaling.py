@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from fleet_operator.plan.scaling import is_resized, joined_sentence, scaled_sentence, trainers_to_have
+from fleet_operator.plan.scaling import (
+    is_resized,
+    joined_sentence,
+    noted_sentence,
+    scaled_sentence,
+    trainers_to_have,
+)
 from tests.support import jobs
 from tests.support.plans import Story, at, ended, pending, pserver, trainer
 
@@ -32,6 +38,11 @@ def test_is_resized(before, wanted, expected):
 def test_scaled_sentence():
     said = "trainer.replicas was 2 and is 4: all replicas start anew with that number"
     assert scaled_sentence(before=2, wanted=4) == said
+
+
+def test_noted_sentence():
+    said = "trainer.replicas was 2 and is 4: the job starts with that number"
+    assert noted_sentence(before=2, wanted=4) == said
 
 
 @pytest.mark.parametrize(
@@ -128,11 +139,21 @@ def test_a_job_that_was_resized_while_suspended_resumes_with_the_new_number(mode
     story.edit(suspend=True)
     story.sees(*SERVERS, trainer(0), trainer(1), after=5)
     story.scale(wanted)
-    story.sees(after=6)
+    noted = f"trainer.replicas was 2 and is {wanted}: the job starts with that number"
+    assert f"tell Normal Scaled: {noted}" in story.sees(after=6), "nothing runs that could go on"
     story.edit(suspend=False)
     story.sees(after=7)
     lines = story.sees(pserver(0, "1.0"), pserver(1, "1.0"), after=8)
     assert created(lines) == [f"create digits-trainer-{index} 1.0" for index in range(wanted)]
+
+
+@pytest.mark.parametrize("mode", ["Sync", "Async"])
+def test_a_job_none_of_whose_pods_is_there_yet_is_scaled_without_a_restart(mode):
+    story = Story(syncMode=mode, trainer={"replicas": 2, **BOUNDS})
+    story.sees(service=False)
+    story.scale(3)
+    noted = "trainer.replicas was 2 and is 3: the job starts with that number"
+    assert f"tell Normal Scaled: {noted}" in story.sees(after=5)
 
 
 def test_servers_never_meet_trainers_that_were_told_another_number():
@@ -199,6 +220,42 @@ def test_a_trainer_that_comes_back_is_of_a_later_attempt_than_the_one_that_left(
     assert created(story.sees(*SERVERS, trainer(0), after=7)) == ["create digits-trainer-1 0.1"]
     lines = story.sees(*SERVERS, trainer(0), trainer(1, "0.1"), after=8)
     assert lines[0] == "Running pservers 2/2 trainers 2/2 restarts 0 failures 0"
+
+
+def test_trainers_that_were_scaled_away_and_back_have_not_failed():
+    story = elastic(2)
+    for times in range(4):
+        story.scale(1)
+        story.sees(*SERVERS, trainer(0), trainer(1, f"0.{times}"), after=times)
+        story.scale(2)
+        story.sees(*SERVERS, trainer(0), trainer(1, f"0.{times + 1}"), after=times)
+    story.sees(*SERVERS, trainer(0), ended(trainer(1, "0.4"), 1), after=50)
+    assert story.sees(*SERVERS, trainer(0), after=50)[-1] == "look again after 1 s"
+    assert created(story.sees(*SERVERS, trainer(0), after=51)) == ["create digits-trainer-1 0.5"]
+    story.sees(*SERVERS, trainer(0), ended(trainer(1, "0.5"), 1), after=60)
+    assert story.sees(*SERVERS, trainer(0), after=60)[-1] == "look again after 2 s"
+
+
+@pytest.mark.parametrize(
+    "next_one",
+    [
+        pytest.param({"pods": (pending(trainer(1, "0.1"), "Unschedulable"),)}, id="finds-no-node"),
+        pytest.param({"refused": "exceeded quota"}, id="is-not-let-in"),
+    ],
+)
+def test_a_restart_in_an_elastic_job_that_has_enough_is_over_once_the_next_one_may_come(next_one):
+    story = elastic(2)
+    lines = story.sees(*SERVERS, trainer(0), ended(trainer(1), 1), after=5)
+    assert lines[0] == "Restarting pservers 2/2 trainers 1/2 restarts 1 failures 1"
+    lines = story.sees(*SERVERS, trainer(0), after=5.5)
+    assert lines[0] == "Restarting pservers 2/2 trainers 1/2 restarts 1 failures 1", "it pauses"
+    pods, refused = next_one.get("pods", ()), next_one.get("refused")
+    lines = story.sees(*SERVERS, trainer(0), *pods, refused=refused, after=10)
+    assert lines[0] == "Running pservers 2/2 trainers 1/2 restarts 1 failures 1"
+    [told] = [line for line in lines if line.startswith("Restarting ")]
+    assert told.startswith("Restarting False Restarted: the servers and at least trainer.minReplicas")
+    lines = story.sees(*SERVERS, trainer(0), trainer(1, "0.1"), after=20)
+    assert lines[0] == "Running pservers 2/2 trainers 2/2 restarts 1 failures 1"
 
 
 def test_a_trainer_that_finds_no_node_does_not_end_an_elastic_job_that_has_enough():
@@ -270,6 +327,32 @@ def test_a_trainer_that_comes_when_the_others_are_done_is_not_waited_for(late, s
         ending = story.job.status.explanation
         assert ending is not None
         assert ending.message.startswith("all 2 trainers have completed; trainer 2 came too late")
+
+
+EVERY_POD = [f"delete digits-{name} 0.0" for name in ("pserver-0", "pserver-1", "trainer-0", "trainer-1")]
+LATE = "delete digits-trainer-2 0.0"
+
+
+@pytest.mark.parametrize(
+    ("policy", "late", "expected"),
+    [
+        pytest.param("Running", ended(trainer(2), 91), [], id="running-leaves-its-log"),
+        pytest.param("None", ended(trainer(2), 91), [], id="none-leaves-it"),
+        pytest.param(
+            "All", ended(trainer(2), 91), [*EVERY_POD, LATE, "delete Service digits"], id="all-takes-it-too"
+        ),
+        pytest.param("None", pending(trainer(2)), [LATE], id="it-has-not-begun-and-would-find-nobody"),
+    ],
+)
+def test_a_trainer_that_came_too_late_is_cleaned_up_as_the_others(policy, late, expected):
+    story = elastic(2, runPolicy={"cleanPodPolicy": policy})
+    story.scale(3)
+    story.sees(*SERVERS, trainer(0), trainer(1), pending(trainer(2)), after=5)
+    at_work = story.sees(*DONE[:3], trainer(1), ended(trainer(2), 91), after=6)
+    assert (story.job.status.state, created(at_work)) == ("Running", []), "another one still works"
+    assert created(story.sees(*DONE, late, after=7)) == expected
+    assert story.job.status.state == "Succeeded"
+    assert created(story.sees(*DONE, late, after=90)) == expected, "later as well"
 
 
 @pytest.mark.parametrize(
