@@ -177,7 +177,7 @@ KUEUE = {"syncMode": "Async", "scheduling": {"gang": "Kueue", "queue": "default"
         pytest.param(
             {"trainer": {"replicas": 2, **BOUNDS}, **KUEUE},
             3,
-            "that Kueue has admitted, because it admits a group of a fixed size",
+            "that Kueue admits, because it admits a group of a fixed size",
             id="while-Kueue-holds-a-group",
         ),
     ],

@@ -175,7 +175,7 @@ class TrainerSpec(Model):
     min_replicas: Replicas | None = Field(
         default=None,
         description="With maxReplicas: between them replicas may change while the job is there, in mode"
-        " ParameterServer with syncMode Sync or Geo only while it is suspended.",
+        " ParameterServer with syncMode Sync or Geo, or a gang of Kueue, only while it is suspended.",
     )
     max_replicas: Replicas | None = Field(default=None, description="The other bound of minReplicas.")
     port: Port = Field(default=6175, description="Where the processes of a collective job find each other.")
@@ -198,7 +198,8 @@ class RunPolicy(Model):
     )
     pending_deadline_seconds: Annotated[StrictInt, Field(ge=1, le=MAX_SECONDS)] | None = Field(
         default=None,
-        description="The job fails when, at any time, not all of its replicas run for so long.",
+        description="The job fails when, at any time, not all of its replicas run for so long; with syncMode"
+        " Async or HalfAsync and minReplicas, not its servers and minReplicas trainers.",
     )
     ttl_seconds_after_finished: Seconds | None = Field(
         default=None, description="The job is deleted so long after it finished. Default: never."

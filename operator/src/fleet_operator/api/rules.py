@@ -119,8 +119,8 @@ CHANGES = (
     ChangeRule(
         field="trainer.replicas",
         expected=(
-            "no change of spec.trainer.replicas while a job of mode ParameterServer runs that Kueue has"
-            " admitted, because it admits a group of a fixed size: set runPolicy.suspend first"
+            "no change of spec.trainer.replicas while a job of mode ParameterServer runs that Kueue admits,"
+            " because it admits a group of a fixed size: set runPolicy.suspend first"
         ),
         cel=f"{_SERVERS_MAY_STAY} || !has(self.scheduling) || self.scheduling.gang != 'Kueue'",
     ),
