@@ -33,6 +33,7 @@ class FakeApi(ApiClient):
         super().__init__(Connection("https://fake"))
         self.objects: dict[str, Manifest] = {}
         self.requests: list[tuple[str, str]] = []
+        self.selectors: dict[tuple[str, str], str | None] = {}  # by verb and path
         self.managers: list[str | None] = []  # under which patches were made
         self.refusals: dict[tuple[str, str], ApiError] = {}  # answers to the next such request
         self.version = 100
@@ -98,6 +99,7 @@ class FakeApi(ApiClient):
         if path.rpartition("/")[2] not in COLLECTIONS:
             raise ApiError(404, "NotFound", f"{path} not found")
         params = params or {}
+        self.selectors["GET", path] = params.get("labelSelector")
         found = sorted(each for each in self.objects if _within(each, path))
         start, limit = int(params.get("continue") or 0), int(params.get("limit") or 500)
         more = str(start + limit) if start + limit < len(found) else ""
@@ -158,6 +160,7 @@ class FakeApi(ApiClient):
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """Answer a watch."""
         self._note("WATCH", path)
+        self.selectors["WATCH", path] = params.get("labelSelector")
         if int(params["resourceVersion"]) < self.forgotten:
             raise ApiError(410, "Expired", "too old resource version")
         yield self._events(path, int(params["resourceVersion"]))

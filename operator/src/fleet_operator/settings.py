@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from ipaddress import IPv4Network, IPv6Network, ip_network
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from fleet_operator.errors import OperatorError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Set
 
 FEATURES = ("checkpointClaims", "networkPolicies", "podDisruptionBudgets", "volcano", "coscheduling")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 PEER_FIELDS = {"namespaceSelector", "podSelector", "ipBlock"}
+OPERATORS_WITH_VALUES, OPERATORS_WITHOUT = ("In", "NotIn"), ("Exists", "DoesNotExist")
 
 
 class SettingsError(OperatorError):
@@ -35,7 +37,8 @@ class Settings:
         checkpointClaims, networkPolicies, podDisruptionBudgets, volcano and coscheduling. Default: none.
     metrics_readers : tuple of mapping
         ``FLEET_OPERATOR_METRICS_READERS``, a list in JSON: who may read the metrics of jobs with a
-        NetworkPolicy beside the operator's namespace, each a peer as a NetworkPolicy has them. Default: none.
+        NetworkPolicy beside the operator's namespace, each a peer as a NetworkPolicy has them, with no other
+        fields. Default: none.
     workers : int
         ``FLEET_OPERATOR_WORKERS``: how many jobs are worked on at the same time. Default: 8.
     resync : timedelta
@@ -142,12 +145,73 @@ def _peers(environ: Mapping[str, str], name: str) -> tuple[Mapping[str, Any], ..
         listed = json.loads(text)
     except ValueError:
         listed = None
-    if not isinstance(listed, list) or not all(_is_peer(each) for each in listed):
+    if not isinstance(listed, list) or not all(_has_only(each, PEER_FIELDS) and each for each in listed):
         fields = ", ".join(sorted(PEER_FIELDS))
         raise SettingsError(f"{name}: found {text!r}, expected a JSON list of objects with some of {fields}")
+    for peer in listed:
+        if (expected := _expected(peer)) is not None:
+            raise SettingsError(f"{name}: found {json.dumps(peer)}, expected {expected}")
     return tuple(listed)
 
 
-def _is_peer(value: object) -> bool:
-    """Whether this can be a peer. An empty one is refused: it means nobody, and reads as everybody."""
-    return isinstance(value, dict) and bool(value) and value.keys() <= PEER_FIELDS
+def _expected(peer: Mapping[str, Any]) -> str | None:
+    """Return what a peer of a NetworkPolicy should have been, or None if it is one.
+
+    A misspelt field must not get any further: the API server drops it, and a selector without fields means
+    everybody. What else is wrong the API server refuses, once jobs want their policies.
+    """
+    if "ipBlock" in peer:
+        if len(peer) > 1:
+            return "an ipBlock to be alone: another peer can have the selectors"
+        if not _is_ip_block(peer["ipBlock"]):
+            return "an ipBlock of a cidr such as 10.0.0.0/8 and, in a list named except, networks within it"
+        return None
+    for field, selector in peer.items():
+        if not _is_selector(selector):
+            return f"a {field} of matchLabels and matchExpressions only, as any label selector has them"
+    return None
+
+
+def _is_ip_block(value: object) -> bool:
+    if not (_has_only(value, {"cidr", "except"}) and isinstance(parts := value.get("except", []), list)):
+        return False
+    try:
+        whole = _network(value.get("cidr"))
+        excepted = [_network(each) for each in parts]
+    except ValueError:
+        return False
+    return all(each.prefixlen > whole.prefixlen and each.network_address in whole for each in excepted)
+
+
+def _network(value: object) -> IPv4Network | IPv6Network:
+    if not isinstance(value, str) or not value.rpartition("/")[2].isdecimal() or "/" not in value:
+        raise ValueError(f"found {value!r}, expected a network such as 10.0.0.0/8")
+    return ip_network(value)
+
+
+def _is_selector(value: object) -> bool:
+    if not _has_only(value, {"matchLabels", "matchExpressions"}):
+        return False
+    labels, expressions = value.get("matchLabels", {}), value.get("matchExpressions", [])
+    return (
+        isinstance(labels, dict)
+        and all(isinstance(each, str) for each in labels.values())
+        and isinstance(expressions, list)
+        and all(map(_is_expression, expressions))
+    )
+
+
+def _is_expression(value: object) -> bool:
+    if not _has_only(value, {"key", "operator", "values"}):
+        return False
+    values = value.get("values", [])
+    return (
+        isinstance(value.get("key"), str)
+        and isinstance(values, list)
+        and all(isinstance(each, str) for each in values)
+        and value.get("operator") in (OPERATORS_WITH_VALUES if values else OPERATORS_WITHOUT)
+    )
+
+
+def _has_only(value: object, fields: Set[str]) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict) and value.keys() <= fields

@@ -17,6 +17,8 @@ from tools import assets
 CHART = Path("charts/fleet-operator")
 CRD = Path("crds/fleetjobs.fleetjob.dev.yaml")
 NAMES = ["operator.namespaces={team-a,team-b}"]
+READER = "networkPolicies.metricsReaders[0]"
+EXPRESSION = f"{READER}.podSelector.matchExpressions[0]"
 
 
 @pytest.fixture(scope="module")
@@ -227,19 +229,23 @@ def test_the_operator_understands_its_settings(helm, values):
 
 
 def test_who_may_read_the_metrics_of_jobs_is_a_value(helm):
-    peer = {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
-        "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
-    }
+    peers = [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
+            "podSelector": {"matchExpressions": [{"key": "app", "operator": "In", "values": ["prometheus"]}]},
+        },
+        {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
+        {"ipBlock": {"cidr": "fd00::/8"}},
+    ]
     ended = helm_says(
         helm,
         *("template", "fleet", str(CHART)),
-        *("--set-json", f"networkPolicies.metricsReaders={json.dumps([peer])}"),
+        *("--set-json", f"networkPolicies.metricsReaders={json.dumps(peers)}"),
     )
     assert ended.returncode == 0, ended.stderr
     env = container([each for each in yaml.safe_load_all(ended.stdout) if each])["env"]
     settings = Settings.from_environment({each["name"]: each.get("value", "") for each in env})
-    assert settings.metrics_readers == (peer,)
+    assert settings.metrics_readers == tuple(peers)
 
 
 def test_two_operators_work_at_once_unless_they_are_told_not_to(helm):
@@ -266,7 +272,19 @@ def test_several_operators_stand_on_different_nodes_and_each_holds_the_lease_as_
     [
         pytest.param("operator.workers=0", "workers", id="no workers"),
         pytest.param("operator.logLevel=loud", "logLevel", id="an unknown level"),
-        pytest.param("networkPolicies.metricsReaders[0].pods=all", "pods", id="no peer of a policy"),
+        pytest.param(f"{READER}.pods=all", "pods", id="no peer of a policy"),
+        pytest.param(f"{READER}.namespaceSelector.matchLabel.a=b", "matchLabel", id="a typo in a selector"),
+        pytest.param(
+            f"{EXPRESSION}.key=a,{EXPRESSION}.operator=Exists,{EXPRESSION}.value=b",
+            "matchExpressions",
+            id="a typo deep in a selector",
+        ),
+        pytest.param(f"{READER}.ipBlock.cidr=10.0.0.0", "cidr", id="no network"),
+        pytest.param(
+            f"{READER}.ipBlock.cidr=10.0.0.0/8,{READER}.podSelector.matchLabels.a=b",
+            "metricsReaders",
+            id="a network and a selector in one peer",
+        ),
         pytest.param("image.tga=1", "tga", id="a misspelt value"),
     ],
 )

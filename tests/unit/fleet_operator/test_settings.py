@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -65,6 +67,7 @@ def test_every_setting_is_read():
         ("FLEET_OPERATOR_METRICS_READERS", '{"podSelector": {}}', "expected a JSON list of objects"),
         ("FLEET_OPERATOR_METRICS_READERS", "[{}]", "some of ipBlock, namespaceSelector, podSelector"),
         ("FLEET_OPERATOR_METRICS_READERS", '[{"pods": {}}]', "some of ipBlock"),
+        ("FLEET_OPERATOR_METRICS_READERS", '[{"podSelector": {}}, {}]', "some of ipBlock"),
         ("FLEET_OPERATOR_HTTP_PORT", "70000", "from 0 to 65535"),
         ("FLEET_OPERATOR_RESYNC_SECONDS", "1.5", "found '1.5'"),
         ("FLEET_OPERATOR_LEASE_SECONDS", "1", "found '1', expected a whole number from 2 to 3600"),
@@ -77,4 +80,81 @@ def test_a_value_of_no_use_is_refused_by_name(name: str, value: str, expected: s
     with pytest.raises(SettingsError) as refused:
         Settings.from_environment({name: value})
     assert str(refused.value).startswith(f"{name}: found")
+    assert expected in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        pytest.param({"podSelector": {}, "namespaceSelector": {"matchLabels": {"a": "b"}}}, id="selectors"),
+        pytest.param(
+            {"podSelector": {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]}},
+            id="an-expression-with-values",
+        ),
+        pytest.param(
+            {"podSelector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}},
+            id="an-expression-without-values",
+        ),
+        pytest.param({"ipBlock": {"cidr": "10.0.0.0/8"}}, id="a-network"),
+        pytest.param({"ipBlock": {"cidr": "fd00::/8", "except": ["fd00:1::/32"]}}, id="less-a-part"),
+    ],
+)
+def test_any_peer_of_a_network_policy_may_read_metrics(peer: dict[str, Any]):
+    environ = {"FLEET_OPERATOR_METRICS_READERS": json.dumps([peer])}
+    assert Settings.from_environment(environ).metrics_readers == (peer,)
+
+
+@pytest.mark.parametrize(
+    ("peer", "expected"),
+    [
+        pytest.param(
+            {"namespaceSelector": {"matchLabel": {"a": "b"}}},
+            "a namespaceSelector of matchLabels and matchExpressions only",
+            id="a-misspelt-field-that-the-api-server-drops",
+        ),
+        pytest.param({"podSelector": None}, "a podSelector of matchLabels", id="nothing"),
+        pytest.param({"podSelector": {"matchLabels": None}}, "a podSelector of matchLabels", id="no-labels"),
+        pytest.param({"podSelector": {"matchLabels": {"a": 1}}}, "a podSelector", id="a-number"),
+        pytest.param(
+            {"podSelector": {"matchExpressions": [{"key": "a", "operator": "Exists", "value": ["b"]}]}},
+            "a podSelector",
+            id="a-misspelt-field-of-an-expression",
+        ),
+        pytest.param(
+            {"podSelector": {"matchExpressions": [{"key": "a", "operator": "In"}]}},
+            "a podSelector",
+            id="nothing-to-compare-with",
+        ),
+        pytest.param(
+            {"podSelector": {"matchExpressions": [{"key": "a", "operator": "Is", "values": ["b"]}]}},
+            "a podSelector",
+            id="no-operator-of-selectors",
+        ),
+        pytest.param(
+            {"ipBlock": {"cidr": "10.0.0.0/8"}, "podSelector": {}}, "an ipBlock to be alone", id="two-in-one"
+        ),
+        pytest.param({"ipBlock": {"cidr": "10.0.0.0"}}, "a cidr such as 10.0.0.0/8", id="an-address"),
+        pytest.param({"ipBlock": {"cidr": "10.0.0.1/8"}}, "a cidr such as", id="an-address-with-a-mask"),
+        pytest.param({"ipBlock": {"cidr": "10.0.0.0/33"}}, "a cidr such as", id="too-long-a-prefix"),
+        pytest.param({"ipBlock": {"cidrs": "10.0.0.0/8"}}, "a cidr such as", id="no-cidr"),
+        pytest.param(
+            {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["11.0.0.0/16"]}},
+            "networks within it",
+            id="an-exception-from-another-network",
+        ),
+        pytest.param(
+            {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.0/8"]}},
+            "networks within it",
+            id="an-exception-that-leaves-nothing",
+        ),
+        pytest.param({"ipBlock": {"cidr": "10.0.0.0/8", "except": "10.1.0.0/16"}}, "in a list", id="no-list"),
+    ],
+)
+def test_what_is_no_peer_of_a_network_policy_is_refused_before_any_policy_is_made(
+    peer: dict[str, Any], expected: str
+):
+    environ = {"FLEET_OPERATOR_METRICS_READERS": json.dumps([{"podSelector": {}}, peer])}
+    with pytest.raises(SettingsError) as refused:
+        Settings.from_environment(environ)
+    assert f"FLEET_OPERATOR_METRICS_READERS: found {json.dumps(peer)}, expected " in str(refused.value)
     assert expected in str(refused.value)

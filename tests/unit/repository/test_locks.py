@@ -39,3 +39,8 @@ def test_the_operators_image_holds_neither_torch_nor_the_kubernetes_client():
     names = {name.partition("==")[0] for name in pins(Path("operator/requirements.lock"))}
     assert names.isdisjoint({"torch", "kubernetes"})
     assert {"kopf", "aiohttp", "uvloop"} <= names
+
+
+@pytest.mark.parametrize("lock", [WHOLE, *PARTS], ids=str)
+def test_nothing_brings_opentelemetry(lock):
+    assert not [name for name in pins(lock) if name.startswith("opentelemetry")]

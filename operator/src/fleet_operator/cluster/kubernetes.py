@@ -47,13 +47,17 @@ if TYPE_CHECKING:
 UNSEEN_SECONDS = 5.0
 """How long a deletion may go unseen before the pod is believed to be there still."""
 
+_NOT_THE_AUTHORS = (SERVICES, FEATURES["networkPolicies"].key)
+"""What holds nothing that a job's author wrote: its refusal, in whatever words, is not the job's mistake."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """The API server's sentence about what one generation of one job wanted to create."""
+    """The API server's sentence about one object that one generation of one job wanted to create."""
 
     uid: str | None
     generation: int | None
+    name: str
     sentence: str
 
 
@@ -185,35 +189,51 @@ class KubernetesCluster:
             case DeleteObject(ref):
                 await self._delete_object(job, ref)
             case DeleteJob(uid):
-                await self._delete(_job_path(job), uid)
+                await self._delete_owned(_job_path(job), uid)
 
     async def record(self, job: FleetJob, event: Event) -> None:
         """Tell people. A failure to tell is logged, never raised."""
         await self._events.record(Subject(*job_key(job), job.metadata.uid or ""), event)
 
     async def _create(self, job: FleetJob, resource: str, manifest: Mapping[str, Any]) -> None:
-        key = job_key(job)
+        key, name = job_key(job), manifest["metadata"]["name"]
         before = self._refusals.get(key)
         try:
             answer = await self._client.create(collection(resource, key.namespace), manifest)
         except ApiError as error:
-            refusal = _Refusal(job.metadata.uid, job.metadata.generation, str(error))
+            refusal = _Refusal(job.metadata.uid, job.metadata.generation, name, str(error))
             if error.reason == "AlreadyExists":
                 self._created(key, before)
-                await self._view.meet(key, resource, manifest["metadata"]["name"])
-            elif resource != SERVICES and _is_for_good(error):
-                shown = f"{KINDS[resource]} {manifest['metadata']['name']}"
-                if _sentence(self._rejections.get(key), job) is None:  # else another pod has been told of
-                    self._rejections[key] = replace(refusal, sentence=f"{shown}: {error}")
-                self._view.notify(key)
-                raise ConflictError(f"{shown}: {error}") from error  # what comes next is decided anew
+                await self._view.meet(key, resource, name)
+            elif resource not in _NOT_THE_AUTHORS and _is_for_good(error):
+                told = f"{KINDS[resource]} {name}: {error}"
+                self._rejected(key, job, replace(refusal, sentence=told))
+                raise ConflictError(told) from error  # what comes next is decided anew
             else:
                 if not error.transient:  # a quota, an admission rule, a right that is missing
-                    self._refusals[key] = refusal
+                    self._refused(key, refusal, before)
                 raise
         else:
             self._created(key, before)
             self._view.put(resource, answer)
+
+    def _rejected(self, key: Key, job: FleetJob, refusal: _Refusal) -> None:
+        """Note why an object can never be, unless another has been told of."""
+        if _sentence(self._rejections.get(key), job) is None:
+            self._rejections[key] = refusal
+        self._view.notify(key)  # by which it is forgotten again if its job is gone
+
+    def _refused(self, key: Key, refusal: _Refusal, before: _Refusal | None) -> None:
+        """Note why an object cannot be created for now.
+
+        Of those that are asked for at the same time the first by name speaks: whichever was answered last
+        would be another one each time, and each time a news to write. Of a job that is gone nothing is noted,
+        which nobody would forget.
+        """
+        known = self._refusals.get(key)
+        spoken = known is not None and known is not before and known.name < refusal.name
+        if not spoken and self._view.job(key) is not None:
+            self._refusals[key] = refusal
 
     def _created(self, key: Key, before: _Refusal | None) -> None:
         """Forget why nothing could be created, unless that was said of another object meanwhile."""
@@ -224,13 +244,8 @@ class KubernetesCluster:
         options: dict[str, Any] = {"preconditions": {"uid": action.uid}}
         if action.grace_period_seconds is not None:
             options["gracePeriodSeconds"] = action.grace_period_seconds
-        try:
-            answer = await self._client.delete(
-                f"{collection(PODS, job.metadata.namespace)}/{action.name}", options
-            )
-        except ApiError as error:
-            if error.status not in (404, 409):  # 409: the name has another pod by now
-                raise
+        answer = await self._delete(f"{collection(PODS, job.metadata.namespace)}/{action.name}", options)
+        if answer is None:
             return
         if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
             self._view.put(PODS, answer)
@@ -242,22 +257,30 @@ class KubernetesCluster:
     async def _delete_service(self, job: FleetJob, name: str) -> None:
         entry = self._view.services.get(Key(job.metadata.namespace, name))
         if entry is not None and _is_owned(entry, job):
-            await self._delete(f"{collection(SERVICES, job.metadata.namespace)}/{name}", entry.uid)
+            await self._delete_owned(f"{collection(SERVICES, job.metadata.namespace)}/{name}", entry.uid)
 
     async def _delete_object(self, job: FleetJob, ref: ObjectRef) -> None:
         resource = _resource_of(ref)
         stores = {each.key: store for each, store in self._view.extras()}
         entry = stores[resource.key].get(Key(job.metadata.namespace, ref.name))
         if entry is not None and _is_owned(entry, job):
-            await self._delete(f"{collection(resource.key, job.metadata.namespace)}/{ref.name}", entry.uid)
+            await self._delete_owned(
+                f"{collection(resource.key, job.metadata.namespace)}/{ref.name}", entry.uid
+            )
 
-    async def _delete(self, path: str, uid: str) -> None:
-        options = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+    async def _delete_owned(self, path: str, uid: str) -> None:
+        await self._delete(path, {"preconditions": {"uid": uid}, "propagationPolicy": "Background"})
+
+    async def _delete(self, path: str, options: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Delete an object; return the answer, or None if it was gone; ConflictError: look again."""
         try:
-            await self._client.delete(path, options)
+            return await self._client.delete(path, options)
         except ApiError as error:
-            if error.status not in (404, 409):
+            if error.status == 409:  # the name has another object by now; if not, nothing else would tell us
+                raise ConflictError(str(error)) from error
+            if error.status != 404:
                 raise
+            return None
 
     def _progress_of(self, key: Key, pods: Iterable[ObservedPod]) -> JobProgress | None:
         """Return what trainer 0 was heard to say, if one of the job's own pods is it."""

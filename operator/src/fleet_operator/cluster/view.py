@@ -1,9 +1,9 @@
 """What is known of a Kubernetes cluster: every FleetJob, and all that has the label of one.
 
-FleetJobs are watched by kopf, which hands its events in (`take_job`); pods and Services are watched here.
-Because kopf does not report what was deleted while it was not watching, FleetJobs are listed again whenever
-kopf (`list_jobs_again`) or a watch had to list again, and at times. Answers to own writes are put in too, so
-that the next pass over a job sees them before the watch brings them.
+FleetJobs are watched by kopf, which hands its events in (`take_job`); pods, Services and what else jobs may
+have (`extras`) are watched here. Because kopf does not report what was deleted while it was not watching,
+FleetJobs are listed again whenever kopf (`list_jobs_again`) or a watch had to list again, and at times.
+Answers to own writes are put in too, so that the next pass over a job sees them before the watch brings them.
 """
 
 from __future__ import annotations
@@ -238,22 +238,25 @@ class ClusterView:
     async def meet(self, key: Key, resource: str, name: str) -> None:
         """Find out who has a name that a job wants: we ourselves, unseen as yet, or somebody else."""
         shown = f"{KINDS[resource]}/{name}"
-        known = self._foreign.get(key, {})
+        found: Mapping[str, Any] | None = None
         try:
             found = await self._client.get(f"{collection(resource, key.namespace)}/{name}")
         except ApiError as error:
             if error.status != 404:
                 raise
+        if key not in self._jobs:
+            return  # it was deleted meanwhile: nobody would forget what is noted of it now
+        known = self._foreign.get(key, {})
+        entry = None if found is None else self._reduce(resource, found)
+        if entry is not None and entry.job == key:
+            self._store(resource).put(entry)  # it is watched, so it will be seen to go, whoever owns it
             known.pop(shown, None)
+        elif found is None:
+            known.pop(shown, None)
+        elif shown in known:
+            return
         else:
-            entry = self._reduce(resource, found)
-            if entry is not None and entry.job == key:
-                self._store(resource).put(entry)  # it is watched, so it will be seen to go, whoever owns it
-                known.pop(shown, None)
-            elif shown in known:
-                return
-            else:
-                self._foreign.setdefault(key, {})[shown] = (resource, name)
+            self._foreign.setdefault(key, {})[shown] = (resource, name)
         self.notify(key)
 
     def notify(self, key: Key) -> None:

@@ -65,7 +65,7 @@ class Engine:
         self,
         cluster: Cluster,
         *,
-        workers: int = 8,
+        workers: int,
         clock: Clock | None = None,
         decide: Decide | None = None,
         observer: Observer | None = None,

@@ -18,6 +18,7 @@ from tests.support.seen_cluster import JOB, SeenCluster
 pytestmark = pytest.mark.timeout(20)
 
 CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
+POLICIES = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
 GROUPS = "/apis/scheduling.volcano.sh/v1beta1/namespaces/default/podgroups"
 
 
@@ -113,6 +114,29 @@ async def test_a_claim_that_can_never_be_is_told_as_one(api: FakeApi):
         assert world.observe().rejected == told
     finally:
         await world.view.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(ApiError(422, "Invalid", "spec.ingress[1].from[1]: Invalid value"), id="422"),
+        pytest.param(ApiError(400, "BadRequest", "cannot unmarshal number into a string"), id="400"),
+    ],
+)
+async def test_a_policy_that_the_settings_spoil_is_refused_for_now_and_ends_no_job(
+    api: FakeApi, error: ApiError
+):
+    api.put(JOB, {**manifest(network={"policy": True}), "metadata": {"generation": 1}})
+    world = SeenCluster(api, features=("networkPolicies",))
+    world.taken()
+    (policy,) = (EnsureObject(each.manifest) for each in build_extras(world.job, 0))
+    api.refusals["POST", POLICIES] = error
+    with pytest.raises(ApiError):
+        await world.cluster.apply(world.job, policy)
+    assert world.observe().rejected is None
+    assert world.observe().refused == str(error)
+    await world.cluster.apply(world.job, policy)  # the settings have been mended
+    assert world.observe().refused is None
 
 
 async def test_a_kind_of_object_that_is_not_listed_yet_is_waited_for(api: FakeApi):

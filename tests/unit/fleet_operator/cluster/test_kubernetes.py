@@ -9,7 +9,7 @@ import pytest
 from fleet_operator.api import FleetJobStatus, JobState
 from fleet_operator.build import build_service
 from fleet_operator.cluster.client import ApiError
-from fleet_operator.cluster.interface import ConflictError
+from fleet_operator.cluster.interface import ClusterError, ConflictError
 from fleet_operator.cluster.kubernetes import UNSEEN_SECONDS
 from fleet_operator.plan.model import CreateService, DeleteJob, DeletePod, DeleteService, Event
 from tests.support.jobs import manifest
@@ -146,6 +146,60 @@ async def test_of_pods_that_can_never_be_the_first_is_told(api: FakeApi):
         assert world.observe().rejected == "Pod digits-trainer-0: first"
 
 
+@pytest.mark.parametrize("first", [0, 1], ids=["in-order", "the-other-way-round"])
+async def test_of_pods_that_are_refused_at_the_same_time_the_same_speaks_each_time(api: FakeApi, first: int):
+    async with started(api) as world:
+        answered = [asyncio.Event(), asyncio.Event()]
+
+        async def refuse(_: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+            name = manifest["metadata"]["name"]
+            await answered[int(name[-1])].wait()
+            raise ApiError(403, "Forbidden", f"{name}: exceeded quota")
+
+        with patch.object(api, "create", refuse):
+            for turn in (first, 1 - first, first):
+                pods = [world.pod(name=f"digits-trainer-{index}") for index in (0, 1)]
+                passing = [asyncio.create_task(world.cluster.apply(world.job, pod)) for pod in pods]
+                await asyncio.sleep(0)
+                for index in (turn, 1 - turn):
+                    answered[index].set()
+                    await asyncio.wait([passing[index]])
+                    answered[index].clear()
+                assert all(isinstance(each.exception(), ApiError) for each in passing)
+                assert world.observe().refused == "digits-trainer-0: exceeded quota"
+
+
+async def test_another_refusal_of_a_later_pass_takes_the_place_of_the_first(api: FakeApi):
+    async with started(api) as world:
+        for index in (0, 1):
+            api.refusals["POST", PODS] = ApiError(403, "Forbidden", f"no room for {index}")
+            with pytest.raises(ApiError):
+                await world.cluster.apply(world.job, world.pod(name=f"digits-trainer-{index}"))
+            assert world.observe().refused == f"no room for {index}"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(ApiError(403, "Forbidden", "the namespace is being terminated"), id="for-now"),
+        pytest.param(ApiError(422, "Invalid", "spec: Required value"), id="for-good"),
+    ],
+)
+async def test_a_refusal_that_comes_after_its_job_was_deleted_is_not_kept(api: FakeApi, error: ApiError):
+    async with started(api) as world:
+        job, pod = world.job, world.pod()
+
+        async def refuse(*_: object) -> dict[str, Any]:
+            world.taken("DELETED")
+            raise error
+
+        with patch.object(api, "create", refuse), pytest.raises(ClusterError):
+            await world.cluster.apply(job, pod)
+        observed = world.cluster.observe(job)
+        assert observed is not None
+        assert (observed.refused, observed.rejected) == (None, None)
+
+
 async def test_a_refusal_is_not_that_of_a_new_job_of_the_same_name(api: FakeApi):
     async with started(api) as world:
         api.refusals["POST", PODS] = ApiError(403, "Forbidden", "exceeded quota")
@@ -207,14 +261,16 @@ async def test_a_deletion_that_is_refused_leaves_no_doubt(api: FakeApi):
         assert world.observe().pods == (pod,)
 
 
-async def test_deleting_what_is_gone_or_replaced_is_no_error(api: FakeApi):
+async def test_deleting_what_is_gone_is_no_error_and_what_is_replaced_is_looked_at_again(api: FakeApi):
     async with started(api) as world:
         await world.cluster.apply(world.job, DeletePod("digits-trainer-0", "gone"))
         await world.cluster.apply(world.job, DeleteService("digits"))
         await world.cluster.apply(world.job, world.pod())
-        await world.cluster.apply(world.job, DeletePod("digits-trainer-0", "another life"))
+        with pytest.raises(ConflictError):
+            await world.cluster.apply(world.job, DeletePod("digits-trainer-0", "another life"))
         assert POD in api.objects
-        await world.cluster.apply(world.job, DeleteJob("another life"))
+        with pytest.raises(ConflictError):
+            await world.cluster.apply(world.job, DeleteJob("another life"))
         assert JOB in api.objects
         await world.cluster.apply(world.job, DeleteJob(world.job.metadata.uid or ""))
         assert JOB not in api.objects

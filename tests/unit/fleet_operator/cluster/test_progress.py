@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,10 +18,13 @@ from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.progress import CONCURRENT, ProgressReader, Target, fetch_progress, targets
 from fleet_operator.cluster.store import Entry, Owner
 from fleet_operator.cluster.view import ClusterView
-from fleet_operator.plan.model import PodPhase
+from fleet_operator.engine.reconcile import Reconciler
+from fleet_operator.plan import plan
+from fleet_operator.plan.model import Observed, PodPhase
 from fleet_operator.plan.progress import Progress
+from tests.support.clusters import FakeClock, FakeCluster
 from tests.support.jobs import job, manifest
-from tests.support.plans import trainer
+from tests.support.plans import pserver, trainer
 
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
@@ -157,6 +162,25 @@ async def test_a_job_is_asked_every_fifteen_seconds_and_no_more(world: World):
     assert (len(world.asked), world.told) == (1, [KEY])
     await world.after(1, Progress(step=2))
     assert (len(world.asked), world.told) == (2, [KEY, KEY])
+
+
+async def test_a_status_is_written_for_its_progress_every_fifteen_seconds_at_most(world: World):
+    cluster, clock, written_at = FakeCluster(), FakeClock(), list[int]()
+    cluster.add(job())
+    seen = Observed((pserver(0), pserver(1), trainer(0), trainer(1)), service=True)
+    reconciler = Reconciler(cluster, clock=clock, decide=plan)
+    for second in range(90):  # in each of which the training goes on, and somebody looks at the job
+        clock.seconds = second
+        await world.after(1, Progress(step=second, total_steps=100))
+        cluster.observed = replace(seen, progress=world.reader.of(KEY, TARGET.pod_uid))
+        cluster.done.clear()
+        await reconciler.reconcile(KEY)
+        written_at += [second for each in cluster.done if isinstance(each, FleetJobStatus)]
+    assert len(written_at) == 6
+    assert min(later - one for one, later in itertools.pairwise(written_at)) >= module.INTERVAL_SECONDS
+    told = cluster.jobs[KEY].status.progress
+    assert told is not None
+    assert told.step == 75
 
 
 async def test_what_has_not_moved_is_no_news(world: World):

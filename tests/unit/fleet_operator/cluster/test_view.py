@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,15 +11,20 @@ from fleet_operator.cluster import view as view_module
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.events import EventRecorder
 from fleet_operator.cluster.interface import Key
+from fleet_operator.cluster.resources import FEATURES
 from fleet_operator.cluster.view import ClusterView, NotSyncedError
 from fleet_operator.plan.model import CreateService
 from tests.support.jobs import manifest
 from tests.support.seen_cluster import JOB, JOBS, KEY, POD, SERVICE, SeenCluster, api_with_a_job, started
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.support.fake_api import FakeApi
 
 pytestmark = pytest.mark.timeout(20)
+
+OWNED = ("/api/v1/pods", "/api/v1/services")
 
 
 @pytest.fixture
@@ -63,6 +68,25 @@ async def test_a_pod_of_another_owner_is_foreign_until_it_is_gone(
         assert (world.observe().foreign, world.observe().pods) == (("Pod/digits-trainer-0",), ())
         api.vanish(POD)
         await world.until(lambda: world.observe().foreign == ())
+
+
+async def test_a_job_that_is_deleted_while_a_name_is_looked_up_is_not_looked_after(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    api.put(POD, {"kind": "Pod", "spec": {"containers": [{"name": "c"}]}})
+    async with started(api) as world:
+        job, pod, get = world.job, world.pod(), api.get
+
+        async def get_late(path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+            found = await get(path, params)
+            if path == POD:
+                world.taken("DELETED")
+            return found
+
+        monkeypatch.setattr(api, "get", get_late)
+        await world.cluster.apply(job, pod)
+        assert world.deleted == [KEY]
+        assert world.view.foreign(KEY) == ()
 
 
 async def test_what_a_deleted_job_of_the_same_name_left_is_known_as_such(api: FakeApi):
@@ -124,6 +148,22 @@ async def test_a_job_that_cannot_be_understood_is_told_once_and_left_alone(api: 
         (event,) = world.events()
         assert event["reason"] == "InvalidSpec"
         assert "spec.mode" in event["message"]
+
+
+async def test_the_api_server_chooses_by_labels_what_jobs_own(api: FakeApi):
+    world = SeenCluster(api, features=tuple(FEATURES))
+    beside = [f"{each.base}/{each.plural}" for each in FEATURES.values()]
+    asked = {(verb, path) for verb in ("GET", "WATCH") for path in (*OWNED, *beside)}
+    await world.view.start()
+    try:
+        async with asyncio.timeout(10):
+            while not asked <= api.selectors.keys():  # noqa: ASYNC110 there is only the asking
+                await asyncio.sleep(0)
+    finally:
+        await world.view.close()
+    assert {api.selectors[each] for each in asked} == {
+        "app.kubernetes.io/managed-by=fleet-operator,fleetjob.dev/job-name"
+    }
 
 
 async def test_a_view_limited_to_namespaces_asks_for_nothing_else(api: FakeApi):

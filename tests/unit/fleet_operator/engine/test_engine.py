@@ -149,7 +149,7 @@ async def test_a_pass_that_fails_is_tried_again_and_ends_nothing():
             raise ZeroDivisionError
         return Plan(status=job.status)
 
-    engine = Engine(cluster, decide=decide, observer=passes)
+    engine = Engine(cluster, workers=8, decide=decide, observer=passes)
     async with running(engine):
         engine.enqueue(broken)
         engine.enqueue(well)
@@ -169,7 +169,7 @@ async def test_a_status_that_the_cluster_does_not_take_is_tried_again_without_a_
 
     cluster, passes = Busy(), Passes()
     (key,) = jobs(cluster, 1)
-    engine = Engine(cluster, decide=lambda *_: Plan(FleetJobStatus(restarts=1)), observer=passes)
+    engine = Engine(cluster, workers=8, decide=lambda *_: Plan(FleetJobStatus(restarts=1)), observer=passes)
     async with running(engine):
         engine.enqueue(key)
         await passes.until(lambda: ("job-0", Result.DONE) in passes.results)
@@ -186,7 +186,7 @@ async def test_a_plan_says_when_to_look_again():
         again = timedelta(milliseconds=10) if len(passes.results) < 2 else None
         return Plan(status=job.status, requeue_after=again)
 
-    engine = Engine(cluster, decide=decide, observer=passes)
+    engine = Engine(cluster, workers=8, decide=decide, observer=passes)
     async with running(engine):
         engine.enqueue(key)
         await passes.until(lambda: len(passes.results) == 3)
@@ -195,7 +195,7 @@ async def test_a_plan_says_when_to_look_again():
 async def test_a_key_can_be_enqueued_for_later():
     cluster, passes = FakeCluster(), Passes()
     first, second = jobs(cluster, 2)
-    engine = Engine(cluster, decide=settle, observer=passes)
+    engine = Engine(cluster, workers=8, decide=settle, observer=passes)
     async with running(engine):
         engine.enqueue(first, after=timedelta(milliseconds=50))
         engine.enqueue(second)
@@ -206,7 +206,7 @@ async def test_a_key_can_be_enqueued_for_later():
 async def test_known_jobs_are_looked_at_again_at_times_and_gone_ones_are_not():
     cluster, passes = FakeCluster(), Passes()
     kept, gone = jobs(cluster, 2)
-    engine = Engine(cluster, decide=settle, observer=passes, resync=timedelta(milliseconds=20))
+    engine = Engine(cluster, workers=8, decide=settle, observer=passes, resync=timedelta(milliseconds=20))
     async with running(engine):
         engine.enqueue(kept)
         engine.enqueue(gone)
@@ -235,7 +235,7 @@ async def test_a_pass_that_does_not_end_is_cut_off(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(engine_module, "STOP_SECONDS", 0.05)
     cluster = Gate()
     (key,) = jobs(cluster, 1)
-    engine = Engine(cluster, decide=act)
+    engine = Engine(cluster, workers=8, decide=act)
     async with running(engine):
         engine.enqueue(key)
         await cluster.until_entered("job-0")
