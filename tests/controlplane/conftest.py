@@ -9,6 +9,9 @@ import pytest
 
 from fleet_operator.settings import FEATURES
 from tests.support.controlplane import ControlPlane
+from tests.support.fault_proxy import proxy_for
+from tests.support.faulty import Faulty
+from tests.support.forked_operator import ForkedOperator
 from tests.support.kube import client_for, fresh_namespace
 from tests.support.operator_process import (
     CRD,
@@ -22,6 +25,7 @@ from tests.support.operator_process import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
     from tests.support.kube import Namespace
 
@@ -71,3 +75,28 @@ async def namespace(control_plane: ControlPlane, operator: OperatorProcess) -> A
     """A fresh namespace, looked after by the operator."""
     async with client_for(control_plane.kubeconfig) as client, fresh_namespace(client) as fresh:
         yield fresh
+
+
+@pytest.fixture
+async def faulty(
+    namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
+) -> AsyncIterator[Faulty]:
+    """An operator of its own for the namespace, behind a proxy; for modules that run `alone`."""
+    async with proxy_for(operator.kubeconfig).running() as proxy:
+        config = tmp_path / "kubeconfig"
+        config.write_text(operator.kubeconfig.read_text().replace(control_plane.server, proxy.server))
+        forked = ForkedOperator(
+            tmp_path,
+            config,
+            FLEET_OPERATOR_NAMESPACES=namespace.name,
+            FLEET_OPERATOR_LEASE=namespace.name,  # of its own: it is killed with the lease in its hand
+        )
+        faulty = Faulty(forked, proxy, namespace)
+        await faulty.start()
+        try:
+            yield faulty
+        finally:
+            await faulty.kill()
+        log = forked.log.read_text()
+        assert not refusals(log)
+        assert "Traceback" not in log, forked.tail()

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.digits_job import TRAINERS
-from tests.support.fault_proxy import Answer, Held, proxy_for
+from tests.support.fault_proxy import Answer, Held, Lost, Reset, proxy_for
 from tests.support.forked_operator import ForkedOperator
 from tests.support.jobs import manifest
 from tests.support.kube import attempt
-from tests.support.operator_process import NAMESPACE
+from tests.support.operator_process import NAMESPACE, refusals
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
     from tests.support.controlplane import ControlPlane
-    from tests.support.fault_proxy import FaultProxy
+    from tests.support.fault_proxy import Call, FaultProxy
     from tests.support.kube import Namespace
     from tests.support.operator_process import OperatorProcess
 
@@ -57,6 +57,10 @@ async def operators(
         finally:
             for each in started:
                 each.kill()
+        for each in started:
+            log = each.log.read_text()
+            assert not refusals(log)
+            assert "Traceback" not in log, each.tail()
 
 
 async def test_the_next_takes_over_at_once_when_the_leader_ends(
@@ -77,6 +81,33 @@ async def test_the_next_takes_over_at_once_when_the_leader_ends(
         await namespace.until_state("digits", "Succeeded")
         assert await asyncio.to_thread(two.stop) == 0
         assert (await namespace.client.get(f"{LEASES}/{namespace.name}"))["spec"]["holderIdentity"] == ""
+
+
+async def test_a_leader_of_whom_one_renewal_fails_at_a_time_leads_on(
+    namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
+):
+    async with operators(control_plane, operator, tmp_path, namespace) as (one, two, proxy):
+        held = await namespace.client.get(f"{LEASES}/{namespace.name}")
+        for fault in (Answer(409, "Conflict"), Answer(500), Reset(), Lost()):
+            failed = proxy.fail(fault, "PUT", "leases")
+            async with asyncio.timeout(20):
+                await failed.wait()
+                before = len(proxy.calls)
+                while not renewals(proxy, before):  # noqa: ASYNC110 there is only the asking
+                    await asyncio.sleep(0.05)
+        await namespace.create_job(manifest())
+        await namespace.until_state("digits", "Running")
+        assert (await asyncio.to_thread(one.leads), await asyncio.to_thread(two.leads)) == (True, False)
+        now = await namespace.client.get(f"{LEASES}/{namespace.name}")
+        for field in ("holderIdentity", "leaseTransitions"):
+            assert now["spec"][field] == held["spec"][field]
+        assert "is lost" not in one.log.read_text()
+
+
+def renewals(proxy: FaultProxy, since: int) -> list[Call]:
+    """Return the calls from a place on by which the Lease was written."""
+    calls = proxy.calls[since:]
+    return [call for call in calls if (call.verb, call.resource, call.status) == ("PUT", "leases", 200)]
 
 
 async def test_a_leader_that_cannot_renew_stops_writing_and_stands_by(

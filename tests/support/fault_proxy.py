@@ -140,6 +140,10 @@ class FaultProxy:
         """Return the requests that may have changed something, leases and events left out."""
         return [call for call in self.calls if call.writes and call.resource not in ("leases", "events")]
 
+    def answered(self, verb: str, resource: str) -> int:
+        """Return how many such requests the API server has answered, whether that came back or not."""
+        return sum(call.status > 0 for call in self.calls if (call.verb, call.resource) == (verb, resource))
+
     def created(self, resource: str) -> list[str]:
         """Return the names of what was created, in its order."""
         made = [

@@ -156,6 +156,10 @@ class OperatorProcess:
         }
         self._process: Spawned | None = None
 
+    def tell(self, **environment: str) -> None:
+        """Change its settings; they hold from its next start on."""
+        self._environment |= environment
+
     def start(self) -> None:
         """Start it; return when it says that it is ready."""
         self._process = self._spawn()
