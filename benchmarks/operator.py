@@ -16,7 +16,8 @@ import asyncio
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -28,7 +29,7 @@ from benchmarks.bare_client import NUM_PODS, NUM_REPLICAS
 from benchmarks.goals import judge
 from benchmarks.operated_plane import JOBS, PODS, SLOW_SECONDS, OperatedPlane, submit
 from benchmarks.watched import Watched, behind
-from fleet_operator.cluster.client import ApiClient
+from fleet_operator.cluster.client import ApiClient, ApiError
 
 __all__ = ["main"]
 
@@ -59,7 +60,7 @@ async def burst(plane: OperatedPlane, system: str, namespace: str, num_jobs: int
         await pods.until("Running", NUM_PODS * num_jobs, seconds=SLOW_SECONDS)
         found = speeds(pods.first, started)
         if system == "fleet":
-            await _finish(client, namespace, pods, jobs, num_jobs)
+            await _finish(client, namespace, jobs, num_jobs)
             await asyncio.sleep(COALESCED_SECONDS)
             await plane.until_idle(known=num_jobs)
             after = await plane.used()
@@ -129,19 +130,30 @@ def _writes(calls: "Mapping[str, int]") -> int:
     return sum(number for call, number in calls.items() if is_write(call) and not call.endswith(" leases"))
 
 
-async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watched, num_jobs: int) -> None:
-    """Let all trainers end, and once their jobs have succeeded the servers, which exit by themselves then."""
+async def _finish(client: ApiClient, namespace: str, jobs: Watched, num_jobs: int) -> None:
+    """Let all trainers end, and once a job has succeeded its servers, which exit by themselves then."""
     slots = asyncio.Semaphore(ENDED_AT_ONCE)
 
-    async def end(pod: str) -> None:
+    async def end(job: str, role: str, index: int) -> None:
+        patch = {"metadata": {"annotations": {"fleet.test/exit-code": "0"}}}
         async with slots:
-            patch = {"metadata": {"annotations": {"fleet.test/exit-code": "0"}}}
-            await client.merge_patch(f"{PODS.format(namespace)}/{pod}", patch)
+            try:
+                await client.merge_patch(f"{PODS.format(namespace)}/{job}-{role}-{index}", patch)
+            except ApiError as error:
+                if role == "trainer" or error.status != HTTPStatus.NOT_FOUND:
+                    raise  # else the operator has cleaned the server up, as it took long to get here
 
-    for number, role in enumerate(("-trainer-", "-pserver-"), start=1):
-        await asyncio.gather(*(end(pod) for pod in list(pods.first) if role in pod))
-        await pods.until("Succeeded", number * NUM_REPLICAS * num_jobs, seconds=SLOW_SECONDS)
-        await jobs.until("Succeeded", num_jobs, seconds=SLOW_SECONDS)
+    async def end_all(names: Iterable[str], role: str) -> None:
+        await asyncio.gather(*(end(name, role, index) for name in names for index in range(NUM_REPLICAS)))
+
+    served: set[str] = set()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(end_all(list(jobs.first), "trainer"))
+        while len(served) < num_jobs:
+            await jobs.until("Succeeded", len(served) + 1, seconds=SLOW_SECONDS)
+            succeeded = {name for name, seen in jobs.first.items() if "Succeeded" in seen} - served
+            tasks.create_task(end_all(succeeded, "pserver"))
+            served |= succeeded
 
 
 def speeds(pods: Mapping[str, Mapping[str, float]], started: float) -> dict[str, float]:
