@@ -42,7 +42,7 @@ def test_on_this_machine(case: ClusterOnly):
     assert len(problem.expected.split()) > 3, "a sentence says what to do"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a guardian's descendants cannot hide on Linux only")
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux can a guardian's descendants not hide")
 async def test_all_that_is_left_out_is_said_once_and_the_job_runs(tmp_path: Path):
     document = job_manifest("open('done', 'w')")
     left_out = {IMAGE}

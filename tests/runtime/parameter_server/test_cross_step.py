@@ -1,6 +1,7 @@
 """Values that are awaited layer by layer in the next forward pass: the same training, to the bit."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.optimizer import DistributedOptimizer
+from fleet.parameter_server.trainer import Trainer
 from fleet.transpiler import DistributeTranspilerConfig
 from tests.support.parameter_server import loopback
 from tests.support.training import (
@@ -55,6 +57,17 @@ def adam(groups: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(groups, lr=0.01)
 
 
+@contextmanager
+def joined(**arguments: Any) -> Iterator[tuple[Trainer, Any, DistributedOptimizer]]:
+    """Give a trainer that has joined its servers, its model and the optimizer that its loop holds."""
+    with loopback(model=Layers, optimizer=adam, **arguments) as job:
+        trainer, model, wrapped = job.make_trainer(cross_step=True)
+        optimizer = DistributedOptimizer(wrapped, never_minimized)
+        trainer.start()
+        optimizer.bind(trainer)
+        yield trainer, model, optimizer
+
+
 def test_two_trainers_that_wait_in_the_forward_pass_train_as_one_process_does():
     """In one of the steps nobody uses a layer: it waits for its values elsewhere, and is not stepped."""
     training = Training(Layers, adam, backward, steps=(5, 4))
@@ -74,11 +87,7 @@ def test_an_asynchronous_trainer_waits_in_the_forward_pass_too():
 
 
 def test_a_layer_has_its_new_values_when_it_runs_and_a_state_dict_when_it_is_read():
-    with loopback(model=Layers, optimizer=adam) as job:
-        trainer, model, wrapped = job.make_trainer(cross_step=True)
-        optimizer = DistributedOptimizer(wrapped, never_minimized)
-        trainer.start()
-        optimizer.bind(trainer)
+    with joined() as (trainer, model, optimizer):
         before = values_of(model)
         backward(model, 0, 0, nullcontext)
         optimizer.step()
@@ -94,11 +103,7 @@ def test_a_layer_has_its_new_values_when_it_runs_and_a_state_dict_when_it_is_rea
 
 
 def test_a_parameter_that_is_used_without_its_module_is_an_error_that_names_it():
-    with loopback(model=Layers, optimizer=adam) as job:
-        trainer, model, wrapped = job.make_trainer(cross_step=True)
-        optimizer = DistributedOptimizer(wrapped, never_minimized)
-        trainer.start()
-        optimizer.bind(trainer)
+    with joined() as (_, model, optimizer):
         backward(model, 0, 0, nullcontext)
         optimizer.step()
         optimizer.zero_grad()
@@ -111,11 +116,7 @@ def test_a_parameter_that_is_used_without_its_module_is_an_error_that_names_it()
 @pytest.mark.parametrize("then", ["step", "end"])
 def test_a_gradient_that_is_zeroed_while_it_may_be_under_way_is_an_error_that_names_it(then):
     """Over TCP the gradient's own memory waits to be sent, though step() has returned."""
-    with loopback(model=Layers, optimizer=adam) as job:
-        trainer, model, wrapped = job.make_trainer(cross_step=True)
-        optimizer = DistributedOptimizer(wrapped, never_minimized)
-        trainer.start()
-        optimizer.bind(trainer)
+    with joined() as (trainer, model, optimizer):
         backward(model, 0, 0, nullcontext)
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
@@ -125,11 +126,7 @@ def test_a_gradient_that_is_zeroed_while_it_may_be_under_way_is_an_error_that_na
 
 
 def test_an_optimizers_state_is_that_after_the_last_step():
-    with loopback(servers=2, model=Layers, optimizer=adam) as job:
-        trainer, model, wrapped = job.make_trainer(cross_step=True)
-        optimizer = DistributedOptimizer(wrapped, never_minimized)
-        trainer.start()
-        optimizer.bind(trainer)
+    with joined(servers=2) as (trainer, model, optimizer):
         for step in range(3):
             optimizer.zero_grad()
             backward(model, 0, 0, nullcontext)

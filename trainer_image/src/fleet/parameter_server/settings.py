@@ -1,4 +1,4 @@
-"""What the environment may tune about the runtime.
+"""What the environment and the strategy may tune about the runtime.
 
 Checked at ``fleet.init``, and read when a session or a server starts.
 """
