@@ -1,13 +1,17 @@
 """Rules that look at more than one field, each written twice: in CEL for the API server, in Python for us.
 
 One table holds both, with one sentence for both: ``fleetjob validate`` and the API server say the same.
+
+The API server evaluates every rule with each write of a status, too, and selecting a field costs it as much
+as the object around has fields. So a rule stands at the deepest field that has all it looks at, and asks
+first what settles it for most jobs.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fleet_operator.api.base import MAX_PORT, MAX_REPLICAS
 from fleet_operator.api.checkpoint import CheckpointScope
@@ -18,11 +22,29 @@ from fleet_operator.api.placement import Gang
 from fleet_operator.api.role import Role
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from fleet_operator.api.placement import PortRange
 
-__all__ = ["CHANGES", "IMMUTABLE", "RULES", "ChangeRule", "Rule", "TransitionRule", "name_problem"]
+__all__ = [
+    "CHANGES",
+    "IMMUTABLE",
+    "RULES",
+    "ChangeRule",
+    "Rule",
+    "TransitionRule",
+    "Validation",
+    "name_problem",
+]
+
+
+class Validation(NamedTuple):
+    """One rule of the API server."""
+
+    node: str  # the field below spec that it stands at, and that `self` is; empty for spec
+    cel: str  # true when all is right
+    field: str  # the field below spec to point at
+    expected: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +53,16 @@ class Rule:
 
     field: str  # the field to point at, below spec
     expected: str  # the sentence of both
-    cel: str  # true when the spec is right; `self` is the spec
+    cel: str  # true when the spec is right
     holds: Callable[[FleetJob], bool]  # the same in Python
     found: Callable[[FleetJob], str]
+    nodes: tuple[str, ...] = ("",)  # the fields below spec, of which `self` is each in turn
+
+    def validations(self) -> Iterator[Validation]:
+        """Give the rules of the API server."""
+        for node in self.nodes:
+            field = self.field if _is_below(self.field, node) else node
+            yield Validation(node, self.cel, field, self.expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +77,12 @@ class TransitionRule:
         """The sentence of the API server."""
         return f"no change of spec.{self.field}: delete the job and create it again"
 
-    @property
-    def cel(self) -> str:
-        """True while the field is as it was."""
-        same = f"self.{self.field} == oldSelf.{self.field}"
-        if not self.optional:
-            return same
-        return f"has(self.{self.field}) == has(oldSelf.{self.field}) && (!has(self.{self.field}) || {same})"
+    def validations(self) -> Iterator[Validation]:
+        """Give the rules of the API server: what is absent now or was absent has none of its own."""
+        yield Validation(self.field, "self == oldSelf", self.field, self.expected)
+        if self.optional:
+            parent, _, name = self.field.rpartition(".")
+            yield Validation(parent, f"has(self.{name}) == has(oldSelf.{name})", self.field, self.expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +92,15 @@ class ChangeRule:
     field: str
     expected: str
     cel: str  # true while the field is as it was, or may be what it is
+    node: str = ""
+
+    def validations(self) -> Iterator[Validation]:
+        """Give the rule of the API server."""
+        yield Validation(self.node, self.cel, self.field, self.expected)
+
+
+def _is_below(field: str, node: str) -> bool:
+    return not node or field == node or field.startswith(f"{node}.")
 
 
 # Pods are built from the spec whenever one is restarted: were it to change meanwhile, the replicas of one job
@@ -88,8 +125,10 @@ IMMUTABLE = (
     TransitionRule("runPolicy.managedBy", optional=True),
 )
 
-_SAME_TRAINERS = "self.trainer.replicas == oldSelf.trainer.replicas"
-_SERVERS_MAY_STAY = f"{_SAME_TRAINERS} || self.mode != 'ParameterServer' || self.runPolicy.suspend"
+_SERVERS_MAY_STAY = (
+    "self.trainer.replicas == oldSelf.trainer.replicas ||"
+    " self.mode != 'ParameterServer' || self.runPolicy.suspend"
+)
 
 CHANGES = (
     ChangeRule(
@@ -98,7 +137,8 @@ CHANGES = (
             "no change of spec.trainer.replicas: this job names no trainer.minReplicas and"
             " trainer.maxReplicas to move between, delete the job and create it again"
         ),
-        cel=f"{_SAME_TRAINERS} || has(self.trainer.maxReplicas)",
+        cel="self.replicas == oldSelf.replicas || has(self.maxReplicas)",
+        node="trainer",
     ),
     ChangeRule(
         field="trainer.replicas",
@@ -106,7 +146,7 @@ CHANGES = (
             "no change of spec.trainer.replicas while a job with syncMode Sync runs, because each step waits"
             " for every trainer: set runPolicy.suspend first"
         ),
-        cel=f"{_SERVERS_MAY_STAY} || self.syncMode != 'Sync'",
+        cel=f"self.syncMode != 'Sync' || {_SERVERS_MAY_STAY}",
     ),
     ChangeRule(
         field="trainer.replicas",
@@ -114,7 +154,7 @@ CHANGES = (
             "no change of spec.trainer.replicas while a job with syncMode Geo runs, because what trainers"
             " send is divided by their number: set runPolicy.suspend first"
         ),
-        cel=f"{_SERVERS_MAY_STAY} || self.syncMode != 'Geo'",
+        cel=f"self.syncMode != 'Geo' || {_SERVERS_MAY_STAY}",
     ),
     ChangeRule(
         field="trainer.replicas",
@@ -122,7 +162,7 @@ CHANGES = (
             "no change of spec.trainer.replicas while a job of mode ParameterServer runs that Kueue admits,"
             " because it admits a group of a fixed size: set runPolicy.suspend first"
         ),
-        cel=f"{_SERVERS_MAY_STAY} || !has(self.scheduling) || self.scheduling.gang != 'Kueue'",
+        cel=f"!has(self.scheduling) || self.scheduling.gang != 'Kueue' || {_SERVERS_MAY_STAY}",
     ),
 )
 
@@ -214,14 +254,15 @@ RULES = (
     Rule(
         field="trainer.slotsPerPod",
         expected="1, because a trainer of mode ParameterServer is one process",
-        cel="self.mode == 'Collective' || !has(self.trainer.slotsPerPod) || self.trainer.slotsPerPod == 1",
+        cel="!has(self.trainer.slotsPerPod) || self.trainer.slotsPerPod == 1 || self.mode == 'Collective'",
         holds=lambda job: job.spec.mode is Mode.COLLECTIVE or job.spec.trainer.slots_per_pod in (None, 1),
         found=lambda job: str(job.spec.trainer.slots_per_pod),
     ),
     Rule(
         field="trainer.maxReplicas",
         expected="trainer.minReplicas and trainer.maxReplicas together, or neither of them",
-        cel="has(self.trainer.minReplicas) == has(self.trainer.maxReplicas)",
+        cel="has(self.minReplicas) == has(self.maxReplicas)",
+        nodes=("trainer",),
         holds=lambda job: (job.spec.trainer.min_replicas is None) == (job.spec.trainer.max_replicas is None),
         found=lambda job: "nothing" if job.spec.trainer.max_replicas is None else "no trainer.minReplicas",
     ),
@@ -229,38 +270,40 @@ RULES = (
         field="trainer.replicas",
         expected="a number from trainer.minReplicas to trainer.maxReplicas",
         cel=(
-            "!has(self.trainer.minReplicas) || !has(self.trainer.maxReplicas) ||"
-            " (self.trainer.minReplicas <= self.trainer.replicas &&"
-            " self.trainer.replicas <= self.trainer.maxReplicas)"
+            "!has(self.minReplicas) || !has(self.maxReplicas) ||"
+            " (self.minReplicas <= self.replicas && self.replicas <= self.maxReplicas)"
         ),
+        nodes=("trainer",),
         holds=_is_within_bounds,
         found=lambda job: str(job.spec.trainer.replicas),
     ),
     Rule(
         field="trainer.replicas",
         expected=f"at most {MAX_REPLICAS} processes (replicas times slots): each environment lists all",
-        cel=f"{_MOST_CEL} * {_SLOTS_CEL} <= {MAX_REPLICAS}",
+        cel=f"self.mode != 'Collective' || {_MOST_CEL} * {_SLOTS_CEL} <= {MAX_REPLICAS}",
         holds=lambda job: _processes(job) <= MAX_REPLICAS,
         found=lambda job: f"{job.most_trainers} x {job.slots_per_pod} processes",
     ),
     Rule(
         field="trainer.port",
         expected=f"a port that leaves room for one port per slot, up to {MAX_PORT}",
-        cel=f"self.trainer.port + {_SLOTS_CEL} - 1 <= {MAX_PORT}",
+        cel=f"self.mode != 'Collective' || self.trainer.port + {_SLOTS_CEL} - 1 <= {MAX_PORT}",
         holds=lambda job: job.spec.trainer.port + job.slots_per_pod - 1 <= MAX_PORT,
         found=lambda job: f"{job.spec.trainer.port} with {job.slots_per_pod} slots",
     ),
     Rule(
         field="trainer.port",
         expected=f"another port than {METRICS_PORT}, where each replica serves its metrics",
-        cel=f"self.trainer.port != {METRICS_PORT}",
+        cel=f"self != {METRICS_PORT}",
+        nodes=("trainer.port",),
         holds=lambda job: job.spec.trainer.port != METRICS_PORT,
         found=lambda job: str(job.spec.trainer.port),
     ),
     Rule(
         field="pserver.port",
         expected=f"another port than {METRICS_PORT}, where each replica serves its metrics",
-        cel=f"!has(self.pserver) || self.pserver.port != {METRICS_PORT}",
+        cel=f"self != {METRICS_PORT}",
+        nodes=("pserver.port",),
         holds=lambda job: job.spec.pserver is None or job.spec.pserver.port != METRICS_PORT,
         found=lambda _: str(METRICS_PORT),
     ),
@@ -280,7 +323,8 @@ RULES = (
     Rule(
         field="runPolicy.managedBy",
         expected="a controller as domain/name, such as kueue.x-k8s.io/multikueue",
-        cel=f"!has(self.runPolicy.managedBy) || self.runPolicy.managedBy.matches('{_MANAGER}')",
+        cel=f"self.matches('{_MANAGER}')",
+        nodes=("runPolicy.managedBy",),
         holds=lambda job: (
             job.spec.run_policy.managed_by is None
             or re.fullmatch(_MANAGER, job.spec.run_policy.managed_by) is not None
@@ -290,10 +334,8 @@ RULES = (
     Rule(
         field="failurePolicy.rules",
         expected="rules that each say what they match: onExitCodes, onReason or role",
-        cel=(
-            "self.failurePolicy.rules.all(rule,"
-            " has(rule.onExitCodes) || has(rule.onReason) || has(rule.role))"
-        ),
+        cel="self.all(rule, has(rule.onExitCodes) || has(rule.onReason) || has(rule.role))",
+        nodes=("failurePolicy.rules",),
         holds=lambda job: all(
             rule.on_exit_codes or rule.on_reason or rule.role for rule in job.spec.failure_policy.rules
         ),
@@ -317,7 +359,8 @@ RULES = (
     Rule(
         field="network.portRange",
         expected="a range of ports, because hostNetwork lets replicas of one node share its ports",
-        cel="!has(self.network) || !self.network.hostNetwork || has(self.network.portRange)",
+        cel="!self.hostNetwork || has(self.portRange)",
+        nodes=("network",),
         holds=lambda job: (
             job.spec.network is None
             or not job.spec.network.host_network
@@ -345,20 +388,16 @@ RULES = (
     Rule(
         field="network.hostNetwork",
         expected="spec.network.hostNetwork with a portRange instead of hostNetwork in a template",
-        cel=" && ".join(
-            f"(!has({part}.template) || !has({part}.template.spec.hostNetwork) ||"
-            f" !{part}.template.spec.hostNetwork)"
-            for part in ("self", "self.trainer")
-        )
-        + " && (!has(self.pserver) || !has(self.pserver.template) ||"
-        " !has(self.pserver.template.spec.hostNetwork) || !self.pserver.template.spec.hostNetwork)",
+        cel="!has(self.hostNetwork) || !self.hostNetwork",
+        nodes=("template.spec", "trainer.template.spec", "pserver.template.spec"),
         holds=lambda job: not _shares_the_nodes_network(job),
         found=lambda _: "hostNetwork in a template",
     ),
     Rule(
         field="scheduling.queue",
         expected="the name of a LocalQueue, because gang is Kueue",
-        cel="!has(self.scheduling) || self.scheduling.gang != 'Kueue' || has(self.scheduling.queue)",
+        cel="self.gang != 'Kueue' || has(self.queue)",
+        nodes=("scheduling",),
         holds=lambda job: (
             job.gang is not Gang.KUEUE
             or (job.spec.scheduling is not None and job.spec.scheduling.queue is not None)
@@ -368,10 +407,8 @@ RULES = (
     Rule(
         field="scheduling.queue",
         expected="nothing, because only Volcano and Kueue have queues",
-        cel=(
-            "!has(self.scheduling) || !has(self.scheduling.queue) ||"
-            " self.scheduling.gang in ['Volcano', 'Kueue']"
-        ),
+        cel="!has(self.queue) || self.gang in ['Volcano', 'Kueue']",
+        nodes=("scheduling",),
         holds=lambda job: (
             job.spec.scheduling is None
             or job.spec.scheduling.queue is None
@@ -382,10 +419,8 @@ RULES = (
     Rule(
         field="scheduling.minAvailable",
         expected="a number of pods with a gang of Volcano or Coscheduling (Kueue admits all or none)",
-        cel=(
-            "!has(self.scheduling) || !has(self.scheduling.minAvailable) ||"
-            " self.scheduling.gang in ['Volcano', 'Coscheduling']"
-        ),
+        cel="!has(self.minAvailable) || self.gang in ['Volcano', 'Coscheduling']",
+        nodes=("scheduling",),
         holds=lambda job: (
             job.spec.scheduling is None
             or job.spec.scheduling.min_available is None
@@ -406,10 +441,8 @@ RULES = (
     Rule(
         field="checkpoint",
         expected="either claimName or volumeClaimTemplate",
-        cel=(
-            "!has(self.checkpoint) ||"
-            " has(self.checkpoint.claimName) != has(self.checkpoint.volumeClaimTemplate)"
-        ),
+        cel="has(self.claimName) != has(self.volumeClaimTemplate)",
+        nodes=("checkpoint",),
         holds=lambda job: (
             job.spec.checkpoint is None
             or (job.spec.checkpoint.claim_name is None) != (job.spec.checkpoint.volume_claim_template is None)

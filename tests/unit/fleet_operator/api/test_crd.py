@@ -1,5 +1,6 @@
 """The CustomResourceDefinition: as committed, structural, and with the models' own defaults."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,10 +96,31 @@ def test_everything_left_out_is_written_out_by_the_schema(schema):
 
 
 def test_every_rule_is_in_it_and_points_at_a_field(schema):
-    rules = schema["properties"]["spec"]["x-kubernetes-validations"]
-    assert [each["rule"] for each in rules] == [each.cel for each in (*RULES, *IMMUTABLE, *CHANGES)]
-    paths = {path for path, _ in nodes(schema["properties"]["spec"])}
-    assert {each["fieldPath"] for each in rules} <= paths
+    spec = schema["properties"]["spec"]
+    validations = [each for rule in (*RULES, *IMMUTABLE, *CHANGES) for each in rule.validations()]
+    there = [
+        (path.removeprefix("."), rule["rule"])
+        for path, node in nodes(spec)
+        for rule in node.get("x-kubernetes-validations", ())
+    ]
+    assert sorted(there) == sorted((each.node, each.cel) for each in validations)
+    assert len(validations) > len(RULES) + len(IMMUTABLE)
+    for path, node in nodes(spec):
+        below = {beneath for beneath, _ in nodes(node)} - {""}
+        told = {rule.get("fieldPath") for rule in node.get("x-kubernetes-validations", ())} - {None}
+        assert told <= below, path
+
+
+def test_every_rule_stands_at_the_deepest_field_that_has_all_it_looks_at():
+    for rule in (*RULES, *CHANGES):
+        for each in rule.validations():
+            looked_at = set(re.findall(r"\b(?:self|oldSelf)\b(?:\.(\w+))?", each.cel))
+            (only,) = looked_at if len(looked_at) == 1 else ("",)
+            assert f".{only}." not in each.cel or not only, f"{each.cel} belongs below {only}"
+
+
+def test_only_the_operator_writes_a_status_and_nobody_notes_which_of_its_fields(schema):
+    assert schema["properties"]["status"]["x-kubernetes-map-type"] == "atomic"
 
 
 def test_all_but_the_run_policy_is_immutable(schema):
