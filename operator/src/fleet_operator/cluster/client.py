@@ -6,12 +6,12 @@ is the server's own sentence. Nothing is retried here: whoever asked knows what 
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
+import orjson
 
 from fleet_operator.cluster.credentials import CredentialsError
 from fleet_operator.cluster.interface import ClusterError
@@ -190,7 +190,7 @@ class ApiClient:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        data = None if body is None else orjson.dumps(body)
         if verb != "GET" and self._before_write is not None:
             await self._before_write()
         started, status, retry_after = time.monotonic(), 0, ""
@@ -217,7 +217,7 @@ class ApiClient:
         if status >= 300:
             raise _error(status, answer, retry_after)
         try:
-            parsed: dict[str, Any] = json.loads(answer)
+            parsed: dict[str, Any] = orjson.loads(answer)
         except ValueError as error:  # a proxy answered, or the answer was cut off
             raise ApiError(0, "NoAnswer", f"{self._connection.server} answered no JSON: {error}") from error
         return parsed
@@ -288,7 +288,7 @@ def _error(status: int, answer: bytes, retry_after: str = "") -> ApiError:
     # A header that gives a date instead comes from a proxy, and is left alone: our own back-off does.
     wait = min(float(retry_after), RETRY_AFTER_LIMIT_SECONDS) if retry_after.isdecimal() else 0.0
     try:
-        told = json.loads(answer)
+        told = orjson.loads(answer)
         reason, message = told.get("reason") or "", told.get("message") or ""
     except (ValueError, AttributeError):  # a proxy answered, not the API server
         reason, message = "", answer[:300].decode(errors="replace")

@@ -9,13 +9,13 @@ told, because whoever else watched through that gap has missed deletions too.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import aiohttp
+import orjson
 
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.store import key_of, version_of
@@ -152,7 +152,7 @@ class ListWatch(Generic[T]):
                 async for line in lines:
                     if silent:
                         silent, self._backoff = False, _backoff()
-                    self._take(json.loads(line))
+                    self._take(orjson.loads(line))
         except ApiError as error:
             if error.status == 410:
                 raise ExpiredError(str(error)) from error
