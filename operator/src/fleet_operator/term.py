@@ -61,10 +61,11 @@ class Term:
             features=settings.features,
             on_deleted=metrics.deleted,
         )
+        now = SystemClock().now
         self._progress = ProgressReader(
-            lambda: targets(self._view),
+            lambda: targets(self._view, now()),
             self._view.notify,
-            now=SystemClock().now,
+            now=now,
             on_read=lambda answered: metrics.progress_read(answered=answered),
         )
         self._cluster = KubernetesCluster(

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleet_operator.api import JobState, Role
@@ -40,6 +41,9 @@ BUFFER_BYTES = 1 << 14
 
 INTERVAL_SECONDS = 15.0
 """How often one job is asked, and so how often its status is written for its progress at most."""
+
+YOUNG = timedelta(seconds=4)
+"""For how long a trainer that has started is left alone: it imports PyTorch, and has nothing to tell."""
 
 TICK_SECONDS = 1.0
 """How often somebody looks which jobs are to be asked."""
@@ -87,8 +91,11 @@ class Target(NamedTuple):
     port: int
 
 
-def targets(view: ClusterView) -> Iterator[Target]:
-    """Return trainer 0 of each job that runs: its own pod, at the address that its kubelet has told."""
+def targets(view: ClusterView, now: datetime) -> Iterator[Target]:
+    """Return trainer 0 of each job that runs: its own pod, at the address that its kubelet has told.
+
+    When it started is told by the clock of its node: what starts only later by ours is asked as well.
+    """
     for job in view.jobs():
         if job.status.state not in (JobState.RUNNING, JobState.RESTARTING) or job.managed_elsewhere:
             continue
@@ -97,7 +104,8 @@ def targets(view: ClusterView) -> Iterator[Target]:
         if entry is None or entry.owner is None or entry.owner.uid != job.metadata.uid:
             continue
         pod = entry.value
-        if pod.ip is not None and pod.phase is PodPhase.RUNNING and pod.deleted_at is None:
+        young = pod.started_at is not None and timedelta() <= now - pod.started_at < YOUNG
+        if pod.ip is not None and pod.phase is PodPhase.RUNNING and pod.deleted_at is None and not young:
             yield Target(key, pod.uid, pod.ip, replica_ports(job, Role.TRAINER, 0).metrics)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -282,17 +282,24 @@ def running(**spec: Any) -> FleetJob:
 
 
 def test_trainer_0_of_a_running_job_is_asked_at_its_own_port():
-    (target,) = targets(view_of(running()))
+    (target,) = targets(view_of(running()), NOW)
     assert target == Target(KEY, "digits-trainer-0@0.0", "10.0.0.1", METRICS_PORT)
     network = {"hostNetwork": True, "portRange": {"first": 20000, "last": 20100}}
     shared = running(network=network)
-    (target,) = targets(view_of(shared))
+    (target,) = targets(view_of(shared), NOW)
     assert target.port == replica_ports(shared, Role.TRAINER, 0).metrics != METRICS_PORT
+
+
+@pytest.mark.parametrize("seconds", [4, 3600, -1])
+def test_a_trainer_that_has_run_for_a_while_is_asked_whatever_its_nodes_clock_says(seconds: int):
+    view = view_of(running(), started_at=NOW - timedelta(seconds=seconds))
+    assert [target.host for target in targets(view, NOW)] == ["10.0.0.1"]
 
 
 @pytest.mark.parametrize(
     ("one", "pod"),
     [
+        pytest.param(running(), {"started_at": NOW - timedelta(seconds=3)}, id="a-trainer-that-just-began"),
         pytest.param(job(), {}, id="a-job-that-does-not-run"),
         pytest.param(
             running(runPolicy={"managedBy": "example.com/other"}), {}, id="a-job-of-another-controller"
@@ -303,11 +310,11 @@ def test_trainer_0_of_a_running_job_is_asked_at_its_own_port():
     ],
 )
 def test_nobody_else_is_asked(one: FleetJob, pod: dict[str, Any]):
-    assert list(targets(view_of(one, **pod))) == []
+    assert list(targets(view_of(one, **pod), NOW)) == []
 
 
 def test_a_pod_of_another_owner_is_not_asked():
     view = view_of(running())
     stranger = view_of(running().model_copy(update={"metadata": job(uid="other").metadata}))
     view.pods = stranger.pods
-    assert list(targets(view)) == []
+    assert list(targets(view, NOW)) == []
