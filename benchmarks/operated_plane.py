@@ -24,6 +24,12 @@ __all__ = ["JOBS", "PODS", "SLOW_SECONDS", "OperatedPlane", "Used", "submit"]
 SLOW_SECONDS = 1200.0
 """Longer than anything takes that is waited for."""
 
+QUIET_CORES = 0.25
+"""What a control plane takes at most for which there is nothing to do."""
+
+QUIET_SECONDS = 2
+"""For how long it must take no more."""
+
 SUBMITTED_AT_ONCE = 16
 PODS_OF_A_NODE = 200
 JOBS = "/apis/fleetjob.dev/v1alpha1/namespaces/{}/fleetjobs"
@@ -85,6 +91,19 @@ class OperatedPlane:
             self._bare.wait()
             self.operator.stop()
         self.plane.stop()
+
+    async def until_quiet(self) -> None:
+        """Wait until the control plane has done with what was there before: it cleans up for a while."""
+        quiet = 0
+        async with asyncio.timeout(SLOW_SECONDS):
+            while quiet < QUIET_SECONDS:
+                before = self.cpu_seconds()
+                await asyncio.sleep(1)
+                quiet = quiet + 1 if self.cpu_seconds() - before < QUIET_CORES else 0
+
+    def cpu_seconds(self) -> float:
+        """Return how much CPU etcd, the API server, its controllers, the scheduler and kwok have taken."""
+        return sum(self.plane.cpu_seconds().values())
 
     def create_bare(self, namespace: str, num_jobs: int) -> None:
         """Have the bare client create the objects of so many jobs."""

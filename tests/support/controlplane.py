@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from tests.support.processes import cpu_seconds
 from tools import assets
 
 if TYPE_CHECKING:
@@ -116,6 +117,10 @@ class ControlPlane:
         self._processes = [each for each in self._processes if each[1] is not process]
         self._run_api_server()
         self._until(lambda: self._answers("/readyz"), "the API server again")
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Return how much CPU each of the programs that run has taken."""
+        return {name: cpu_seconds(process.pid) for name, process in self._processes}
 
     def program(self, name: str) -> Path:
         """Return where one of the programs is."""

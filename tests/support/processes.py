@@ -33,6 +33,12 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def cpu_seconds(pid: int) -> float:
+    """Return how much CPU a process has taken, its threads included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return ports in a row that nothing listens on now, below the range for outgoing connections."""
     start = 21000 + os.getpid() * 17 % 9000  # test processes that run side by side look in different places
