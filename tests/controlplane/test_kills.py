@@ -131,7 +131,7 @@ def check(life: Life) -> None:
     """See that a life came to what an undisturbed one comes to, by nothing that was done twice."""
     story = life.story
     assert sorted(story.made.values()) == MADE
-    assert story.states == STATES
+    assert story.states in (STATES, STATES[1:])  # its pods may run before it has any status
     counted = [(status.get("restarts", 0), status.get("failures", 0)) for status in story.statuses]
     assert counted == sorted(counted)
     assert counted[-1] == (1, 1)

@@ -40,6 +40,7 @@ class FakeCluster:
     done: list[object] = field(default_factory=list)  # statuses, actions and events, in their order
     conflict: bool = False
     refuse: Exception | None = None
+    unanswered: Exception | None = None  # what the write of a status raises, which may have arrived
 
     def add(self, job: FleetJob) -> Key:
         """Have a job."""
@@ -61,6 +62,8 @@ class FakeCluster:
 
     async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
         """Write it down."""
+        if self.unanswered is not None:
+            raise self.unanswered
         if self.conflict:
             raise ConflictError("changed meanwhile")
         self.done.append(status)

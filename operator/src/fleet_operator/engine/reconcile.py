@@ -1,22 +1,24 @@
 """One pass over one job: take a snapshot, plan, write the status once, carry the actions out.
 
 The status goes first: were the snapshot stale, its write conflicts before anything is created or deleted,
-and the plan is thrown away. Actions keep their order, but for pods that are created or deleted in a row: no
-pod waits for another. Everything that a pass leaves undone is found again by the next one, because plans are
-made from what is there and never from what was meant to be.
+and the plan is thrown away. Only a job's first status may wait until its pods run (`engine.coalesce`): until
+then nothing has happened that a stale snapshot could make happen again. Actions keep their order, but for
+pods that are created or deleted in a row: no pod waits for another. Everything that a pass leaves undone is
+found again by the next one, because plans are made from what is there and never from what was meant to be.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from fleet_operator.cluster.interface import ClusterError, ConflictError
+from fleet_operator.engine.coalesce import Coalescing
 from fleet_operator.engine.observer import Observer
 from fleet_operator.plan.model import CreatePod, DeletePod, Event
 
@@ -33,12 +35,6 @@ if TYPE_CHECKING:
     Decide = Callable[[FleetJob, Observed, datetime, Hosts], Plan]
 
 logger = logging.getLogger(__name__)
-
-COALESCE = timedelta(seconds=0.5)
-"""How long a write may wait when only counts have changed. With its way there it takes less than a second."""
-
-COALESCE_QUIET = timedelta(seconds=2)
-"""How long it may wait when no more replicas run than before: pods that are there mostly run soon."""
 
 UNSEEN_WRITE = timedelta(seconds=5)
 """When to look again at a job whose own writes have not been seen; seeing them enqueues it earlier."""
@@ -65,6 +61,16 @@ class Outcome:
     after: timedelta | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Untold:
+    """The events of a status whose write did not go well, as far as is known."""
+
+    uid: str | None
+    before: FleetJobStatus
+    status: FleetJobStatus
+    events: tuple[Event, ...]
+
+
 class Reconciler:
     """Carries plans out.
 
@@ -87,7 +93,8 @@ class Reconciler:
         self._clock = clock
         self._decide = decide
         self._observer = observer or Observer()
-        self._changed_since: dict[Key, float] = {}  # since when a write of mere counts has been waiting
+        self._coalescing = Coalescing()
+        self._untold: dict[Key, _Untold] = {}
         self._refusals: dict[Key, tuple[str, str]] = {}  # the last that people were told of, by the job's uid
 
     async def reconcile(self, key: Key) -> Outcome:
@@ -99,28 +106,21 @@ class Reconciler:
         observed = self._cluster.observe(job)
         if observed is None:
             return Outcome(Result.WAITING, UNSEEN_WRITE)
+        await self._tell_late(key, job)
         plan = self._decide(job, observed, self._clock.now(), self._cluster.hosts(job))
-        if (wait := self._coalesce(key, job, plan)) is not None:
-            return Outcome(Result.DONE, _earlier(wait, plan.requeue_after))
+        if (wait := self._coalescing.wait(key, job, plan, self._clock.monotonic())) is not None:
+            plan = replace(plan, requeue_after=_earlier(wait, plan.requeue_after))
+            return await self._act(key, job, plan)
         try:
-            job = await self._write_status(job, plan)
-        except ConflictError as stale:
-            logger.debug("plan discarded: %s", stale, extra={"job": str(key)})
+            written = await self._write_status(job, plan)
+        except ClusterError as error:  # a conflict, too, may be one with this write, sent again unanswered
+            self._untold[key] = _Untold(job.metadata.uid, job.status, plan.status, plan.events)
+            if not isinstance(error, ConflictError):
+                raise
+            logger.debug("plan discarded: %s", error, extra={"job": str(key)})
             return Outcome(Result.CONFLICT)
-        return await self._act(key, job, plan)
-
-    def _coalesce(self, key: Key, job: FleetJob, plan: Plan) -> timedelta | None:
-        """Return how long the write of this plan's status may wait, or None if it may not."""
-        if plan.urgent or plan.actions or plan.events or plan.status == job.status:
-            self._changed_since.pop(key, None)
-            return None
-        now = self._clock.monotonic()
-        waited = timedelta(seconds=now - self._changed_since.setdefault(key, now))
-        may_wait = COALESCE_QUIET if _tells_of_as_many(job.status, plan.status) else COALESCE
-        if waited < may_wait:
-            return may_wait - waited
-        del self._changed_since[key]
-        return None
+        self._untold.pop(key, None)
+        return await self._act(key, written, plan)
 
     async def _write_status(self, job: FleetJob, plan: Plan) -> FleetJob:
         if plan.status == job.status:
@@ -128,6 +128,19 @@ class Reconciler:
         written = await self._cluster.write_status(job, plan.status)
         self._observer.status_written(job, written)
         return written
+
+    async def _tell_late(self, key: Key, job: FleetJob) -> None:
+        """Tell the events of a status that was not known to be written, if it turns out that it was.
+
+        No later plan tells them: each is told when the status first says it.
+        """
+        untold = self._untold.get(key)
+        if untold is None or (untold.uid == job.metadata.uid and untold.before == job.status):
+            return  # it has not been seen yet, or never will be, and is written again then
+        del self._untold[key]
+        if untold.uid == job.metadata.uid and untold.status == job.status:
+            for event in untold.events:
+                await self._cluster.record(job, event)
 
     async def _act(self, key: Key, job: FleetJob, plan: Plan) -> Outcome:
         """Carry the actions out in their order, up to the first that is refused; then tell the events."""
@@ -199,7 +212,8 @@ class Reconciler:
             await self._cluster.record(job, Event("Warning", "ActionRefused", message))
 
     def _forget(self, key: Key) -> None:
-        self._changed_since.pop(key, None)
+        self._coalescing.forget(key)
+        self._untold.pop(key, None)
         self._refusals.pop(key, None)
 
 
@@ -216,11 +230,6 @@ def retry_after(refusal: Exception) -> timedelta | None:
     """Return how long the cluster asks to be left alone, if it does."""
     seconds = refusal.retry_after_seconds if isinstance(refusal, ClusterError) else 0.0
     return timedelta(seconds=seconds) if seconds else None
-
-
-def _tells_of_as_many(one: FleetJobStatus, other: FleetJobStatus) -> bool:
-    """Whether two statuses tell of as many replicas that do their part."""
-    return (one.pservers, one.trainers) == (other.pservers, other.trainers)
 
 
 def _earlier(one: timedelta, other: timedelta | None) -> timedelta:

@@ -11,7 +11,8 @@ from fleet_operator.api import FleetJobStatus, JobState
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.interface import ConflictError, Key
 from fleet_operator.engine import Observer, Reconciler, Result
-from fleet_operator.engine.reconcile import AT_ONCE, COALESCE, COALESCE_QUIET, UNSEEN_WRITE, Outcome
+from fleet_operator.engine.coalesce import COUNTS, FIRST
+from fleet_operator.engine.reconcile import AT_ONCE, UNSEEN_WRITE, Outcome
 from fleet_operator.plan.model import (
     CreatePod,
     CreateService,
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.timeout(20)
 
 RUNNING = FleetJobStatus(state=JobState.RUNNING)
 COUNTED = FleetJobStatus(state=JobState.RUNNING, trainers="1/2")
-ALL_COUNTED = FleetJobStatus(state=JobState.RUNNING, trainers="2/2")
+PENDING = FleetJobStatus(state=JobState.PENDING)
 DELETIONS = (DeletePod("digits-trainer-0", "u0"), DeletePod("digits-trainer-1", "u1"))
 STARTED = Event("Normal", "Started", "all replicas run")
 
@@ -133,6 +134,44 @@ async def test_a_conflict_discards_the_plan(fixture: Fixture):
     assert fixture.cluster.done == []
 
 
+async def test_what_a_status_tells_whose_write_was_not_answered_is_told_once_it_is_seen(fixture: Fixture):
+    fixture.plan = Plan(status=RUNNING, events=(STARTED,))
+    fixture.cluster.unanswered = ApiError(0, "NoAnswer", "no answer")
+    with pytest.raises(ApiError):
+        await fixture.reconcile()
+    assert fixture.cluster.done == []
+    fixture.cluster.conflict, fixture.cluster.unanswered = True, None
+    assert (await fixture.reconcile()).result is Result.CONFLICT  # the watch has not brought it yet
+    fixture.cluster.conflict = False
+    fixture.cluster.add(job().with_status(RUNNING))
+    fixture.plan = Plan(status=RUNNING)
+    for _ in range(2):
+        await fixture.reconcile()
+    assert fixture.cluster.done == [STARTED]
+
+
+@pytest.mark.parametrize(
+    "another",
+    [
+        pytest.param(job(), id="it-never-arrived"),
+        pytest.param(job().with_status(COUNTED), id="another-status-came-after-it"),
+        pytest.param(job(uid="another").with_status(RUNNING), id="another-job-of-the-name"),
+    ],
+)
+async def test_what_no_status_tells_is_not_told_late(fixture: Fixture, another: FleetJob):
+    fixture.plan = Plan(status=RUNNING, events=(STARTED,))
+    fixture.cluster.unanswered = ApiError(0, "NoAnswer", "no answer")
+    with pytest.raises(ApiError):
+        await fixture.reconcile()
+    fixture.cluster.unanswered = None
+    fixture.cluster.add(another)
+    fixture.plan = Plan(status=FleetJobStatus(state=JobState.SUCCEEDED))
+    await fixture.reconcile()
+    fixture.cluster.add(job().with_status(RUNNING))
+    await fixture.reconcile()
+    assert STARTED not in fixture.cluster.done
+
+
 async def test_a_job_that_is_gone_is_left_alone(fixture: Fixture):
     fixture.key = Key("default", "other")
     assert await fixture.reconcile() == Outcome(Result.GONE)
@@ -145,61 +184,37 @@ async def test_while_an_own_write_is_unseen_nothing_is_decided(fixture: Fixture)
     assert fixture.cluster.done == []
 
 
-async def test_mere_counts_wait_a_little_since_the_first_of_them(fixture: Fixture):
-    fixture.plan = Plan(status=COUNTED, urgent=False)
-    assert await fixture.reconcile() == Outcome(Result.DONE, COALESCE)
-    fixture.clock.seconds = COALESCE.total_seconds() / 4
-    fixture.plan = Plan(status=ALL_COUNTED, urgent=False, requeue_after=timedelta(seconds=30))
-    assert await fixture.reconcile() == Outcome(Result.DONE, COALESCE * 3 / 4)
-    assert fixture.cluster.done == []
-    fixture.clock.seconds = COALESCE.total_seconds()
+async def test_counts_are_written_when_they_have_waited(fixture: Fixture):
+    await fixture.reconcile()
+    fixture.plan = Plan(status=COUNTED, urgent=False, requeue_after=timedelta(seconds=30))
+    assert await fixture.reconcile() == Outcome(Result.DONE, COUNTS)
+    assert fixture.cluster.done == [RUNNING]
+    fixture.clock.seconds = COUNTS.total_seconds()
     assert await fixture.reconcile() == Outcome(Result.DONE, timedelta(seconds=30))
-    assert fixture.cluster.done == [ALL_COUNTED]
-
-
-async def test_what_tells_of_no_more_replicas_waits_longer_until_it_does(fixture: Fixture):
-    await fixture.reconcile()
-    there = RUNNING.model_copy(update={"trainer_replicas": 2})
-    fixture.plan = Plan(status=there, urgent=False)
-    assert await fixture.reconcile() == Outcome(Result.DONE, COALESCE_QUIET)
-    fixture.clock.seconds = COALESCE.total_seconds()
-    assert await fixture.reconcile() == Outcome(Result.DONE, COALESCE_QUIET - COALESCE)
-    assert fixture.cluster.done == [RUNNING]
-    fixture.plan = Plan(status=COUNTED, urgent=False)
-    await fixture.reconcile()
     assert fixture.cluster.done == [RUNNING, COUNTED]
-    fixture.plan = Plan(status=COUNTED.model_copy(update={"trainer_replicas": 2}), urgent=False)
-    await fixture.reconcile()
-    fixture.clock.seconds += COALESCE_QUIET.total_seconds()
-    await fixture.reconcile()
-    assert len(fixture.cluster.done) == 3
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        pytest.param(Plan(status=COUNTED, urgent=True), id="an-urgent-status"),
-        pytest.param(Plan(status=COUNTED, urgent=False, actions=DELETIONS), id="actions"),
-        pytest.param(Plan(status=COUNTED, urgent=False, events=(STARTED,)), id="an-event"),
-    ],
-)
-async def test_what_does_not_wait(fixture: Fixture, plan: Plan):
-    fixture.plan = plan
-    await fixture.reconcile()
-    assert fixture.cluster.done == [COUNTED, *plan.actions, *plan.events]
+async def test_a_job_gets_its_first_status_with_its_pods_or_soon_after(fixture: Fixture):
+    created = pods(2)
+    fixture.plan = Plan(status=PENDING, actions=created)
+    assert await fixture.reconcile() == Outcome(Result.DONE, FIRST)
+    assert fixture.cluster.done == [*created]
+    assert fixture.observer.seen == [*created]
+    fixture.clock.seconds = FIRST.total_seconds()
+    fixture.plan = Plan(status=PENDING)
+    assert await fixture.reconcile() == Outcome(Result.DONE)
+    assert fixture.cluster.done == [*created, PENDING]
 
 
-async def test_counts_that_change_back_are_never_written(fixture: Fixture):
+async def test_another_job_of_the_same_name_waits_as_long(fixture: Fixture):
+    fixture.plan = Plan(status=PENDING, actions=pods(2))
     await fixture.reconcile()
-    fixture.plan = Plan(status=COUNTED, urgent=False)
-    await fixture.reconcile()
-    fixture.clock.seconds = COALESCE.total_seconds() / 2
-    fixture.plan = Plan(status=RUNNING, urgent=False)
-    await fixture.reconcile()
-    fixture.clock.seconds = COALESCE.total_seconds()
-    fixture.plan = Plan(status=COUNTED, urgent=False)
-    assert await fixture.reconcile() == Outcome(Result.DONE, COALESCE)
-    assert fixture.cluster.done == [RUNNING]
+    (there,) = fixture.cluster.jobs.values()
+    fixture.cluster.jobs.clear()
+    assert await fixture.reconcile() == Outcome(Result.GONE)
+    fixture.cluster.add(there)
+    fixture.clock.seconds = FIRST.total_seconds()
+    assert await fixture.reconcile() == Outcome(Result.DONE, FIRST)
 
 
 async def test_a_refused_action_stops_those_behind_it_and_is_told_once(fixture: Fixture):

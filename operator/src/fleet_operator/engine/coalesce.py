@@ -1,0 +1,90 @@
+"""How long a status may wait to be written, so that one write tells of several changes.
+
+In a burst of jobs it is the writes of statuses that take the API server's time from the creation of pods.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import JobState
+from fleet_operator.plan.model import CreatePod, CreateService, EnsureObject
+
+if TYPE_CHECKING:
+    from fleet_operator.api import FleetJob, FleetJobStatus
+    from fleet_operator.cluster.interface import Key
+    from fleet_operator.plan.model import Plan
+
+__all__ = ["COUNTS", "FIRST", "QUIET", "Coalescing"]
+
+COUNTS = timedelta(seconds=0.5)
+"""How long a write may wait when only counts have changed. With its way there it takes less than a second."""
+
+QUIET = timedelta(seconds=2)
+"""How long it may wait when no more replicas run than before: pods that are there mostly run soon."""
+
+FIRST = timedelta(seconds=0.75)
+"""How long a job may have pods and no status yet: where it runs by then, one write tells of both."""
+
+
+class Coalescing:
+    """Knows since when which statuses have been waiting."""
+
+    def __init__(self) -> None:
+        # Since when a status waits, and since when it tells of another number of replicas that run.
+        self._waiting: dict[Key, tuple[float, float | None]] = {}
+
+    def wait(self, key: Key, job: FleetJob, plan: Plan, now: float) -> timedelta | None:
+        """Return how long the status of a plan may wait from now on, or None if it may not wait at all.
+
+        Parameters
+        ----------
+        key : Key
+        job : FleetJob
+            With the status that was last written.
+        plan : Plan
+        now : float
+            Seconds of a clock that only grows.
+        """
+        begins = job.status.state is None
+        if plan.status == job.status or not (_only_begins(plan) if begins else _only_counts(plan)):
+            self.forget(key)
+            return None
+        since, since_counts = self._waiting.get(key, (now, None))
+        if _tell_of_as_many(job.status, plan.status):
+            since_counts = None
+        elif since_counts is None:
+            since_counts = now
+        self._waiting[key] = (since, since_counts)
+        left = (FIRST if begins else QUIET).total_seconds() - (now - since)
+        if since_counts is not None:
+            left = min(left, COUNTS.total_seconds() - (now - since_counts))
+        if left > 0:
+            return timedelta(seconds=left)
+        self.forget(key)
+        return None
+
+    def forget(self, key: Key) -> None:
+        """Know nothing of a job any more."""
+        self._waiting.pop(key, None)
+
+
+def _only_counts(plan: Plan) -> bool:
+    return not (plan.urgent or plan.actions or plan.events)
+
+
+def _only_begins(plan: Plan) -> bool:
+    """Whether a job's first plan does nothing that could not be done twice, and tells nobody anything."""
+    creates = all(isinstance(action, CreatePod | CreateService | EnsureObject) for action in plan.actions)
+    return creates and plan.status.state is JobState.PENDING and not plan.events
+
+
+def _tell_of_as_many(one: FleetJobStatus, other: FleetJobStatus) -> bool:
+    """Whether two statuses tell of as many replicas that do their part."""
+    return (_up(one.pservers), _up(one.trainers)) == (_up(other.pservers), _up(other.trainers))
+
+
+def _up(told: str | None) -> str:
+    """Return how many do their part of those that are wanted, as in ``1/2``."""
+    return (told or "0").partition("/")[0]

@@ -1,0 +1,142 @@
+"""How long a status may wait to be written."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleet_operator.api import FleetJobStatus, JobState
+from fleet_operator.cluster.interface import Key
+from fleet_operator.engine.coalesce import COUNTS, FIRST, QUIET, Coalescing
+from fleet_operator.plan.model import (
+    CreatePod,
+    CreateService,
+    DeletePod,
+    DeleteService,
+    EnsureObject,
+    Event,
+    Plan,
+)
+from tests.support.jobs import job
+
+if TYPE_CHECKING:
+    from fleet_operator.plan.model import Action
+
+KEY = Key("default", "digits")
+PENDING = FleetJobStatus(state=JobState.PENDING, trainers="0/2")
+ONE_RUNS = FleetJobStatus(state=JobState.PENDING, trainers="1/2")
+RUNNING = FleetJobStatus(state=JobState.RUNNING, trainers="2/2")
+SAID = Event("Warning", "NameTaken", "another has the name")
+CREATIONS = (CreateService({}), EnsureObject({}), CreatePod({}))
+
+
+class Waiting:
+    """One job, the status that was last written, and what the policy says at one moment."""
+
+    def __init__(self) -> None:
+        self.coalescing = Coalescing()
+        self.written = FleetJobStatus()
+
+    def wait(
+        self,
+        seconds: float,
+        status: FleetJobStatus,
+        *actions: Action,
+        events: tuple[Event, ...] = (),
+        urgent: bool = False,
+    ) -> timedelta | None:
+        plan = Plan(status=status, actions=actions, events=events, urgent=urgent)
+        return self.coalescing.wait(KEY, job().with_status(self.written), plan, seconds)
+
+
+@pytest.fixture
+def waiting() -> Waiting:
+    return Waiting()
+
+
+def test_a_job_may_have_its_pods_before_its_first_status(waiting: Waiting):
+    assert waiting.wait(0, PENDING, *CREATIONS, urgent=True) == FIRST
+    assert waiting.wait(0.25, PENDING, urgent=True) == FIRST - timedelta(seconds=0.25)
+    assert waiting.wait(FIRST.total_seconds(), PENDING, urgent=True) is None
+
+
+def test_where_it_runs_by_then_one_status_tells_of_both(waiting: Waiting):
+    waiting.wait(0, PENDING, *CREATIONS, urgent=True)
+    assert waiting.wait(0.1, RUNNING, urgent=True) is None
+
+
+def test_of_the_first_replicas_that_run_is_told_within_half_a_second_at_most(waiting: Waiting):
+    waiting.wait(0, PENDING, *CREATIONS, urgent=True)
+    assert waiting.wait(0.1, ONE_RUNS, urgent=True) == COUNTS
+    assert waiting.wait(0.1 + COUNTS.total_seconds(), ONE_RUNS, urgent=True) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "actions", "events"),
+    [
+        pytest.param(PENDING, (DeletePod("digits-trainer-0", "u0"),), (), id="pods-that-go"),
+        pytest.param(PENDING, (DeleteService("digits"),), (), id="a-service-that-goes"),
+        pytest.param(PENDING, CREATIONS, (SAID,), id="something-to-tell"),
+        pytest.param(FleetJobStatus(state=JobState.SUSPENDED), (), (), id="a-job-that-is-held"),
+        pytest.param(FleetJobStatus(state=JobState.FAILED), (), (), id="a-job-that-can-never-run"),
+    ],
+)
+def test_any_other_first_status_goes_first(
+    waiting: Waiting, status: FleetJobStatus, actions: tuple[Action, ...], events: tuple[Event, ...]
+):
+    assert waiting.wait(0, status, *actions, events=events, urgent=True) is None
+
+
+def test_a_status_that_there_is_goes_before_what_is_created(waiting: Waiting):
+    waiting.written = FleetJobStatus(state=JobState.RESTARTING)
+    assert waiting.wait(0, PENDING, *CREATIONS, urgent=True) is None
+
+
+def test_mere_counts_wait_since_the_first_of_them(waiting: Waiting):
+    waiting.written = PENDING
+    assert waiting.wait(0, ONE_RUNS) == COUNTS
+    two = ONE_RUNS.model_copy(update={"trainers": "2/2"})
+    assert waiting.wait(0.25, two) == COUNTS - timedelta(seconds=0.25)
+    assert waiting.wait(COUNTS.total_seconds(), two) is None
+
+
+def test_what_tells_of_no_more_replicas_waits_longer_and_does_not_shorten_what_follows(waiting: Waiting):
+    waiting.written = PENDING
+    there = PENDING.model_copy(update={"trainer_replicas": 2})
+    assert waiting.wait(0, there) == QUIET
+    assert waiting.wait(1, there) == QUIET - timedelta(seconds=1)
+    one_runs = there.model_copy(update={"trainers": "1/2"})
+    assert waiting.wait(1.25, one_runs) == COUNTS
+    assert waiting.wait(1.5, there) == QUIET - timedelta(seconds=1.5)  # it has ended again
+    assert waiting.wait(1.75, one_runs) == timedelta(seconds=0.25)  # the two seconds are over first
+    assert waiting.wait(2, one_runs) is None
+
+
+def test_counts_that_change_back_have_never_waited(waiting: Waiting):
+    waiting.written = PENDING
+    assert waiting.wait(0, ONE_RUNS) == COUNTS
+    assert waiting.wait(0.25, PENDING) is None
+    assert waiting.wait(0.5, ONE_RUNS) == COUNTS
+
+
+def test_a_job_that_is_forgotten_begins_anew(waiting: Waiting):
+    waiting.wait(0, PENDING, *CREATIONS, urgent=True)
+    waiting.coalescing.forget(KEY)
+    assert waiting.wait(FIRST.total_seconds(), PENDING, *CREATIONS, urgent=True) == FIRST
+
+
+@pytest.mark.parametrize(
+    ("actions", "events", "urgent"),
+    [
+        pytest.param((), (), True, id="an-urgent-status"),
+        pytest.param(CREATIONS, (), False, id="actions"),
+        pytest.param((), (SAID,), False, id="an-event"),
+    ],
+)
+def test_what_does_not_wait(
+    waiting: Waiting, actions: tuple[Action, ...], events: tuple[Event, ...], urgent: bool
+):
+    waiting.written = PENDING
+    assert waiting.wait(0, ONE_RUNS, *actions, events=events, urgent=urgent) is None
