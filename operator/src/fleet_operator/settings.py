@@ -40,7 +40,8 @@ class Settings:
         NetworkPolicy beside the operator's namespace, each a peer as a NetworkPolicy has them, with no other
         fields. Default: none.
     workers : int
-        ``FLEET_OPERATOR_WORKERS``: how many jobs are worked on at the same time. Default: 4.
+        ``FLEET_OPERATOR_WORKERS``: how many jobs are worked on at the same time, a quarter of them new ones.
+        Default: 8.
     resync : timedelta
         ``FLEET_OPERATOR_RESYNC_SECONDS``: how often every job is looked at even if nothing happened.
         Default: 600.
@@ -67,7 +68,7 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     metrics_readers: tuple[Mapping[str, Any], ...] = ()
-    workers: int = 4
+    workers: int = 8
     resync: timedelta = timedelta(minutes=10)
     writes_per_second: int = 500
     lease: str = "fleet-operator"

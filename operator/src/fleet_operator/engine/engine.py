@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+NEW = 1 / 4
+"""Which part of the workers may be at jobs that have not been seen before.
+
+Pods that are made faster than a scheduler places them run no sooner, and more has to be told of them.
+"""
+
 STOP_SECONDS = 5.0
 """How long passes that are under way get to end by themselves when the engine stops."""
 
@@ -39,7 +45,7 @@ class Engine:
         Where jobs are read from and where actions are carried out. Whatever changes there must end in a
         call of `enqueue`.
     workers : int
-        How many jobs are worked on at the same time.
+        How many jobs are worked on at the same time; a quarter of them may be such as are new.
     clock : Clock, optional
         This machine's clock if absent.
     decide : callable, optional
@@ -82,7 +88,9 @@ class Engine:
         )
         self._known: set[Key] = set()
         # What has pods is not to tell late of them because many jobs come at once and have none yet.
-        self._queue: WorkQueue[Key] = WorkQueue(ahead=self._known.__contains__)
+        self._queue: WorkQueue[Key] = WorkQueue(
+            ahead=self._known.__contains__, others_at_once=max(1, round(workers * NEW))
+        )
         self._news: dict[Key, float] = {}  # since when there has been news that no pass has looked at
         self._wake = asyncio.Event()
         self._stopping = False

@@ -36,6 +36,8 @@ class WorkQueue(Generic[K]):
         The longest such wait.
     ahead : callable, optional
         Whether a key, when it is added, goes ahead of those for which this is false.
+    others_at_once : int, optional
+        How many of those others may be worked on at the same time; all of them if absent.
     """
 
     def __init__(
@@ -44,15 +46,18 @@ class WorkQueue(Generic[K]):
         backoff_seconds: float = 0.1,
         backoff_limit_seconds: float = 60.0,
         ahead: Callable[[K], bool] = lambda _: False,
+        others_at_once: int | None = None,
     ) -> None:
         self._backoff_seconds = backoff_seconds
         self._backoff_limit_seconds = backoff_limit_seconds
         self._ahead = ahead
+        self._others_at_once = others_at_once
         self._ready: deque[K] = deque()
         self._ready_ahead: deque[K] = deque()
         self._in_a_row = 0  # how many have gone ahead since one of the others was taken
         self._queued: set[K] = set()
         self._running: set[K] = set()
+        self._running_others: set[K] = set()
         self._changed: set[K] = set()  # keys that were added while they were being worked on
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []  # may hold entries that _due has replaced
@@ -88,10 +93,17 @@ class WorkQueue(Generic[K]):
         self._wake(now)
         if not self._queued:
             return None
-        its_turn = self._ready and self._in_a_row >= AHEAD_IN_A_ROW
-        goes_ahead = bool(self._ready_ahead) and not its_turn
-        self._in_a_row = self._in_a_row + 1 if goes_ahead else 0
-        key = (self._ready_ahead if goes_ahead else self._ready).popleft()
+        has_room = self._others_at_once is None or len(self._running_others) < self._others_at_once
+        its_turn = self._ready and has_room and self._in_a_row >= AHEAD_IN_A_ROW
+        if self._ready_ahead and not its_turn:
+            self._in_a_row += 1
+            key = self._ready_ahead.popleft()
+        elif self._ready and has_room:
+            self._in_a_row = 0
+            key = self._ready.popleft()
+            self._running_others.add(key)
+        else:
+            return None
         self._queued.remove(key)
         self._due.pop(key, None)
         self._running.add(key)
@@ -128,6 +140,7 @@ class WorkQueue(Generic[K]):
 
     def _give_back(self, key: K) -> None:
         self._running.remove(key)
+        self._running_others.discard(key)
         if key in self._changed:
             self._changed.remove(key)
             self.add(key)

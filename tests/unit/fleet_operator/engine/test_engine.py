@@ -98,20 +98,48 @@ async def test_no_more_jobs_are_worked_on_at_once_than_there_are_workers():
     keys = jobs(cluster, 5)
     engine = Engine(cluster, workers=2, decide=act, observer=passes)
     async with running(engine):
+        cluster.open.set()
+        for key in keys:
+            engine.enqueue(key)
+        await passes.until(lambda: len(passes.results) == 5)
+        cluster.open.clear()
+        cluster.entered.clear()
         for key in keys:
             engine.enqueue(key)
         await cluster.until_entered("job-0", "job-1")
         await let_others_run()
         assert len(cluster.entered) == 2
         cluster.open.set()
-        await passes.until(lambda: len(passes.results) == 5)
+        await passes.until(lambda: len(passes.results) == 10)
+    assert sorted(cluster.entered) == [f"job-{index}" for index in range(5)]
+
+
+async def test_new_jobs_leave_most_of_the_workers_to_those_that_are_known():
+    cluster, passes = Gate(), Passes()
+    known, *new = jobs(cluster, 5)
+    engine = Engine(cluster, workers=8, decide=act, observer=passes)
+    async with running(engine):
+        cluster.open.set()
+        engine.enqueue(known)
+        await passes.until(lambda: len(passes.results) == 1)
+        cluster.open.clear()
+        cluster.entered.clear()
+        for key in new:
+            engine.enqueue(key)
+        await cluster.until_entered("job-1", "job-2")
+        await let_others_run()
+        assert len(cluster.entered) == 2
+        engine.enqueue(known)
+        await cluster.until_entered("job-1", "job-2", "job-0")
+        cluster.open.set()
+        await passes.until(lambda: len(passes.results) == 6)
     assert sorted(cluster.entered) == [f"job-{index}" for index in range(5)]
 
 
 async def test_one_worker_thread_does_not_scale():
     cluster, passes = Gate(), Passes()
     keys = jobs(cluster, 8)
-    engine = Engine(cluster, workers=8, decide=act, observer=passes)
+    engine = Engine(cluster, workers=32, decide=act, observer=passes)
     async with running(engine):
         for _ in range(100):
             for key in keys:

@@ -35,6 +35,29 @@ def test_keys_that_go_ahead_come_first_and_keep_nobody_from_their_turn():
     assert taken == [*several[:AHEAD_IN_A_ROW], "a", *several[AHEAD_IN_A_ROW:], "b", "c", None]
 
 
+def test_only_so_many_of_the_others_are_worked_on_at_once():
+    queue: WorkQueue[str] = WorkQueue(ahead=str.isupper, others_at_once=2)
+    for key in ("a", "b", "c", "A"):
+        queue.add(key)
+    assert [queue.take(0) for _ in range(4)] == ["A", "a", "b", None]
+    queue.add("B")
+    assert [queue.take(0) for _ in range(2)] == ["B", None]
+    queue.failed("a", 0)
+    assert [queue.take(0) for _ in range(2)] == ["c", None]
+    queue.done("b")
+    assert queue.take(1) == "a"
+
+
+def test_a_turn_that_has_no_room_does_not_keep_the_others_from_theirs():
+    queue: WorkQueue[str] = WorkQueue(ahead=str.isupper, others_at_once=1)
+    several = [chr(ord("A") + number) for number in range(AHEAD_IN_A_ROW + 2)]
+    queue.add("a")
+    queue.take(0)
+    for key in ("b", *several):
+        queue.add(key)
+    assert [queue.take(0) for _ in range(len(several) + 1)] == [*several, None]
+
+
 def test_a_key_goes_ahead_as_it_is_when_it_is_added():
     known: set[str] = set()
     queue: WorkQueue[str] = WorkQueue(ahead=known.__contains__)
