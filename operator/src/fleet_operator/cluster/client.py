@@ -6,6 +6,7 @@ is the server's own sentence. Nothing is retried here: whoever asked knows what 
 
 from __future__ import annotations
 
+import json
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
@@ -190,7 +191,7 @@ class ApiClient:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
-        data = None if body is None else orjson.dumps(body)
+        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
         if verb != "GET" and self._before_write is not None:
             await self._before_write()
         started, status, retry_after = time.monotonic(), 0, ""

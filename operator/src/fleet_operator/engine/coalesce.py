@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import JobState
-from fleet_operator.plan.model import CreatePod, CreateService, EnsureObject
+from fleet_operator.plan.model import CreatePod, CreateService
 
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJob, FleetJobStatus
@@ -27,6 +27,9 @@ QUIET = timedelta(seconds=2)
 FIRST = timedelta(seconds=0.75)
 """How long a job may have pods and no status yet: where it runs by then, one write tells of both."""
 
+FEW = 32
+"""How many objects may be made before the first status, so that it is not late because of them."""
+
 
 class Coalescing:
     """Knows since when which statuses have been waiting."""
@@ -36,7 +39,7 @@ class Coalescing:
         self._waiting: dict[Key, tuple[float, float | None]] = {}
 
     def wait(self, key: Key, job: FleetJob, plan: Plan, now: float) -> timedelta | None:
-        """Return how long the status of a plan may wait from now on, or None if it may not wait at all.
+        """Return how long the status of a plan may wait from now on, or None if it may wait no longer.
 
         Parameters
         ----------
@@ -48,7 +51,7 @@ class Coalescing:
             Seconds of a clock that only grows.
         """
         begins = job.status.state is None
-        if plan.status == job.status or not (_only_begins(plan) if begins else _only_counts(plan)):
+        if plan.status == job.status or not (_only_begins(job, plan) if begins else _only_counts(plan)):
             self.forget(key)
             return None
         since, since_counts = self._waiting.get(key, (now, None))
@@ -60,13 +63,14 @@ class Coalescing:
         left = (FIRST if begins else QUIET).total_seconds() - (now - since)
         if since_counts is not None:
             left = min(left, COUNTS.total_seconds() - (now - since_counts))
-        if left > 0:
-            return timedelta(seconds=left)
-        self.forget(key)
-        return None
+        return timedelta(seconds=left) if left > 0 else None
+
+    def hurry(self, key: Key) -> None:
+        """Let a status wait no longer: what it waited for has not come to pass."""
+        self._waiting[key] = (float("-inf"), None)
 
     def forget(self, key: Key) -> None:
-        """Know nothing of a job any more."""
+        """Know nothing of a job any more, or that its status has been written."""
         self._waiting.pop(key, None)
 
 
@@ -74,10 +78,14 @@ def _only_counts(plan: Plan) -> bool:
     return not (plan.urgent or plan.actions or plan.events)
 
 
-def _only_begins(plan: Plan) -> bool:
-    """Whether a job's first plan does nothing that could not be done twice, and tells nobody anything."""
-    creates = all(isinstance(action, CreatePod | CreateService | EnsureObject) for action in plan.actions)
-    return creates and plan.status.state is JobState.PENDING and not plan.events
+def _only_begins(job: FleetJob, plan: Plan) -> bool:
+    """Whether a job's first plan does nothing that needs to be remembered, and tells nobody anything.
+
+    How many trainers its pods were told of does, where that may change: the status remembers it.
+    """
+    creates = all(isinstance(action, CreatePod | CreateService) for action in plan.actions)
+    few = len(plan.actions) <= FEW and job.spec.trainer.max_replicas is None
+    return creates and few and plan.status.state is JobState.PENDING and not plan.events
 
 
 def _tell_of_as_many(one: FleetJobStatus, other: FleetJobStatus) -> bool:

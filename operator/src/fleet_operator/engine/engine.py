@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NEW = 1 / 4
-"""Which part of the workers may be at jobs that have not been seen before.
+"""Which part of the workers may be at new jobs.
 
 Pods that are made faster than a scheduler places them run no sooner, and more has to be told of them.
 """
@@ -86,10 +86,11 @@ class Engine:
         self._reconciler = Reconciler(
             cluster, clock=self._clock, decide=decide or plan, observer=self._observer
         )
+        self._cluster = cluster
         self._known: set[Key] = set()
         # What has pods is not to tell late of them because many jobs come at once and have none yet.
         self._queue: WorkQueue[Key] = WorkQueue(
-            ahead=self._known.__contains__, others_at_once=max(1, round(workers * NEW))
+            ahead=self._has_begun, others_at_once=max(1, round(workers * NEW))
         )
         self._news: dict[Key, float] = {}  # since when there has been news that no pass has looked at
         self._wake = asyncio.Event()
@@ -104,6 +105,13 @@ class Engine:
         else:
             self._queue.add_at(key, self._clock.monotonic() + after.total_seconds())
         self._wake.set()
+
+    def _has_begun(self, key: Key) -> bool:
+        """Whether a job is no new one: to us, or to whoever was at work before us."""
+        if key in self._known:
+            return True
+        job = self._cluster.job(key)
+        return job is not None and job.status.state is not None
 
     def stop(self) -> None:
         """Let `run` return once the passes that are under way have ended."""

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 UNSEEN_WRITE = timedelta(seconds=5)
 """When to look again at a job whose own writes have not been seen; seeing them enqueues it earlier."""
 
+TRIES = 8
+"""How many writes of a status are remembered of which none was answered well."""
+
 AT_ONCE = 16
 """How many pods of one job are created or deleted at the same time."""
 
@@ -63,12 +66,11 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _Untold:
-    """The events of a status whose write did not go well, as far as is known."""
+    """Statuses whose writes did not go well, as far as is known, and what each tells."""
 
     uid: str | None
-    before: FleetJobStatus
-    status: FleetJobStatus
-    events: tuple[Event, ...]
+    before: FleetJobStatus  # upon which they were decided
+    tries: tuple[tuple[FleetJobStatus, tuple[Event, ...]], ...]
 
 
 class Reconciler:
@@ -99,6 +101,7 @@ class Reconciler:
 
     async def reconcile(self, key: Key) -> Outcome:
         """Bring one job one step closer to what its spec asks for."""
+        await self._tell_late(key)
         job = self._cluster.job(key)
         if job is None:
             self._forget(key)
@@ -106,20 +109,23 @@ class Reconciler:
         observed = self._cluster.observe(job)
         if observed is None:
             return Outcome(Result.WAITING, UNSEEN_WRITE)
-        await self._tell_late(key, job)
         plan = self._decide(job, observed, self._clock.now(), self._cluster.hosts(job))
         if (wait := self._coalescing.wait(key, job, plan, self._clock.monotonic())) is not None:
             plan = replace(plan, requeue_after=_earlier(wait, plan.requeue_after))
-            return await self._act(key, job, plan)
+            outcome = await self._act(key, job, plan)
+            if outcome.result is not Result.DONE:
+                self._coalescing.hurry(key)  # the next plan says why
+            return outcome
         try:
             written = await self._write_status(job, plan)
         except ClusterError as error:  # a conflict, too, may be one with this write, sent again unanswered
-            self._untold[key] = _Untold(job.metadata.uid, job.status, plan.status, plan.events)
+            self._note_untold(key, job, plan)
             if not isinstance(error, ConflictError):
                 raise
             logger.debug("plan discarded: %s", error, extra={"job": str(key)})
             return Outcome(Result.CONFLICT)
         self._untold.pop(key, None)
+        self._coalescing.forget(key)
         return await self._act(key, written, plan)
 
     async def _write_status(self, job: FleetJob, plan: Plan) -> FleetJob:
@@ -129,18 +135,27 @@ class Reconciler:
         self._observer.status_written(job, written)
         return written
 
-    async def _tell_late(self, key: Key, job: FleetJob) -> None:
+    def _note_untold(self, key: Key, job: FleetJob, plan: Plan) -> None:
+        """Note what a status tells that may have been written, beside those that were tried before it."""
+        untold = self._untold.get(key)
+        if untold is None or (untold.uid, untold.before) != (job.metadata.uid, job.status):
+            untold = _Untold(job.metadata.uid, job.status, ())
+        # What is tried again and again tells the same: the first tries and the last one are enough.
+        tries = (*untold.tries[: TRIES - 1], (plan.status, plan.events))
+        self._untold[key] = replace(untold, tries=tries)
+
+    async def _tell_late(self, key: Key) -> None:
         """Tell the events of a status that was not known to be written, if it turns out that it was.
 
         No later plan tells them: each is told when the status first says it.
         """
-        untold = self._untold.get(key)
-        if untold is None or (untold.uid == job.metadata.uid and untold.before == job.status):
+        untold, job = self._untold.get(key), self._cluster.job(key)
+        if untold is None or job is None or (untold.uid == job.metadata.uid and untold.before == job.status):
             return  # it has not been seen yet, or never will be, and is written again then
         del self._untold[key]
-        if untold.uid == job.metadata.uid and untold.status == job.status:
-            for event in untold.events:
-                await self._cluster.record(job, event)
+        written = (events for status, events in untold.tries if status == job.status)
+        for event in next(written, ()) if untold.uid == job.metadata.uid else ():
+            await self._cluster.record(job, event)
 
     async def _act(self, key: Key, job: FleetJob, plan: Plan) -> Outcome:
         """Carry the actions out in their order, up to the first that is refused; then tell the events."""

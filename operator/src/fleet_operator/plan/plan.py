@@ -50,8 +50,8 @@ def plan(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan
     Returns
     -------
     Plan
-        The status to write before anything else, the actions in their order, what to tell, and when to look
-        again even if nothing happens.
+        The status, to be written before anything else (but for a job's first), the actions in their order,
+        what to tell, and when to look again even if nothing happens.
     """
     situation = Situation.of(job, observed, now, hosts)
     for decide in DECISIONS:

@@ -9,7 +9,7 @@ import pytest
 
 from fleet_operator.api import FleetJobStatus, JobState
 from fleet_operator.cluster.interface import Key
-from fleet_operator.engine.coalesce import COUNTS, FIRST, QUIET, Coalescing
+from fleet_operator.engine.coalesce import COUNTS, FEW, FIRST, QUIET, Coalescing
 from fleet_operator.plan.model import (
     CreatePod,
     CreateService,
@@ -19,7 +19,7 @@ from fleet_operator.plan.model import (
     Event,
     Plan,
 )
-from tests.support.jobs import job
+from tests.support.jobs import job, manifest
 
 if TYPE_CHECKING:
     from fleet_operator.plan.model import Action
@@ -29,7 +29,7 @@ PENDING = FleetJobStatus(state=JobState.PENDING, trainers="0/2")
 ONE_RUNS = FleetJobStatus(state=JobState.PENDING, trainers="1/2")
 RUNNING = FleetJobStatus(state=JobState.RUNNING, trainers="2/2")
 SAID = Event("Warning", "NameTaken", "another has the name")
-CREATIONS = (CreateService({}), EnsureObject({}), CreatePod({}))
+CREATIONS = (CreateService({}), CreatePod({}))
 
 
 class Waiting:
@@ -37,6 +37,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self.coalescing = Coalescing()
+        self.job = job()
         self.written = FleetJobStatus()
 
     def wait(
@@ -48,7 +49,7 @@ class Waiting:
         urgent: bool = False,
     ) -> timedelta | None:
         plan = Plan(status=status, actions=actions, events=events, urgent=urgent)
-        return self.coalescing.wait(KEY, job().with_status(self.written), plan, seconds)
+        return self.coalescing.wait(KEY, self.job.with_status(self.written), plan, seconds)
 
 
 @pytest.fixture
@@ -78,6 +79,8 @@ def test_of_the_first_replicas_that_run_is_told_within_half_a_second_at_most(wai
     [
         pytest.param(PENDING, (DeletePod("digits-trainer-0", "u0"),), (), id="pods-that-go"),
         pytest.param(PENDING, (DeleteService("digits"),), (), id="a-service-that-goes"),
+        pytest.param(PENDING, (EnsureObject({}), *CREATIONS), (), id="what-may-outlive-the-job"),
+        pytest.param(PENDING, (CreatePod({}),) * (FEW + 1), (), id="many-pods"),
         pytest.param(PENDING, CREATIONS, (SAID,), id="something-to-tell"),
         pytest.param(FleetJobStatus(state=JobState.SUSPENDED), (), (), id="a-job-that-is-held"),
         pytest.param(FleetJobStatus(state=JobState.FAILED), (), (), id="a-job-that-can-never-run"),
@@ -87,6 +90,25 @@ def test_any_other_first_status_goes_first(
     waiting: Waiting, status: FleetJobStatus, actions: tuple[Action, ...], events: tuple[Event, ...]
 ):
     assert waiting.wait(0, status, *actions, events=events, urgent=True) is None
+
+
+def test_where_the_number_of_trainers_may_change_the_status_remembers_it_before_there_are_any(
+    waiting: Waiting,
+):
+    waiting.job = job(manifest(trainer={"replicas": 2, "minReplicas": 1, "maxReplicas": 3}))
+    assert waiting.wait(0, PENDING, *CREATIONS, urgent=True) is None
+
+
+def test_a_status_that_waited_in_vain_waits_no_longer(waiting: Waiting):
+    waiting.wait(0, PENDING, *CREATIONS, urgent=True)
+    waiting.coalescing.hurry(KEY)
+    assert waiting.wait(0.1, PENDING, *CREATIONS, urgent=True) is None
+
+
+def test_a_status_that_could_not_be_written_does_not_wait_again(waiting: Waiting):
+    waiting.wait(0, PENDING, *CREATIONS, urgent=True)
+    for seconds in (1, 1.1):
+        assert waiting.wait(seconds, PENDING, urgent=True) is None
 
 
 def test_a_status_that_there_is_goes_before_what_is_created(waiting: Waiting):

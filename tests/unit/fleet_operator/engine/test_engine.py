@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet_operator.api import FleetJobStatus
+from fleet_operator.api import FleetJobStatus, JobState
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.engine import Engine, Observer, Result
 from fleet_operator.engine import engine as engine_module
@@ -134,6 +134,20 @@ async def test_new_jobs_leave_most_of_the_workers_to_those_that_are_known():
         cluster.open.set()
         await passes.until(lambda: len(passes.results) == 6)
     assert sorted(cluster.entered) == [f"job-{index}" for index in range(5)]
+
+
+async def test_a_job_that_has_a_status_is_no_new_one():
+    cluster = Gate()
+    keys = [
+        cluster.add(job(manifest(f"job-{index}")).with_status(FleetJobStatus(state=JobState.RUNNING)))
+        for index in range(4)
+    ]
+    engine = Engine(cluster, workers=4, decide=act)
+    async with running(engine):
+        for key in keys:
+            engine.enqueue(key)
+        await cluster.until_entered(*(f"job-{index}" for index in range(4)))
+        cluster.open.set()
 
 
 async def test_one_worker_thread_does_not_scale():

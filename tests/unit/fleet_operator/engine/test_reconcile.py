@@ -150,6 +150,21 @@ async def test_what_a_status_tells_whose_write_was_not_answered_is_told_once_it_
     assert fixture.cluster.done == [STARTED]
 
 
+async def test_whichever_try_arrived_is_told(fixture: Fixture):
+    first = FleetJobStatus(state=JobState.RUNNING, start_time=fixture.clock.now())
+    again = Event("Normal", "Started", "a second later")
+    fixture.cluster.unanswered = ApiError(0, "NoAnswer", "no answer")
+    for plan in (Plan(status=first, events=(STARTED,)), Plan(status=RUNNING, events=(again,))):
+        fixture.plan = plan
+        with pytest.raises(ApiError):
+            await fixture.reconcile()
+    fixture.cluster.unanswered = None
+    fixture.cluster.add(job().with_status(first))
+    fixture.plan = Plan(status=first)
+    await fixture.reconcile()
+    assert fixture.cluster.done == [STARTED]
+
+
 @pytest.mark.parametrize(
     "another",
     [
@@ -204,6 +219,24 @@ async def test_a_job_gets_its_first_status_with_its_pods_or_soon_after(fixture: 
     fixture.plan = Plan(status=PENDING)
     assert await fixture.reconcile() == Outcome(Result.DONE)
     assert fixture.cluster.done == [*created, PENDING]
+
+
+async def test_a_refusal_is_not_kept_from_the_first_status(fixture: Fixture):
+    fixture.cluster.refuse = ApiError(403, "Forbidden", "exceeded quota")
+    fixture.plan = Plan(status=PENDING, actions=pods(2))
+    assert (await fixture.reconcile()).result is Result.FAILED
+    await fixture.reconcile()
+    assert PENDING in fixture.cluster.done
+
+
+async def test_a_first_status_that_is_refused_is_tried_again_as_a_failure(fixture: Fixture):
+    fixture.plan = Plan(status=PENDING, actions=pods(2))
+    await fixture.reconcile()
+    fixture.clock.seconds = FIRST.total_seconds()
+    fixture.cluster.unanswered = ApiError(403, "Forbidden", "no right to it")
+    for _ in range(2):
+        with pytest.raises(ApiError):
+            await fixture.reconcile()
 
 
 async def test_another_job_of_the_same_name_waits_as_long(fixture: Fixture):
