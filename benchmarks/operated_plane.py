@@ -24,10 +24,10 @@ __all__ = ["JOBS", "PODS", "SLOW_SECONDS", "OperatedPlane", "Used", "submit"]
 SLOW_SECONDS = 1200.0
 """Longer than anything takes that is waited for."""
 
-QUIET_CORES = 0.25
+AT_REST_CORES = 0.25
 """What a control plane takes at most for which there is nothing to do."""
 
-QUIET_SECONDS = 2
+AT_REST_SECONDS = 2
 """For how long it must take no more."""
 
 SUBMITTED_AT_ONCE = 16
@@ -92,14 +92,21 @@ class OperatedPlane:
             self.operator.stop()
         self.plane.stop()
 
-    async def until_quiet(self) -> None:
+    async def until_at_rest(self) -> None:
         """Wait until the control plane has done with what was there before: it cleans up for a while."""
-        quiet = 0
-        async with asyncio.timeout(SLOW_SECONDS):
-            while quiet < QUIET_SECONDS:
-                before = self.cpu_seconds()
-                await asyncio.sleep(1)
-                quiet = quiet + 1 if self.cpu_seconds() - before < QUIET_CORES else 0
+        quiet, taken = 0, 0.0
+        try:
+            async with asyncio.timeout(SLOW_SECONDS):
+                while quiet < AT_REST_SECONDS:
+                    before = self.cpu_seconds()
+                    await asyncio.sleep(1)
+                    taken = self.cpu_seconds() - before
+                    quiet = quiet + 1 if taken < AT_REST_CORES else 0
+        except TimeoutError:
+            raise SystemExit(
+                f"the control plane takes {taken:.2f} cores after {SLOW_SECONDS:g} s without work;"
+                f" expected less than {AT_REST_CORES:g}: end what else uses it, and start again"
+            ) from None
 
     def cpu_seconds(self) -> float:
         """Return how much CPU etcd, the API server, its controllers, the scheduler and kwok have taken."""

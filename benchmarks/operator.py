@@ -52,7 +52,7 @@ async def burst(plane: OperatedPlane, system: str, namespace: str, num_jobs: int
         Watched(client, PODS.format(namespace)).watching() as pods,
         Watched(client, JOBS.format(namespace)).watching() as jobs,
     ):
-        await plane.until_quiet()
+        await plane.until_at_rest()
         before, calls = await plane.used(), plane.audit.calls()
         taken, started = plane.cpu_seconds(), asyncio.get_running_loop().time()
         if system == "bare":

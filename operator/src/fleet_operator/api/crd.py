@@ -95,7 +95,7 @@ def _object_schema() -> dict[str, Any]:
     spec = _structural(FleetJobSpec.model_json_schema(mode="validation"))
     status = _structural(FleetJobStatus.model_json_schema(mode="validation"), with_defaults=False)
     # Only the operator writes it, and writes it whole: to note who has set which of its fields would make
-    # each job by a fifth larger, and each write of its status dearer.
+    # each job larger, and each write of its status dearer.
     status["x-kubernetes-map-type"] = "atomic"
     for rule in (*RULES, *IMMUTABLE, *CHANGES):
         for validation in rule.validations():

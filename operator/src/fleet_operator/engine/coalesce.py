@@ -27,7 +27,7 @@ QUIET = timedelta(seconds=2)
 FIRST = timedelta(seconds=0.75)
 """How long a job may have pods and no status yet: where it runs by then, one write tells of both."""
 
-FEW = 32
+MOST_OBJECTS = 32
 """How many objects may be made before the first status, so that it is not late because of them."""
 
 
@@ -79,13 +79,12 @@ def _only_counts(plan: Plan) -> bool:
 
 
 def _only_begins(job: FleetJob, plan: Plan) -> bool:
-    """Whether a job's first plan does nothing that needs to be remembered, and tells nobody anything.
-
-    How many trainers its pods were told of does, where that may change: the status remembers it.
-    """
+    """Whether a job's first plan does nothing that needs to be remembered, and tells nobody anything."""
     creates = all(isinstance(action, CreatePod | CreateService) for action in plan.actions)
-    few = len(plan.actions) <= FEW and job.spec.trainer.max_replicas is None
-    return creates and few and plan.status.state is JobState.PENDING and not plan.events
+    few = len(plan.actions) <= MOST_OBJECTS
+    # Where it may change, the status remembers how many trainers the pods were told of.
+    number_is_fixed = job.spec.trainer.max_replicas is None
+    return creates and few and number_is_fixed and plan.status.state is JobState.PENDING and not plan.events
 
 
 def _tell_of_as_many(one: FleetJobStatus, other: FleetJobStatus) -> bool:

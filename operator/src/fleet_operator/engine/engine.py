@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NEW = 1 / 4
+SHARE_OF_NEW_JOBS = 1 / 4
 """Which part of the workers may be at new jobs.
 
 Pods that are made faster than a scheduler places them run no sooner, and more has to be told of them.
@@ -90,7 +90,7 @@ class Engine:
         self._known: set[Key] = set()
         # What has pods is not to tell late of them because many jobs come at once and have none yet.
         self._queue: WorkQueue[Key] = WorkQueue(
-            ahead=self._has_begun, others_at_once=max(1, round(workers * NEW))
+            ahead=self._has_begun, others_at_once=max(1, round(workers * SHARE_OF_NEW_JOBS))
         )
         self._news: dict[Key, float] = {}  # since when there has been news that no pass has looked at
         self._wake = asyncio.Event()

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 UNSEEN_WRITE = timedelta(seconds=5)
 """When to look again at a job whose own writes have not been seen; seeing them enqueues it earlier."""
 
-TRIES = 8
+REMEMBERED_TRIES = 8
 """How many writes of a status are remembered of which none was answered well."""
 
 AT_ONCE = 16
@@ -141,7 +141,7 @@ class Reconciler:
         if untold is None or (untold.uid, untold.before) != (job.metadata.uid, job.status):
             untold = _Untold(job.metadata.uid, job.status, ())
         # What is tried again and again tells the same: the first tries and the last one are enough.
-        tries = (*untold.tries[: TRIES - 1], (plan.status, plan.events))
+        tries = (*untold.tries[: REMEMBERED_TRIES - 1], (plan.status, plan.events))
         self._untold[key] = replace(untold, tries=tries)
 
     async def _tell_late(self, key: Key) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from fleet_operator.api import FleetJobStatus, JobState
 from fleet_operator.cluster.interface import Key
-from fleet_operator.engine.coalesce import COUNTS, FEW, FIRST, QUIET, Coalescing
+from fleet_operator.engine.coalesce import COUNTS, FIRST, MOST_OBJECTS, QUIET, Coalescing
 from fleet_operator.plan.model import (
     CreatePod,
     CreateService,
@@ -80,7 +80,7 @@ def test_of_the_first_replicas_that_run_is_told_within_half_a_second_at_most(wai
         pytest.param(PENDING, (DeletePod("digits-trainer-0", "u0"),), (), id="pods-that-go"),
         pytest.param(PENDING, (DeleteService("digits"),), (), id="a-service-that-goes"),
         pytest.param(PENDING, (EnsureObject({}), *CREATIONS), (), id="what-may-outlive-the-job"),
-        pytest.param(PENDING, (CreatePod({}),) * (FEW + 1), (), id="many-pods"),
+        pytest.param(PENDING, (CreatePod({}),) * (MOST_OBJECTS + 1), (), id="many-pods"),
         pytest.param(PENDING, CREATIONS, (SAID,), id="something-to-tell"),
         pytest.param(FleetJobStatus(state=JobState.SUSPENDED), (), (), id="a-job-that-is-held"),
         pytest.param(FleetJobStatus(state=JobState.FAILED), (), (), id="a-job-that-can-never-run"),
