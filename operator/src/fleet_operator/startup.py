@@ -9,6 +9,7 @@ taken back from kopf when it is ready, so that passes under way and open connect
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -41,6 +42,9 @@ logger = logging.getLogger("fleet_operator.startup")  # also when it is run as a
 AGAIN_SECONDS = 1.0
 """How long to wait after a term that ended by itself."""
 
+COLLECTIONS = (10_000, 20, 20)
+"""After how many new containers the youngest are collected, and how many collections later the elder."""
+
 
 def run_operator(environ: Mapping[str, str] | None = None) -> int:
     """Run the operator until SIGTERM or SIGINT; return the process's exit status.
@@ -58,6 +62,7 @@ def run_operator(environ: Mapping[str, str] | None = None) -> int:
         print(f"fleetjob operator: {error}", file=sys.stderr)
         return 2
     configure_logging(settings.log_level, settings.log_format)
+    _collect_rarely()
     try:
         return uvloop.run(Operator(settings, connection).run())
     except Exception:
@@ -183,6 +188,17 @@ class Operator:
         if self._term is not None:
             return self._term.waiting()
         return "the term has not begun" if self._election.leads else None
+
+
+def _collect_rarely() -> None:
+    """Leave what was imported out of every garbage collection, and have fewer of them.
+
+    Almost nothing of what is known of jobs is part of a cycle, and it would be walked through again and again
+    while it grows: a tenth of the time that a burst of jobs takes, and halts that a thousand jobs make long.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTIONS)
 
 
 def _catch_signals(stop: asyncio.Event) -> None:

@@ -63,7 +63,7 @@ class Term:
         )
         now = SystemClock().now
         self._progress = ProgressReader(
-            lambda: targets(self._view, now()),
+            lambda is_due: targets(self._view, now(), is_due),
             self._view.notify,
             now=now,
             on_read=lambda answered: metrics.progress_read(answered=answered),

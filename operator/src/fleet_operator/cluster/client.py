@@ -191,7 +191,7 @@ class ApiClient:
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
-        data = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        data = None if body is None else _encode(body, content_type)
         if verb != "GET" and self._before_write is not None:
             await self._before_write()
         started, status, retry_after = time.monotonic(), 0, ""
@@ -294,6 +294,11 @@ def _error(status: int, answer: bytes, retry_after: str = "") -> ApiError:
     except (ValueError, AttributeError):  # a proxy answered, not the API server
         reason, message = "", answer[:300].decode(errors="replace")
     return ApiError(status, reason, message, retry_after_seconds=wait)
+
+
+def _encode(body: Mapping[str, Any], content_type: str) -> bytes:
+    # An applied manifest is read as YAML, which knows fewer characters than JSON: ASCII is safe.
+    return json.dumps(body).encode() if content_type == APPLY_PATCH else orjson.dumps(body)
 
 
 def _resource(path: str) -> str:
