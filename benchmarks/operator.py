@@ -14,11 +14,11 @@ pods, and the others are suspended, because twenty thousand pods take long to co
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from http import HTTPStatus
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -30,12 +30,14 @@ from benchmarks.bare_client import NUM_PODS, NUM_REPLICAS
 from benchmarks.goals import judge
 from benchmarks.operated_plane import JOBS, PODS, SLOW_SECONDS, OperatedPlane, submit
 from benchmarks.watched import Watched, behind
-from fleet_operator.cluster.client import ApiClient, ApiError
+from fleet_operator.cluster.client import ApiClient
 
 __all__ = ["main"]
 
 IDLE_SECONDS = 60.0
 ENDED_AT_ONCE = 16
+"""How many pods are about to end at one time."""
+
 COALESCED_SECONDS = 3.0
 """Longer than the operator keeps back a status in which only counts have changed."""
 
@@ -62,7 +64,7 @@ async def burst(plane: OperatedPlane, system: str, namespace: str, num_jobs: int
         await pods.until("Running", NUM_PODS * num_jobs, seconds=SLOW_SECONDS)
         found = speeds(pods.first, started) | {"control_plane_cpu_s": plane.cpu_seconds() - taken}
         if system == "fleet":
-            await _finish(client, namespace, jobs, num_jobs)
+            await _finish(client, namespace, pods, jobs, num_jobs)
             await asyncio.sleep(COALESCED_SECONDS)
             await plane.until_idle(known=num_jobs)
             after = await plane.used()
@@ -132,30 +134,39 @@ def _writes(calls: "Mapping[str, int]") -> int:
     return sum(number for call, number in calls.items() if is_write(call) and not call.endswith(" leases"))
 
 
-async def _finish(client: ApiClient, namespace: str, jobs: Watched, num_jobs: int) -> None:
-    """Let all trainers end, and once a job has succeeded its servers, which exit by themselves then."""
-    slots = asyncio.Semaphore(ENDED_AT_ONCE)
+async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watched, num_jobs: int) -> None:
+    """Let all trainers end, and once a job has succeeded its servers, which exit by themselves then.
 
-    async def end(job: str, role: str, index: int) -> None:
+    Who ends, ends soon: kwok takes its time for pods, so no more are told to than it has at hand.
+    """
+    waiting = asyncio.PriorityQueue[tuple[int, str]]()
+    for job in jobs.first:
+        for index in range(NUM_REPLICAS):
+            waiting.put_nowait((1, f"{job}-trainer-{index}"))
+
+    async def end() -> None:
         patch = {"metadata": {"annotations": {"fleet.test/exit-code": "0"}}}
-        async with slots:
-            try:
-                await client.merge_patch(f"{PODS.format(namespace)}/{job}-{role}-{index}", patch)
-            except ApiError as error:
-                if role == "trainer" or error.status != HTTPStatus.NOT_FOUND:
-                    raise  # else the operator has cleaned the server up, as it took long to get here
+        while True:
+            _, pod = await waiting.get()
+            await client.merge_patch(f"{PODS.format(namespace)}/{pod}", patch)
+            await pods.until_one(pod, "Succeeded", seconds=SLOW_SECONDS)
+            waiting.task_done()
 
-    async def end_all(names: Iterable[str], role: str) -> None:
-        await asyncio.gather(*(end(name, role, index) for name in names for index in range(NUM_REPLICAS)))
-
-    served: set[str] = set()
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(end_all(list(jobs.first), "trainer"))
+    async def end_servers() -> None:
+        served: set[str] = set()
         while len(served) < num_jobs:
             await jobs.until("Succeeded", len(served) + 1, seconds=SLOW_SECONDS)
             succeeded = {name for name, seen in jobs.first.items() if "Succeeded" in seen} - served
-            tasks.create_task(end_all(succeeded, "pserver"))
             served |= succeeded
+            for job, index in itertools.product(succeeded, range(NUM_REPLICAS)):
+                waiting.put_nowait((0, f"{job}-pserver-{index}"))  # it does not wait for other jobs' trainers
+        await waiting.join()
+
+    async with asyncio.TaskGroup() as group:
+        ending = [group.create_task(end()) for _ in range(ENDED_AT_ONCE)]
+        await end_servers()
+        for task in ending:
+            task.cancel()
 
 
 def speeds(pods: Mapping[str, Mapping[str, float]], started: float) -> dict[str, float]:

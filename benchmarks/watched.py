@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -55,19 +55,29 @@ class Watched:
         SystemExit
             That did not happen in time, or the watch has ended.
         """
+        await self._until(
+            lambda: self._numbers[phase] >= number,
+            lambda: f"{self._numbers[phase]} of {number} were {phase}",
+            seconds,
+        )
+        return sorted(seen[phase] for seen in self.first.values() if phase in seen)
+
+    async def until_one(self, name: str, phase: str, *, seconds: float) -> None:
+        """Wait until one object has been in a phase; raise as `until` does."""
+        await self._until(
+            lambda: phase in self.first.get(name, {}), lambda: f"{name} was not {phase}", seconds
+        )
+
+    async def _until(self, is_so: Callable[[], bool], found: Callable[[], str], seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                while self._numbers[phase] < number:
+                while not is_so():
                     if self._ended is not None:
                         raise SystemExit(f"the watch of {self._path} has ended: {self._ended!r}")
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            found = self._numbers[phase]
-            raise SystemExit(
-                f"{self._path}: {found} of {number} were {phase} after {seconds:g} s; is the machine busy?"
-            ) from None
-        return sorted(seen[phase] for seen in self.first.values() if phase in seen)
+            raise SystemExit(f"{self._path}: {found()} after {seconds:g} s; is the machine busy?") from None
 
     async def _watch(self) -> None:
         """Watch until cancelled; a watch that the server ends goes on where it was."""
