@@ -22,6 +22,7 @@ from fleet.program import Program
 from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker, share_of_files
 from fleet.strategy import DistributedStrategy
 from fleet.transpiler import DistributeTranspiler
+from fleet.without_dynamo import defer_dynamo
 
 if TYPE_CHECKING:
     from fleet.parameter_server.server import Server
@@ -86,6 +87,7 @@ class Fleet(Saving):
         Settings.from_environ(os.environ)  # a malformed variable is found here, not after minutes
         self._role = role
         lifecycle.start(role)
+        defer_dynamo()
 
     def is_worker(self) -> bool:
         """Whether this process trains."""

@@ -1,0 +1,96 @@
+"""A process that compiles nothing does not pay for TorchDynamo; one that does has torch's own optimizers."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROLOGUE = """
+import sys
+
+import torch
+
+from fleet.without_dynamo import defer_dynamo, step
+
+defer_dynamo()
+layer = torch.nn.Linear(2, 1)
+"""
+
+NOTHING_COMPILES = """
+KINDS = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "NAdam", "Rprop", "Muon")
+
+
+def train(kind, step):
+    weight = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
+    optimizer = getattr(torch.optim, kind)([weight], lr=0.1)
+    for scale in (1.0, -2.0, 3.0):
+        optimizer.zero_grad()
+        (scale * weight.square()).sum().backward()
+        step(optimizer)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.add_param_group({"params": [torch.zeros(1, 1, requires_grad=True)]})
+    assert len(optimizer.param_groups) == 2
+    optimizer.zero_grad(set_to_none=False)
+    assert not weight.grad.any()
+    return weight.detach()
+
+
+direct = [train(kind, step) for kind in KINDS]
+assert "torch._dynamo" not in sys.modules
+usual = [train(kind, lambda optimizer: optimizer.step()) for kind in KINDS]
+assert "torch._dynamo" in sys.modules
+assert all(torch.equal(one, other) for one, other in zip(direct, usual, strict=True))
+"""
+
+COMPILED_LATER = """
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+graphs = []
+
+
+def count(graph, _):
+    graphs.append(graph)
+    return graph.forward
+
+
+@torch.compile(backend=count)
+def work(x):
+    y = x * 2
+    optimizer.zero_grad()
+    return y + 1
+
+
+layer(torch.ones(4, 2)).sum().backward()
+assert work(torch.ones(3)).tolist() == [3.0, 3.0, 3.0]
+assert all(parameter.grad is None for parameter in layer.parameters())
+assert len(graphs) == 2, "zero_grad is left out, and so parts the graph in two"
+"""
+
+OF_THE_USERS_OWN = """
+class Own(torch.optim.SGD):
+    def step(self, closure=None):
+        print("stepped its own way")
+        super().step(closure)
+
+
+layer(torch.ones(4, 2)).sum().backward()
+before = layer.bias.item()
+step(Own(layer.parameters(), lr=0.1))
+assert layer.bias.item() != before
+"""
+
+
+def run(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], timeout=120, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("then", [NOTHING_COMPILES, COMPILED_LATER], ids=["never", "later"])
+def test_optimizers_work_whether_or_not_something_is_compiled(then: str):
+    run(PROLOGUE + then)
+
+
+def test_a_class_of_the_users_own_steps_as_it_says():
+    assert run(PROLOGUE + OF_THE_USERS_OWN) == "stepped its own way\n"
