@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.dense_memory --json`` trains the model of 25 million parameters with two trainers, and
 prints the peak of each process once everybody has begun: of a server without what a process with nothing but
-the imports has, of a trainer without what one that only computes has. Once over TCP and once through shared
-memory, each page of which counts in equal parts for the processes that have it mapped.
+the imports has, of a trainer without what one with the same imports has that only computes. Once over TCP and
+once through shared memory, each page of which counts in equal parts for the processes that have it mapped.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def report(
     ours : sequence of int
         The peaks of our servers and trainers.
     computing : int
-        That of a trainer that only computes.
+        That of a trainer that only computes, with the same imports.
     imports : int
         That of a process that has only imported.
     """
@@ -89,7 +89,7 @@ def report(
 def run() -> dict[str, Any]:
     """Measure one and two servers, with each transport."""
     (imports,) = peaks(Running("imports", Shape(0, 1, WIDTHS)))
-    computing = max(peaks(Running("compute", Shape(0, NUM_TRAINERS, WIDTHS))))
+    computing = max(peaks(Running("alone", Shape(0, NUM_TRAINERS, WIDTHS))))
     rows = []
     for system, num_servers in product(TRANSPORTS, (1, 2)):
         ours = peaks(Running(system, Shape(num_servers, NUM_TRAINERS, WIDTHS)))

@@ -19,6 +19,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -29,8 +30,8 @@ from benchmarks.audit import is_write, leases
 from benchmarks.bare_client import NUM_PODS, NUM_REPLICAS
 from benchmarks.goals import judge
 from benchmarks.operated_plane import JOBS, PODS, SLOW_SECONDS, OperatedPlane, submit
-from benchmarks.watched import Watched, behind
-from fleet_operator.cluster.client import ApiClient
+from benchmarks.watched import GONE, Watched, behind
+from fleet_operator.cluster.client import ApiClient, ApiError
 
 __all__ = ["main"]
 
@@ -137,7 +138,7 @@ def _writes(calls: "Mapping[str, int]") -> int:
 async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watched, num_jobs: int) -> None:
     """Let all trainers end, and once a job has succeeded its servers, which exit by themselves then.
 
-    Who ends, ends soon: kwok takes its time for pods, so no more are told to than it has at hand.
+    At most ENDED_AT_ONCE pods are told to end before they have, so that none waits for long in kwok's queue.
     """
     waiting = asyncio.PriorityQueue[tuple[int, str]]()
     for job in jobs.first:
@@ -148,11 +149,15 @@ async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watche
         patch = {"metadata": {"annotations": {"fleet.test/exit-code": "0"}}}
         while True:
             _, pod = await waiting.get()
-            await client.merge_patch(f"{PODS.format(namespace)}/{pod}", patch)
-            await pods.until_one(pod, "Succeeded", seconds=SLOW_SECONDS)
+            try:
+                await client.merge_patch(f"{PODS.format(namespace)}/{pod}", patch)
+                await pods.until_one(pod, "Succeeded", GONE, seconds=SLOW_SECONDS)
+            except ApiError as error:
+                if error.status != HTTPStatus.NOT_FOUND or "-pserver-" not in pod:
+                    raise  # else the operator has cleaned the server up, as it took long to get here
             waiting.task_done()
 
-    async def end_servers() -> None:
+    async def end_servers_too() -> None:
         served: set[str] = set()
         while len(served) < num_jobs:
             await jobs.until("Succeeded", len(served) + 1, seconds=SLOW_SECONDS)
@@ -164,7 +169,7 @@ async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watche
 
     async with asyncio.TaskGroup() as group:
         ending = [group.create_task(end()) for _ in range(ENDED_AT_ONCE)]
-        await end_servers()
+        await end_servers_too()
         for task in ending:
             task.cancel()
 

@@ -44,15 +44,21 @@ class System:
 
 
 def _loop(
-    model: nn.Module, optimizer: torch.optim.Optimizer, config: Config, *, to_none: bool = True
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: Config,
+    *,
+    to_none: bool = True,
+    advance: Callable[[], object] | None = None,
 ) -> Step:
-    """Return the usual training step."""
+    """Return the usual training step, which ends with ``optimizer.step()`` or with something in its place."""
     inputs, labels = batch(config.index, config.widths)
+    advance = advance or optimizer.step
 
     def step(size: int) -> None:
         optimizer.zero_grad(set_to_none=to_none)
         nn.functional.cross_entropy(model(inputs[:size]), labels[:size]).backward()
-        optimizer.step()
+        advance()
 
     return step
 
@@ -66,11 +72,25 @@ def compute_trainer(config: Config) -> tuple[Step, End]:
 def imports_trainer(config: Config) -> tuple[Step, End]:
     """Nothing at all, but for the imports that every process of ours has."""
     del config
+    _import_fleet()
+    torch.optim.SGD([torch.zeros(1)], lr=LEARNING_RATE)
+    return lambda _: None, lambda: None
+
+
+def alone_trainer(config: Config) -> tuple[Step, End]:
+    """No communication, but the imports that every process of ours has: what its memory is compared with."""
+    _import_fleet()
+    from fleet.without_dynamo import step_directly
+
+    model = nn.Sequential(*build_layers(config.widths))
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    return _loop(model, optimizer, config, advance=lambda: step_directly(optimizer)), lambda: None
+
+
+def _import_fleet() -> None:
     import fleet.parameter_server
 
     assert fleet.parameter_server.fleet is not None
-    torch.optim.SGD([torch.zeros(1)], lr=LEARNING_RATE)
-    return lambda _: None, lambda: None
 
 
 def ddp_trainer(config: Config) -> tuple[Step, End]:
@@ -216,6 +236,7 @@ def rpc_serve(config: Config) -> None:
 SYSTEMS = {
     "compute": System(compute_trainer),
     "imports": System(imports_trainer),
+    "alone": System(alone_trainer),
     "ddp": System(ddp_trainer),
     "rpc": System(rpc_trainer, rpc_serve),
     "grpc": System(grpc_stream.trainer, grpc_stream.serve),

@@ -10,7 +10,10 @@ from typing import Any, Self
 
 from fleet_operator.cluster.client import ApiClient
 
-__all__ = ["Behind", "Watched", "behind"]
+__all__ = ["GONE", "Behind", "Watched", "behind"]
+
+GONE = "Gone"
+"""As a phase: the object was deleted."""
 
 SILENCE_SECONDS = 120.0
 
@@ -62,10 +65,12 @@ class Watched:
         )
         return sorted(seen[phase] for seen in self.first.values() if phase in seen)
 
-    async def until_one(self, name: str, phase: str, *, seconds: float) -> None:
-        """Wait until one object has been in a phase; raise as `until` does."""
+    async def until_one(self, name: str, *phases: str, seconds: float) -> None:
+        """Wait until one object has been in one of some phases; raise as `until` does."""
         await self._until(
-            lambda: phase in self.first.get(name, {}), lambda: f"{name} was not {phase}", seconds
+            lambda: any(phase in self.first.get(name, {}) for phase in phases),
+            lambda: f"{name} was not {' or '.join(phases)}",
+            seconds,
         )
 
     async def _until(self, is_so: Callable[[], bool], found: Callable[[], str], seconds: float) -> None:
@@ -99,14 +104,14 @@ class Watched:
         if kind == "ERROR":
             raise RuntimeError(item.get("message", "an error without a message"))
         if kind != "BOOKMARK":
-            self._note(item["metadata"]["name"], item.get("status", {}))
+            self._note(item["metadata"]["name"], item.get("status", {}), gone=kind == "DELETED")
         version: str = item["metadata"]["resourceVersion"]
         return version
 
-    def _note(self, name: str, status: Mapping[str, Any]) -> None:
+    def _note(self, name: str, status: Mapping[str, Any], *, gone: bool) -> None:
         now = asyncio.get_running_loop().time()
         seen = self.first.setdefault(name, {})
-        for phase in ("Seen", status.get("phase") or status.get("state")):
+        for phase in ("Seen", status.get("phase") or status.get("state"), GONE if gone else None):
             if phase is not None and phase not in seen:
                 seen[phase] = now
                 self._numbers[phase] += 1

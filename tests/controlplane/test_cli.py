@@ -96,6 +96,18 @@ async def test_submit_gives_up_waiting_after_its_timeout_and_the_job_goes_on(
     await namespace.until_state("digits", "Running")
 
 
+async def test_submit_takes_characters_of_every_kind(
+    fleetjob: Fleetjob, namespace: Namespace, here: tuple[str, str], write: Callable[..., str]
+):
+    text = "grün 日本 🚀"
+    document = manifest()
+    document["metadata"]["annotations"] = {"example.com/note": text}
+    submitted = await fleetjob("submit", "-f", write(document), *here)
+    assert (submitted.status, submitted.err) == (0, "")
+    found = await namespace.get("fleetjobs", "digits")
+    assert found["metadata"]["annotations"]["example.com/note"] == text
+
+
 async def test_submit_changes_what_may_change_and_tells_what_may_not(
     fleetjob: Fleetjob, control_plane: ControlPlane, here: tuple[str, str], write: Callable[..., str]
 ):

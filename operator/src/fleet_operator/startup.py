@@ -42,7 +42,7 @@ logger = logging.getLogger("fleet_operator.startup")  # also when it is run as a
 AGAIN_SECONDS = 1.0
 """How long to wait after a term that ended by itself."""
 
-COLLECTIONS = (10_000, 20, 20)
+COLLECTIONS = (5_000, 10, 10)
 """After how many new containers the youngest are collected, and how many collections later the elder."""
 
 
@@ -194,7 +194,7 @@ def _collect_rarely() -> None:
     """Leave what was imported out of every garbage collection, and have fewer of them.
 
     Almost nothing of what is known of jobs is part of a cycle, and it would be walked through again and again
-    while it grows: a tenth of the time that a burst of jobs takes, and halts that a thousand jobs make long.
+    while it grows, in halts that a thousand jobs make long.
     """
     gc.collect()
     gc.freeze()

@@ -40,6 +40,29 @@ def wait_for_all(count):
 """
 
 
+TRAIN = """
+import sys
+import torch
+from fleet.parameter_server import fleet
+
+fleet.init()
+model = torch.nn.Linear(4, 1)
+optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.01), model=model)
+if fleet.is_server():
+    fleet.init_server()
+    fleet.run_server()
+else:
+    fleet.init_worker()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(8, 4)).sum().backward()
+        optimizer.step()
+    fleet.stop_worker()
+print("torch._dynamo" in sys.modules)
+"""
+"""What each role of a small job does, and whether it has imported TorchDynamo then."""
+
+
 class Launched:
     """A launcher on a script of its own, in a folder of its own."""
 
@@ -101,6 +124,14 @@ def test_all_end_well_and_each_has_a_log(launch, tmp_path):
         "workerlog.1": "I am TRAINER1",
     }
     assert "worker 1" in out
+
+
+def test_who_compiles_nothing_does_without_torch_dynamo(launch, tmp_path):
+    launched = launch("fleet.launch_ps", TRAIN, *start_port(), "--server_num=1", "--worker_num=1")
+    status, _, err = launched.end(90)
+    assert (status, err) == (0, "")
+    for log in ("serverlog.0", "workerlog.0"):
+        assert (tmp_path / "logs" / log).read_text().endswith("False\n")
 
 
 def test_the_first_failure_stops_the_rest_with_all_their_children(launch):

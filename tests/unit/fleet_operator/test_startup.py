@@ -46,7 +46,8 @@ def test_a_mistake_of_its_own_ends_it_with_a_traceback_in_the_log(
         raise ZeroDivisionError
 
     monkeypatch.setattr(Operator, "run", fail)
-    monkeypatch.setattr(startup, "configure_logging", lambda *_: None)
+    for of_the_whole_process in ("configure_logging", "_collect_rarely"):
+        monkeypatch.setattr(startup, of_the_whole_process, lambda *_: None)
     config = tmp_path / "config"
     config.write_text(KUBECONFIG)
     assert run_operator({"KUBECONFIG": str(config)}) == 1

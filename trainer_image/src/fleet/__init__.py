@@ -4,6 +4,7 @@ Importing this package is cheap: a public name is imported from its module when 
 the modules that need torch import it.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,11 @@ if TYPE_CHECKING:
         PSDispatcher,
         RoundRobin,
     )
+
+if "torch" in sys.modules:  # a script that is about to build its optimizer, maybe long before fleet.init()
+    from fleet.without_dynamo import defer_dynamo
+
+    defer_dynamo()
 
 _MODULE_OF = {
     "TrainStatus": "fleet.checkpoint",

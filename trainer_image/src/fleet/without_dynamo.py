@@ -1,18 +1,17 @@
 """Optimizers without TorchDynamo, for as long as nothing compiles.
 
-The first optimizer of a process imports ``torch._dynamo``, only so that a compilation would leave it out. It
-takes seconds, and more than a hundred MiB, of each trainer and each server, most of which never compile.
+The first optimizer of a process imports ``torch._dynamo``, only so that compilations leave parts of it out.
+That takes much of the start, and much memory, of each trainer and server, most of which never compile.
 """
 
-import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-__all__ = ["defer_dynamo", "step"]
+__all__ = ["defer_dynamo", "step_directly"]
 
 METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 """What torch leaves out of compilations."""
@@ -30,29 +29,38 @@ def defer_dynamo() -> None:
     if "torch._dynamo" in sys.modules:
         return
     for name in METHODS:
-        function = getattr(getattr(Optimizer, name), "__wrapped__", None)
+        method = getattr(Optimizer, name)
+        function = getattr(method, "__wrapped__", None)
         if function is not None:
-            vars(function).setdefault(ATTRIBUTE, _until_imported(name, function))
+            vars(function).setdefault(ATTRIBUTE, _until_imported(method, function))
 
 
-def step(optimizer: Optimizer) -> None:
-    """Call ``optimizer.step()``; of one of torch's own classes, only the arithmetic, which imports nothing.
+def step_directly(optimizer: Optimizer) -> None:
+    """Step an optimizer that the runtime made itself: if by torch's own function, by that function alone.
 
-    Hooks around the step and a profiler's marks are left out, for optimizers that the runtime made itself.
+    Hooks around the step, a profiler's marks and the import are left out. What somebody else has put there,
+    as the ``step`` of a class of one's own, is called as it is.
     """
-    kind = type(optimizer)
-    if "torch._dynamo" in sys.modules or not kind.__module__.startswith("torch.optim."):
-        optimizer.step()
-    else:
+    layers = tuple(_layers(type(optimizer).step))
+    if all(layer.__globals__["__name__"].startswith("torch.") for layer in layers):
         with torch.set_grad_enabled(bool(optimizer.defaults.get("differentiable", False))):
-            inspect.unwrap(kind.step)(optimizer)
+            layers[-1](optimizer)
+    else:
+        optimizer.step()
 
 
-def _until_imported(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _layers(function: Any) -> Iterator[Any]:
+    """Give a function, what it wraps, what that wraps, and so on."""
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _until_imported(method: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
         vars(function).pop(ATTRIBUTE, None)
-        return getattr(Optimizer, name)(*args, **kwargs)
+        return method(*args, **kwargs)
 
     return call

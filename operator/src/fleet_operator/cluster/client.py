@@ -7,6 +7,7 @@ is the server's own sentence. Nothing is retried here: whoever asked knows what 
 from __future__ import annotations
 
 import json
+import re
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self
@@ -297,8 +298,14 @@ def _error(status: int, answer: bytes, retry_after: str = "") -> ApiError:
 
 
 def _encode(body: Mapping[str, Any], content_type: str) -> bytes:
-    # An applied manifest is read as YAML, which knows fewer characters than JSON: ASCII is safe.
-    return json.dumps(body).encode() if content_type == APPLY_PATCH else orjson.dumps(body)
+    if content_type == APPLY_PATCH:
+        # It is read as YAML, which wants some characters escaped, and knows no pairs of escapes for one.
+        text = json.dumps(body, ensure_ascii=False)
+        return re.sub("[\x7f-\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text).encode()
+    try:
+        return orjson.dumps(body)
+    except TypeError:  # an integer of more than 64 bits: the API server says what it thinks of that
+        return json.dumps(body).encode()
 
 
 def _resource(path: str) -> str:

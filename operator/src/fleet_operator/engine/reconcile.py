@@ -191,7 +191,9 @@ class Reconciler:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(AT_ONCE, len(actions))):
                 group.create_task(work())
-        return [(actions[number], refusal) for number, refusal in sorted(refused.items())]
+        told = [(actions[number], refusal) for number, refusal in sorted(refused.items())]
+        refused.clear()  # what a refusal was raised from holds this, and with it every manifest of the plan
+        return told
 
     async def _refused(self, key: Key, job: FleetJob, refused: Iterable[tuple[Action, Exception]]) -> Outcome:
         """Note what was refused. Conflicts only mean to look again; of anything else the first is told."""

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -70,6 +71,28 @@ async def test_a_body_goes_out_as_json_and_the_answer_comes_back():
             ("DELETE", "pods", 200),
             ("PUT", "fleetjobs/status", 200),
         ]
+
+
+async def test_an_integer_of_any_size_goes_out_for_the_server_to_judge():
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(text=f'{{"got": {json.dumps(await request.text())}}}')
+
+    async with served(handler) as (client, _):
+        assert await client.create(PODS, {"a": 10**20}) == {"got": '{"a": 100000000000000000000}'}
+
+
+async def test_an_applied_manifest_is_what_it_was_to_a_reader_of_yaml():
+    """Which takes escapes of 16 bits one by one, and refuses some characters that JSON has as they are."""
+    text = "grün \x7f\x85\u2028\ufeff 日本 \U0001f680"
+
+    async def handler(request: web.Request) -> web.Response:
+        sent = await request.text()
+        assert "\\ud83d" not in sent
+        return web.json_response({"got": yaml.safe_load(sent)})
+
+    async with served(handler) as (client, _):
+        answer = await client.apply(f"{PODS}/p", {"a": text}, manager="tests")
+        assert answer == {"got": {"a": text}}
 
 
 async def test_an_error_carries_the_servers_own_sentence():

@@ -313,6 +313,17 @@ def test_nobody_else_is_asked(one: FleetJob, pod: dict[str, Any]):
     assert list(targets(view_of(one, **pod), NOW)) == []
 
 
+def test_only_who_is_due_is_asked():
+    view, asked_of = view_of(running()), list[tuple[Key, str]]()
+
+    def is_due(job: Key, pod_uid: str) -> bool:
+        asked_of.append((job, pod_uid))
+        return False
+
+    assert list(targets(view, NOW, is_due)) == []
+    assert asked_of == [(KEY, "digits-trainer-0@0.0")]
+
+
 def test_a_pod_of_another_owner_is_not_asked():
     view = view_of(running())
     stranger = view_of(running().model_copy(update={"metadata": job(uid="other").metadata}))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -364,6 +366,21 @@ async def test_after_a_refusal_no_pod_is_begun_and_those_under_way_are_counted()
     assert slow.counted == ended
     told = Event("Warning", "ActionRefused", "CreatePod: exceeded quota of pods")  # the first in their order
     assert slow.cluster.done == [RUNNING, *ended, told, STARTED]
+
+
+async def test_nothing_of_a_refused_plan_is_kept(fixture: Fixture):
+    """A quota may refuse a large job for days, and each of its plans has a manifest for every replica."""
+    fixture.plan = Plan(status=RUNNING, actions=pods(2))
+    refusal = ApiError(403, "Forbidden", "exceeded quota")
+    refused, fixture.cluster.refuse = weakref.ref(refusal), refusal
+    del refusal
+    gc.disable()
+    try:
+        assert (await fixture.reconcile()).result is Result.FAILED
+        fixture.cluster.refuse = None
+        assert refused() is None
+    finally:
+        gc.enable()
 
 
 async def test_the_longest_wait_that_was_asked_for_counts_and_a_conflict_does_not_hide_it():

@@ -7,7 +7,7 @@ import torch
 
 from fleet.errors import TranspileError
 from fleet.program.optimizers import KERNEL_FLAGS, HyperParameter, build_optimizer
-from fleet.without_dynamo import step
+from fleet.without_dynamo import step_directly
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -73,5 +73,5 @@ def _train(
     optimizer = build_optimizer(optimizer_class, [weight], options)
     for grad in grads:
         weight.grad = grad.clone()
-        step(optimizer)
+        step_directly(optimizer)
     return weight.detach()

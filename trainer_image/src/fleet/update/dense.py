@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from fleet.errors import ConfigurationError
 from fleet.program.optimizers import build_optimizer
-from fleet.without_dynamo import step
+from fleet.without_dynamo import step_directly
 
 __all__ = ["DenseUpdate", "average_in_order"]
 
@@ -98,7 +98,7 @@ class DenseUpdate:
         self._optimizer.param_groups[0].update(hyper_parameters)
         self._value.grad = gradient
         try:
-            step(self._optimizer)
+            step_directly(self._optimizer)
         finally:
             self._value.grad = None
 
