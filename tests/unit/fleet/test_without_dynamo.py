@@ -94,6 +94,13 @@ def clipped(self, closure=None, usual=torch.optim.Adam.step):
 
 torch.optim.Adam.step = functools.update_wrapper(clipped, torch.optim.Adam.step)
 step_directly(torch.optim.Adam(layer.parameters()))
+
+
+class Counted(torch.optim.SGD):
+    step = functools.partialmethod(torch.optim.SGD.step, closure=lambda: print("its own closure"))
+
+
+step_directly(Counted(layer.parameters(), lr=0.1))
 """
 
 
@@ -111,4 +118,4 @@ def test_optimizers_work_whether_or_not_something_is_compiled(then: str):
 
 
 def test_what_somebody_has_put_around_a_step_is_called():
-    assert run(PROLOGUE + OF_THE_USERS_OWN) == "stepped its own way\nsomebody's own\n"
+    assert run(PROLOGUE + OF_THE_USERS_OWN) == "stepped its own way\nsomebody's own\nits own closure\n"

@@ -42,7 +42,7 @@ def step_directly(optimizer: Optimizer) -> None:
     as the ``step`` of a class of one's own, is called as it is.
     """
     layers = tuple(_layers(type(optimizer).step))
-    if all(layer.__globals__["__name__"].startswith("torch.") for layer in layers):
+    if all(_module_of(layer).startswith("torch.") for layer in layers):
         with torch.set_grad_enabled(bool(optimizer.defaults.get("differentiable", False))):
             layers[-1](optimizer)
     else:
@@ -54,6 +54,11 @@ def _layers(function: Any) -> Iterator[Any]:
     while function is not None:
         yield function
         function = getattr(function, "__wrapped__", None)
+
+
+def _module_of(function: Any) -> str:
+    """Return the module whose code a function is; what wraps another one may claim the other's."""
+    return str(getattr(function, "__globals__", {}).get("__name__", ""))
 
 
 def _until_imported(method: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
