@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import TYPE_CHECKING
 
 from aiohttp import web
@@ -47,9 +48,9 @@ class HttpServer:
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; return the port, which is another one if 0 was asked for."""
+        """Listen, on all interfaces for an empty host; return the port, another one if 0 was asked for."""
         await self._runner.setup()
-        await web.TCPSite(self._runner, host, port).start()
+        await web.SockSite(self._runner, _listening(host, port)).start()
         bound: int = self._runner.addresses[0][1]
         return bound
 
@@ -67,6 +68,15 @@ class HttpServer:
 
     async def _readyz(self, _: web.Request) -> web.Response:
         return _answer(self._problem() or self._waiting())
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; one for all interfaces does so by IPv6 as well, where there is any."""
+    if host:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
 
 
 def _answer(problem: str | None) -> web.Response:

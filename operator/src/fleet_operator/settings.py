@@ -74,7 +74,7 @@ class Settings:
     lease: str = "fleet-operator"
     lease_duration: timedelta = timedelta(seconds=15)
     identity: str = ""
-    http_host: str = "0.0.0.0"
+    http_host: str = ""
     http_port: int = 8080
     log_level: str = "info"
     log_format: str = "text"

@@ -137,7 +137,7 @@ class Operator:
             port = await self._server.start(settings.http_host, settings.http_port)
         except OSError as error:
             raise NotOpenedError(
-                f"FLEET_OPERATOR_HTTP_HOST {settings.http_host} and FLEET_OPERATOR_HTTP_PORT"
+                f"FLEET_OPERATOR_HTTP_HOST {settings.http_host or '(all)'} and FLEET_OPERATOR_HTTP_PORT"
                 f" {settings.http_port} cannot be served on: {error}"
             ) from error
         logger.info("serving /metrics, /healthz and /readyz on port %d", port)

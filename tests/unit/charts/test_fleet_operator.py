@@ -63,6 +63,17 @@ def test_the_chart_is_not_valid(helm):
             assert {"apiVersion", "kind", "metadata"} <= document.keys()
 
 
+def test_a_release_may_be_named_by_a_number_and_at_length(helm):
+    long = "n" * 63
+    sets = ("--set", f"fullnameOverride={long}", "--set", "metrics.serviceMonitor.enabled=true")
+    ended = helm_says(helm, "template", "2026", str(CHART), *sets)
+    assert ended.returncode == 0, ended.stderr
+    manifests = [each for each in yaml.safe_load_all(ended.stdout) if each]
+    labels = [each["metadata"].get("labels", {}) for each in manifests]
+    assert all(isinstance(value, str) for of_one in labels for value in of_one.values())
+    assert max(len(each["metadata"]["name"]) for each in manifests if each["kind"] == "Service") <= 63
+
+
 def test_lint_finds_nothing(helm):
     ended = helm_says(helm, "lint", "--strict", str(CHART))
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import socket
+
 import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -35,5 +37,28 @@ async def test_what_is_served():
             health.problem = "ended: engine"
             assert await get("/healthz") == await get("/readyz") == (503, "ended: engine\n")
             assert (await get("/"))[0] == 404
+    finally:
+        await server.close()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        pytest.param(
+            "[::1]",
+            marks=pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6"),
+        ),
+    ],
+)
+async def test_all_interfaces_are_those_of_both_families(address: str):
+    server = HttpServer(CollectorRegistry(), problem=lambda: None, waiting=lambda: None)
+    port = await server.start("", 0)
+    try:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://{address}:{port}/healthz") as answer,
+        ):
+            assert answer.status == 200
     finally:
         await server.close()

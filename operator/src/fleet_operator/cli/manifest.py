@@ -34,7 +34,7 @@ def load_manifest(path: Path) -> dict[str, Any]:
         raise ManifestError(f"cannot read {path}: {reason}; expected a FleetJob manifest") from error
     try:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date such as 2026-02-30 is a ValueError
         raise ManifestError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if len(documents) == 1 and isinstance(documents[0], dict):
         return documents[0]

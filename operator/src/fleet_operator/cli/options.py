@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fleet_operator.api.rules import name_problem
 from fleet_operator.cli.completion import complete_jobs
 
 
@@ -17,13 +18,26 @@ class Output(StrEnum):
     JSON = "json"
 
 
+def _checked_name(name: str | None) -> str | None:
+    if name is not None and (expected := name_problem(name)) is not None:
+        raise typer.BadParameter(f"{name!r} is no name of a FleetJob; expected {expected}")
+    return name
+
+
 Name = Annotated[
-    str, typer.Argument(metavar="JOB", help="The FleetJob's name.", autocompletion=complete_jobs)
+    str,
+    typer.Argument(
+        metavar="JOB", help="The FleetJob's name.", autocompletion=complete_jobs, callback=_checked_name
+    ),
 ]
 OptionalName = Annotated[
     str | None,
     typer.Argument(
-        metavar="[JOB]", help="One job in full.", autocompletion=complete_jobs, show_default=False
+        metavar="[JOB]",
+        help="One job in full.",
+        autocompletion=complete_jobs,
+        show_default=False,
+        callback=_checked_name,
     ),
 ]
 Manifest = Annotated[

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fleet_operator.api.names import LABEL_JOB_NAME, PLURAL
+from fleet_operator.api.rules import name_problem
 from fleet_operator.cluster.client import ApiClient, ApiError
 from fleet_operator.cluster.connection import connect_user
 from fleet_operator.cluster.interface import Key
@@ -62,8 +63,10 @@ class Session:
         self.server = server
         self.namespace = namespace
 
-    def path(self, name: str = "", subresource: str = "") -> str:
-        """Return the path of the FleetJobs, of one of them, or of a part of it."""
+    def path(self, name: str, subresource: str = "") -> str:
+        """Return the path of a FleetJob, or of a part of it; never that of all, which could be deleted."""
+        if name_problem(name) is not None:
+            raise ValueError(f"{name!r} is no name of a FleetJob")
         return "/".join(part for part in (collection(PLURAL, self.namespace), name, subresource) if part)
 
     async def job(self, name: str) -> Manifest:

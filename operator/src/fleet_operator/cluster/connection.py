@@ -188,7 +188,7 @@ def from_kubeconfig(*paths: Path, context: str | None = None) -> Connection:
 def _read(path: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConnectionSettingsError(f"cannot read the kubeconfig {path}: {error}") from error
     if not isinstance(config, dict):
         found = "nothing" if config is None else type(config).__name__
@@ -207,7 +207,12 @@ def _named(
 ) -> tuple[Path, dict[str, Any]]:
     known = []
     for path, config in configs:
-        for entry in config.get(plural) or ():
+        entries = config.get(plural) or ()
+        if not isinstance(entries, list | tuple) or not all(isinstance(each, dict) for each in entries):
+            raise ConnectionSettingsError(
+                f"the kubeconfig {path} has under {plural} no list of mappings; expected one"
+            )
+        for entry in entries:
             if entry.get("name") == name:
                 return path, entry.get(singular) or {}
             known.append(str(entry.get("name")))

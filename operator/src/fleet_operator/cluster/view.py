@@ -39,6 +39,9 @@ SYNC_SECONDS = 120.0
 RELIST_SECONDS = 600.0
 """How often FleetJobs are listed again in any case."""
 
+AGAIN_SECONDS = 30.0
+"""How long to wait at most after a list that was refused, unless the API server asks for more."""
+
 FOREIGN_SECONDS = 10.0
 """How often an object of another owner that has one of our names is looked at again."""
 
@@ -337,21 +340,28 @@ class ClusterView:
         self.notify(key)
 
     async def _list_jobs_forever(self) -> None:
+        """List them now and then; a namespace that cannot be listed keeps no other one from it."""
+        scopes, tries = self._scopes, 0
         while True:
             self._relist.clear()
-            try:
-                for namespace in self._scopes:
+            failed, wait = [], RELIST_SECONDS
+            for namespace in scopes:
+                try:
                     await self._list_jobs(namespace)
+                except (ApiError, ExpiredError) as error:
+                    logger.warning("listing FleetJobs: %s", error)
+                    failed.append(namespace)
+                    asked = getattr(error, "retry_after_seconds", 0.0)
+                    wait = max(asked, min(2.0**tries, AGAIN_SECONDS))
+            tries = tries + 1 if failed else 0
+            if not failed:
                 self._jobs_listed.set()
-                wait = RELIST_SECONDS
-            except (ApiError, ExpiredError) as error:
-                logger.warning("listing FleetJobs: %s", error)
-                wait = 1.0
             try:
                 async with asyncio.timeout(wait):
                     await self._relist.wait()
+                scopes = self._scopes
             except TimeoutError:
-                continue
+                scopes = tuple(failed) or self._scopes
 
     async def _list_jobs(self, namespace: str | None) -> None:
         entries: list[Entry[FleetJob]] = []

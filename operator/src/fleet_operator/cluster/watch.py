@@ -125,11 +125,13 @@ class ListWatch(Generic[T]):
 
     async def _list(self) -> None:
         entries: list[Entry[T]] = []
+        version = ""
         async for page in list_pages(self._client, self.path, self._selector):
             entries += [entry for item in page["items"] if (entry := self._reduce(item)) is not None]
-            self._version = page["metadata"]["resourceVersion"]
-        for job in self._store.replace(entries, int(self._version), self._namespace):
+            version = page["metadata"]["resourceVersion"]
+        for job in self._store.replace(entries, int(version), self._namespace):
             self._on_change(job)
+        self._version = version  # not before: after a list that broke off the watch would go on over holes
         if self.synced.is_set() and self._on_relist is not None:
             self._on_relist()
         self.synced.set()

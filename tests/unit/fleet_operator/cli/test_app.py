@@ -65,6 +65,7 @@ def test_every_problem_of_a_manifest_is_told_with_its_field(fleetjob, write, com
     ("text", "said"),
     [
         pytest.param("a: [", "is not YAML", id="broken-yaml"),
+        pytest.param("a: 2026-02-30", "is not YAML: day is out of range for month", id="a-date-that-is-none"),
         pytest.param("", "holds nothing; expected one FleetJob", id="an-empty-file"),
         pytest.param("[1, 2]", "holds list; expected one FleetJob", id="a-list"),
         pytest.param(
@@ -116,6 +117,15 @@ def test_a_mistake_of_our_own_is_a_sentence_too(fleetjob, write, monkeypatch):
     status, _, err = fleetjob("validate", "-f", write(job_manifest("pass")))
     assert status == 1
     assert err.startswith("fleetjob: a mistake in fleetjob itself: ZeroDivisionError: by zero (")
+
+
+@pytest.mark.parametrize("verb", ["delete", "suspend", "resume", "status", "logs", "events"])
+@pytest.mark.parametrize("name", ["", ".", "fj/digits", "a?b"])
+def test_what_is_no_name_reaches_no_server(fleetjob, verb, name):
+    """An empty one would be the path of all jobs of the namespace."""
+    status, out, err = fleetjob(verb, name)
+    assert (status, out) == (2, "")
+    assert f"{name!r} is no name of a FleetJob" in " ".join(err.replace("│", " ").split())
 
 
 def test_a_missing_option_is_named(fleetjob):

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fleet_operator.api.names import PLURAL
 from fleet_operator.cli import session as module
 from fleet_operator.cli.session import ClusterRefusal, Session
 from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.view import collection
 from tests.support.fake_api import FakeApi
 
 if TYPE_CHECKING:
@@ -65,6 +67,6 @@ async def test_a_list_that_does_not_come_is_not_waited_for_for_ever(monkeypatch:
 async def test_a_refusal_says_what_to_do(error: ApiError, said: str):
     api = FakeApi()
     session = Session(api, "https://fake", "default")
-    api.refusals["GET", session.path()] = error
+    api.refusals["GET", collection(PLURAL, "default")] = error
     with pytest.raises(ClusterRefusal, match=said):
         await session.jobs()

@@ -166,6 +166,32 @@ async def test_the_api_server_chooses_by_labels_what_jobs_own(api: FakeApi):
     }
 
 
+async def test_a_namespace_that_is_gone_keeps_no_job_of_another_one_unseen(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    answer = api.get
+
+    async def get(path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+        if "/namespaces/gone/" in path:
+            raise ApiError(403, "Forbidden", "no right to list there")
+        return await answer(path, params)
+
+    monkeypatch.setattr(api, "get", get)
+    view, seen = ClusterView(api, EventRecorder(api), namespaces=("gone", "default")), asyncio.Event()
+    view.subscribe(lambda _: seen.set())
+    starting = asyncio.create_task(view.start())
+    try:
+        async with asyncio.timeout(10):
+            while view.job(KEY) is None:
+                seen.clear()
+                await seen.wait()
+        assert not view.synced
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await view.close()
+
+
 async def test_a_view_limited_to_namespaces_asks_for_nothing_else(api: FakeApi):
     view = ClusterView(api, EventRecorder(api), namespaces=("default", "team"))
     await view.start()

@@ -104,6 +104,33 @@ async def test_it_lists_page_by_page_and_then_follows_the_changes(
         assert (count(api, "GET"), watched.relists) == (2, 0)
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["at-the-start", "again"])
+async def test_a_list_that_breaks_off_is_made_again_from_its_beginning(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch, first: bool
+):
+    monkeypatch.setattr(watch_module, "PAGE", 2)
+    answer, broken = api.get, [True] if first else []
+
+    async def get(path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+        if params and params.get("continue") and broken:
+            broken.clear()
+            raise ApiError(503, "ServiceUnavailable", "the server is starting")
+        return await answer(path, params)
+
+    monkeypatch.setattr(api, "get", get)
+    for name in ("a", "b", "c"):
+        api.put(path(name), {})
+    async with watching(api) as watched:
+        assert watched.names() == ["a", "b", "c"]
+        if not first:
+            broken.append(True)
+            api.vanish(path("b"))
+            api.put(path("d"), {})
+            api.forget()
+            await watched.until_names("a", "c", "d")
+            await watched.until(lambda: watched.relists == 1)
+
+
 async def test_a_cut_connection_costs_a_new_one_and_loses_nothing(api: FakeApi):
     async with watching(api) as watched:
         api.put(path("a"), {})
