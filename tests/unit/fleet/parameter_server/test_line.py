@@ -23,14 +23,14 @@ class Heard:
         self.told = threading.Event()
         self.may_return = threading.Event()
         self.may_return.set()
-        self.stumbles = False
+        self.stumbles: Exception | None = None
 
     def destination(self, header: Header) -> memoryview | None:
         return None
 
     def received(self, header: Header, payload: memoryview) -> None:
-        if self.stumbles:
-            raise ZeroDivisionError("by nought")
+        if self.stumbles is not None:
+            raise self.stumbles
 
     def ended(self, error: FleetError | None) -> None:
         self.errors.append(error)
@@ -61,12 +61,20 @@ def greeted(side: Side, *, remote: bool) -> Conversation:
     return conversation
 
 
-def test_a_frame_that_a_handler_stumbles_over_ends_the_session_with_a_sentence(pair, heard):
+@pytest.mark.parametrize(
+    ("stumbles", "told"),
+    [
+        (ZeroDivisionError("by nought"), "ZeroDivisionError: by nought"),
+        (FileNotFoundError("of a user's optimizer"), "FileNotFoundError: of a user's optimizer"),
+    ],
+)
+def test_a_frame_that_a_handler_stumbles_over_ends_the_session_with_a_sentence(pair, heard, stumbles, told):
     _, there = pair
-    heard.stumbles = True
+    heard.stumbles = stumbles
     there.sendall(pack_header(Header(Kind.CONFIRM, IDENTITY.job, IDENTITY.attempt, IDENTITY.trainer)))
     assert heard.told.wait(SECONDS)
-    assert "could not be taken (ZeroDivisionError: by nought)" in str(heard.errors[0])
+    assert f"could not be taken ({told})" in str(heard.errors[0])
+    assert not isinstance(heard.errors[0], BrokenConnectionError)
 
 
 def test_the_next_connection_waits_until_the_end_of_the_one_before_is_told(pair, heard):

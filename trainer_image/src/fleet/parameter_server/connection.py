@@ -10,7 +10,8 @@ import logging
 import queue
 import socket
 import threading
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
 
 from fleet import progress
 from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
@@ -29,6 +30,8 @@ __all__ = ["BrokenConnectionError", "Connection", "FrameHandler", "Item", "recei
 _BATCH: Final = 64
 _DRAIN_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class BrokenConnectionError(PeerLostError):
@@ -143,7 +146,7 @@ class Connection:
             buffer = memoryview(bytearray(HEADER_BYTES))
             while not self._receiving.over:
                 header = receive_header(self._socket, buffer, self._receiving)
-                payload = self._handler.destination(header)
+                payload = self._told(self._handler.destination, header)
                 if payload is None:
                     payload = memoryview(bytearray(header.payload_bytes))
                 receive_exactly(self._socket, payload)
@@ -151,19 +154,29 @@ class Connection:
                 if self._finishing:
                     drain(self._socket, _DRAIN_SECONDS)
                     break
-                self._handler.received(header, payload)
+                self._told(self._handler.received, header, payload)
         except FleetError as raised:
             error = raised
         except OSError as raised:
             broken = BrokenConnectionError(f"the data connection with {self._peer} broke: {raised}")
             error = self._refused or broken
         except Exception as raised:  # noqa: BLE001 - somebody waits for it
-            _log.warning("a frame of %s could not be taken", self._peer, exc_info=raised)
-            error = FleetError(
-                f"a frame of {self._peer} could not be taken ({type(raised).__name__}: {raised}); its "
-                "traceback is in the log"
-            )
+            error = self._not_taken(raised)
         self._handler.ended(error)
+
+    def _told(self, tell: Callable[..., T], *what: object) -> T:
+        """Call the handler: an OSError of a user's optimizer or mode is no broken connection."""
+        try:
+            return tell(*what)
+        except OSError as raised:
+            raise self._not_taken(raised) from raised
+
+    def _not_taken(self, raised: Exception) -> FleetError:
+        _log.warning("a frame of %s could not be taken", self._peer, exc_info=raised)
+        return FleetError(
+            f"a frame of {self._peer} could not be taken ({type(raised).__name__}: {raised}); its "
+            "traceback is in the log"
+        )
 
     def _send(self) -> None:
         try:

@@ -6,6 +6,7 @@ error that names its remedy.
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -86,6 +87,7 @@ class GradientFlow:
         self._handles: list[RemovableHandle] = []
         self._sent: dict[str, _Sent] = {}
         self._hyper: HyperParameters | None = None
+        self._beginning = threading.Lock()
         self._staging: Arena[str] | None = None
         self._paused = False
 
@@ -188,8 +190,9 @@ class GradientFlow:
         gradient = self._parameters[name].grad
         if gradient is None:
             return
-        if self._hyper is None:
-            self._begin(self._hyper_parameters())
+        with self._beginning:  # there is a backward thread for each device
+            if self._hyper is None:
+                self._begin(self._hyper_parameters())
         self._send(name, gradient)
 
     def _begin(self, hyper: HyperParameters) -> None:
