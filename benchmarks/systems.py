@@ -73,7 +73,6 @@ def imports_trainer(config: Config) -> tuple[Step, End]:
     """Nothing at all, but for the imports that every process of ours has."""
     del config
     _import_fleet()
-    torch.optim.SGD([torch.zeros(1)], lr=LEARNING_RATE)
     return lambda _: None, lambda: None
 
 

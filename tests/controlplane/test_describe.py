@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tests.support.digits_job import TRAINERS, annotated
+from tests.support.digits_job import SERVERS, TRAINERS, annotated
 from tests.support.jobs import manifest
+from tests.support.kube import attempt
 
 if TYPE_CHECKING:
     from tests.support.controlplane import ControlPlane
@@ -86,11 +87,23 @@ async def test_trainers_that_wait_for_their_servers(namespace: Namespace, contro
 
 
 async def test_a_job_that_restarts_and_then_fails(namespace: Namespace, control_plane: ControlPlane):
-    await namespace.create_job(manifest(runPolicy={"backoffLimit": 1}))
+    # Each pod waits to be let go, so that the second try does not run before it is described.
+    document = manifest(startupPolicy="AnyOrder", runPolicy={"backoffLimit": 1})
+    await namespace.create_job(annotated(document, hold="yes"))
+    pods = {*SERVERS, *TRAINERS}
+    await namespace.until_pods("digits", "all pods", lambda there: set(there) == pods)
+    for pod in pods:
+        await namespace.annotate(pod, hold=None)
     await namespace.until_state("digits", "Running")
     await namespace.end("digits-trainer-1", exit_code=1, message="ValueError: loss is nan")
     sentence = "digits-trainer-1 failed with exit code 1: ValueError: loss is nan; it is started again"
     await described(namespace, control_plane, "Restarting", "ReplicaRestarting", sentence)
+    await namespace.until_pods(
+        "digits",
+        "the second attempt",
+        lambda there: any(attempt(pod) == "0.1" for pod in there.values()),
+    )
+    await namespace.annotate("digits-trainer-1", hold=None)
     await namespace.until_state("digits", "Running")
     await namespace.end("digits-trainer-1", exit_code=137)
     sentence = "ended by SIGKILL .*backoffLimit is 1; correct what its log shows, or raise the limit"

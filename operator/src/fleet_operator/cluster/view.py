@@ -344,16 +344,15 @@ class ClusterView:
         scopes, tries = self._scopes, 0
         while True:
             self._relist.clear()
-            failed, wait = [], RELIST_SECONDS
+            failed: dict[str | None, float] = {}  # by namespace, for how long the API server wants no more
             for namespace in scopes:
                 try:
                     await self._list_jobs(namespace)
                 except (ApiError, ExpiredError) as error:
                     logger.warning("listing FleetJobs: %s", error)
-                    failed.append(namespace)
-                    asked = getattr(error, "retry_after_seconds", 0.0)
-                    wait = max(asked, min(2.0**tries, AGAIN_SECONDS))
-            tries = tries + 1 if failed else 0
+                    failed[namespace] = getattr(error, "retry_after_seconds", 0.0)
+            wait = max(min(2.0**tries, AGAIN_SECONDS), *failed.values()) if failed else RELIST_SECONDS
+            tries = min(tries + 1, 10) if failed else 0
             if not failed:
                 self._jobs_listed.set()
             try:
