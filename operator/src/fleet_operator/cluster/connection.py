@@ -207,10 +207,14 @@ def _named(
 ) -> tuple[Path, dict[str, Any]]:
     known = []
     for path, config in configs:
-        entries = config.get(plural) or ()
-        if not isinstance(entries, list | tuple) or not all(isinstance(each, dict) for each in entries):
+        entries = config.get(plural) or []
+        if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+            found = (
+                "something else" if isinstance(entries, list) else type(entries).__name__
+            )  # maybe a secret
             raise ConnectionSettingsError(
-                f"the kubeconfig {path} has under {plural} no list of mappings; expected one"
+                f"the kubeconfig {path} holds {found} under {plural}, expected a list of mappings with a name"
+                " each: write it by kubectl config"
             )
         for entry in entries:
             if entry.get("name") == name:

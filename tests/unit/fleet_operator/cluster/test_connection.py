@@ -81,7 +81,9 @@ def test_secrets_are_not_shown():
         pytest.param("a: [", "cannot read the kubeconfig", id="no-yaml"),
         pytest.param("a: 2026-02-30", "cannot read the kubeconfig", id="a-date-that-is-none"),
         pytest.param(
-            "current-context: a\ncontexts: {a: b}\n", "has under contexts no list of mappings", id="a-map"
+            "current-context: a\ncontexts: {a: b}\n",
+            "holds dict under contexts, expected a list of mappings",
+            id="a-map",
         ),
         pytest.param("", "holds nothing, expected a mapping with clusters", id="empty"),
         pytest.param("- a", "holds list, expected a mapping with clusters", id="a-list"),
