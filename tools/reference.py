@@ -207,6 +207,7 @@ def metrics_page() -> str:
     """Return the reference of the operator's metrics."""
     metrics = Metrics()
     metrics.watch_jobs(list)
+    metrics.watch_watches(list)
     rows = []
     for collector in metrics.registry._collector_to_names:  # noqa: SLF001 nothing public tells labels
         for family in collector.collect() or ():

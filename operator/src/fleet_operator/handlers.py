@@ -19,13 +19,17 @@ if TYPE_CHECKING:
 
     from kopf import BodyEssence
 
+    from fleet_operator.cluster.client import OnRequest
     from fleet_operator.cluster.connection import Connection
 
 
 def registry_for(
     connection: Connection,
     take_job: Callable[[str | None, Mapping[str, Any]], None],
+    *,
     on_listed: Callable[[], None],
+    on_watched: Callable[[str | None, bool], None],
+    on_request: OnRequest | None = None,
 ) -> kopf.OperatorRegistry:
     """Return kopf's handlers.
 
@@ -38,19 +42,29 @@ def registry_for(
     on_listed : callable
         Called when kopf has listed FleetJobs, at the start or because its watch had lost its place. It tells
         of what is there, but not of what was deleted meanwhile.
+    on_watched : callable
+        Told whether kopf could watch FleetJobs, at each try, and where: a namespace, or None for all of them.
+    on_request : callable, optional
+        Told of each request of kopf's, as `ApiClient` tells of its own.
     """
     registry = kopf.OperatorRegistry()
 
     @kopf.on.login(registry=registry)
     async def log_in(**_: Any) -> kopf.AiohttpSession:
         return kopf.AiohttpSession(
-            aiohttp_session=open_session(connection, on_answer=notice_list),
+            aiohttp_session=open_session(connection, on_answer=notice_answer, on_request=on_request),
             server=connection.server,
             default_namespace=connection.namespace,
         )
 
-    def notice_list(path: str, parameters: Mapping[str, str]) -> None:
-        if path.endswith(f"/{PLURAL}") and "watch" not in parameters:
+    def notice_answer(path: str, parameters: Mapping[str, str], status: int) -> None:
+        if not path.endswith(f"/{PLURAL}"):
+            return
+        refused, watching = status >= 400, "watch" in parameters
+        if refused or watching:
+            *_, before, namespace, _ = path.split("/")
+            on_watched(namespace if before == "namespaces" else None, not refused)
+        else:
             on_listed()
 
     @kopf.on.event(API_VERSION, PLURAL, registry=registry)

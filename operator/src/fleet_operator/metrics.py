@@ -116,6 +116,16 @@ class Metrics(Observer):
         """Also count the jobs there are, by state, whenever somebody reads the metrics."""
         self.registry.register(_Jobs(jobs))
 
+    def watch_watches(self, failing: Callable[[], Iterable[tuple[str, str | None, float]]]) -> None:
+        """Also say for how long what is followed could not be, whenever somebody reads the metrics.
+
+        Parameters
+        ----------
+        failing : callable
+            Returns for each kind of object in each namespace (None: all of them) the seconds.
+        """
+        self.registry.register(_Watches(failing))
+
     def seen(self, job: FleetJob) -> None:
         """Let the series of a job's namespace begin at zero: an increase from nothing to one is none."""
         labels = (job.metadata.namespace, job.spec.mode.value)
@@ -237,4 +247,27 @@ class _Jobs(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: what there is to count is not known before the jobs are."""
+        return ()
+
+
+class _Watches(Collector):
+    """For how long what is followed could not be, asked for when it is read."""
+
+    def __init__(self, failing: Callable[[], Iterable[tuple[str, str | None, float]]]) -> None:
+        self._failing = failing
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the seconds of each kind of object in each namespace."""
+        family = GaugeMetricFamily(
+            f"{PREFIX}_watch_failing_seconds",
+            "For how long a kind of object could not be listed and watched; 0 while it is. The namespace is"
+            " empty where all are watched at once",
+            labels=("resource", "job_namespace"),
+        )
+        for resource, namespace, seconds in self._failing():
+            family.add_metric((resource, namespace or ""), seconds)
+        yield family
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: what is followed is not known before the term begins."""
         return ()

@@ -103,6 +103,7 @@ class Operator:
         )
         self._term: Term | None = None
         self._metrics.watch_jobs(lambda: self._term.jobs() if self._term else ())
+        self._metrics.watch_watches(lambda: self._term.failing() if self._term else ())
         self._server = HttpServer(self._metrics.registry, problem=self._problem, waiting=self._waiting)
 
     async def run(self) -> int:

@@ -106,6 +106,10 @@ class Term:
         """Return every known job."""
         return self._view.jobs()
 
+    def failing(self) -> Iterator[tuple[str, str | None, float]]:
+        """Return for how long each kind of object could not be followed, and where, as `ClusterView` does."""
+        return self._view.failing()
+
     def problem(self) -> str | None:
         """Return what has ended though it should go on, or None."""
         ended = [task.get_name() for task in self._tasks if task.done()] + self._view.ended()
@@ -161,7 +165,13 @@ class Term:
         return engine
 
     async def _run_kopf(self, ready: asyncio.Event, stop: asyncio.Event) -> None:
-        registry = registry_for(self._connection, self._view.take_job, self._view.list_jobs_again)
+        registry = registry_for(
+            self._connection,
+            self._view.take_job,
+            on_listed=self._view.list_jobs_again,
+            on_watched=self._view.note_job_watch,
+            on_request=self._metrics.requested,
+        )
         try:
             await kopf.operator(
                 registry=registry,

@@ -31,7 +31,16 @@ DOCS = Path("docs/operations.md")
 ALL = ["serviceMonitor", "rules", "dashboard"]
 ON = [f"metrics.{each}.enabled=true" for each in ALL]
 
-FUNCTIONS = {"absent", "histogram_quantile", "increase", "label_values", "max", "rate", "sum"}
+FUNCTIONS = {
+    "absent",
+    "histogram_quantile",
+    "increase",
+    "label_values",
+    "max",
+    "max_over_time",
+    "rate",
+    "sum",
+}
 WORDS = {"and", "by", "offset", "on", "or", "unless"}
 OF_THE_TARGET = {"instance", "job"}  # labels that Prometheus adds
 
@@ -58,6 +67,7 @@ def served() -> dict[str, set[str]]:
         for before, after in ((FleetJobStatus(), running), (running, again), (again, done)):
             metrics.status_written(created.with_status(before), created.with_status(after))
     metrics.watch_jobs(lambda: [created])
+    metrics.watch_watches(lambda: [("pods", None, 0.0)])
     metrics.applied(created, CreatePod({}))
     metrics.applied(created, DeletePod("p", "u"))
     metrics.passed(Key("default", "digits"), Result.FAILED, 0.1)

@@ -168,6 +168,15 @@ def test_passes_requests_and_the_queue_are_measured(metrics: Metrics):
     assert value(metrics, "fleet_operator_leader") == 1
 
 
+def test_what_is_not_seen_is_told_of_when_it_is_asked_for(metrics: Metrics):
+    name, failing = "fleet_operator_watch_failing_seconds", [("pods", None, 90.0), ("services", "team", 0.0)]
+    metrics.watch_watches(lambda: failing)
+    assert value(metrics, name, {"resource": "pods", "job_namespace": ""}) == 90
+    assert value(metrics, name, {"resource": "services", "job_namespace": "team"}) == 0
+    failing.clear()  # the term has ended
+    assert value(metrics, name, {"resource": "pods", "job_namespace": ""}) is None
+
+
 def test_jobs_are_counted_by_state_when_they_are_asked_for(metrics: Metrics):
     running = job().model_copy(update={"status": FleetJobStatus(state=JobState.RUNNING)})
     jobs = [job(), running, running]

@@ -20,6 +20,7 @@ from fleet_operator.cluster.interface import ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from types import SimpleNamespace
 
     from fleet_operator.cluster.connection import Connection
 
@@ -57,7 +58,7 @@ class ApiClient:
         Where it is, and who we are.
     on_request : callable, optional
         Told of each request that ended: its verb, its resource, the HTTP status (0 without an answer), and
-        the seconds it took.
+        the seconds it took. A watch has the verb WATCH; what goes on for ever ends here when it is answered.
     before_write : callable, optional
         Awaited before each request that is no read; it may wait, or refuse by a ClusterError.
     """
@@ -144,7 +145,8 @@ class ApiClient:
         aiohttp.ClientError, TimeoutError
             The connection was lost, or not a byte came for `silence_seconds`.
         """
-        opened = self._opened(path, params, silence_seconds=silence_seconds, accept="application/json")
+        accept = "application/json"
+        opened = self._opened("WATCH", path, params, silence_seconds=silence_seconds, accept=accept)
         async with opened as response:
             yield _lines(response)
 
@@ -161,23 +163,31 @@ class ApiClient:
         aiohttp.ClientError, TimeoutError
             The connection was lost, or not a byte came for `silence_seconds`, if they are given.
         """
-        opened = self._opened(path, params, silence_seconds=silence_seconds, accept="*/*")
+        opened = self._opened("GET", path, params, silence_seconds=silence_seconds, accept="*/*")
         async with opened as response:
             yield response.content.iter_any()
 
     @asynccontextmanager
     async def _opened(
-        self, path: str, params: Mapping[str, str], *, silence_seconds: float | None, accept: str
+        self, verb: str, path: str, params: Mapping[str, str], *, silence_seconds: float | None, accept: str
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Begin to read an answer that may go on for ever; one that is not a success is an ApiError."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
-        async with self._open.get(
-            self._connection.server + path,
-            params=params,
-            headers={**self._headers(), "Accept": accept},
-            timeout=timeout,
-            server_hostname=self._server_name,
-        ) as response:
+        headers = {**self._headers(), "Accept": accept}
+        started, status = time.monotonic(), 0
+        try:
+            response = await self._open.get(
+                self._connection.server + path,
+                params=params,
+                headers=headers,
+                timeout=timeout,
+                server_hostname=self._server_name,
+            )
+            status = response.status
+        finally:
+            if self._on_request is not None:
+                self._on_request(verb, _resource(path), status, time.monotonic() - started)
+        async with response:
             if response.status != 200:
                 retry_after = response.headers.get("Retry-After", "")
                 raise _error(response.status, await response.read(), retry_after)
@@ -243,7 +253,10 @@ class ApiClient:
 
 
 def open_session(
-    connection: Connection, *, on_answer: Callable[[str, Mapping[str, str]], None]
+    connection: Connection,
+    *,
+    on_answer: Callable[[str, Mapping[str, str], int], None],
+    on_request: OnRequest | None = None,
 ) -> aiohttp.ClientSession:
     """Open a session for whoever speaks to the API server in its own words, under the token of this moment.
 
@@ -252,15 +265,35 @@ def open_session(
     connection : Connection
         Where the API server is, and who we are.
     on_answer : callable
-        Told of each answer that is no error, when it begins: the path and the parameters of its request.
+        Told of each answer when it begins: the path and the parameters of its request, and its status.
+    on_request : callable, optional
+        Told of each request as `ApiClient` tells of its own.
     """
 
-    async def tell(_: object, __: object, answered: aiohttp.TraceRequestEndParams) -> None:
-        if answered.response.status < 400:
-            on_answer(answered.url.path, answered.url.query)
+    def count(
+        request: aiohttp.TraceRequestEndParams | aiohttp.TraceRequestExceptionParams, took: float, status: int
+    ) -> None:
+        if on_request is not None:
+            verb = "WATCH" if "watch" in request.url.query else request.method
+            on_request(verb, _resource(request.url.path), status, took)
+
+    async def begin(_: object, context: SimpleNamespace, __: object) -> None:
+        context.started = time.monotonic()
+
+    async def tell(_: object, context: SimpleNamespace, answered: aiohttp.TraceRequestEndParams) -> None:
+        status = answered.response.status
+        count(answered, time.monotonic() - context.started, status)
+        on_answer(answered.url.path, answered.url.query, status)
+
+    async def tell_none(
+        _: object, context: SimpleNamespace, failed: aiohttp.TraceRequestExceptionParams
+    ) -> None:
+        count(failed, time.monotonic() - context.started, 0)
 
     traces = aiohttp.TraceConfig()
+    traces.on_request_start.append(begin)
     traces.on_request_end.append(tell)
+    traces.on_request_exception.append(tell_none)
     bearer = connection.bearer()
     headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
     return _session(connection, headers, trace_configs=[traces])

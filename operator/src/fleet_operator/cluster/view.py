@@ -16,6 +16,7 @@ from fleet_operator.api import FleetJob, read_job
 from fleet_operator.api.names import API_VERSION, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY, PLURAL
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.events import Subject
+from fleet_operator.cluster.failing import Failing
 from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.observe import observe_object, observe_pod
 from fleet_operator.cluster.resources import FEATURES
@@ -94,7 +95,9 @@ class ClusterView:
         self._foreign: dict[Key, dict[str, tuple[str, str]]] = {}  # job: {"Kind/name": (resource, name)}
         self._invalid: dict[str, int] = {}  # uids of jobs that cannot be understood, and their generation
         self._relist, self._jobs_listed = asyncio.Event(), asyncio.Event()
-        self._watches = [*self._watch_all(PODS), *self._watch_all(SERVICES)]
+        self._listing = {namespace: Failing() for namespace in self._scopes}
+        self._noticing = {namespace: Failing() for namespace in self._scopes}  # by kopf
+        self._watches = {resource: [*self._watch_all(resource)] for resource in (PODS, SERVICES)}
         self._extra_watches = {key: [*self._watch_all(key)] for key in self._extras}
         self._keepers: list[asyncio.Task[None]] = []
         self._telling: set[asyncio.Task[None]] = set()
@@ -134,12 +137,11 @@ class ClusterView:
 
     def _awaited(self) -> Iterator[asyncio.Event]:
         """Return what happens once everything that is there has been seen: some kinds may not be served."""
-        yield from (watch.synced for watch in self._watches)
+        yield from (watch.synced for watches in self._watches.values() for watch in watches)
         yield from (watch.answered for watches in self._extra_watches.values() for watch in watches)
 
     def _all_watches(self) -> Iterator[ListWatch[Any]]:
-        yield from self._watches
-        for watches in self._extra_watches.values():
+        for watches in (self._watches | self._extra_watches).values():
             yield from watches
 
     async def _notify_when_served(self, key: str) -> None:
@@ -167,6 +169,17 @@ class ClusterView:
         """Return what has ended though it should go on for ever: without it, changes go unseen."""
         ended = [task for task in self._keepers if task.done() and not task.cancelled()]
         return [f"{task.get_name()} ({task.exception()})" for task in ended]
+
+    def failing(self) -> Iterator[tuple[str, str | None, float]]:
+        """Return what is followed, where, and for how many seconds that has failed; 0 while it goes well.
+
+        Where is a namespace, or None for all of them.
+        """
+        for namespace in self._scopes:
+            tries = (self._listing[namespace], self._noticing[namespace])
+            yield PLURAL, namespace, max(each.seconds for each in tries)
+        for resource, watches in (self._watches | self._extra_watches).items():
+            yield from ((resource, watch.namespace, watch.failing.seconds) for watch in watches)
 
     # FleetJobs.
 
@@ -209,6 +222,10 @@ class ClusterView:
     def list_jobs_again(self) -> None:
         """Find out soon which FleetJobs there still are: whoever watches them may have missed deletions."""
         self._relist.set()
+
+    def note_job_watch(self, namespace: str | None, went_well: bool) -> None:
+        """Note whether whoever watches FleetJobs could, at a namespace or at all of them."""
+        self._noticing[namespace].tried(went_well=went_well)
 
     async def refresh_job(self, job: FleetJob) -> None:
         """Read a job anew that turned out to be older than we thought, or gone."""
@@ -350,7 +367,10 @@ class ClusterView:
                     await self._list_jobs(namespace)
                 except (ApiError, ExpiredError) as error:
                     logger.warning("listing FleetJobs: %s", error)
+                    self._listing[namespace].tried(went_well=False)
                     failed[namespace] = getattr(error, "retry_after_seconds", 0.0)
+                else:
+                    self._listing[namespace].tried(went_well=True)
             wait = max(min(2.0**tries, AGAIN_SECONDS), *failed.values()) if failed else RELIST_SECONDS
             tries = min(tries + 1, 10) if failed else 0
             if not failed:

@@ -18,6 +18,7 @@ import aiohttp
 import orjson
 
 from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.failing import Failing
 from fleet_operator.cluster.store import key_of, version_of
 
 if TYPE_CHECKING:
@@ -98,9 +99,10 @@ class ListWatch(Generic[T]):
         self._selector = {"labelSelector": selector} if selector else {}
         if field_selector:
             self._selector["fieldSelector"] = field_selector
-        self._namespace = namespace
+        self.namespace = namespace
         self._version = ""
         self._backoff = _backoff()
+        self.failing = Failing()
         self.synced = asyncio.Event()
         self.answered = asyncio.Event()  # there is a list, or a word that there is none
 
@@ -112,12 +114,14 @@ class ListWatch(Generic[T]):
                     await self._list()
                 await self._watch()
             except ExpiredError as expired:
+                self.failing.tried(went_well=False)
                 logger.info("%s: listing again: %s", self.path, expired)
                 self._version = ""
                 await asyncio.sleep(next(self._backoff))  # a place that is forgotten at once must not spin
             except (ApiError, aiohttp.ClientError, TimeoutError, ValueError) as error:
                 if isinstance(error, ApiError) and error.status not in _NO_ANSWER:
                     self.answered.set()
+                self.failing.tried(went_well=False)
                 delay = max(next(self._backoff), getattr(error, "retry_after_seconds", 0.0))
                 reason = str(error) or type(error).__name__
                 logger.warning("%s: %s; trying again in %g s", self.path, reason, delay)
@@ -129,7 +133,7 @@ class ListWatch(Generic[T]):
         async for page in list_pages(self._client, self.path, self._selector):
             entries += [entry for item in page["items"] if (entry := self._reduce(item)) is not None]
             version = page["metadata"]["resourceVersion"]
-        for job in self._store.replace(entries, int(version), self._namespace):
+        for job in self._store.replace(entries, int(version), self.namespace):
             self._on_change(job)
         self._version = version  # not before: after a list that broke off the watch would go on over holes
         if self.synced.is_set() and self._on_relist is not None:
@@ -151,6 +155,7 @@ class ListWatch(Generic[T]):
         silent = True
         try:
             async with self._client.stream(self.path, params, silence_seconds=SILENCE_SECONDS) as lines:
+                self.failing.tried(went_well=True)  # not before: what is listed but not watched grows old
                 async for line in lines:
                     if silent:
                         silent, self._backoff = False, _backoff()

@@ -5,6 +5,7 @@ import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import pytest
 import yaml
 from aiohttp import web
@@ -242,6 +243,36 @@ async def test_a_refused_stream_is_an_error():
             async with client.stream(PODS, {}, silence_seconds=5):
                 pass
         assert raised.value.status == 410
+
+
+async def test_what_goes_on_for_ever_is_counted_when_it_is_answered():
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if "forbidden" in request.path:
+            return web.json_response({"message": "no right to watch"}, status=403)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write(b"{}\n")
+        await asyncio.Event().wait()
+        return response
+
+    async with served(handler) as (client, requests):
+        async with client.stream(PODS, {}, silence_seconds=5) as lines:
+            assert await anext(lines) == b"{}"
+            assert requests == [("WATCH", "pods", 200)]
+        with pytest.raises(ApiError, match="no right to watch"):
+            async with client.stream("/api/v1/namespaces/forbidden/services", {}, silence_seconds=5):
+                pass
+        async with client.chunks(f"{PODS}/p/log", {}) as chunks:
+            await anext(chunks)
+    with pytest.raises(aiohttp.ClientError):
+        async with (
+            ApiClient(
+                Connection("http://127.0.0.1:1"), on_request=lambda *told: requests.append(told[:3])
+            ) as client,
+            client.stream(PODS, {}, silence_seconds=5),
+        ):
+            pass
+    assert requests[1:] == [("WATCH", "services", 403), ("GET", "pods/log", 200), ("WATCH", "pods", 0)]
 
 
 async def test_a_stream_that_falls_silent_ends_with_an_error():

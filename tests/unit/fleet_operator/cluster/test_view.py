@@ -166,17 +166,23 @@ async def test_the_api_server_chooses_by_labels_what_jobs_own(api: FakeApi):
     }
 
 
-async def test_a_namespace_that_is_gone_keeps_no_job_of_another_one_unseen(
-    api: FakeApi, monkeypatch: pytest.MonkeyPatch
-):
-    answer = api.get
+def refuse_in(api: FakeApi, monkeypatch: pytest.MonkeyPatch, namespace: str) -> asyncio.Event:
+    """Have all lists in a namespace refused until the event that this returns is set."""
+    answer, granted = api.get, asyncio.Event()
 
     async def get(path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
-        if "/namespaces/gone/" in path:
+        if f"/namespaces/{namespace}/" in path and not granted.is_set():
             raise ApiError(403, "Forbidden", "no right to list there")
         return await answer(path, params)
 
     monkeypatch.setattr(api, "get", get)
+    return granted
+
+
+async def test_a_namespace_that_is_gone_keeps_no_job_of_another_one_unseen(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    refuse_in(api, monkeypatch, "gone")
     view, seen = ClusterView(api, EventRecorder(api), namespaces=("gone", "default")), asyncio.Event()
     view.subscribe(lambda _: seen.set())
     starting = asyncio.create_task(view.start())
@@ -186,6 +192,29 @@ async def test_a_namespace_that_is_gone_keeps_no_job_of_another_one_unseen(
                 seen.clear()
                 await seen.wait()
         assert not view.synced
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await view.close()
+
+
+async def test_who_cannot_be_followed_is_told_by_kind_and_namespace(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    refuse_in(api, monkeypatch, "gone")
+    view, told = ClusterView(api, EventRecorder(api), namespaces=("gone", "default")), asyncio.Event()
+    view.subscribe(lambda _: told.set())
+    starting = asyncio.create_task(view.start())
+    try:
+        async with asyncio.timeout(10):
+            await told.wait()  # the job in the second namespace was listed
+        failing = {(kind, namespace) for kind, namespace, seconds in view.failing() if seconds > 0}
+        assert failing == {(kind, "gone") for kind in ("pods", "services", "fleetjobs")}
+        assert {where for _, where, _ in view.failing()} == {"gone", "default"}
+        view.note_job_watch("default", went_well=False)
+        assert [each for each in view.failing() if each[:2] == ("fleetjobs", "default") and each[2] > 0]
+        view.note_job_watch("default", went_well=True)
+        assert ("fleetjobs", "default", 0) in list(view.failing())
     finally:
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)

@@ -8,6 +8,7 @@ import pytest
 
 from fleet_operator.cluster import watch as watch_module
 from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.failing import Failing
 from fleet_operator.cluster.store import Entry, Store, key_of, version_of
 from fleet_operator.cluster.watch import ListWatch
 from tests.support.fake_api import FakeApi
@@ -221,6 +222,36 @@ async def test_a_refused_list_is_tried_again(api: FakeApi):
     api.put(path("a"), {})
     async with watching(api) as watched:
         assert watched.names() == ["a"]
+
+
+@pytest.mark.parametrize("refused", ["GET", "WATCH"])
+async def test_what_is_refused_again_and_again_is_known_until_it_is_granted(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch, refused: str
+):
+    granted, tried, note = asyncio.Event(), asyncio.Event(), api._note
+
+    def refuse(verb: str, path: str) -> None:
+        note(verb, path)
+        if verb == refused and not granted.is_set():
+            if api.requests.count((verb, path)) == 5:
+                tried.set()
+            raise ApiError(403, "Forbidden", f"no right to {verb}")
+
+    monkeypatch.setattr(api, "_note", refuse)
+    watched = Watched(api)
+    watched.watch.failing = Failing(monotonic=lambda: float(len(api.requests)))  # a second for each request
+    running = asyncio.create_task(watched.watch.run())
+    try:
+        async with asyncio.timeout(10):
+            await tried.wait()
+            assert watched.watch.failing.seconds == 4  # since the first refusal, though the list went well
+            granted.set()
+            api.put(path("a"), {})
+            await watched.until_names("a")
+        assert watched.watch.failing.seconds == 0
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_pages_that_took_too_long_are_read_again_from_the_first(
