@@ -167,9 +167,9 @@ async def client_for(kubeconfig: Path) -> AsyncIterator[ApiClient]:
 
 
 @contextlib.asynccontextmanager
-async def fresh_namespace(client: ApiClient) -> AsyncIterator[Namespace]:
+async def fresh_namespace(client: ApiClient, name: str | None = None) -> AsyncIterator[Namespace]:
     """Make a namespace that pods can be made in, for as long as it is needed."""
-    name = f"test-{uuid.uuid4().hex[:8]}"
+    name = name or f"test-{uuid.uuid4().hex[:8]}"
     namespaces = "/api/v1/namespaces"
     await client.create(namespaces, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     fresh = Namespace(client, name)

@@ -77,7 +77,7 @@ class SeenCluster:
 
     async def served(self) -> None:
         """Wait until all that jobs may have beside their pods has been seen."""
-        await self.until(lambda: len([*self.view.extras()]) == 2)
+        await self.until(lambda: len([*self.view.extras(KEY.namespace)]) == 2)
 
     def taken(self, kind: str = "ADDED") -> None:
         """Hand the job over as kopf does."""

@@ -15,7 +15,7 @@ from fleet_operator.cluster import watch
 from fleet_operator.cluster.client import open_session
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from kopf import BodyEssence
 
@@ -91,6 +91,18 @@ class NoEssence(kopf.DiffBaseStorage):
         """Write nothing."""
 
 
+class Backoffs:
+    """How long kopf waits between its tries, without end, as the watches of our own do.
+
+    At the end of these kopf itself would end, and with it the term: for a namespace that is gone, for
+    example, of which the API server refuses to speak.
+    """
+
+    def __iter__(self) -> Iterator[float]:
+        """Return what each request begins anew."""
+        return watch.backoff()
+
+
 def kopf_settings() -> kopf.OperatorSettings:
     """Return how kopf behaves: it never gives up, posts no events of its own, and ends quickly."""
     settings = kopf.OperatorSettings()
@@ -102,6 +114,6 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.watching.inactivity_timeout = watch.SILENCE_SECONDS
     settings.networking.connect_timeout = 5
     settings.networking.request_timeout = 30
-    settings.networking.error_backoffs = [0.1, 0.2, 0.5, 1, 2, 5] + [5] * 1000
+    settings.networking.error_backoffs = Backoffs()
     settings.queueing.exit_timeout = 0.5
     return settings

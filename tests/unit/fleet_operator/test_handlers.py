@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -23,6 +25,15 @@ def test_kopf_keeps_and_copies_nothing_of_an_object():
     body = Body({"metadata": {"name": "digits"}, "spec": Uncopied(mode="Collective")})
     assert storage.build(body=body, extra_fields=[("spec",)]) == {}
     assert storage.fetch(body=body) is None
+
+
+def test_kopf_never_gives_up():
+    backoffs = kopf_settings().networking.error_backoffs
+    assert isinstance(backoffs, Iterable)
+    for _ in range(2):  # each request begins anew
+        waits = list(islice(backoffs, 100_000))
+        assert len(waits) == 100_000
+        assert (waits[0], waits[-1]) == (0.1, 5.0)
 
 
 @pytest.mark.parametrize(("namespace", "path"), [(None, ""), ("team", "/namespaces/team")])

@@ -44,7 +44,7 @@ class Cluster(Protocol):
         """Return the newest known version of a job, or None if it is gone."""
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return what is there for `job`, or None while an own write has not been seen yet."""
+        """Return what is there for `job`, or None while that, or an own write, has not been seen yet."""
 
     def hosts(self, job: FleetJob) -> Hosts:
         """Return where each replica of `job` is reached."""

@@ -106,8 +106,10 @@ class KubernetesCluster:
         return self._view.job(key)
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return what is there for `job`, or None while a deletion of our own has not been seen yet."""
+        """Return what is there for `job`, or None while not all of it, or of what we did, has been seen."""
         key = job_key(job)
+        if not self._view.shows_what_jobs_own(key.namespace):
+            return None
         pods: list[ObservedPod] = []
         foreign, left_over = list(self._view.foreign(key)), list[str]()
         for entry in self._view.pods.of_job(key):
@@ -123,7 +125,7 @@ class KubernetesCluster:
             (left_over if _is_left_over(service, job) else foreign).append(f"Service/{service.key.name}")
         objects = dict[ObjectRef, ObservedObject]()
         unserved = {(each.api_version, each.kind) for each in FEATURES.values()}
-        for resource, store in self._view.extras():
+        for resource, store in self._view.extras(key.namespace):
             unserved.discard((resource.api_version, resource.kind))
             for extra in store.of_job(key):
                 # Only a claim outlives its job, without an owner.
@@ -261,7 +263,7 @@ class KubernetesCluster:
 
     async def _delete_object(self, job: FleetJob, ref: ObjectRef) -> None:
         resource = _resource_of(ref)
-        stores = {each.key: store for each, store in self._view.extras()}
+        stores = {each.key: store for each, store in self._view.extras(job.metadata.namespace)}
         entry = stores[resource.key].get(Key(job.metadata.namespace, ref.name))
         if entry is not None and _is_owned(entry, job):
             await self._delete_owned(

@@ -16,10 +16,10 @@ from fleet_operator.api import FleetJob, read_job
 from fleet_operator.api.names import API_VERSION, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY, PLURAL
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.events import Subject
-from fleet_operator.cluster.failing import Failing
 from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.observe import observe_object, observe_pod
 from fleet_operator.cluster.resources import FEATURES
+from fleet_operator.cluster.scope import Scope
 from fleet_operator.cluster.store import Entry, Store, key_of, owner_of, version_of
 from fleet_operator.cluster.watch import ExpiredError, ListWatch, list_pages
 from fleet_operator.errors import InvalidJob, OperatorError
@@ -85,7 +85,6 @@ class ClusterView:
     ) -> None:
         self._client = client
         self._events = events
-        self._scopes: tuple[str | None, ...] = namespaces or (None,)
         self._on_deleted = on_deleted
         self._listeners: list[Callable[[Key], None]] = []
         self._jobs: Store[FleetJob] = Store()
@@ -94,11 +93,8 @@ class ClusterView:
         self._extras: dict[str, Store[ObservedObject]] = {FEATURES[name].key: Store() for name in features}
         self._foreign: dict[Key, dict[str, tuple[str, str]]] = {}  # job: {"Kind/name": (resource, name)}
         self._invalid: dict[str, int] = {}  # uids of jobs that cannot be understood, and their generation
-        self._relist, self._jobs_listed = asyncio.Event(), asyncio.Event()
-        self._listing = {namespace: Failing() for namespace in self._scopes}
-        self._noticing = {namespace: Failing() for namespace in self._scopes}  # by kopf
-        self._watches = {resource: [*self._watch_all(resource)] for resource in (PODS, SERVICES)}
-        self._extra_watches = {key: [*self._watch_all(key)] for key in self._extras}
+        self._relist, self._serves = asyncio.Event(), asyncio.Event()
+        self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or (None,)}
         self._keepers: list[asyncio.Task[None]] = []
         self._telling: set[asyncio.Task[None]] = set()
 
@@ -109,48 +105,61 @@ class ClusterView:
     async def start(self) -> None:
         """Begin to watch; return when everything that is there has been seen.
 
+        A namespace of which something was refused, because it is gone for example, is not waited for where
+        there is another one to serve. It is served as soon as it has been seen.
+
         Raises
         ------
         NotSyncedError
             It was not seen within `SYNC_SECONDS`.
         """
+        scopes = self._scopes.values()
         self._keepers = [
             asyncio.create_task(self._list_jobs_forever(), name="list FleetJobs"),
             asyncio.create_task(self._check_foreign_forever(), name="look at foreign objects"),
             *(
-                asyncio.create_task(self._notify_when_served(key), name=f"wait for {key}")
-                for key in self._extras
+                asyncio.create_task(self._serve_when_seen(each), name="wait for a namespace")
+                for each in scopes
             ),
-            *(asyncio.create_task(watch.run(), name=f"watch {watch.path}") for watch in self._all_watches()),
+            *(
+                asyncio.create_task(self._notify_when_served(each, watch), name=f"wait for {watch.path}")
+                for each in scopes
+                for watch in each.extras.values()
+            ),
+            *(
+                asyncio.create_task(watch.run(), name=f"watch {watch.path}")
+                for each in scopes
+                for watch in each.watches()
+            ),
         ]
         try:
             async with asyncio.timeout(SYNC_SECONDS):
-                await self._jobs_listed.wait()
-                for awaited in self._awaited():
-                    await awaited.wait()
+                for each in scopes:
+                    await each.until_answered()
+                await self._serves.wait()
         except TimeoutError:
-            missing = [watch.path for watch in self._all_watches() if not watch.answered.is_set()]
-            missing += [] if self._jobs_listed.is_set() else [f"{PLURAL} (is the CRD installed?)"]
+            missing = [what for each in scopes for what in each.missing()]
             raise NotSyncedError(
                 f"not listed within {SYNC_SECONDS:g} s: {', '.join(missing)}; the log says why"
             ) from None
 
-    def _awaited(self) -> Iterator[asyncio.Event]:
-        """Return what happens once everything that is there has been seen: some kinds may not be served."""
-        yield from (watch.synced for watches in self._watches.values() for watch in watches)
-        yield from (watch.answered for watches in self._extra_watches.values() for watch in watches)
-
-    def _all_watches(self) -> Iterator[ListWatch[Any]]:
-        for watches in (self._watches | self._extra_watches).values():
-            yield from watches
-
-    async def _notify_when_served(self, key: str) -> None:
-        """Look at every job again once a kind of object can be seen: its definition may come late."""
-        for watch in self._extra_watches[key]:
-            await watch.synced.wait()
-        for entry in self._jobs:
-            self.notify(entry.key)
+    async def _serve_when_seen(self, scope: Scope) -> None:
+        """Look at every job of a namespace once what they own has been seen: it may come late."""
+        await scope.until_seen()
+        self._serves.set()
+        self._notify_all(scope)
         await asyncio.Event().wait()
+
+    async def _notify_when_served(self, scope: Scope, watch: ListWatch[Any]) -> None:
+        """Look at every job again once a kind of object can be seen: its definition may come late."""
+        await watch.synced.wait()
+        self._notify_all(scope)
+        await asyncio.Event().wait()
+
+    def _notify_all(self, scope: Scope) -> None:
+        for entry in self._jobs:
+            if scope.namespace in (None, entry.key.namespace):
+                self.notify(entry.key)
 
     async def close(self) -> None:
         """Stop watching."""
@@ -162,8 +171,8 @@ class ClusterView:
 
     @property
     def synced(self) -> bool:
-        """Whether everything that is there has been seen."""
-        return self._jobs_listed.is_set() and all(each.is_set() for each in self._awaited())
+        """Whether everything that is there has been seen, as far as it was not refused."""
+        return self._serves.is_set() and all(each.answered for each in self._scopes.values())
 
     def ended(self) -> list[str]:
         """Return what has ended though it should go on for ever: without it, changes go unseen."""
@@ -175,11 +184,8 @@ class ClusterView:
 
         Where is a namespace, or None for all of them.
         """
-        for namespace in self._scopes:
-            tries = (self._listing[namespace], self._noticing[namespace])
-            yield PLURAL, namespace, max(each.seconds for each in tries)
-        for resource, watches in (self._watches | self._extra_watches).items():
-            yield from ((resource, watch.namespace, watch.failing.seconds) for watch in watches)
+        for namespace, scope in self._scopes.items():
+            yield from ((resource, namespace, seconds) for resource, seconds in scope.failing())
 
     # FleetJobs.
 
@@ -225,7 +231,7 @@ class ClusterView:
 
     def note_job_watch(self, namespace: str | None, went_well: bool) -> None:
         """Note whether whoever watches FleetJobs could, at a namespace or at all of them."""
-        self._noticing[namespace].tried(went_well=went_well)
+        self._scopes[namespace].jobs_were_watched(went_well=went_well)
 
     async def refresh_job(self, job: FleetJob) -> None:
         """Read a job anew that turned out to be older than we thought, or gone."""
@@ -245,11 +251,15 @@ class ClusterView:
         if entry is not None and self._store(resource).put(entry):
             self.notify(entry.job)
 
-    def extras(self) -> Iterator[tuple[Resource, Store[ObservedObject]]]:
-        """Return what jobs may have beside pods and Services, as far as it has been seen."""
-        for key, store in self._extras.items():
-            if all(watch.synced.is_set() for watch in self._extra_watches[key]):
-                yield _RESOURCES[key], store
+    def shows_what_jobs_own(self, namespace: str) -> bool:
+        """Whether the pods and Services of a namespace have been seen."""
+        return self._scope_of(namespace).shows_what_jobs_own
+
+    def extras(self, namespace: str) -> Iterator[tuple[Resource, Store[ObservedObject]]]:
+        """Return what jobs of a namespace may have beside pods and Services, as far as it has been seen."""
+        for key, watch in self._scope_of(namespace).extras.items():
+            if watch.synced.is_set():
+                yield _RESOURCES[key], self._extras[key]
 
     def foreign(self, key: Key) -> tuple[str, ...]:
         """Return the objects without our labels that have names of a job's, as ``Kind/name``."""
@@ -291,18 +301,27 @@ class ClusterView:
             return self._extras[resource]
         return self.pods if resource == PODS else self.services
 
-    def _watch_all(self, resource: str) -> Iterator[ListWatch[Any]]:
-        for namespace in self._scopes:
-            yield ListWatch(
-                self._client,
-                collection(resource, namespace),
-                store=self._store(resource),
-                reduce=lambda manifest: self._reduce(resource, manifest),
-                on_change=self.notify,
-                on_relist=self.list_jobs_again,
-                selector=SELECTOR,
-                namespace=namespace,
-            )
+    def _scope(self, namespace: str | None) -> Scope:
+        return Scope(
+            namespace,
+            {resource: self._watch(resource, namespace) for resource in (PODS, SERVICES)},
+            {resource: self._watch(resource, namespace) for resource in self._extras},
+        )
+
+    def _scope_of(self, namespace: str) -> Scope:
+        return self._scopes[namespace if namespace in self._scopes else None]
+
+    def _watch(self, resource: str, namespace: str | None) -> ListWatch[Any]:
+        return ListWatch(
+            self._client,
+            collection(resource, namespace),
+            store=self._store(resource),
+            reduce=lambda manifest: self._reduce(resource, manifest),
+            on_change=self.notify,
+            on_relist=self.list_jobs_again,
+            selector=SELECTOR,
+            namespace=namespace,
+        )
 
     def _reduce(self, resource: str, manifest: Mapping[str, Any]) -> Entry[Any] | None:
         """Return what is kept of what a job owns; None if its labels do not make it a job's."""
@@ -358,29 +377,28 @@ class ClusterView:
 
     async def _list_jobs_forever(self) -> None:
         """List them now and then; a namespace that cannot be listed keeps no other one from it."""
-        scopes, tries = self._scopes, 0
+        everywhere = tuple(self._scopes.values())
+        scopes, tries = everywhere, 0
         while True:
             self._relist.clear()
-            failed: dict[str | None, float] = {}  # by namespace, for how long the API server wants no more
-            for namespace in scopes:
+            failed: dict[Scope, float] = {}  # and for how long the API server wants no more
+            for scope in scopes:
                 try:
-                    await self._list_jobs(namespace)
+                    await self._list_jobs(scope.namespace)
                 except (ApiError, ExpiredError) as error:
                     logger.warning("listing FleetJobs: %s", error)
-                    self._listing[namespace].tried(went_well=False)
-                    failed[namespace] = getattr(error, "retry_after_seconds", 0.0)
+                    scope.jobs_were_listed(error)
+                    failed[scope] = getattr(error, "retry_after_seconds", 0.0)
                 else:
-                    self._listing[namespace].tried(went_well=True)
+                    scope.jobs_were_listed()
             wait = max(min(2.0**tries, AGAIN_SECONDS), *failed.values()) if failed else RELIST_SECONDS
             tries = min(tries + 1, 10) if failed else 0
-            if not failed:
-                self._jobs_listed.set()
             try:
                 async with asyncio.timeout(wait):
                     await self._relist.wait()
-                scopes = self._scopes
+                scopes = everywhere
             except TimeoutError:
-                scopes = tuple(failed) or self._scopes
+                scopes = tuple(failed) or everywhere
 
     async def _list_jobs(self, namespace: str | None) -> None:
         entries: list[Entry[FleetJob]] = []

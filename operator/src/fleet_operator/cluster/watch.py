@@ -101,7 +101,7 @@ class ListWatch(Generic[T]):
             self._selector["fieldSelector"] = field_selector
         self.namespace = namespace
         self._version = ""
-        self._backoff = _backoff()
+        self._backoff = backoff()
         self.failing = Failing()
         self.synced = asyncio.Event()
         self.answered = asyncio.Event()  # there is a list, or a word that there is none
@@ -119,7 +119,7 @@ class ListWatch(Generic[T]):
                 self._version = ""
                 await asyncio.sleep(next(self._backoff))  # a place that is forgotten at once must not spin
             except (ApiError, aiohttp.ClientError, TimeoutError, ValueError) as error:
-                if isinstance(error, ApiError) and error.status not in _NO_ANSWER:
+                if is_refusal(error):
                     self.answered.set()
                 self.failing.tried(went_well=False)
                 delay = max(next(self._backoff), getattr(error, "retry_after_seconds", 0.0))
@@ -158,7 +158,7 @@ class ListWatch(Generic[T]):
                 self.failing.tried(went_well=True)  # not before: what is listed but not watched grows old
                 async for line in lines:
                     if silent:
-                        silent, self._backoff = False, _backoff()
+                        silent, self._backoff = False, backoff()
                     self._take(orjson.loads(line))
         except ApiError as error:
             if error.status == 410:
@@ -186,6 +186,11 @@ class ListWatch(Generic[T]):
             self._on_change(entry.job)
 
 
+def is_refusal(error: Exception) -> bool:
+    """Whether a server has said that it does not do what was asked, and not only that it cannot now."""
+    return isinstance(error, ApiError) and error.status not in _NO_ANSWER
+
+
 async def list_pages(
     client: ApiClient, path: str, params: Mapping[str, str] | None = None
 ) -> AsyncIterator[dict[str, Any]]:
@@ -204,5 +209,6 @@ async def list_pages(
             return
 
 
-def _backoff() -> Iterator[float]:
+def backoff() -> Iterator[float]:
+    """Return how long to wait before each further try, without end."""
     return chain(BACKOFF_SECONDS, repeat(BACKOFF_SECONDS[-1]))

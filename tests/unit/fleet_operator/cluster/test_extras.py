@@ -131,12 +131,16 @@ async def test_a_policy_that_the_settings_spoil_is_refused_for_now_and_ends_no_j
     world.taken()
     (policy,) = (EnsureObject(each.manifest) for each in build_extras(world.job, 0))
     api.refusals["POST", POLICIES] = error
-    with pytest.raises(ApiError):
-        await world.cluster.apply(world.job, policy)
-    assert world.observe().rejected is None
-    assert world.observe().refused == str(error)
-    await world.cluster.apply(world.job, policy)  # the settings have been mended
-    assert world.observe().refused is None
+    await world.view.start()
+    try:
+        with pytest.raises(ApiError):
+            await world.cluster.apply(world.job, policy)
+        assert world.observe().rejected is None
+        assert world.observe().refused == str(error)
+        await world.cluster.apply(world.job, policy)  # the settings have been mended
+        assert world.observe().refused is None
+    finally:
+        await world.view.close()
 
 
 async def test_a_kind_of_object_that_is_not_listed_yet_is_waited_for(api: FakeApi):

@@ -8,9 +8,11 @@ import pytest
 from fleet_operator.api import JobState, Role
 from fleet_operator.build import build_service
 from fleet_operator.cluster import view as view_module
+from fleet_operator.cluster import watch as watch_module
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.events import EventRecorder
 from fleet_operator.cluster.interface import Key
+from fleet_operator.cluster.kubernetes import KubernetesCluster
 from fleet_operator.cluster.resources import FEATURES
 from fleet_operator.cluster.view import ClusterView, NotSyncedError
 from fleet_operator.plan.model import CreateService
@@ -182,19 +184,56 @@ def refuse_in(api: FakeApi, monkeypatch: pytest.MonkeyPatch, namespace: str) -> 
 async def test_a_namespace_that_is_gone_keeps_no_job_of_another_one_unseen(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ):
-    refuse_in(api, monkeypatch, "gone")
-    view, seen = ClusterView(api, EventRecorder(api), namespaces=("gone", "default")), asyncio.Event()
-    view.subscribe(lambda _: seen.set())
-    starting = asyncio.create_task(view.start())
+    monkeypatch.setattr(watch_module, "BACKOFF_SECONDS", (0.001,))
+    granted = refuse_in(api, monkeypatch, "gone")
+    events, features = EventRecorder(api), ("podDisruptionBudgets",)
+    view = ClusterView(api, events, namespaces=("gone", "default"), features=features)
+    cluster, told, changed = KubernetesCluster(api, view, events), list[Key](), asyncio.Event()
+
+    def notice(key: Key) -> None:
+        told.append(key)
+        changed.set()
+
+    view.subscribe(notice)
     try:
         async with asyncio.timeout(10):
-            while view.job(KEY) is None:
-                seen.clear()
-                await seen.wait()
-        assert not view.synced
+            await view.start()
+        assert view.synced
+        job = view.job(KEY)
+        assert job is not None
+        observed = cluster.observe(job)
+        assert observed is not None
+        assert ("policy/v1", "PodDisruptionBudget") not in observed.unserved
+        # Of a job in a namespace of which no pod can be seen, nothing may be concluded.
+        api.put("/apis/fleetjob.dev/v1alpha1/namespaces/gone/fleetjobs/late", manifest("late"))
+        view.take_job("ADDED", api.objects["/apis/fleetjob.dev/v1alpha1/namespaces/gone/fleetjobs/late"])
+        late = view.job(Key("gone", "late"))
+        assert late is not None
+        assert cluster.observe(late) is None
+        told.clear()
+        granted.set()
+        view.list_jobs_again()
+        async with asyncio.timeout(10):
+            while cluster.observe(late) is None or Key("gone", "late") not in told:
+                changed.clear()
+                await changed.wait()
     finally:
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
+        await view.close()
+
+
+async def test_where_no_namespace_can_be_seen_it_says_what_is_missing(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(view_module, "SYNC_SECONDS", 0.05)
+    refuse_in(api, monkeypatch, "default")
+    view = ClusterView(api, EventRecorder(api), namespaces=("default",))
+    try:
+        with pytest.raises(NotSyncedError) as raised:
+            await view.start()
+        for path in ("/api/v1/namespaces/default/pods", "/api/v1/namespaces/default/services"):
+            assert path in str(raised.value)
+        assert "fleetjobs of default" in str(raised.value)
+    finally:
         await view.close()
 
 
