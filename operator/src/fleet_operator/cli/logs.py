@@ -3,7 +3,8 @@
 While it follows, each pod has a task that reads its log; a pod that comes in the place of another, with a uid
 of its own, gets one too. Lines wait in one short queue, so a replica that writes faster than the terminal
 takes is slowed down by its own connection, and memory stays small however much is written. A log whose
-connection breaks is opened again where it broke: every line carries its time, which is not shown.
+connection breaks is opened again where it broke: every line carries its time, which is not shown. A log is
+asked for once the container that is wanted has started, which may be long after another one of its pod.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fleet_operator.cluster.observe import main_container
 from fleet_operator.cluster.view import collection
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from typing import Any
 
     from fleet_operator.api import Role
@@ -58,9 +59,13 @@ class Wanted:
             self.index is None or labels.get(LABEL_INDEX) == str(self.index)
         )
 
+    def container_of(self, pod: Mapping[str, Any]) -> str:
+        """Return the name of the container that is wanted of a pod; the pod may not have it."""
+        return self.container or main_container(pod)
+
     def params(self, pod: Mapping[str, Any]) -> dict[str, str]:
         """Return what to ask the API server for."""
-        params = {"container": self.container or main_container(pod), "timestamps": "true"}
+        params = {"container": self.container_of(pod), "timestamps": "true"}
         if self.tail is not None:
             params["tailLines"] = str(self.tail)
         if self.since_seconds is not None:
@@ -104,12 +109,14 @@ class Logs:
         self._releases: dict[str, asyncio.Task[None]] = {}  # of pods that have ended
         self._counts: dict[str, int] = {}  # lines read so far
         self._seen: set[str] = set()  # replicas of which a life was read
+        self._opened = False  # whether any log could be
+        self._told_why_not = False
 
     async def print_once(self) -> int:
         """Show what there is, one replica after the other."""
         await self._session.job(self._job)
         pods = [pod for pod in await self._session.pods(self._job) if self._wanted.takes(pod)]
-        started = [pod for pod in pods if has_started(pod)]
+        started = [pod for pod in pods if has_started(pod, self._wanted.container_of(pod))]
         if not started:
             self._note(self._nothing(pods))
             return 1
@@ -121,13 +128,17 @@ class Logs:
                     self._show(replica_of(pod), self._stripped(line))
             except (ApiError, aiohttp.ClientError, TimeoutError) as error:
                 unread += 1
-                self._note(
-                    f"the log of {replica_of(pod)} cannot be read: {str(error) or type(error).__name__}"
-                )
+                self._tell_unread(pod, error)
         return 1 if unread == len(started) else 0
 
     async def follow(self) -> int:
-        """Show what there is and what comes, until the job has finished and its replicas have."""
+        """Show what there is and what comes, until the job has finished and its replicas have.
+
+        Returns
+        -------
+        int
+            The exit status: 1 if not a single log could be read; why is told.
+        """
         await self._session.job(self._job)
         async with (
             self._session.watching(PLURAL, job=self._job) as jobs,
@@ -146,10 +157,23 @@ class Logs:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
-        return 0
+            if self._opened:
+                return 0
+            if not self._told_why_not:
+                self._note(self._nothing([pod for pod in pods.all() if self._wanted.takes(pod)]))
+        return 1
 
-    def _nothing(self, pods: Iterable[Mapping[str, Any]]) -> str:
-        if any(True for _ in pods):
+    def _tell_unread(self, pod: Mapping[str, Any], error: Exception) -> None:
+        self._told_why_not = True
+        self._note(f"the log of {replica_of(pod)} cannot be read: {str(error) or type(error).__name__}")
+
+    def _nothing(self, pods: Sequence[Mapping[str, Any]]) -> str:
+        containers = dict.fromkeys(name for pod in pods for name in containers_of(pod))
+        wanted = self._wanted.container
+        if wanted is not None and pods and wanted not in containers:
+            there = ", ".join(containers)
+            return f"no replica of FleetJob {self._job} has a container {wanted}; there are {there}"
+        if pods:
             return (
                 f"no replica of FleetJob {self._job} has started yet; `fleetjob status {self._job}` says why"
             )
@@ -169,7 +193,8 @@ class Logs:
         while True:
             present = [pod for pod in pods.all() if self._wanted.takes(pod)]
             for pod in present:
-                if has_started(pod) and pod["metadata"]["uid"] not in self._readers:
+                started = has_started(pod, self._wanted.container_of(pod))
+                if started and pod["metadata"]["uid"] not in self._readers:
                     self._start(pod, at_first=first)
             first = False
             self._release({pod["metadata"]["uid"] for pod in present if has_not_ended(pod)})
@@ -181,6 +206,7 @@ class Logs:
             if over and not any(has_not_ended(pod) for pod in present):
                 await asyncio.gather(*self._readers.values(), return_exceptions=True)
                 if not known:
+                    self._told_why_not = True
                     self._note(f"FleetJob {self._job} has been deleted")
                 return
             await _first(jobs.changed, pods.changed)
@@ -216,6 +242,7 @@ class Logs:
         """Read one pod's log to its end, however often the connection breaks."""
         replica, uid, last = replica_of(pod), pod["metadata"]["uid"], b""
         while True:
+            problem: Exception | None = None
             try:
                 async for line in self._read(pod, params):
                     stamp = _stamp(line)
@@ -227,12 +254,15 @@ class Logs:
             except ApiError as error:
                 if error.status == 404:
                     return  # the pod is gone, and its log with it
-                if error.status in (400, 401, 403):
-                    self._note(f"the log of {replica} cannot be read: {error}")
+                if error.status in (401, 403):
+                    self._tell_unread(pod, error)
                     return
-            except (aiohttp.ClientError, TimeoutError):
-                pass
+                problem = error  # a 400, too: the kubelet may know a container later than its status does
+            except (aiohttp.ClientError, TimeoutError) as error:
+                problem = error
             if not await self._lives_on(pod):
+                if problem is not None:
+                    self._tell_unread(pod, problem)
                 return
             if last:
                 params = {**params, "sinceTime": last[:19].decode() + "Z"}
@@ -255,6 +285,7 @@ class Logs:
         path = f"{collection('pods', self._session.namespace)}/{pod['metadata']['name']}/log"
         opened = self._session.client.chunks(path, params, silence_seconds=silence_seconds)
         async with opened as chunks:
+            self._opened = True
             async for line in lines_of(chunks):
                 yield line
 
@@ -284,10 +315,21 @@ def replica_of(pod: Mapping[str, Any]) -> str:
     return f"{labels.get(LABEL_ROLE, '?')}-{labels.get(LABEL_INDEX, '?')}"
 
 
-def has_started(pod: Mapping[str, Any]) -> bool:
-    """Whether any of a pod's containers has got so far as to have a log."""
-    states = [each.get("state") or {} for each in pod.get("status", {}).get("containerStatuses") or ()]
-    return any("running" in state or "terminated" in state for state in states)
+def has_started(pod: Mapping[str, Any], container: str) -> bool:
+    """Whether a pod's container has got so far as to have a log."""
+    status = pod.get("status", {})
+    for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
+        for each in status.get(kind) or ():
+            if each.get("name") == container:
+                state, last = each.get("state") or {}, each.get("lastState") or {}
+                return "running" in state or "terminated" in state or "terminated" in last
+    return False
+
+
+def containers_of(pod: Mapping[str, Any]) -> list[str]:
+    """Return the names of a pod's containers, the main ones first."""
+    kinds = ("containers", "initContainers", "ephemeralContainers")
+    return [each["name"] for kind in kinds for each in pod["spec"].get(kind) or ()]
 
 
 def has_not_ended(pod: Mapping[str, Any]) -> bool:

@@ -130,7 +130,8 @@ def logs(
 ) -> None:
     """Show what the replicas of a job say, merged.
 
-    With --follow the lives of a replica that is started again follow each other.
+    With --follow the lives of a replica that is started again follow each other. The exit status is 1
+    where no log could be read; why is told.
     """
     from fleet_operator.cli.logs import Logs, Wanted, print_with
 

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.timeout(20)
 
 BASE = "/api/v1/namespaces/default/pods"
 JOBS = "/apis/fleetjob.dev/v1alpha1/namespaces/default/fleetjobs"
-STARTED = {"containerStatuses": [{"name": "fleet", "state": {"running": {}}}]}
 
 
 class World:
@@ -58,9 +57,15 @@ class World:
         self._tell("fleetjobs", "MODIFIED", self.job)
 
     def put(
-        self, index: int, *logs: Any, life: int = 0, phase: str = "Running", role: str = "trainer"
+        self,
+        index: int,
+        *logs: Any,
+        life: int = 0,
+        phase: str = "Running",
+        role: str = "trainer",
+        waiting: tuple[str, ...] = (),
     ) -> None:
-        """Have a pod, and what its log's requests are answered with."""
+        """Have a pod, and what its log's requests are answered with; some containers may not have started."""
         name = f"digits-{role}-{index}"
         self.version += 1
         labels = {
@@ -76,8 +81,13 @@ class World:
             "labels": labels,
             "resourceVersion": str(self.version),
         }
-        status = {"phase": phase, **(STARTED if phase != "Pending" else {})}
         containers = [{"name": "sidecar"}, {"name": "fleet"}]
+        status: dict[str, Any] = {"phase": phase}
+        if phase != "Pending":
+            status["containerStatuses"] = [
+                {**each, "state": {"waiting" if each["name"] in waiting else "running": {}}}
+                for each in containers
+            ]
         self.pods[name] = {"metadata": metadata, "spec": {"containers": containers}, "status": status}
         if logs:
             self.logs[name] = list(logs)
@@ -118,10 +128,17 @@ class World:
         return response
 
     async def _log(self, request: web.Request) -> web.StreamResponse:
-        name = request.path.split("/")[-2]
+        name, container = request.path.split("/")[-2], request.query["container"]
         self.asked.append({"pod": name, **request.query})
+        statuses = self.pods[name]["status"].get("containerStatuses", ())
+        if not any(each["name"] == container and "waiting" not in each["state"] for each in statuses):
+            return web.json_response(
+                {"message": f'container "{container}" in pod "{name}" is waiting to start'}, status=400
+            )
         answers = self.logs.get(name) or [b""]
         given = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(given, tuple):
+            return web.json_response({"message": given[1]}, status=given[0])
         response = web.StreamResponse()
         await response.prepare(request)
         if isinstance(given, bytes):
@@ -356,8 +373,80 @@ async def test_why_nothing_comes_is_told_meanwhile(world: World):
         following = asyncio.create_task(world.reading(session).follow())
         await world.until_noted()
         world.set_job("Failed")
-        assert await following == 0
+        assert await following == 1
     assert world.notes[0] == "digits is Running: no node fits"
+    assert world.notes[-1] == "FleetJob digits has no pods; `fleetjob status digits` says why"
+
+
+async def test_a_container_that_starts_after_its_sidecar_is_waited_for(world: World):
+    world.put(0, at(0, "late"), waiting=("fleet",))
+    world.put(1, at(0, "first"))
+    async with world.session() as session:
+        following = asyncio.create_task(world.reading(session).follow())
+        await world.until_shown(1)
+        world.put(0)
+        await world.until_shown(2)
+        world.put(0, phase="Succeeded")
+        world.put(1, phase="Succeeded")
+        world.set_job("Succeeded")
+        assert await following == 0
+    assert world.shown == ["[trainer-1] first", "[trainer-0] late"]
+    assert not [note for note in world.notes if "cannot be read" in note]
+
+
+async def test_a_container_that_its_node_knows_later_than_its_status_is_asked_again(world: World):
+    world.put(0, (400, "waiting to start: ContainerCreating"), (502, "bad gateway"), at(0, "one"))
+    async with world.session() as session:
+        following = asyncio.create_task(world.reading(session).follow())
+        await world.until_shown(1)
+        world.put(0, phase="Succeeded")
+        world.set_job("Succeeded")
+        assert await following == 0
+    assert not [note for note in world.notes if "cannot be read" in note]
+
+
+@pytest.mark.parametrize(
+    ("status", "phase"),
+    [
+        pytest.param(403, "Running", id="without-the-right"),
+        pytest.param(400, "Failed", id="of-a-pod-that-has-ended"),
+        pytest.param(502, "Failed", id="of-a-node-that-is-away"),
+    ],
+)
+async def test_where_no_log_could_be_read_the_exit_status_says_so(world: World, status: int, phase: str):
+    world.put(0, (status, "no log for you"), phase=phase)
+    async with world.session() as session:
+        following = asyncio.create_task(world.reading(session).follow())
+        await world._until(lambda: "the log of trainer-0 cannot be read: no log for you" in world.notes)
+        world.put(0, phase="Failed")
+        world.set_job("Failed")
+        assert await following == 1
+    assert world.shown == []
+
+
+async def test_a_container_that_no_replica_has_is_refused_by_name(world: World):
+    world.put(0, at(0, "one"), phase="Failed")
+    world.set_job("Failed")
+    async with world.session() as session:
+        for ending in (
+            world.reading(session, container="fleer").print_once(),
+            world.reading(session, container="fleer").follow(),
+        ):
+            assert await ending == 1
+            told = "no replica of FleetJob digits has a container fleer; there are sidecar, fleet"
+            assert world.notes[-1] == told
+    assert world.shown == []
+
+
+async def test_a_job_that_is_deleted_before_anything_is_read_is_no_success(world: World):
+    async with world.session() as session:
+        following = asyncio.create_task(world.reading(session).follow())
+        await world.until_noted()
+        world.version += 1
+        world.job["metadata"]["resourceVersion"] = f"{world.version}"
+        world._tell("fleetjobs", "DELETED", world.job)
+        assert await following == 1
+    assert world.notes[-1] == "FleetJob digits has been deleted"
 
 
 async def chunks(*given: bytes) -> AsyncIterator[bytes]:
