@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet_operator.settings import FEATURES, Settings
+from fleet_operator.settings import FEATURES, Settings, SettingsError
 from tools import assets
 
 CHART = Path("charts/fleet-operator")
@@ -257,6 +257,70 @@ def test_who_may_read_the_metrics_of_jobs_is_a_value(helm):
     env = container([each for each in yaml.safe_load_all(ended.stdout) if each])["env"]
     settings = Settings.from_environment({each["name"]: each.get("value", "") for each in env})
     assert settings.metrics_readers == tuple(peers)
+
+
+def reader(**selector: Any) -> dict[str, Any]:
+    return {"podSelector": selector}
+
+
+def expression(**fields: Any) -> dict[str, Any]:
+    return reader(matchExpressions=[{"key": "app", **fields}])
+
+
+def block(cidr: str, *excepted: str) -> dict[str, Any]:
+    return {"ipBlock": {"cidr": cidr, **({"except": [*excepted]} if excepted else {})}}
+
+
+PEERS = [
+    {"namespaceSelector": {}},
+    reader(matchLabels={"app": "prometheus"}),
+    expression(operator="In", values=["a"]),
+    expression(operator="NotIn", values=["a", "b"]),
+    expression(operator="Exists"),
+    expression(operator="DoesNotExist", values=[]),
+    block("0.0.0.0/0", "255.255.255.255/32"),
+    block("10.128.0.0/9", "10.128.4.0/22", "10.255.255.254/31"),
+    block("192.168.77.13/32"),
+    block("::/0", "::1/128"),
+    block("fd00::/8", "fdff:ffff::/32"),
+    block("2001:DB8:0:0:8000::/65", "2001:db8::c000:0:0:0/66"),
+    block("1:2:3:4:5:6:7:8/128"),
+    block("1:2:3:4:5:6:7::/112"),
+    block("::ffff:10.0.0.0/104", "::ffff:10.1.0.0/112"),
+]
+NO_PEERS = [
+    {},
+    expression(operator="In"),
+    expression(operator="NotIn", values=[]),
+    expression(operator="Exists", values=["a"]),
+    expression(operator="DoesNotExist", values=["a"]),
+    expression(operator="Equals", values=["a"]),
+    expression(operator="In", values=[1]),
+    reader(matchLabels={"app": 1}),
+    block("10.0.0.0"),
+    block("cluster/8"),
+    block("10.0.0.0/8", "10.1.0.0"),
+]
+
+
+@pytest.mark.parametrize(
+    ("peer", "is_one"),
+    [
+        *(pytest.param(peer, True, id=json.dumps(peer)) for peer in PEERS),
+        *(pytest.param(peer, False, id=f"not {json.dumps(peer)}") for peer in NO_PEERS),
+    ],
+)
+def test_the_chart_refuses_what_has_not_the_form_of_a_peer_as_the_operator_does(helm, peer, is_one):
+    try:
+        Settings.from_environment({"FLEET_OPERATOR_METRICS_READERS": json.dumps([peer])})
+        understood = True
+    except SettingsError:
+        understood = False
+    assert understood is is_one
+    sets = f"networkPolicies.metricsReaders={json.dumps([peer])}"
+    ended = helm_says(helm, "template", "fleet", str(CHART), "--set-json", sets)
+    assert (ended.returncode == 0) is is_one, ended.stderr
+    assert is_one or "metricsReaders" in ended.stderr
 
 
 def test_two_operators_work_at_once_unless_they_are_told_not_to(helm):
