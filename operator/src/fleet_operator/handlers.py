@@ -116,4 +116,5 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = Backoffs()
     settings.queueing.exit_timeout = 0.5
+    settings.process.ultimate_exiting_timeout = None  # the process lives on when kopf has ended by itself
     return settings

@@ -3,7 +3,7 @@
 It serves probes and metrics from its first moment to its last, and works in terms: for as long as it holds
 the Lease. An operator that has lost it stands by again instead of ending, so that an API server which was
 away for a while finds every operator as it left it, and none in a back-off of the kubelet's. The signals are
-taken back from kopf when it is ready, so that passes under way and open connections end before it does.
+taken back from kopf at once, so that passes under way and open connections end before it does.
 """
 
 from __future__ import annotations
@@ -165,13 +165,14 @@ class Operator:
                 await self._server.close()  # its connections are younger than kopf, which would wait for them
 
         try:
-            await self._term.run(ending, on_ready=lambda: _catch_signals(stop), before_kopf_ends=close_server)
+            await self._term.run(
+                ending, on_signals_taken=lambda: _catch_signals(stop), before_kopf_ends=close_server
+            )
         finally:
             self._metrics.leading(holds=False)
             self._term = None
             keeping.cancel()
             stopping.cancel()
-            _catch_signals(stop)  # kopf has left its own handlers behind
         if not ending.is_set():  # it ended by itself: not at once again
             await unless(stop, asyncio.sleep(AGAIN_SECONDS))
 

@@ -1,8 +1,8 @@
 """A term: what an operator does while it is the one that works, from the first lists to the last pass.
 
 Own tasks come first and kopf last, because kopf waits for, and then cancels, every task that is younger than
-itself when it ends. kopf takes the signals over while it starts; whoever begins a term takes them back when
-kopf is ready. A term keeps nothing for the next one, which begins with fresh lists.
+itself when it ends. kopf takes the signals over while it starts; whoever begins a term takes them back at
+once, or a signal would end kopf alone. A term keeps nothing for the next one, which begins with fresh lists.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Term:
         self,
         ending: asyncio.Event,
         *,
-        on_ready: Callable[[], None],
+        on_signals_taken: Callable[[], None],
         before_kopf_ends: Callable[[], Awaitable[None]],
     ) -> None:
         """Serve FleetJobs until `ending` is set, or until a part of the term ends by itself.
@@ -90,14 +90,14 @@ class Term:
         ----------
         ending : asyncio.Event
             Set when it is to end.
-        on_ready : callable
-            Called once kopf is ready, and has taken the signals.
+        on_signals_taken : callable
+            Called as soon as kopf has taken the signals, before any can arrive.
         before_kopf_ends : callable
             Awaited when the last pass has ended, for what kopf would wait for.
         """
         try:
             if await unless(ending, self._view.start()):
-                await self._work(ending, on_ready, before_kopf_ends)
+                await self._work(ending, on_signals_taken, before_kopf_ends)
         finally:
             await self._view.close()
             await self._events.close()
@@ -124,23 +124,22 @@ class Term:
     async def _work(
         self,
         ending: asyncio.Event,
-        on_ready: Callable[[], None],
+        on_signals_taken: Callable[[], None],
         before_kopf_ends: Callable[[], Awaitable[None]],
     ) -> None:
         """Reconcile until told to end, or until a part ends by itself."""
         engine = self._engine()
-        ready, stop_kopf = asyncio.Event(), asyncio.Event()
+        stop_kopf = asyncio.Event()
         working = asyncio.create_task(engine.run(), name="engine")
         awaited = asyncio.create_task(ending.wait(), name="wait for the end of the term")
-        told = asyncio.create_task(_call_after(ready, on_ready), name="tell that kopf is ready")
         reading = asyncio.create_task(self._progress.run(), name="read progress")
-        watching = asyncio.create_task(self._run_kopf(ready, stop_kopf), name="kopf")
+        watching = asyncio.create_task(self._run_kopf(on_signals_taken, stop_kopf), name="kopf")
         self._tasks = (working, reading, watching)
         try:
             await asyncio.wait({working, watching, awaited}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             engine.stop()
-            for task in (reading, told, awaited):
+            for task in (reading, awaited):
                 task.cancel()
             await before_kopf_ends()
             try:
@@ -164,7 +163,7 @@ class Term:
             engine.enqueue(job_key(job))
         return engine
 
-    async def _run_kopf(self, ready: asyncio.Event, stop: asyncio.Event) -> None:
+    async def _run_kopf(self, on_signals_taken: Callable[[], None], stop: asyncio.Event) -> None:
         registry = registry_for(
             self._connection,
             self._view.take_job,
@@ -172,16 +171,18 @@ class Term:
             on_watched=self._view.note_job_watch,
             on_request=self._metrics.requested,
         )
+        before = asyncio.all_tasks()
         try:
-            await kopf.operator(
+            tasks = await kopf.spawn_tasks(
                 registry=registry,
                 settings=kopf_settings(),
                 standalone=True,
                 clusterwide=not self._settings.namespaces,
                 namespaces=self._settings.namespaces,
-                ready_flag=ready,
                 stop_flag=stop,
             )
+            on_signals_taken()
+            await kopf.run_tasks(tasks, ignored=before)
         except Exception:
             # Some errors are fatal to kopf, such as an error event in a watch. The next term mends them.
             logger.exception("kopf has ended; the term ends with it")
@@ -198,8 +199,3 @@ async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
     finally:
         doing.cancel()
         stopping.cancel()
-
-
-async def _call_after(event: asyncio.Event, callback: Callable[[], None]) -> None:
-    await event.wait()
-    callback()

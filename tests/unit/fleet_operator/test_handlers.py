@@ -36,6 +36,10 @@ def test_kopf_never_gives_up():
         assert (waits[0], waits[-1]) == (0.1, 5.0)
 
 
+def test_kopf_does_not_kill_the_process_long_after_its_own_end():
+    assert kopf_settings().process.ultimate_exiting_timeout is None
+
+
 @pytest.mark.parametrize(("namespace", "path"), [(None, ""), ("team", "/namespaces/team")])
 async def test_what_kopf_hears_is_passed_on_and_counted(namespace: str | None, path: str):
     async def answer(request: web.Request) -> web.Response:

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import asyncio
+import signal
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import kopf
 import pytest
 
-from fleet_operator import startup
+from fleet_operator import startup, term
 from fleet_operator.cluster.connection import Connection
 from fleet_operator.engine import NotLeadingError
+from fleet_operator.handlers import registry_for
 from fleet_operator.settings import Settings
 from fleet_operator.startup import Operator, run_operator
+from tests.support.seen_cluster import api_with_a_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,6 +80,31 @@ async def test_a_server_name_that_kopf_cannot_be_told_is_refused_in_a_sentence(
     connection = Connection("https://127.0.0.1:1", tls_server_name="kubernetes.example")
     assert await Operator(settings, connection).run() == 1
     assert "tls-server-name kubernetes.example is not supported for the operator" in caplog.text
+
+
+@pytest.mark.timeout(60)
+async def test_a_signal_while_kopf_starts_ends_the_operator(monkeypatch: pytest.MonkeyPatch):
+    api, sent = api_with_a_job(), list[int]()
+
+    def registry(*arguments: Any, **options: Any) -> kopf.OperatorRegistry:
+        made = registry_for(*arguments, **options)
+
+        @kopf.on.startup(registry=made)
+        def tell_it_to_end(**_: Any) -> None:
+            if not sent:  # what is not heard the first time is not said again
+                sent.append(signal.SIGTERM)
+                signal.raise_signal(signal.SIGTERM)
+
+        return made
+
+    monkeypatch.setattr(startup, "ApiClient", lambda *_, **__: api)
+    monkeypatch.setattr(term, "registry_for", registry)
+    operator = Operator(Settings(http_host="127.0.0.1", http_port=0), Connection("http://127.0.0.1:1"))
+    async with asyncio.timeout(20):
+        assert await operator.run() == 0
+    assert sent == [signal.SIGTERM]
+    (lease,) = (each for path, each in api.objects.items() if "/leases/" in path)
+    assert lease["spec"]["holderIdentity"] == ""
 
 
 async def test_nothing_is_written_by_an_operator_that_does_not_lead():

@@ -6,7 +6,8 @@ Every try has a time-out, and any error counts as not renewed. The holder believ
 the lease's duration since it *sent* its last successful renewal; another takes the lease only after it has
 seen it unchanged for the whole duration. Both measure with clocks that only grow, each its own, and nobody
 compares times of day: whatever the clocks of two machines say, and however long a process was paused, the
-holder has sent its last write before the other begins.
+holder has sent its last write before the other begins. A release is the last word: a try that was under way
+ends before it, or was broken off, and then either came before it or finds another version of the lease.
 
 A request that is under way then may still be carried out afterwards: no lease can take it back. That is why
 each bears what makes it harmless: a status the version it was decided on, a deletion the uid it means, and a
@@ -80,6 +81,9 @@ class Election:
         self._clock = clock or SystemClock()
         self._until = float("-inf")
         self._lease: dict[str, Any] | None = None  # as we last wrote it
+        self._may_hold = False  # whether a write of ours has taken it, or was broken off and may have
+        self._trying = asyncio.Lock()
+        self._releases = 0
         self._seen: tuple[str, float] = ("", 0.0)  # another's lease: its resourceVersion, and since when
         self._holder: str | None = None
         self.asked = False
@@ -103,42 +107,72 @@ class Election:
             await asyncio.sleep(self._pause * random.uniform(0.8, 1.0))  # noqa: S311 no secret
 
     async def keep(self) -> None:
-        """Renew the lease for as long as that goes well; return when it is lost."""
+        """Renew the lease for as long as that goes well; return when it is lost, or was released."""
+        releases = self._releases
         while (left := self._until - self._clock.monotonic()) > 0:
             await asyncio.sleep(min(self._pause, left))
-            await self._try()
+            if self._releases == releases:
+                await self._try()
+            if self._releases != releases:
+                return
         logger.error("the lease %s is lost: it could not be renewed in time", self.name)
 
     async def release(self) -> None:
-        """Let another take the lease at once."""
-        lease, held = self._lease, self.leads
-        self._until, self._lease = float("-inf"), None
-        if lease is None or not held:
-            return
-        lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+        """Let another take the lease at once. A try that is under way ends first, and none follows."""
+        self._until = float("-inf")
+        self._releases += 1
         try:
-            async with asyncio.timeout(self._pause):
-                await self._client.replace(f"{self._collection}/{self.name}", lease)
+            async with asyncio.timeout(self._pause), self._trying:
+                if self._may_hold:
+                    await self._empty()
         except (ApiError, TimeoutError) as error:
-            logger.warning("the lease %s could not be released: %s", self.name, error)
+            why = str(error) or type(error).__name__
+            logger.warning("the lease %s could not be released: %s", self.name, why)
+        finally:
+            self._lease, self._may_hold = None, False
+
+    async def _empty(self) -> None:
+        """Empty the lease, if it is ours, whichever of our tries was the last to write it."""
+        path = f"{self._collection}/{self.name}"
+        while True:
+            try:
+                lease = self._lease or await self._client.get(path)
+                if (lease.get("spec") or {}).get("holderIdentity") == self.identity:
+                    lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+                    await self._client.replace(path, lease)
+            except ApiError as error:
+                if error.status == 409:  # a try that was broken off has been carried out meanwhile
+                    self._lease = None
+                    continue
+                if error.status != 404:
+                    raise
+            return
 
     @property
     def _pause(self) -> float:
         return self._seconds / TRIES
 
     async def _try(self) -> bool:
-        """Take or renew the lease; return whether that went well."""
-        sent = self._clock.monotonic()
-        try:
-            async with asyncio.timeout(self._pause):
-                taken = await self._renew() if self._lease is not None else await self._take()
-        except Exception as error:  # noqa: BLE001 whatever it is, the lease was not renewed
-            self._lease = None  # it may have been written all the same: read it before the next try
-            logger.warning("the lease %s: %s", self.name, str(error) or type(error).__name__)
-            return False
-        self.asked = True
-        self._until = sent + self._seconds * BELIEVED if taken else float("-inf")
-        return taken
+        """Take or renew the lease; return whether that went well, and nobody has released it meanwhile."""
+        releases = self._releases
+        async with self._trying:
+            if releases != self._releases:
+                return False
+            sent, known = self._clock.monotonic(), False
+            try:
+                async with asyncio.timeout(self._pause):
+                    taken = await self._renew() if self._lease is not None else await self._take()
+                known = True
+            except Exception as error:  # noqa: BLE001 whatever it is, the lease was not renewed
+                logger.warning("the lease %s: %s", self.name, str(error) or type(error).__name__)
+                return False
+            finally:
+                if not known:
+                    self._lease = None  # it may have been written all the same: read it before the next try
+            self.asked, self._may_hold = True, taken
+            holds = taken and releases == self._releases
+            self._until = sent + self._seconds * BELIEVED if holds else float("-inf")
+            return holds
 
     async def _take(self) -> bool:
         """Take the lease if nobody has it, or nobody has renewed it for as long as it is valid."""
@@ -147,6 +181,7 @@ class Election:
         except ApiError as error:
             if error.status != 404:
                 raise
+            self._may_hold = True
             self._lease = await self._client.create(self._collection, self._manifest({}))
             logger.info("leading: made the lease %s as %s", self.name, self.identity)
             return True
@@ -162,6 +197,7 @@ class Election:
             self._holder = holder
             return False
         found["spec"] = self._manifest(spec)["spec"]
+        self._may_hold = True
         self._lease = await self._client.replace(f"{self._collection}/{self.name}", found)
         self._holder = None
         logger.info("leading: took the lease %s as %s", self.name, self.identity)

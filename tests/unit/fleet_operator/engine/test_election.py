@@ -12,7 +12,7 @@ from tests.support.clusters import FakeClock
 from tests.support.fake_api import FakeApi
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -196,6 +196,108 @@ async def test_what_another_holds_is_not_released(api: FakeApi):
     await two.tries()
     await one.election.release()
     assert spec(api)["holderIdentity"] == "two"
+
+
+class Slow:
+    """Has every write of an API carried out at once and answered late."""
+
+    def __init__(self, api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.written, self.answered = asyncio.Event(), asyncio.Event()
+        self.held = 1  # how many answers come late
+        for verb in ("create", "replace"):
+            monkeypatch.setattr(api, verb, self._late(getattr(api, verb)))
+
+    def _late(
+        self, write: Callable[..., Awaitable[dict[str, Any]]]
+    ) -> Callable[..., Awaitable[dict[str, Any]]]:
+        async def late(*arguments: Any) -> dict[str, Any]:
+            answer = await write(*arguments)
+            if self.held:
+                self.held -= 1
+                self.written.set()
+                await self.answered.wait()
+            return answer
+
+        return late
+
+
+async def test_a_release_waits_for_the_renewal_under_way_and_is_the_last_word(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    one, two = Candidate(api, "one"), Candidate(api, "two")
+    await one.tries()
+    slow = Slow(api, monkeypatch)
+    renewing = asyncio.create_task(one.tries())
+    await slow.written.wait()
+    releasing = asyncio.create_task(one.election.release())
+    await asyncio.sleep(0)  # it has begun
+    assert not one.leads
+    slow.answered.set()
+    async with asyncio.timeout(5):
+        assert not await renewing
+        await releasing
+    assert spec(api)["holderIdentity"] == ""
+    assert not one.leads
+    assert await two.tries()
+
+
+@pytest.mark.parametrize("first", ["make", "take", "renew"])
+async def test_what_a_try_that_was_broken_off_has_taken_is_released_all_the_same(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch, first: str
+):
+    one, two = Candidate(api, "one"), Candidate(api, "two")
+    if first == "take":
+        await two.tries()
+        await two.election.release()
+    elif first == "renew":
+        await one.tries()
+    slow = Slow(api, monkeypatch)
+    trying = asyncio.create_task(one.tries())
+    await slow.written.wait()
+    trying.cancel()  # as whoever waits for a signal does it
+    await one.election.release()
+    assert spec(api)["holderIdentity"] == ""
+    assert await two.tries()
+
+
+async def test_a_renewal_that_is_carried_out_amid_the_release_is_undone(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    one = Candidate(api, "one")
+    await one.tries()
+    api.refusals["PUT", LEASE] = ApiError(0, "NoAnswer", "it was broken off")
+    await one.tries()
+    answer = api.get
+
+    async def get(path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+        found = await answer(path, params)
+        if len(api.requests) < 5:
+            api.put(LEASE, found)  # what was broken off arrives after all
+        return found
+
+    monkeypatch.setattr(api, "get", get)
+    await one.election.release()
+    assert spec(api)["holderIdentity"] == ""
+
+
+async def test_what_was_released_is_not_kept_any_more(api: FakeApi):
+    one = Election(api, namespace="ns", name="fleet", identity="one", duration=timedelta(seconds=0.3))
+    await one.acquire()
+    keeping = asyncio.create_task(one.keep())
+    await asyncio.sleep(0)  # it waits for its next renewal
+    await one.release()
+    async with asyncio.timeout(5):
+        await keeping
+    assert spec(api)["holderIdentity"] == ""
+
+
+async def test_an_operator_that_never_held_the_lease_asks_nothing_at_its_end(api: FakeApi):
+    one, two = Candidate(api, "one"), Candidate(api, "two")
+    await one.tries()
+    await two.tries()
+    before = len(api.requests)
+    await two.election.release()
+    assert len(api.requests) == before
 
 
 async def test_a_process_started_again_under_its_old_name_takes_its_lease_up_at_once(api: FakeApi):
