@@ -187,7 +187,9 @@ class Engine:
             least = 0.0 if outcome.after is None else outcome.after.total_seconds()
             self._queue.failed(key, now, at_least=least)
             return
-        self._queue.done(key)
+        self._queue.done(
+            key, rests_until=None if outcome.rest is None else now + outcome.rest.total_seconds()
+        )
         if outcome.after is not None:
             self._queue.add_at(key, now + outcome.after.total_seconds())
 

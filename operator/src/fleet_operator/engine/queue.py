@@ -5,9 +5,9 @@ Invariants
 A key waits at most once (a thousand events about one job are one pass); a key is never worked on twice at
 the same time (a change during a pass makes another pass after it, so nothing is lost); a key that fails
 waits twice as long each time, on its own, so that one broken job never slows another; news of it may cut
-that short, unless it was the cluster that asked to be left alone; and keys that go ahead of others do not
-keep those waiting for ever. The moment comes in as an argument everywhere, in seconds of a clock that only
-grows.
+that short, unless it was the cluster that asked to be left alone; a key that rests is worked on afterwards
+if there was news meanwhile, and only then; and keys that go ahead of others do not keep those waiting for
+ever. The moment comes in as an argument everywhere, in seconds of a clock that only grows.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class WorkQueue(Generic[K]):
         self._sequence = 0
         self._failures: dict[K, int] = {}
         self._held: set[K] = set()  # keys whose delay the cluster asked for: no news shortens it
+        self._resting: dict[K, float] = {}  # until when news of a key has to wait; may have passed
 
     def __len__(self) -> int:
         """Return how many keys could be taken now, had their delays passed by the last `take`."""
@@ -73,6 +74,8 @@ class WorkQueue(Generic[K]):
         """Let `key` be worked on as soon as possible; one that waits already stays where it is."""
         if key in self._running:
             self._changed.add(key)
+        elif key in self._resting:
+            self.add_at(key, self._resting[key])
         elif key not in self._queued and key not in self._held:
             self._queued.add(key)
             (self._ready_ahead if self._ahead(key) else self._ready).append(key)
@@ -109,9 +112,14 @@ class WorkQueue(Generic[K]):
         self._running.add(key)
         return key
 
-    def done(self, key: K) -> None:
-        """Give `key` back after a pass that went well: its failures are forgotten."""
+    def done(self, key: K, *, rests_until: float | None = None) -> None:
+        """Give `key` back after a pass that went well: its failures are forgotten.
+
+        It rests until the moment that is given: news of it waits, and is looked at then all at once.
+        """
         self._failures.pop(key, None)
+        if rests_until is not None:
+            self._resting[key] = rests_until
         self._give_back(key)
 
     def failed(self, key: K, now: float, *, at_least: float = 0.0) -> float:
@@ -151,6 +159,7 @@ class WorkQueue(Generic[K]):
             _, _, key = heapq.heappop(self._heap)
             del self._due[key]
             self._held.discard(key)
+            self._resting.pop(key, None)
             self.add(key)
 
     def _drop_replaced(self) -> None:

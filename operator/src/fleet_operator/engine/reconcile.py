@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from fleet_operator.cluster.interface import ClusterError, ConflictError
 from fleet_operator.engine.coalesce import Coalescing
 from fleet_operator.engine.observer import Observer
+from fleet_operator.engine.rest import rest
 from fleet_operator.plan.model import CreatePod, DeletePod, Event
 
 if TYPE_CHECKING:
@@ -58,10 +59,14 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a pass ended, and when to look again even if nothing happens; after a failure, not before then."""
+    """How a pass ended, when to look again even if nothing happens, and how long news may wait until then.
+
+    After a failure `after` is when to look again at the earliest.
+    """
 
     result: Result
     after: timedelta | None = None
+    rest: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +164,7 @@ class Reconciler:
 
     async def _act(self, key: Key, job: FleetJob, plan: Plan) -> Outcome:
         """Carry the actions out in their order, up to the first that is refused; then tell the events."""
-        outcome = Outcome(Result.DONE, plan.requeue_after)
+        outcome = Outcome(Result.DONE, plan.requeue_after, rest(plan.status))
         for together in _in_order(plan.actions):
             if refused := await self._apply(job, together):
                 outcome = await self._refused(key, job, refused)

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet_operator.api import FleetJobStatus, JobState
+from fleet_operator.api import Condition, ConditionStatus, ConditionType, FleetJobStatus, JobState
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.engine import Engine, Observer, Result
 from fleet_operator.engine import engine as engine_module
+from fleet_operator.engine.rest import COMING_UP
 from fleet_operator.plan.model import DeleteService, Plan
 from tests.support.clusters import FakeCluster
 from tests.support.jobs import job, manifest
@@ -71,6 +73,16 @@ def act(job: FleetJob, *_: object) -> Plan:
 
 def settle(job: FleetJob, *_: object) -> Plan:
     return Plan(status=job.status)
+
+
+def come_up(job: FleetJob, *_: object) -> Plan:
+    created = Condition(
+        type=ConditionType.PODS_CREATED,
+        status=ConditionStatus.TRUE,
+        reason="PodsCreated",
+        last_transition_time="2026-11-22T03:00:00Z",
+    )
+    return Plan(status=FleetJobStatus(state=JobState.PENDING, conditions=(created,)))
 
 
 @asynccontextmanager
@@ -232,6 +244,22 @@ async def test_a_plan_says_when_to_look_again():
     async with running(engine):
         engine.enqueue(key)
         await passes.until(lambda: len(passes.results) == 3)
+
+
+async def test_what_is_heard_of_pods_that_come_up_is_looked_at_together():
+    cluster, passes = FakeCluster(), Passes()
+    (key,) = jobs(cluster, 1)
+    engine = Engine(cluster, workers=8, decide=come_up, observer=passes)
+    async with running(engine):
+        engine.enqueue(key)
+        await passes.until(lambda: len(passes.results) == 1)
+        heard = time.monotonic()
+        for _ in range(5):
+            engine.enqueue(key)
+            await let_others_run()
+        await passes.until(lambda: len(passes.results) > 1)
+        assert time.monotonic() - heard > COMING_UP.total_seconds() / 2
+    assert len(passes.results) == 2
 
 
 async def test_a_key_can_be_enqueued_for_later():

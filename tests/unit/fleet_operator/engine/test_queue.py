@@ -153,9 +153,41 @@ def test_thousands_of_failures_overflow_nothing():
     assert wait == 60
 
 
+def test_news_of_a_key_that_rests_waits_and_is_looked_at_once(queue: WorkQueue[str]):
+    queue.add("a")
+    queue.take(0)
+    queue.add("a")  # while it is worked on
+    queue.done("a", rests_until=3)
+    queue.add("a")  # and afterwards
+    assert (queue.take(2.9), queue.next_due()) == (None, 3)
+    assert queue.take(3) == "a"
+    queue.done("a")
+    queue.add("a")
+    assert queue.take(3) == "a"
+
+
+def test_a_key_that_rests_is_taken_if_there_is_news_or_its_moment_has_come(
+    queue: WorkQueue[str],
+):
+    queue.add("a")
+    queue.take(0)
+    queue.done("a", rests_until=3)
+    assert (queue.take(9), queue.next_due()) == (None, None)
+    queue.add("a")  # its rest is long over
+    assert queue.take(9) == "a"
+    queue.done("a", rests_until=20)
+    queue.add_at("a", 12)
+    queue.add("a")
+    assert queue.take(12) == "a"
+    queue.done("a")
+    assert queue.take(30) is None
+
+
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["add", "later", "take", "done", "failed"]), st.sampled_from("abc")),
+        st.tuples(
+            st.sampled_from(["add", "later", "take", "done", "rests", "failed"]), st.sampled_from("abc")
+        ),
         max_size=60,
     )
 )
@@ -181,6 +213,8 @@ def test_whatever_happens_no_change_is_lost_and_no_key_is_taken_twice_at_once(st
             taken.discard(back)
             if step == "done":
                 queue.done(back)
+            elif step == "rests":
+                queue.done(back, rests_until=now + 3)
             else:
                 queue.failed(back, now)
                 wanted.add(back)
