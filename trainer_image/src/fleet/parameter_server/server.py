@@ -144,6 +144,8 @@ class Server:
         PeerLostError
             A trainer vanished for good, or a server that this one needs. In a mode that cannot go on without
             it the others have been told; in one that can, they have completed.
+        FleetError
+            A step failed here, in the user's optimizer say. Every trainer has been told.
         """
         absent, stalled = WaitLog(), WaitLog()
         try:
@@ -242,7 +244,11 @@ class Server:
 
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
         """Note a sign of life of a trainer that has joined."""
-        missing = self._mode.missing()
+        try:
+            missing = self._mode.missing()
+        except FleetError as error:  # a step failed here: no reason to leave who lives without an answer
+            missing = None
+            self._fail(error)
         with self._changed:
             if self._membership.attempt(trainer) == attempt:
                 self._membership.heard(trainer, time.monotonic())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fleet.errors import RemoteProtocolError
+from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
 from fleet.parameter_server.modes import Answer, Async
 from tests.support.modes import OneServer
 
@@ -146,3 +146,30 @@ def test_without_the_option_delay_is_not_compensated():
     server.send(0, 0, 2.0)
     server.send(1, 0, 3.0)
     assert server.value(0) == -5.0
+
+
+def test_a_gradient_that_fails_to_be_applied_ends_it_for_every_trainer(monkeypatch):
+    server = async_server()
+
+    def broken(*_: object) -> None:
+        raise ArithmeticError("no root")
+
+    monkeypatch.setattr(server.shard, "apply", broken)
+    reason = "a block of parameter server a:1 could not be stepped: ArithmeticError: no root"
+    with pytest.raises(FleetError, match=reason):
+        server.send(0, 0, 1.0)
+    monkeypatch.undo()
+    with pytest.raises(FleetError, match=reason):
+        server.mode.missing()
+    with pytest.raises(FleetError, match=reason):
+        server.send(1, 0, 1.0)
+    assert server.value(0) == 0.0
+
+
+def test_a_mistake_of_one_trainer_ends_it_for_that_one_only():
+    server = async_server()
+    server.begin(0, 0, ())
+    with pytest.raises(ConfigurationError, match="optimizer has 0 groups"):
+        server.send(0, 0, 1.0)
+    assert server.mode.missing() is None
+    assert server.send(1, 0, 1.0) == [Answer(0, 1, (1,))]

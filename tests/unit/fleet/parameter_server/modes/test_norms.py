@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.errors import RemoteProtocolError
+from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.modes import Answer, Missing, NormPart, Sync
 from fleet.parameter_server.modes.norms import AwaitedNorm, KnownNorm, NormBook
 from fleet.parameter_server.modes.sync import SyncServer
@@ -136,6 +136,22 @@ def test_nothing_is_stepped_before_the_norm_is_known_and_then_all_of_it():
     assert answers == [Answer(0, 1, (0, 1)), Answer(1, 1, (0, 1))]
     assert server.value(0) == pytest.approx(-1.5, rel=1e-6)
     assert (server.mode.step, server.mode.missing()) == (1, None)
+
+
+def test_a_step_that_fails_once_its_norm_is_known_fails_for_everybody(monkeypatch):
+    server = Server(1, ClipGradByGlobalNorm(5.0))
+
+    def broken(*_: object) -> None:
+        raise ArithmeticError("no root")
+
+    monkeypatch.setattr(server.shard, "apply_clipped", broken)
+    server.send(0, 0, 3.0)
+    server.send(0, 1, 0.0)
+    reason = "could not be stepped: ArithmeticError: no root"
+    with pytest.raises(FleetError, match=reason):
+        server.mode.norm(their_part(91.0))
+    with pytest.raises(FleetError, match=reason):
+        server.mode.missing()
 
 
 def test_the_last_part_may_be_this_servers_own():

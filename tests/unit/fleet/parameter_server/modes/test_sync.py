@@ -193,8 +193,26 @@ def test_nobody_waits_for_a_step_that_has_failed(monkeypatch):
     monkeypatch.setattr(setup.shard, "apply", broken)
     with pytest.raises(ConfigurationError, match="no such group"):
         setup.send(0, 0, 1.0)
-    with pytest.raises(FleetError, match="could not be stepped: no such group"):
-        setup.mode.admit(0)
+    for call in (lambda: setup.mode.admit(0), setup.mode.missing):
+        with pytest.raises(ConfigurationError, match="could not be stepped: no such group"):
+            call()
+
+
+def test_what_a_step_failed_of_is_what_everybody_is_told(monkeypatch, caplog):
+    setup = sync_server(2)
+
+    def broken(*_: object) -> None:
+        raise OSError("no scratch space")
+
+    monkeypatch.setattr(setup.shard, "apply", broken)
+    setup.send(0, 0, 1.0)
+    reason = "a block of parameter server a:1 could not be stepped: OSError: no scratch space"
+    with pytest.raises(FleetError, match=reason):
+        setup.send(1, 0, 1.0)
+    assert "Traceback" in caplog.text
+    monkeypatch.undo()
+    with pytest.raises(FleetError, match=reason):
+        setup.mode.missing()
 
 
 def test_a_resumed_mode_counts_on_from_the_step_of_its_checkpoint():

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fleet.errors import RemoteProtocolError
+from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.arena import bytes_of
+from fleet.parameter_server.modes.failed_step import FailedStep
 from fleet.parameter_server.modes.interface import Answer, Missing
 from fleet.parameter_server.shard import Shard
 from fleet.wire import HyperParameters
@@ -38,6 +39,7 @@ class ImmediateServer:
         self._steps = {trainer: dict.fromkeys(shard.blocks, 0) for trainer in range(num_trainers)}
         self._entered: dict[int, int] = {}
         """The step at which each trainer came that was not there from the beginning."""
+        self._failed = FailedStep(shard.plan.endpoint)
 
     @property
     def step(self) -> int:
@@ -85,10 +87,23 @@ class ImmediateServer:
         self._hyper[trainer] = hyper_parameters
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
-        """Apply a gradient, unless an earlier life of the trainer has brought this step's."""
+        """Apply a gradient, unless an earlier life of the trainer has brought this step's.
+
+        Raises
+        ------
+        FleetError
+            It could not be applied: for a reason of this trainer's own where `apply` says so by such an
+            error. Any other one ends the server, whoever the trainer: the block may be half stepped.
+        """
         with self.shard.locks[block]:
+            self._failed.check()
             if step >= self._steps[trainer][block]:
-                self.apply(trainer, block, self._hyper[trainer])
+                try:
+                    self.apply(trainer, block, self._hyper[trainer])
+                except FleetError:
+                    raise
+                except BaseException as error:
+                    raise self._failed.note(error) from error
                 self._steps[trainer][block] = step + 1
         return [self._answer(trainer, block)] if self.answers_gradients else []
 
@@ -127,7 +142,14 @@ class ImmediateServer:
         return ()
 
     def missing(self) -> Missing | None:
-        """Return None: nobody is waited for."""
+        """Return None: nobody is waited for.
+
+        Raises
+        ------
+        FleetError
+            A gradient could not be applied.
+        """
+        self._failed.check()
         return None
 
     def apply(self, trainer: int, block: int, hyper_parameters: HyperParameters) -> None:

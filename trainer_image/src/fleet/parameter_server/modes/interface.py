@@ -99,7 +99,13 @@ class ServerMode(Protocol):
         """Go on without a trainer that has finished, or that is lost for good."""
 
     def missing(self) -> Missing | None:
-        """Return what the step in progress waits for; None while nothing has begun to wait."""
+        """Return what the step in progress waits for; None while nothing has begun to wait.
+
+        Raises
+        ------
+        FleetError
+            A step has failed here, and no other follows: the server ends, and tells every trainer.
+        """
 
 
 TellNorm = Callable[[NormPart, Sequence[int]], None]

@@ -9,12 +9,14 @@ brings the last part of it, a trainer's gradient or another server's word. No th
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError, RemoteProtocolError
+from fleet.errors import ConfigurationError, DeadlineExceededError, RemoteProtocolError
 from fleet.parameter_server.modes.answered import AnsweredTrainer
+from fleet.parameter_server.modes.failed_step import FailedStep
 from fleet.parameter_server.modes.interface import (
     Answer,
     Missing,
@@ -91,7 +93,7 @@ class SyncServer:
         self._averaged_over = frozenset(self._live)
         self._rounds = {block: _Round() for block in shard.blocks}
         self._hyper: dict[int, dict[int, HyperParameters]] = {}
-        self._broken: BaseException | None = None
+        self._failed = FailedStep(shard.plan.endpoint)
         """Why a claimed block was not stepped; it never will be."""
         self._changed = threading.Condition()
 
@@ -259,11 +261,21 @@ class SyncServer:
                 f"server {part.server} tells its part of the norm of {part.key or 'all gradients'}, in which "
                 "this server has no part with it; do all replicas run the same script?"
             ) from error
-        return self._apply_clipped(known) if known is not None else []
+        if known is None:
+            return []
+        with self._stepping():
+            return self._apply_clipped(known)
 
     def missing(self) -> Missing | None:
-        """Return what the step in progress waits for; None while nothing has begun to wait."""
+        """Return what the step in progress waits for; None while nothing has begun to wait.
+
+        Raises
+        ------
+        FleetError
+            A block could not be stepped: the step in progress will never end.
+        """
         with self._changed:
+            self._failed.check()
             for block, round_ in self._rounds.items():
                 waited_for = self._live - round_.settled
                 if round_.settled and waited_for and not round_.applying and round_.averaged is None:
@@ -283,10 +295,9 @@ class SyncServer:
 
     def _wait_for(self, done: Callable[[], bool], what: str) -> None:
         """Wait for a step that another thread makes; with the lock held."""
-        if not self._changed.wait_for(lambda: done() or self._broken is not None, _STEP_SECONDS):
+        if not self._changed.wait_for(lambda: done() or self._failed.error is not None, _STEP_SECONDS):
             raise DeadlineExceededError(f"{what} has not been stepped within {_STEP_SECONDS:g} s")
-        if self._broken is not None:
-            raise FleetError(f"a block here could not be stepped: {self._broken}") from self._broken
+        self._failed.check()
 
     def _lowest_step(self) -> int:
         return min((round_.step for round_ in self._rounds.values()), default=0)
@@ -304,13 +315,19 @@ class SyncServer:
 
     def _apply(self, blocks: Sequence[int]) -> list[Answer]:
         """Step claimed blocks, outside of the lock."""
-        try:
+        with self._stepping():
             return self._apply_claimed(blocks)
+
+    @contextmanager
+    def _stepping(self) -> Iterator[None]:
+        """Let a failure to step what is claimed be known to everybody: nobody else will step it."""
+        try:
+            yield
         except BaseException as error:
             with self._changed:
-                self._broken = error
+                failure = self._failed.note(error)
                 self._changed.notify_all()
-            raise
+            raise failure from error
 
     def _apply_claimed(self, blocks: Sequence[int]) -> list[Answer]:
         answers: list[Answer] = []

@@ -1,0 +1,111 @@
+"""A user's optimizer that fails on a server: whoever trains with it is told why, and nobody trains on."""
+
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import fleet
+from fleet.errors import FleetError
+from fleet.parameter_server.modes import Async
+from fleet.parameter_server.siblings import Siblings
+from tests.support.parameter_server import Loopback, loopback
+from tests.support.threads import at_once
+
+
+class OutOfRange(torch.optim.SGD):
+    """Steps no parameter whose gradient is large."""
+
+    def step(self, closure: Any = None) -> Any:
+        if any(float(p.grad.max()) > 10 for group in self.param_groups for p in group["params"]):
+            raise ArithmeticError("a gradient is out of range")
+        return super().step(closure)
+
+
+def one_parameter() -> torch.nn.Module:
+    return torch.nn.Linear(4, 1, bias=False)
+
+
+def out_of_range(parameters: Any) -> torch.optim.Optimizer:
+    return OutOfRange(parameters, lr=0.1)
+
+
+def train(trainer: Any, model: Any, gradient: float, steps: int) -> None:
+    """Train with this gradient."""
+    for _ in range(steps):
+        model.zero_grad()
+        (gradient * model(torch.ones(1, 4))).sum().backward()
+        trainer.step()
+    trainer.complete()
+
+
+def told(trainer: Any, model: Any, gradient: float, steps: int = 1) -> str:
+    """Return the sentence with which a training ends."""
+    with pytest.raises(FleetError) as caught:
+        train(trainer, model, gradient, steps)
+    return str(caught.value)
+
+
+def ends_with(job: Loopback, reason: str) -> None:
+    """Wait for the first server to end, for this reason."""
+    job.servers[0].join()
+    failure = job.servers[0].failure
+    assert failure is not None
+    assert failure.exit_code
+    assert reason in str(failure)
+
+
+@pytest.mark.parametrize(
+    "grad_clip", [None, fleet.ClipGradByGlobalNorm(1e6)], ids=["unclipped", "clipped-by-a-norm"]
+)
+def test_an_optimizer_that_fails_in_sync_mode_ends_the_server_and_tells_every_trainer(grad_clip):
+    with loopback(trainers=2, model=one_parameter, optimizer=out_of_range, grad_clip=grad_clip) as job:
+        trainers = [job.make_trainer(index)[:2] for index in range(2)]
+        at_once(*(trainer.start for trainer, _ in trainers))
+        sentences = at_once(*(partial(told, trainer, model, 100.0) for trainer, model in trainers))
+        reason = f"server {job.endpoints[0]} could not be stepped: ArithmeticError: a gradient is out of"
+        assert all(reason in sentence for sentence in sentences)
+        ends_with(job, reason)
+
+
+def test_an_optimizer_that_fails_without_a_barrier_ends_the_server_and_tells_every_trainer():
+    with loopback(trainers=2, model=one_parameter, optimizer=out_of_range, mode=Async()) as job:
+        trainers = [job.make_trainer(index)[:2] for index in range(2)]
+        at_once(*(trainer.start for trainer, _ in trainers))
+        sentences = at_once(
+            lambda: told(*trainers[0], 100.0),
+            lambda: told(*trainers[1], 1.0, steps=1_000_000),
+        )
+        reason = f"server {job.endpoints[0]} could not be stepped: ArithmeticError: a gradient is out of"
+        assert all(reason in sentence for sentence in sentences)
+        ends_with(job, reason)
+
+
+def test_an_optimizer_that_fails_when_another_server_has_told_its_part_of_a_norm(monkeypatch):
+    """The thread that meets the error serves the other server, and no trainer."""
+    tell, heard, told_last = Siblings.tell, threading.Event(), threading.Event()
+
+    def in_turn(siblings: Siblings, part: Any, servers: Any) -> None:
+        if part.server == 0:
+            heard.set()
+            return
+        heard.wait(10)
+        told_last.set()
+        tell(siblings, part, servers)
+
+    monkeypatch.setattr(Siblings, "tell", in_turn)
+    with loopback(
+        servers=2,
+        model=lambda: torch.nn.Linear(4, 1),
+        optimizer=out_of_range,
+        grad_clip=fleet.ClipGradByGlobalNorm(1e6),
+    ) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        reason = f"server {job.endpoints[0]} could not be stepped: ArithmeticError: a gradient is out of"
+        assert reason in told(trainer, model, 100.0)
+        assert told_last.is_set()
+        ends_with(job, reason)
+        assert job.servers[1].failure is None
