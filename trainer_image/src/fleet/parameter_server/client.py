@@ -7,7 +7,7 @@ The training thread calls; per server one thread receives and one sends. What ar
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fleet import progress
@@ -24,6 +24,7 @@ from fleet.parameter_server.parameters import ParameterStore
 from fleet.parameter_server.peer import Peer
 from fleet.parameter_server.reduction import Contribution
 from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.streams import pieces_of
 from fleet.parameter_server.waiting import WaitLog, wait_for_ports
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
@@ -254,17 +255,13 @@ class Client:
         self._reductions_passed += 1
         return reply.data
 
-    def optimizer_state(self) -> "Iterable[control_pb2.StatePiece]":
+    def optimizer_state(self) -> "Iterator[control_pb2.StatePiece]":
         """Iterate over the optimizer state of all servers."""
-        self.check()
-        for control in self._controls:
-            yield from control.state(self._settings.deadline_seconds)
+        return self._pieces(values=False)
 
-    def server_values(self) -> "Iterable[control_pb2.StatePiece]":
+    def server_values(self) -> "Iterator[control_pb2.StatePiece]":
         """Iterate over the values that the servers hold."""
-        self.check()
-        for control in self._controls:
-            yield from control.state(self._settings.deadline_seconds, values=True)
+        return self._pieces(values=True)
 
     def ask_all(self, ask: "Callable[[ControlClient, float], Pending[Reply]]") -> list[Reply]:
         """Ask every server at once; return their replies in the servers' order.
@@ -462,6 +459,11 @@ class Client:
         self.request_values()
         self.wait_for_values()
         self.adopt_values()
+
+    def _pieces(self, *, values: bool) -> "Iterator[control_pb2.StatePiece]":
+        self.check()
+        for control in self._controls:
+            yield from pieces_of(control.state(values=values), self.check, self._settings.stalled_seconds)
 
     def _holders(self) -> "list[Peer]":
         return [peer for peer in self._peers if peer.blocks]

@@ -1,7 +1,7 @@
 """A trainer's calls to the control service of one server."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Generic, TypeVar
 
 import grpc
@@ -9,6 +9,7 @@ import grpc
 from fleet.errors import ConfigurationError, FleetError, PeerLostError, RemoteProtocolError
 from fleet.parameter_server.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.reduction import Contribution
+from fleet.parameter_server.streams import Stream
 
 __all__ = ["CHANNEL_OPTIONS", "ControlClient", "Pending"]
 
@@ -141,12 +142,10 @@ class ControlClient:
         except grpc.RpcError as error:
             raise self._error(error) from error
 
-    def state(self, timeout_seconds: float, *, values: bool = False) -> Iterator[control_pb2.StatePiece]:
-        """Iterate over the server's optimizer state, or over its values."""
-        try:
-            yield from self._stub.State(control_pb2.StateRequest(values=values), timeout=timeout_seconds)
-        except grpc.RpcError as error:
-            raise self._error(error) from error
+    def state(self, *, values: bool = False) -> Stream[control_pb2.StatePiece]:
+        """Ask for the server's optimizer state, or for its values, piece by piece."""
+        call = self._stub.State(control_pb2.StateRequest(values=values))
+        return Stream(call, self.endpoint, self._error)
 
     def reduce(self, passed: int, given: Contribution, timeout_seconds: float) -> control_pb2.ReduceReply:
         """Give this trainer's part of the reduction that follows `passed` others, or ask again for it."""
