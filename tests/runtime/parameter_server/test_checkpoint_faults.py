@@ -17,6 +17,7 @@ from fleet.parameter_server.keeper import Keeper
 from fleet.parameter_server.settings import Settings
 from tests.support.checkpoints import differing, saved, train
 from tests.support.parameter_server import Loopback, loopback
+from tests.support.processes import wait_for
 from tests.support.threads import at_once, one_torch_thread
 
 
@@ -217,6 +218,66 @@ def test_loading_once_another_trainer_has_begun_is_refused(tmp_path):
             zero.load(str(tmp_path))
         train(zero, model, range(1))
         ahead.join(10)
+
+
+class SlowDisk:
+    """Lets the first server read a checkpoint only when told to."""
+
+    def __init__(self, job: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reads = threading.Event()
+        self.may_go_on = threading.Event()
+        kept = job.servers[0].server.keeper
+        read = kept._read
+
+        def slowly(checkpoint: Checkpoint) -> Any:
+            self.reads.set()
+            assert self.may_go_on.wait(20)
+            return read(checkpoint)
+
+        monkeypatch.setattr(kept, "_read", slowly)
+
+
+def test_a_trainer_may_join_while_a_server_reads_a_checkpoint(tmp_path, monkeypatch):
+    saved(tmp_path, 3)
+    with loopback(servers=1, trainers=2) as job:
+        (zero, _, _), (one, _, _) = job.make_trainer(0), job.make_trainer(1)
+        zero.start()
+        disk = SlowDisk(job, monkeypatch)
+        loading = threading.Thread(target=zero.load, args=(str(tmp_path),), daemon=True)
+        loading.start()
+        assert disk.reads.wait(10)
+        one.start()
+        disk.may_go_on.set()
+        loading.join(10)
+        assert one.load(str(tmp_path)) is not None
+        assert (zero.current_step, one.current_step) == (3, 3)
+
+
+def test_a_step_that_begins_while_a_server_reads_a_checkpoint_is_not_made_on_other_values(
+    tmp_path, monkeypatch
+):
+    saved(tmp_path, 3)
+    with loopback(servers=1, trainers=2) as job:
+        (zero, model, _), (one, other, _) = job.make_trainer(0), job.make_trainer(1)
+        at_once(zero.start, one.start)
+        disk = SlowDisk(job, monkeypatch)
+
+        ahead = threading.Thread(target=train, args=(one, other, range(1)), daemon=True)
+
+        def train_meanwhile() -> None:
+            assert disk.reads.wait(10)
+            ahead.start()
+            wait_for(lambda: job.servers[0].server.heartbeat(0, 0).waiting_for, "a gradient of trainer 1")
+            disk.may_go_on.set()
+
+        def load_in_vain() -> None:
+            with pytest.raises(ConfigurationError, match="was not loaded: training has begun with other"):
+                zero.load(str(tmp_path))
+
+        at_once(train_meanwhile, load_in_vain)
+        train(zero, model, range(1))
+        ahead.join(10)
+        assert (zero.current_step, one.current_step) == (1, 1)
 
 
 def test_a_commit_of_a_replaced_trainer_or_of_an_older_save_changes_nothing(tmp_path):

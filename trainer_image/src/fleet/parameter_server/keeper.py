@@ -51,7 +51,7 @@ class Keeper:
         self.saves: list[str] = []
         """The checkpoints that were whole here when one was loaded last, the newest first."""
         self.loading = threading.Lock()
-        """Held while values change: what is read with it belongs together."""
+        """Held while values change, and never while a disk is read: what is read with it belongs together."""
         self._plan = plan
         self._shard = shard
         self._mode = mode
@@ -170,19 +170,20 @@ class Keeper:
                     return self._loaded
                 if checkpoint in ours:
                     return checkpoint
+                self._check_untouched(checkpoint)
+                self._check_training(checkpoint)
+                try:
+                    pieces = self._read(checkpoint)  # may take long, and holds nobody up who joins
+                except CheckpointError as error:
+                    self.saves.remove(checkpoint.manifest.save)
+                    if checkpoint is wanted[-1]:
+                        raise
+                    _log.warning("passed over a checkpoint: %s", error)
+                    continue
                 with self.loading:
-                    self._check_untouched(checkpoint)
-                    self._check_training(checkpoint)
-                    try:
-                        pieces = self._read(checkpoint)
-                    except CheckpointError as error:
-                        self.saves.remove(checkpoint.manifest.save)
-                        if checkpoint is wanted[-1]:
-                            raise
-                        _log.warning("passed over a checkpoint: %s", error)
-                        continue
+                    self._check_untouched(checkpoint)  # again: somebody may have begun meanwhile
                     self._restore(checkpoint, pieces)
-                    return checkpoint
+                return checkpoint
             return None
 
     def checkpoints(self, directory: str, keep: int) -> list[int]:
