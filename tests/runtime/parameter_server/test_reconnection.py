@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fleet import progress
-from fleet.errors import PeerLostError
+from fleet.errors import PeerLostError, StateLostError
 from fleet.parameter_server import peer
 from fleet.parameter_server.modes import Async, Geo, HalfAsync
 from fleet.parameter_server.settings import Settings
@@ -259,9 +259,50 @@ def test_a_server_that_cannot_be_reached_any_more_is_tried_so_often(monkeypatch)
         monkeypatch.setattr(peer, "dial", refuse)
         job.servers[0].server._links[0]._line.hang_up()
         wait_for(lambda: len(dialled) == 2, "both tries")
-        with pytest.raises(PeerLostError, match=r"refuses; tried 2 times \(FLAGS_rpc_retry_times\), though"):
+        with pytest.raises(
+            PeerLostError,
+            match=r"refuses; tried 2 times \(FLAGS_rpc_retry_times\), though it answers calls",
+        ):
             step()
     assert len(dialled) == 2
+
+
+def test_a_server_whose_data_port_refuses_who_has_joined_is_given_up_with_what_is_known(monkeypatch):
+    def refuse(host: str, port: int, **_: Any) -> Any:
+        raise ConnectionRefusedError(f"{host} refuses {port}")
+
+    monkeypatch.setattr(peer, "dial", refuse)
+    with loopback(settings=replace(PATIENT, retry_times=0), model=six_parameters) as job:
+        trainer, _, _ = job.make_trainer()
+        words = r"refuses \d+; tried 1 time \(FLAGS_rpc_retry_times\), though it let this trainer join"
+        with pytest.raises(PeerLostError, match=words):
+            trainer.start()
+
+
+@pytest.mark.parametrize("retry_times", [0, 1, 3])
+def test_what_became_of_a_dead_server_does_not_depend_on_the_number_of_tries(retry_times, caplog):
+    settings = replace(PATIENT, retry_times=retry_times)
+    with loopback(settings=settings, model=six_parameters) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        job.servers[0].server.close()
+        wait_for(lambda: "connecting again" in caplog.text, "the trainer's word")
+        job.start_server(0)
+        backward(model, 0, 0)
+        with pytest.raises(StateLostError, match="came back without its state"):
+            trainer.step()
+
+
+@pytest.mark.parametrize("retry_times", [0, 3])
+def test_a_server_that_stays_dead_is_not_said_to_answer(retry_times):
+    settings = replace(PATIENT, retry_times=retry_times, deadline_seconds=1.0)
+    with loopback(settings=settings, model=six_parameters) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        job.servers[0].server.close()
+        backward(model, 0, 0)
+        with pytest.raises(PeerLostError, match=r"has not answered for .* FLAGS_rpc_deadline is 1000 ms"):
+            trainer.step()
 
 
 def test_a_partition_that_heals_in_time_is_named_and_costs_nothing_else(monkeypatch, caplog):

@@ -350,9 +350,9 @@ class Client:
             self._open -= 1
             self._changed.notify_all()
 
-    def heard(self, server: int) -> float:
-        """Return when a server last gave a sign of life, by the monotonic clock."""
-        return self._heartbeat.heard(server) if self._heartbeat is not None else 0.0
+    def lived(self, server: int) -> float:
+        """Return up to when a server is known to have lived, by the monotonic clock."""
+        return self._heartbeat.lived(server) if self._heartbeat is not None else 0.0
 
     def _start(self) -> None:
         plan, settings = self.plan, self._settings

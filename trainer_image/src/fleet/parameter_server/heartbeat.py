@@ -30,6 +30,8 @@ class _Peer:
     control: ControlClient
     incarnation: str
     heard: float
+    lived: float = 0.0
+    """When the latest beat that it has answered was sent: only then did it live for sure."""
     named: bool = False
     waiting_for: str = ""
     lost: FleetError | None = None
@@ -92,9 +94,12 @@ class Heartbeat:
         """Take note that there is a data connection again."""
         self._peers[server].lost = None
 
-    def heard(self, server: int) -> float:
-        """Return when a server has last answered, by the monotonic clock."""
-        return self._peers[server].heard
+    def lived(self, server: int) -> float:
+        """Return up to when a server is known to have lived, by the monotonic clock; 0 before it answers.
+
+        A later life of it that lacks the state has been reported before it counts here.
+        """
+        return self._peers[server].lived
 
     def waiting_for(self) -> str:
         """Return whom the servers wait for, as of their latest answers; empty when for nobody."""
@@ -112,6 +117,7 @@ class Heartbeat:
             self._wake.clear()
 
     def _beat(self, timeout_seconds: float) -> None:
+        sent = time.monotonic()
         replies = [(peer, peer.control.heartbeat(timeout_seconds)) for peer in self._peers]
         for peer, future in replies:
             try:
@@ -127,6 +133,7 @@ class Heartbeat:
                         f"{reply.incarnation} instead of {peer.incarnation}); the job must start anew"
                     )
                 )
+            peer.lived = sent
 
     def _unanswered(self, peer: _Peer) -> None:
         if self._stop:

@@ -60,8 +60,8 @@ class PeerOwner(Protocol):
     def ended(self, error: FleetError | None) -> None:
         """Take note that nothing more comes from a server: well, or for a reason."""
 
-    def heard(self, server: int) -> float:
-        """Return when a server last gave a sign of life, by the monotonic clock."""
+    def lived(self, server: int) -> float:
+        """Return up to when a server is known to have lived, by the monotonic clock."""
 
     def check(self) -> None:
         """Raise what the session has failed of."""
@@ -121,7 +121,7 @@ class Peer:
             self._name = reply.data_socket
         if self._name:
             self._exchange = self._make_exchange()
-        self._open_in_turns(lambda _: True)
+        self._open_in_turns()
         if self._settings.transport == "shared_memory" and not self._shares:
             raise self._not_here("it shares no memory")
 
@@ -232,36 +232,45 @@ class Peer:
         self._owner.regained(self.server)
 
     def _lives_since(self, since: float) -> bool:
-        """Wait until the server gives a sign of life later than that; FleetError when it never will."""
-        while self._owner.heard(self.server) <= since:
+        """Wait until the server is known to have lived later than that; FleetError when it never will.
+
+        Returns
+        -------
+        bool
+            False where this end closes meanwhile.
+        """
+        while self._owner.lived(self.server) <= since:
             self._owner.check()
             if self._closing.wait(_LOOK_SECONDS):
                 return False
+        self._owner.check()  # in another life it answers as well
         return True
 
-    def _open_in_turns(self, may_try_again: Callable[[float], bool]) -> int:
+    def _open_in_turns(self, lives_since: Callable[[float], bool] | None = None) -> int:
         """Open a connection, at once and then after ever longer pauses; return how many frames are resent.
 
         Parameters
         ----------
-        may_try_again : callable
-            Given when the last try failed; waits until another one makes sense.
+        lives_since : callable, optional
+            Given when a try has failed; waits for a later sign of life. Without one there is no other try,
+            and no verdict either: what became of the server is the heartbeat's to find. None before the
+            first connection, when the server has just let this trainer join.
         """
         tries = self._settings.retry_times + 1
-        failure: Exception | None = None
-        for tried in range(tries):
-            if tried and not may_try_again(time.monotonic()):
-                break
+        for tried in range(1, tries + 1):
             try:
                 return self._open()
             except (OSError, RemoteProtocolError) as error:
                 failure = error
-            pause = min(_FIRST_PAUSE_SECONDS * 2**tried, _LONGEST_PAUSE_SECONDS)
-            if tried + 1 < tries and self._closing.wait(pause):
+            pause = min(_FIRST_PAUSE_SECONDS * 2 ** (tried - 1), _LONGEST_PAUSE_SECONDS)
+            if tried < tries and self._closing.wait(pause):
                 break
+            if lives_since is not None and not lives_since(time.monotonic()):
+                break
+        known = "it let this trainer join" if lives_since is None else "it answers calls"
         raise PeerLostError(
             f"no data connection to parameter server {self.endpoint}, port {self._port}: {failure}; tried "
-            f"{tries} times (FLAGS_rpc_retry_times), though it answers calls"
+            f"{tried} {'times' if tried > 1 else 'time'} (FLAGS_rpc_retry_times), though {known}"
         ) from failure
 
     def _open(self) -> int:
