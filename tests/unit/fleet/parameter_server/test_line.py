@@ -7,12 +7,18 @@ from collections.abc import Iterator
 import pytest
 
 from fleet.errors import FleetError, LocalProtocolError
+from fleet.parameter_server import connection
 from fleet.parameter_server.connection import BrokenConnectionError
 from fleet.parameter_server.line import Line
+from fleet.parameter_server.sockets import drain
 from fleet.wire import Conversation, Header, Identity, Kind, Side, pack_header
+from fleet.wire.messages import pack_error, pack_hyper
+from tests.support.processes import wait_for
 
 IDENTITY = Identity(job=1, trainer=0, attempt=0)
 SECONDS = 10.0
+BLOCK_BYTES = 1 << 23
+"""More than the buffers of a connection take."""
 
 
 class Heard:
@@ -20,12 +26,14 @@ class Heard:
 
     def __init__(self) -> None:
         self.errors: list[FleetError | None] = []
+        self.asked = threading.Event()
         self.told = threading.Event()
         self.may_return = threading.Event()
         self.may_return.set()
         self.stumbles: Exception | None = None
 
     def destination(self, header: Header) -> memoryview | None:
+        self.asked.set()
         return None
 
     def received(self, header: Header, payload: memoryview) -> None:
@@ -56,7 +64,7 @@ def pair(heard: Heard) -> Iterator[tuple[Line, socket.socket]]:
 
 
 def greeted(side: Side, *, remote: bool) -> Conversation:
-    conversation = Conversation(side, IDENTITY, {}, remote=remote)
+    conversation = Conversation(side, IDENTITY, {0: BLOCK_BYTES}, remote=remote)
     conversation.advance(Header(Kind.HELLO, IDENTITY.job, IDENTITY.attempt, IDENTITY.trainer))
     return conversation
 
@@ -104,3 +112,31 @@ def test_a_frame_of_ours_that_may_not_leave_is_told_at_once(pair, heard):
     (error,) = heard.errors
     assert isinstance(error, LocalProtocolError)
     assert "GRAD" in str(error)
+
+
+def test_a_frame_that_comes_at_the_end_does_not_cut_the_last_words_off(pair, heard, monkeypatch):
+    line, there = pair
+    draining = threading.Event()
+
+    def drain_openly(connected: socket.socket, timeout_seconds: float) -> None:
+        draining.set()
+        drain(connected, timeout_seconds)
+
+    monkeypatch.setattr(connection, "drain", drain_openly)
+    words = pack_error(FleetError("the disk is full"))
+    line.send(Kind.HYPER, pack_hyper([{"lr": 0.1}]), step=0)
+    line.send(Kind.GRAD, bytes(BLOCK_BYTES), step=0, block=0)
+    line.send(Kind.ERROR, words)
+    finishing = threading.Thread(target=line.finish, args=(SECONDS,))
+    finishing.start()
+    wait_for(lambda: line._connection is not None and line._connection._finishing, "the end to begin")
+    there.sendall(pack_header(Header(Kind.CONFIRM, IDENTITY.job, IDENTITY.attempt, IDENTITY.trainer)))
+    assert heard.asked.wait(SECONDS)
+    assert not draining.wait(0.2)
+    there.settimeout(SECONDS)
+    with there.makefile("rb") as stream:
+        said = stream.read()
+    assert said.endswith(words)
+    there.close()
+    finishing.join(SECONDS)
+    assert not finishing.is_alive()

@@ -152,6 +152,7 @@ class Connection:
                 receive_exactly(self._socket, payload)
                 progress.count("bytes_received", HEADER_BYTES + len(payload))
                 if self._finishing:
+                    self._sender.join(_DRAIN_SECONDS)  # the last words: draining closes their direction
                     drain(self._socket, _DRAIN_SECONDS)
                     break
                 self._told(self._handler.received, header, payload)
