@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from fleet import progress
-from fleet.errors import PeerLostError, StateLostError
+from fleet.errors import DeadlineExceededError, PeerLostError, StateLostError
 from fleet.parameter_server import peer
 from fleet.parameter_server.modes import Async, Geo, HalfAsync
 from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.sockets import dial
 from fleet.wire import Kind, Side
 from tests.support.parameter_server import Loopback, loopback
 from tests.support.processes import wait_for
@@ -303,6 +304,88 @@ def test_a_server_that_stays_dead_is_not_said_to_answer(retry_times):
         backward(model, 0, 0)
         with pytest.raises(PeerLostError, match=r"has not answered for .* FLAGS_rpc_deadline is 1000 ms"):
             trainer.step()
+
+
+class SlowStep:
+    """The first server's first step ends only when told to."""
+
+    def __init__(self, job: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_end = threading.Event()
+        shard = job.servers[0].server._shard
+        apply = shard.apply
+
+        def slowly(*arguments: Any) -> None:
+            assert self.may_end.wait(60)
+            apply(*arguments)
+
+        monkeypatch.setattr(shard, "apply", slowly)
+
+
+def counted_tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Shorten the time for a greeting; return the ports that trainers connect with, as they do."""
+    dialled: list[int] = []
+
+    def count(host: str, port: int, **options: Any) -> Any:
+        dialled.append(port)
+        return dial(host, port, **options)
+
+    monkeypatch.setattr(peer, "dial", count)
+    monkeypatch.setattr(peer, "_GREETING_SECONDS", 0.1)
+    return dialled
+
+
+def test_a_server_that_is_busy_with_a_step_is_awaited_as_long_as_it_answers_calls(monkeypatch):
+    settings = replace(PATIENT, heartbeat_seconds=0.05, retry_times=1)
+    with loopback(settings=settings, model=six_parameters) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        step, dialled, before = SlowStep(job, monkeypatch), counted_tries(monkeypatch), reconnections()
+        backward(model, 0, 0)
+        stepping = threading.Thread(target=trainer.step, daemon=True)
+        stepping.start()
+        wait_for(lambda: len(dialled) > 3 or not stepping.is_alive(), "more tries than retry_times allows")
+        assert stepping.is_alive()
+        step.may_end.set()
+        stepping.join(20)
+        assert trainer.current_step == 1
+        assert reconnections() - before == 2  # at both ends: what was given up meanwhile is no connection
+        trainer.complete()
+        job.servers[0].join()
+        assert job.servers[0].failure is None
+
+
+def test_a_server_that_is_busy_for_too_long_is_given_up_although_it_lives(monkeypatch):
+    settings = replace(PATIENT, heartbeat_seconds=0.05, deadline_seconds=0.2)
+    with loopback(settings=settings, model=six_parameters) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        step, _ = SlowStep(job, monkeypatch), counted_tries(monkeypatch)
+        try:
+            backward(model, 0, 0)  # leaves; nobody waits in step(), who would give up as well
+            client = trainer.checkpoints._client
+            failure = wait_for(lambda: client._failure, "the connection's own limit")
+            assert isinstance(failure, DeadlineExceededError)
+            assert re.search(r"waited 2 s for .*, which answers calls, to greet a new", str(failure))
+        finally:
+            step.may_end.set()
+
+
+def test_a_server_that_dies_while_it_is_busy_is_named_by_the_deadline(monkeypatch):
+    settings = replace(PATIENT, heartbeat_seconds=0.05, deadline_seconds=1.0)
+    with loopback(settings=settings, model=six_parameters) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        step, dialled = SlowStep(job, monkeypatch), counted_tries(monkeypatch)
+        backward(model, 0, 0)
+        try:
+            wait_for(lambda: len(dialled) > 1, "the connection to be given up")
+            control = job.servers[0].server._control
+            assert control is not None
+            control.stop()
+            with pytest.raises(PeerLostError, match=r"has not answered for .* FLAGS_rpc_deadline is 1000 ms"):
+                trainer.step()
+        finally:
+            step.may_end.set()
 
 
 def test_a_partition_that_heals_in_time_is_named_and_costs_nothing_else(monkeypatch, caplog):

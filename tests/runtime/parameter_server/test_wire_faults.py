@@ -238,6 +238,17 @@ def test_a_session_is_taken_on_with_what_was_not_taken(job):
         assert [peer.receive() for _ in peer.blocks[2:]] == first[2:]
 
 
+def test_a_connection_that_was_given_up_before_it_was_greeted_does_not_end_the_one_in_use(job, caplog):
+    with peer_of(job) as peer:
+        peer.greet()
+        given_up = socket.create_connection((HOST, peer.reply.data_port), timeout=10)
+        with job.servers[0].server._links[0]._greeting, given_up:  # as while the server takes a frame
+            given_up.sendall(peer.greeting())
+        wait_for(lambda: "was given up at the other end before it was greeted" in caplog.text, "the log")
+        peer.send(Kind.PULL)
+        assert peer.receive()[0].kind is Kind.PARAM
+
+
 @pytest.mark.parametrize("taken", [1, 2**40])
 def test_frames_that_were_never_sent_cannot_have_been_taken(job, taken):
     with peer_of(job) as peer:

@@ -113,3 +113,18 @@ def test_the_system_tells_how_many_bytes_have_moved_inside_of_a_buffer_too(pair)
     wait_for(lambda: sockets.bytes_moved(here) == (before.acknowledged + 1000, 0), "the acknowledgement")
     there.close()
     assert sockets.bytes_moved(there) is None
+
+
+def test_a_connection_is_given_up_once_the_peer_has_closed_it_and_nothing_is_left_to_be_read(pair):
+    here, there = pair
+    there.settimeout(7.0)
+    assert not sockets.is_given_up(there)
+    here.sendall(b"x")
+    here.close()
+    wait_for(lambda: there.recv(1, socket.MSG_PEEK), "the byte")
+    assert not sockets.is_given_up(there)
+    assert there.recv(1) == b"x"
+    wait_for(lambda: sockets.is_given_up(there), "the end")
+    assert there.gettimeout() == 7.0
+    there.close()
+    assert sockets.is_given_up(socket.socket())  # not connected any more

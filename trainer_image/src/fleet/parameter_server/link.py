@@ -14,7 +14,13 @@ from fleet.parameter_server.local_sockets import receive_with, send_with
 from fleet.parameter_server.modes import Answer, ServerMode
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.shared_memory import SharedBlocks, copy_bytes
-from fleet.parameter_server.sockets import drain, receive_exactly, send_all
+from fleet.parameter_server.sockets import (
+    ConnectionEndedError,
+    drain,
+    is_given_up,
+    receive_exactly,
+    send_all,
+)
 from fleet.parameter_server.wire_form import WireForm
 from fleet.wire import (
     HEADER_BYTES,
@@ -124,9 +130,11 @@ class Link:
         """
         with self._greeting:
             self._check(hello)
+            _check_awaited(connected)  # else it would end the connection that has taken its place
             again = self._session is not None
             self._session = hello.session
             self._line.fence()
+            _check_awaited(connected)
             shared = self._share(hello, descriptors)
             sending = Conversation(Side.SERVER, self.identity, self.form.block_bytes, remote=False)
             ours = Hello(
@@ -262,6 +270,12 @@ class Link:
                 f"another process is trainer {self.identity.trainer} with attempt {self.identity.attempt} by "
                 "now; give each trainer an id of its own (PADDLE_TRAINER_ID)"
             )
+
+
+def _check_awaited(connected: socket.socket) -> None:
+    """Check that the trainer still waits to be greeted: it may have waited long for a frame to be taken."""
+    if is_given_up(connected):
+        raise ConnectionEndedError("it was given up at the other end before it was greeted")
 
 
 def greet(connected: socket.socket, find: Callable[[Identity], Link]) -> None:

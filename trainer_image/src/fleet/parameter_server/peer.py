@@ -14,7 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from fleet import progress
-from fleet.errors import ConfigurationError, FleetError, PeerLostError, RemoteProtocolError
+from fleet.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    FleetError,
+    PeerLostError,
+    RemoteProtocolError,
+)
 from fleet.parameter_server.connection import BrokenConnectionError, receive_header
 from fleet.parameter_server.exchange import Exchange
 from fleet.parameter_server.line import Line
@@ -22,7 +28,7 @@ from fleet.parameter_server.local_sockets import dial_here, receive_with, send_w
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shared_memory import copy_bytes
 from fleet.parameter_server.sockets import BytesMoved, dial, send_all
-from fleet.parameter_server.waiting import split_endpoint
+from fleet.parameter_server.waiting import WaitLog, split_endpoint
 from fleet.parameter_server.wire_form import WireForm
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
@@ -43,6 +49,10 @@ _FAREWELL_SECONDS: Final = 1.0
 _QUESTION_AFTER: Final = 2 / 5
 """After what part of the time in which nothing arrives the server is asked for a word."""
 _log = logging.getLogger(__name__)
+
+
+class _NotGreetedError(TimeoutError):
+    """The server took a connection and did not answer the greeting: a frame of the one before keeps it."""
 
 
 class PeerOwner(Protocol):
@@ -249,6 +259,9 @@ class Peer:
     def _open_in_turns(self, lives_since: Callable[[float], bool] | None = None) -> int:
         """Open a connection, at once and then after ever longer pauses; return how many frames are resent.
 
+        A server that lives and does not greet is busy, with a long step say. That counts as no try: it greets
+        once it has taken the frame that keeps it, and is awaited as long as any other peer that lives.
+
         Parameters
         ----------
         lives_since : callable, optional
@@ -256,29 +269,42 @@ class Peer:
             and no verdict either: what became of the server is the heartbeat's to find. None before the
             first connection, when the server has just let this trainer join.
         """
-        tries = self._settings.retry_times + 1
-        for tried in range(1, tries + 1):
+        tries, tried = self._settings.retry_times + 1, 0
+        greeting_seconds, log = _GREETING_SECONDS, WaitLog()
+        while tried < tries:
+            pause = min(_FIRST_PAUSE_SECONDS * 2**tried, _LONGEST_PAUSE_SECONDS)
             try:
-                return self._open()
+                return self._open(min(greeting_seconds, self._settings.deadline_seconds))
             except (OSError, RemoteProtocolError) as error:
                 failure = error
-            pause = min(_FIRST_PAUSE_SECONDS * 2 ** (tried - 1), _LONGEST_PAUSE_SECONDS)
+            busy = lives_since is not None and isinstance(failure, _NotGreetedError)
+            tried += not busy
             if tried < tries and self._closing.wait(pause):
                 break
             if lives_since is not None and not lives_since(time.monotonic()):
                 break
+            if busy:
+                greeting_seconds *= 2
+                self._await_greeting(log)
         known = "it let this trainer join" if lives_since is None else "it answers calls"
         raise PeerLostError(
             f"no data connection to parameter server {self.endpoint}, port {self._port}: {failure}; tried "
             f"{tried} {'times' if tried > 1 else 'time'} (FLAGS_rpc_retry_times), though {known}"
         ) from failure
 
-    def _open(self) -> int:
+    def _await_greeting(self, log: WaitLog) -> None:
+        """Say that a server that lives has not greeted; DeadlineExceededError once it keeps too long."""
+        what = f"parameter server {self.endpoint}, which answers calls, to greet a new data connection"
+        waited = log.note(self.endpoint, lambda: f"waiting for {what}")
+        if waited >= self._settings.stalled_seconds:
+            raise DeadlineExceededError(f"waited {waited:.0f} s for {what}")
+
+    def _open(self, greeting_seconds: float) -> int:
         """Open a data connection, greet, and go on over it; return how many frames are sent again."""
         offered = self._exchange
         connected = self._dial()
         try:
-            return self._greet(connected)
+            return self._greet(connected, greeting_seconds)
         except OSError:
             connected.close()
             if offered is None or self._exchange is not None:
@@ -286,7 +312,7 @@ class Peer:
         except BaseException:
             connected.close()
             raise
-        return self._open()  # without the memory that could not be mapped
+        return self._open(greeting_seconds)  # without the memory that could not be mapped
 
     def _dial(self) -> socket.socket:
         """Connect by the Unix socket where the server is on this host, else by TCP."""
@@ -344,7 +370,7 @@ class Peer:
             "'auto' what is elsewhere is reached over TCP"
         )
 
-    def _greet(self, connected: socket.socket) -> int:
+    def _greet(self, connected: socket.socket, timeout_seconds: float) -> int:
         identity = self._identity
         sizes = self._form.block_bytes
         sending = Conversation(Side.TRAINER, identity, sizes, remote=False)
@@ -359,7 +385,11 @@ class Peer:
         sending.advance(header)
         send_all(connected, [pack_header(header)])
         send_with(connected, hello, descriptors)
-        answer = receive_header(connected, memoryview(bytearray(HEADER_BYTES)), receiving)
+        connected.settimeout(timeout_seconds)
+        try:
+            answer = receive_header(connected, memoryview(bytearray(HEADER_BYTES)), receiving)
+        except TimeoutError as error:
+            raise _NotGreetedError(f"it did not greet within {timeout_seconds:g} s") from error
         payload = memoryview(bytearray(answer.payload_bytes))
         received = receive_with(connected, payload)
         try:

@@ -23,6 +23,7 @@ __all__ = [
     "dial",
     "drain",
     "hang_up",
+    "is_given_up",
     "listen",
     "own",
     "receive_exactly",
@@ -158,6 +159,20 @@ def hang_up(connection: socket.socket) -> None:
     """End both directions, so that threads which wait in the socket return; safe to repeat."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def is_given_up(connection: socket.socket) -> bool:
+    """Whether the peer has closed a connection, and nothing that it sent is left to be read; never waits."""
+    timeout_seconds = connection.gettimeout()
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        connection.settimeout(timeout_seconds)
 
 
 def bytes_moved(connection: socket.socket) -> BytesMoved | None:
