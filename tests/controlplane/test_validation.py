@@ -52,4 +52,6 @@ async def test_what_pods_are_made_of_cannot_change(namespace: Namespace, change:
 
 @pytest.mark.parametrize("valid", [pytest.param(value, id=name) for name, value in VALID.items()])
 async def test_valid_job_is_accepted(namespace: Namespace, valid: Manifest):
-    await namespace.create_job(valid)
+    # An operator that is there would begin it, with a service account that is not.
+    accepted = await namespace.create_job(valid, dry_run=True)
+    assert accepted["metadata"]["uid"]

@@ -41,10 +41,11 @@ class Namespace:
         parts = [base, "namespaces", self.name, kind, name, subresource]
         return "/".join(part for part in parts if part)
 
-    async def create_job(self, manifest: Mapping[str, Any]) -> Manifest:
+    async def create_job(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> Manifest:
         """Create a FleetJob in this namespace, asking for strict validation as kubectl does."""
         document = {**manifest, "metadata": {**manifest["metadata"], "namespace": self.name}}
-        return await self.client.create(self.path("fleetjobs") + "?fieldValidation=Strict", document)
+        asked = "?fieldValidation=Strict" + ("&dryRun=All" if dry_run else "")
+        return await self.client.create(self.path("fleetjobs") + asked, document)
 
     async def get(self, plural: str, name: str) -> Manifest:
         """Return one object."""
