@@ -38,6 +38,9 @@ RETRY_SECONDS = 1.0
 LAST_SECONDS = 3.0
 """How long a pod that has ended may be silent before its log is given up: a lost node never ends it."""
 
+LAST_TRIES = 3
+"""How often the log of a pod that has ended is asked for: what it said last matters most."""
+
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
 
 
@@ -106,10 +109,11 @@ class Logs:
         self._note = note
         self._lines: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(QUEUED_LINES)
         self._readers: dict[str, asyncio.Task[None]] = {}  # by the pods' uids
+        self._pods: dict[str, Mapping[str, Any]] = {}  # those that are read
         self._releases: dict[str, asyncio.Task[None]] = {}  # of pods that have ended
         self._counts: dict[str, int] = {}  # lines read so far
         self._seen: set[str] = set()  # replicas of which a life was read
-        self._opened = False  # whether any log could be
+        self._opened: set[str] = set()  # pods of which a log could be
         self._told_why_not = False
 
     async def print_once(self) -> int:
@@ -168,11 +172,8 @@ class Logs:
         self._note(f"the log of {replica_of(pod)} cannot be read: {str(error) or type(error).__name__}")
 
     def _nothing(self, pods: Sequence[Mapping[str, Any]]) -> str:
-        containers = dict.fromkeys(name for pod in pods for name in containers_of(pod))
-        wanted = self._wanted.container
-        if wanted is not None and pods and wanted not in containers:
-            there = ", ".join(containers)
-            return f"no replica of FleetJob {self._job} has a container {wanted}; there are {there}"
+        if lacking := self._lacking(pods):
+            return lacking
         if pods:
             return (
                 f"no replica of FleetJob {self._job} has started yet; `fleetjob status {self._job}` says why"
@@ -180,6 +181,15 @@ class Logs:
         if self._wanted.role is not None or self._wanted.index is not None:
             return f"FleetJob {self._job} has no pod of this role and index"
         return f"FleetJob {self._job} has no pods; `fleetjob status {self._job}` says why"
+
+    def _lacking(self, pods: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return that no pod has the container that is wanted, if there are pods and none has."""
+        containers = dict.fromkeys(name for pod in pods for name in containers_of(pod))
+        wanted = self._wanted.container
+        if wanted is None or not pods or wanted in containers:
+            return None
+        there = ", ".join(containers)
+        return f"no replica of FleetJob {self._job} has a container {wanted}; there are {there}"
 
     async def _print(self) -> None:
         while True:
@@ -199,6 +209,9 @@ class Logs:
             first = False
             self._release({pod["metadata"]["uid"] for pod in present if has_not_ended(pod)})
             known = [Summary.of(job) for job in jobs.all()]
+            if not self._told_why_not and (lacking := self._lacking(present)):
+                self._told_why_not = True  # but a container of this name may still be added to a pod
+                self._note(lacking)
             if known and (line := f"{known[0].state}: {known[0].sentence}") != said:
                 said = line
                 self._note(f"{self._job} is {line}")
@@ -224,6 +237,7 @@ class Logs:
         reading = self._follow_pod(pod, {**params, "follow": "true"})
         self._counts[uid] = 0
         self._readers[uid] = asyncio.create_task(reading, name=f"read {replica}")
+        self._pods[uid] = pod
 
     def _release(self, running: set[str]) -> None:
         """Have the readers of pods that have ended end too."""
@@ -234,13 +248,17 @@ class Logs:
         reader = self._readers[uid]
         while not reader.done():
             before = self._counts[uid]
-            await asyncio.wait({reader}, timeout=LAST_SECONDS)
-            if self._counts[uid] == before and not self._lines.full():
+            _, reading = await asyncio.wait({reader}, timeout=LAST_SECONDS)
+            if reading and self._counts[uid] == before and not self._lines.full():
                 reader.cancel()
+                if uid not in self._opened:
+                    self._tell_unread(self._pods[uid], TimeoutError("its node does not answer"))
+                return
 
     async def _follow_pod(self, pod: Mapping[str, Any], params: dict[str, str]) -> None:
         """Read one pod's log to its end, however often the connection breaks."""
         replica, uid, last = replica_of(pod), pod["metadata"]["uid"], b""
+        tries_left = LAST_TRIES
         while True:
             problem: Exception | None = None
             try:
@@ -261,9 +279,12 @@ class Logs:
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = error
             if not await self._lives_on(pod):
-                if problem is not None:
+                if problem is None:
+                    return
+                tries_left -= 1
+                if tries_left == 0:
                     self._tell_unread(pod, problem)
-                return
+                    return
             if last:
                 params = {**params, "sinceTime": last[:19].decode() + "Z"}
                 params.pop("tailLines", None)
@@ -285,7 +306,7 @@ class Logs:
         path = f"{collection('pods', self._session.namespace)}/{pod['metadata']['name']}/log"
         opened = self._session.client.chunks(path, params, silence_seconds=silence_seconds)
         async with opened as chunks:
-            self._opened = True
+            self._opened.add(pod["metadata"]["uid"])
             async for line in lines_of(chunks):
                 yield line
 

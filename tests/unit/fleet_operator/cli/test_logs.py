@@ -122,6 +122,7 @@ class World:
         await response.prepare(request)
         queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.watchers[plural].append(queue)
+        self.heard.set()
         with suppress(ConnectionError):
             while True:
                 await response.write(json.dumps(await queue.get()).encode() + b"\n")
@@ -172,7 +173,7 @@ class World:
 
     async def _until(self, probe: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
-            while not probe():
+            while not (all(self.watchers.values()) and probe()):
                 self.heard.clear()
                 await self.heard.wait()
 
@@ -434,8 +435,63 @@ async def test_a_container_that_no_replica_has_is_refused_by_name(world: World):
         ):
             assert await ending == 1
             told = "no replica of FleetJob digits has a container fleer; there are sidecar, fleet"
-            assert world.notes[-1] == told
+            assert world.notes.pop(0 if world.notes[0] == told else 1) == told
+    assert told not in world.notes
     assert world.shown == []
+
+
+async def test_a_container_that_no_replica_has_is_told_of_while_the_job_runs(world: World):
+    world.put(0, at(0, "one"))
+    async with world.session() as session:
+        following = asyncio.create_task(world.reading(session, container="fleer").follow())
+        await world._until(lambda: any("has a container fleer" in note for note in world.notes))
+        world.put(0, phase="Succeeded")
+        world.set_job("Succeeded")
+        assert await following == 1
+    assert len([note for note in world.notes if "has a container fleer" in note]) == 1
+
+
+async def test_what_a_replica_said_last_is_asked_for_again_when_its_connection_breaks(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.01)
+
+    async def breaks(response: web.StreamResponse) -> None:
+        await response.write(at(0, "one"))
+        world.put(0, phase="Failed")
+        world.set_job("Failed")
+        transport = response._req.transport if response._req is not None else None
+        assert transport is not None
+        transport.abort()
+
+    world.put(0, breaks, at(0, "one") + at(1, "Traceback"))
+    async with world.session() as session:
+        assert await world.reading(session).follow() == 0
+    assert world.shown == ["[trainer-0] one", "[trainer-0] Traceback"]
+    assert not [note for note in world.notes if "cannot be read" in note]
+
+
+async def test_a_node_that_does_not_answer_is_why_its_log_is_not_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "LAST_SECONDS", 0.1)
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def no_answer(request: web.Request) -> web.StreamResponse:
+        asked.set()
+        await answered.wait()
+        return web.Response()
+
+    monkeypatch.setattr(world, "_log", no_answer)
+    world.put(0)
+    async with world.session() as session:
+        following = asyncio.create_task(world.reading(session).follow())
+        await asked.wait()
+        world.put(0, phase="Failed")
+        world.set_job("Failed")
+        assert await following == 1
+        answered.set()
+    assert world.notes[-1] == "the log of trainer-0 cannot be read: its node does not answer"
 
 
 async def test_a_job_that_is_deleted_before_anything_is_read_is_no_success(world: World):
