@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+WATCH_SECONDS = 120.0
+"""How long kopf may take to begin to watch FleetJobs."""
+
 
 class Term:
     """One term: the view of the cluster, the engine, and kopf.
@@ -132,14 +135,15 @@ class Term:
         stop_kopf = asyncio.Event()
         working = asyncio.create_task(engine.run(), name="engine")
         awaited = asyncio.create_task(ending.wait(), name="wait for the end of the term")
+        blind = asyncio.create_task(self._until_blind(), name="wait for kopf to watch")
         reading = asyncio.create_task(self._progress.run(), name="read progress")
         watching = asyncio.create_task(self._run_kopf(on_signals_taken, stop_kopf), name="kopf")
         self._tasks = (working, reading, watching)
         try:
-            await asyncio.wait({working, watching, awaited}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, watching, awaited, blind}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             engine.stop()
-            for task in (reading, awaited):
+            for task in (reading, awaited, blind):
                 task.cancel()
             await before_kopf_ends()
             try:
@@ -162,6 +166,19 @@ class Term:
             self._metrics.seen(job)
             engine.enqueue(job_key(job))
         return engine
+
+    async def _until_blind(self) -> None:
+        """Return if kopf does not begin to watch; it may have looked for the definition before it was served.
+
+        It would not look again.
+        """
+        try:
+            async with asyncio.timeout(WATCH_SECONDS):
+                await self._view.until_jobs_are_watched()
+        except TimeoutError:
+            logger.error("FleetJobs have not been watched within %g s; the term ends", WATCH_SECONDS)  # noqa: TRY400 it says all
+        else:
+            await asyncio.Event().wait()
 
     async def _run_kopf(self, on_signals_taken: Callable[[], None], stop: asyncio.Event) -> None:
         registry = registry_for(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from typing import TYPE_CHECKING, Any
@@ -105,6 +106,32 @@ async def test_a_signal_while_kopf_starts_ends_the_operator(monkeypatch: pytest.
     assert sent == [signal.SIGTERM]
     (lease,) = (each for path, each in api.objects.items() if "/leases/" in path)
     assert lease["spec"]["holderIdentity"] == ""
+
+
+@pytest.mark.timeout(60)
+async def test_a_term_in_which_kopf_does_not_begin_to_watch_ends(monkeypatch: pytest.MonkeyPatch):
+    api, told = api_with_a_job(), asyncio.Event()
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "FleetJobs have not been watched within 0.1 s" in record.getMessage():
+                told.set()
+
+    monkeypatch.setattr(startup, "ApiClient", lambda *_, **__: api)
+    monkeypatch.setattr(term, "WATCH_SECONDS", 0.1)
+    handler = Told()
+    term.logger.addHandler(handler)
+    operator = Operator(Settings(http_host="127.0.0.1", http_port=0), Connection("http://127.0.0.1:1"))
+    running = asyncio.create_task(operator.run())
+    try:
+        async with asyncio.timeout(20):
+            await told.wait()
+            while operator._term is not None:  # noqa: ASYNC110 nothing tells
+                await asyncio.sleep(0)
+            signal.raise_signal(signal.SIGTERM)
+            assert await running == 0
+    finally:
+        term.logger.removeHandler(handler)
 
 
 async def test_nothing_is_written_by_an_operator_that_does_not_lead():

@@ -38,7 +38,9 @@ class Scope:
         self.owned = owned
         self.extras = extras
         self._jobs_listed, self._jobs_answered = asyncio.Event(), asyncio.Event()
+        self._shown = asyncio.Event()
         self._listing, self._noticing = Failing(), Failing()
+        self._noticing.tried(went_well=False)  # whoever is to watch its FleetJobs may never begin to
 
     def watches(self) -> Iterator[ListWatch[Any]]:
         """Return all watches of it."""
@@ -59,13 +61,8 @@ class Scope:
 
     @property
     def shows_what_jobs_own(self) -> bool:
-        """Whether the pods and Services that are there have been seen: before, none of its jobs is judged."""
-        return all(watch.synced.is_set() for watch in self.owned.values())
-
-    @property
-    def seen(self) -> bool:
-        """Whether its jobs can be served: all that must be seen has been."""
-        return self._jobs_listed.is_set() and self.shows_what_jobs_own
+        """Whether what jobs own there has been seen: before, none of its jobs is judged."""
+        return self._shown.is_set()
 
     @property
     def answered(self) -> bool:
@@ -73,10 +70,23 @@ class Scope:
         return self._jobs_answered.is_set() and all(watch.answered.is_set() for watch in self.watches())
 
     async def until_seen(self) -> None:
-        """Wait until its jobs can be served."""
+        """Wait until its jobs can be served: what must be seen has been, and of the rest what there is.
+
+        Where all was refused at first, because the namespace was gone for example, that says nothing of the
+        rest: it is asked for again.
+        """
+        await self.until_answered()
+        comes_late = not all(watch.synced.is_set() for watch in self.owned.values())
         await self._jobs_listed.wait()
         for watch in self.owned.values():
             await watch.synced.wait()
+        if comes_late:
+            refused = [watch for watch in self.extras.values() if not watch.synced.is_set()]
+            for watch in refused:
+                watch.heard.clear()
+            for watch in refused:
+                await watch.heard.wait()
+        self._shown.set()
 
     async def until_answered(self) -> None:
         """Wait until it is known what there is to see."""

@@ -93,7 +93,7 @@ class ClusterView:
         self._extras: dict[str, Store[ObservedObject]] = {FEATURES[name].key: Store() for name in features}
         self._foreign: dict[Key, dict[str, tuple[str, str]]] = {}  # job: {"Kind/name": (resource, name)}
         self._invalid: dict[str, int] = {}  # uids of jobs that cannot be understood, and their generation
-        self._relist, self._serves = asyncio.Event(), asyncio.Event()
+        self._relist, self._serves, self._jobs_watched = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or (None,)}
         self._keepers: list[asyncio.Task[None]] = []
         self._telling: set[asyncio.Task[None]] = set()
@@ -232,6 +232,12 @@ class ClusterView:
     def note_job_watch(self, namespace: str | None, went_well: bool) -> None:
         """Note whether whoever watches FleetJobs could, at a namespace or at all of them."""
         self._scopes[namespace].jobs_were_watched(went_well=went_well)
+        if went_well:
+            self._jobs_watched.set()
+
+    async def until_jobs_are_watched(self) -> None:
+        """Wait until FleetJobs are watched somewhere."""
+        await self._jobs_watched.wait()
 
     async def refresh_job(self, job: FleetJob) -> None:
         """Read a job anew that turned out to be older than we thought, or gone."""
@@ -378,9 +384,11 @@ class ClusterView:
     async def _list_jobs_forever(self) -> None:
         """List them now and then; a namespace that cannot be listed keeps no other one from it."""
         everywhere = tuple(self._scopes.values())
-        scopes, tries = everywhere, 0
+        scopes, tries, loop = everywhere, 0, asyncio.get_running_loop()
         while True:
             self._relist.clear()
+            if scopes is everywhere:
+                listed_at = loop.time()
             failed: dict[Scope, float] = {}  # and for how long the API server wants no more
             for scope in scopes:
                 try:
@@ -398,7 +406,8 @@ class ClusterView:
                     await self._relist.wait()
                 scopes = everywhere
             except TimeoutError:
-                scopes = tuple(failed) or everywhere
+                due = not failed or loop.time() - listed_at >= RELIST_SECONDS
+                scopes = everywhere if due else tuple(failed)
 
     async def _list_jobs(self, namespace: str | None) -> None:
         entries: list[Entry[FleetJob]] = []

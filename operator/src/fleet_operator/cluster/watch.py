@@ -105,6 +105,7 @@ class ListWatch(Generic[T]):
         self.failing = Failing()
         self.synced = asyncio.Event()
         self.answered = asyncio.Event()  # there is a list, or a word that there is none
+        self.heard = asyncio.Event()  # the same; whoever wants to hear it again clears it
 
     async def run(self) -> None:
         """List, then watch; never returns, and ends only by being cancelled."""
@@ -120,7 +121,7 @@ class ListWatch(Generic[T]):
                 await asyncio.sleep(next(self._backoff))  # a place that is forgotten at once must not spin
             except (ApiError, aiohttp.ClientError, TimeoutError, ValueError) as error:
                 if is_refusal(error):
-                    self.answered.set()
+                    self._note_answer()
                 self.failing.tried(went_well=False)
                 delay = max(next(self._backoff), getattr(error, "retry_after_seconds", 0.0))
                 reason = str(error) or type(error).__name__
@@ -139,7 +140,11 @@ class ListWatch(Generic[T]):
         if self.synced.is_set() and self._on_relist is not None:
             self._on_relist()
         self.synced.set()
+        self._note_answer()
+
+    def _note_answer(self) -> None:
         self.answered.set()
+        self.heard.set()
 
     async def _watch(self) -> None:
         """Follow the events of one connection until it ends."""
@@ -155,16 +160,17 @@ class ListWatch(Generic[T]):
         silent = True
         try:
             async with self._client.stream(self.path, params, silence_seconds=SILENCE_SECONDS) as lines:
-                self.failing.tried(went_well=True)  # not before: what is listed but not watched grows old
                 async for line in lines:
-                    if silent:
-                        silent, self._backoff = False, backoff()
                     self._take(orjson.loads(line))
+                    if silent:  # only now is it more than a watch that is granted and ends in an error
+                        silent, self._backoff = False, backoff()
+                        self.failing.tried(went_well=True)
         except ApiError as error:
             if error.status == 410:
                 raise ExpiredError(str(error)) from error
             raise
         if silent:  # a server that ends watches at once must not be asked for the next one at once
+            self.failing.tried(went_well=True)
             await asyncio.sleep(next(self._backoff))
 
     def _take(self, event: Mapping[str, Any]) -> None:

@@ -7,11 +7,12 @@ the lease's duration since it *sent* its last successful renewal; another takes 
 seen it unchanged for the whole duration. Both measure with clocks that only grow, each its own, and nobody
 compares times of day: whatever the clocks of two machines say, and however long a process was paused, the
 holder has sent its last write before the other begins. A release is the last word: a try that was under way
-ends before it, or was broken off, and then either came before it or finds another version of the lease.
+ends before it, or was broken off; a renewal then either came before it or finds another version of the lease.
 
 A request that is under way then may still be carried out afterwards: no lease can take it back. That is why
 each bears what makes it harmless: a status the version it was decided on, a deletion the uid it means, and a
-creation the name that only one object can have.
+creation the name that only one object can have. The same holds for the lease itself: one that was about to be
+taken when its taker was told to end may be taken late, and then nobody works until it has run out.
 """
 
 from __future__ import annotations

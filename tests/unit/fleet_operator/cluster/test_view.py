@@ -221,6 +221,98 @@ async def test_a_namespace_that_is_gone_keeps_no_job_of_another_one_unseen(
         await view.close()
 
 
+async def test_jobs_that_nobody_has_begun_to_watch_are_told_of(api: FakeApi):
+    async with started(api) as world:
+        failing = [kind for kind, _, seconds in world.view.failing() if seconds > 0]
+        assert failing == ["fleetjobs"]
+        world.view.note_job_watch(None, went_well=True)
+        assert not [kind for kind, _, seconds in world.view.failing() if seconds > 0]
+
+
+async def test_the_jobs_of_a_namespace_that_comes_late_are_looked_at(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watch_module, "BACKOFF_SECONDS", (0.001,))
+    granted, told, changed = refuse_in(api, monkeypatch, "gone"), list[Key](), asyncio.Event()
+    view, late = ClusterView(api, EventRecorder(api), namespaces=("gone", "default")), Key("gone", "late")
+
+    def notice(key: Key) -> None:
+        told.append(key)
+        changed.set()
+
+    view.subscribe(notice)
+    try:
+        async with asyncio.timeout(10):
+            await view.start()
+            stored = api.put("/apis/fleetjob.dev/v1alpha1/namespaces/gone/fleetjobs/late", manifest("late"))
+            view.take_job("ADDED", stored)
+            told.clear()
+            granted.set()
+            view.list_jobs_again()
+            while not (late in told and view.shows_what_jobs_own("gone")):
+                changed.clear()
+                await changed.wait()
+    finally:
+        await view.close()
+
+
+async def test_of_a_namespace_that_comes_late_nothing_is_judged_before_all_kinds_were_asked_for_again(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watch_module, "BACKOFF_SECONDS", (0.001,))
+    granted, budgets = refuse_in(api, monkeypatch, "gone"), asyncio.Event()
+    refusing, jobs = api.get, "/apis/fleetjob.dev/v1alpha1/namespaces/gone/fleetjobs/late"
+
+    async def get(path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+        if granted.is_set() and path.endswith("gone/poddisruptionbudgets"):
+            await budgets.wait()
+        return await refusing(path, params)
+
+    monkeypatch.setattr(api, "get", get)
+    events, features = EventRecorder(api), ("podDisruptionBudgets",)
+    view, changed = (
+        ClusterView(api, events, namespaces=("gone", "default"), features=features),
+        asyncio.Event(),
+    )
+    cluster = KubernetesCluster(api, view, events)
+    view.subscribe(lambda _: changed.set())
+    try:
+        async with asyncio.timeout(10):
+            await view.start()
+            view.take_job("ADDED", api.put(jobs, manifest("late")))
+            late = view.job(Key("gone", "late"))
+            assert late is not None
+            granted.set()
+            view.list_jobs_again()
+            watches = [("WATCH", f"/api/v1/namespaces/gone/{each}") for each in ("pods", "services")]
+            while not all(each in api.requests for each in watches):  # noqa: ASYNC110 there is only the asking
+                await asyncio.sleep(0)
+            assert cluster.observe(late) is None
+            budgets.set()
+            while (observed := cluster.observe(late)) is None:
+                changed.clear()
+                await changed.wait()
+        assert ("policy/v1", "PodDisruptionBudget") not in observed.unserved
+    finally:
+        await view.close()
+
+
+async def test_while_one_namespace_is_gone_the_others_are_listed_again_at_times(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(view_module, "AGAIN_SECONDS", 0.005)
+    monkeypatch.setattr(view_module, "RELIST_SECONDS", 0.05)
+    refuse_in(api, monkeypatch, "gone")
+    view = ClusterView(api, EventRecorder(api), namespaces=("gone", "default"))
+    try:
+        async with asyncio.timeout(10):
+            await view.start()
+            while api.requests.count(("GET", JOBS)) < 3:  # noqa: ASYNC110 there is only the asking
+                await asyncio.sleep(0.01)
+    finally:
+        await view.close()
+
+
 async def test_where_no_namespace_can_be_seen_it_says_what_is_missing(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ):
@@ -247,6 +339,7 @@ async def test_who_cannot_be_followed_is_told_by_kind_and_namespace(
     try:
         async with asyncio.timeout(10):
             await told.wait()  # the job in the second namespace was listed
+        view.note_job_watch("default", went_well=True)
         failing = {(kind, namespace) for kind, namespace, seconds in view.failing() if seconds > 0}
         assert failing == {(kind, "gone") for kind in ("pods", "services", "fleetjobs")}
         assert {where for _, where, _ in view.failing()} == {"gone", "default"}

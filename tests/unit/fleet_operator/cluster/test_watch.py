@@ -248,7 +248,39 @@ async def test_what_is_refused_again_and_again_is_known_until_it_is_granted(
             granted.set()
             api.put(path("a"), {})
             await watched.until_names("a")
+            api.put(path("b"), {})
+            await watched.until_names("a", "b")
         assert watched.watch.failing.seconds == 0
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_watch_that_is_granted_and_breaks_at_once_goes_on_to_fail(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watch_module, "BACKOFF_SECONDS", (0.001,))
+    opened, tries, stream = list[str](), asyncio.Event(), api.stream
+
+    @asynccontextmanager
+    async def breaking(
+        path: str, params: Mapping[str, str], *, silence_seconds: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        opened.append(path)
+        if len(opened) == 5:
+            tries.set()
+        api.fail_watch(500, "etcd is away")
+        async with stream(path, params, silence_seconds=silence_seconds) as lines:
+            yield lines
+
+    monkeypatch.setattr(api, "stream", breaking)
+    watched = Watched(api)
+    watched.watch.failing = Failing(monotonic=lambda: float(len(opened)))
+    running = asyncio.create_task(watched.watch.run())
+    try:
+        async with asyncio.timeout(10):
+            await tries.wait()
+        assert watched.watch.failing.seconds >= 4
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
