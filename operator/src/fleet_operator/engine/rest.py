@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMING_UP", "rest"]
 
-COMING_UP = timedelta(seconds=0.15)
+COMING_UP = timedelta(seconds=0.1)
 """How long news may wait while all pods are there and not all of them run."""
 
 
