@@ -8,10 +8,13 @@ import pytest
 import torch
 
 import fleet
-from fleet.errors import FleetError
+from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import Async
+from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.siblings import Siblings
+from tests.runtime.parameter_server.slow_step import SlowStep
 from tests.support.parameter_server import Loopback, loopback
+from tests.support.processes import wait_for
 from tests.support.threads import at_once
 
 
@@ -109,3 +112,25 @@ def test_an_optimizer_that_fails_when_another_server_has_told_its_part_of_a_norm
         assert told_last.is_set()
         ends_with(job, reason)
         assert job.servers[1].failure is None
+
+
+def test_a_step_that_fails_while_its_trainer_waits_to_be_greeted_again_tells_it_why(monkeypatch):
+    settings = Settings(heartbeat_seconds=1.0, deadline_seconds=10.0)
+    with loopback(model=one_parameter, settings=settings) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        step = SlowStep(job, monkeypatch, fails=ConfigurationError("no rule steps it"))
+        link = job.servers[0].server._links[0]
+
+        def fail_later() -> None:
+            assert step.begun.wait(10)
+            trainer.checkpoints._client._peers[0]._line.hang_up()
+            wait_for(link._greeting.locked, "another connection to be waiting for the step")
+            step.may_end.set()
+
+        def be_told() -> None:
+            with pytest.raises(ConfigurationError, match="could not be stepped: no rule steps it"):
+                train(trainer, model, 1.0, 1)
+
+        at_once(fail_later, be_told)
+        ends_with(job, "no rule steps it")

@@ -17,6 +17,7 @@ from fleet.parameter_server.modes import Async, Geo, HalfAsync
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.sockets import dial
 from fleet.wire import Kind, Side
+from tests.runtime.parameter_server.slow_step import SlowStep
 from tests.support.parameter_server import Loopback, loopback
 from tests.support.processes import wait_for
 from tests.support.proxy import Fate, Passing, partition, proxied
@@ -304,21 +305,6 @@ def test_a_server_that_stays_dead_is_not_said_to_answer(retry_times):
         backward(model, 0, 0)
         with pytest.raises(PeerLostError, match=r"has not answered for .* FLAGS_rpc_deadline is 1000 ms"):
             trainer.step()
-
-
-class SlowStep:
-    """The first server's first step ends only when told to."""
-
-    def __init__(self, job: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.may_end = threading.Event()
-        shard = job.servers[0].server._shard
-        apply = shard.apply
-
-        def slowly(*arguments: Any) -> None:
-            assert self.may_end.wait(60)
-            apply(*arguments)
-
-        monkeypatch.setattr(shard, "apply", slowly)
 
 
 def counted_tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:

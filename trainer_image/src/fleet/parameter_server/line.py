@@ -70,6 +70,11 @@ class Line:
         self._connection: Connection | None = None
         self._ended = False
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether this end has closed the session."""
+        return self._ended
+
     def send(
         self, kind: Kind, payload: bytes | memoryview = b"", *, shared: bool = False, **fields: int
     ) -> int:

@@ -9,7 +9,7 @@ from typing import Final, Protocol
 
 from fleet import progress
 from fleet.errors import FleetError, RemoteProtocolError
-from fleet.parameter_server.line import Line
+from fleet.parameter_server.line import Line, LineEndedError
 from fleet.parameter_server.local_sockets import receive_with, send_with
 from fleet.parameter_server.modes import Answer, ServerMode
 from fleet.parameter_server.shard import Shard
@@ -134,6 +134,9 @@ class Link:
             again = self._session is not None
             self._session = hello.session
             self._line.fence()
+            self._check(hello)  # again: the frame that this has waited for may have failed
+            if self._line.has_ended:
+                raise ConnectionEndedError("this server has closed the session meanwhile")
             _check_awaited(connected)
             shared = self._share(hello, descriptors)
             sending = Conversation(Side.SERVER, self.identity, self.form.block_bytes, remote=False)
@@ -148,7 +151,11 @@ class Link:
             sending.shares = receiving.shares = bool(shared)
             connected.settimeout(None)
             self._owner.connected(self)
-            resent = self._line.attach(connected, sending, receiving, hello.taken)
+            try:
+                resent = self._line.attach(connected, sending, receiving, hello.taken)
+            except LineEndedError:
+                self._check(hello)  # the reason is worth more to the trainer than that there is an end
+                raise
         if again:
             progress.count("reconnections", 1)
             progress.count("frames_resent", resent)
