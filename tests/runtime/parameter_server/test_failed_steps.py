@@ -1,6 +1,8 @@
 """A user's optimizer that fails on a server: whoever trains with it is told why, and nobody trains on."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -9,9 +11,11 @@ import torch
 
 import fleet
 from fleet.errors import ConfigurationError, FleetError
+from fleet.parameter_server import peer
 from fleet.parameter_server.modes import Async
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.siblings import Siblings
+from fleet.parameter_server.sockets import dial
 from tests.runtime.parameter_server.slow_step import SlowStep
 from tests.support.parameter_server import Loopback, loopback
 from tests.support.processes import wait_for
@@ -134,3 +138,61 @@ def test_a_step_that_fails_while_its_trainer_waits_to_be_greeted_again_tells_it_
 
         at_once(fail_later, be_told)
         ends_with(job, "no rule steps it")
+
+
+@contextmanager
+def away(job: Loopback, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Break a trainer's connection; it dials again once the event that this gives is set, or at the end."""
+    dials, may_dial = threading.Event(), threading.Event()
+
+    def dial_later(*arguments: Any, **options: Any) -> Any:
+        dials.set()
+        assert may_dial.wait(60)
+        return dial(*arguments, **options)
+
+    monkeypatch.setattr(peer, "dial", dial_later)
+    trainer.checkpoints._client._peers[0]._line.hang_up()
+    assert dials.wait(10)
+    line = job.servers[0].server._links[0]._line
+    wait_for(lambda: line._connection is None, "the server to see that it broke")
+    try:
+        yield may_dial
+    finally:
+        may_dial.set()
+
+
+OF_TCP = Settings(heartbeat_seconds=0.5, deadline_seconds=5.0, transport="tcp")
+REASON = "could not be stepped: ArithmeticError: a gradient is out of"
+
+
+def test_a_trainer_without_a_connection_when_a_server_fails_comes_back_and_hears_why(monkeypatch):
+    shape: dict[str, Any] = {"trainers": 2, "model": one_parameter, "optimizer": out_of_range}
+    with loopback(**shape, mode=Async(), settings=OF_TCP) as job:
+        (zero, _, _), (one, model, _) = (job.make_trainer(index) for index in range(2))
+        at_once(zero.start, one.start)
+        link = job.servers[0].server._links[0]
+        with away(job, zero, monkeypatch) as may_dial:
+            wait = link.told.wait
+
+            def wait_for_the_trainer(seconds: float) -> bool:
+                may_dial.set()
+                return wait(seconds)
+
+            monkeypatch.setattr(link.told, "wait", wait_for_the_trainer)
+            assert REASON in told(one, model, 100.0)
+            client = zero.checkpoints._client
+            assert REASON in str(wait_for(lambda: client._failure, "the word that it ends"))
+        ends_with(job, REASON)
+
+
+def test_a_server_that_fails_lets_nobody_join_and_waits_for_nobody_for_ever(monkeypatch):
+    shape: dict[str, Any] = {"trainers": 2, "model": one_parameter, "optimizer": out_of_range}
+    with loopback(**shape, mode=Async(), settings=OF_TCP) as job:
+        (zero, _, _), (one, model, _) = (job.make_trainer(index) for index in range(2))
+        at_once(zero.start, one.start)
+        with away(job, zero, monkeypatch):
+            assert REASON in told(one, model, 100.0)
+            again, _, _ = job.make_trainer(1, attempt=1)
+            with pytest.raises(FleetError, match=REASON):
+                again.start()
+            ends_with(job, REASON)

@@ -183,11 +183,18 @@ class Line:
         if connection is not None:
             connection.hang_up()
 
-    def finish(self, timeout_seconds: float) -> None:
-        """Send what is enqueued, let the other end read it, and end the session."""
+    def finish(self, timeout_seconds: float) -> bool:
+        """Send what is enqueued, let the other end read it, and end the session.
+
+        Returns
+        -------
+        bool
+            Whether there is a connection; without one nothing of it has been sent.
+        """
         connection = self._end()
         if connection is not None:
             connection.finish(timeout_seconds)
+        return connection is not None
 
     def close(self) -> None:
         """End the session now."""

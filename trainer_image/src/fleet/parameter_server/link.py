@@ -93,6 +93,8 @@ class Link:
         """Why this trainer may not come back, where it may not."""
         self.left = threading.Event()
         """Set once the trainer knows that the server knows that it has finished."""
+        self.told = threading.Event()
+        """Set once the trainer has been told why it may not come back, or nobody can tell it any more."""
         self._mode = mode
         self._owner = owner
         self._expected = expected
@@ -104,6 +106,8 @@ class Link:
         self._session: str | None = None
         self._line = Line(f"trainer {identity.trainer}", Side.SERVER, identity, self)
         self._greeting = threading.Lock()
+        self._reaches = False
+        """Whether the connection that there is leads to the trainer: not once it has opened another one."""
 
     def welcome(
         self, connected: socket.socket, receiving: Conversation, hello: Hello, descriptors: Sequence[int]
@@ -131,6 +135,7 @@ class Link:
         with self._greeting:
             self._check(hello)
             _check_awaited(connected)  # else it would end the connection that has taken its place
+            self._reaches = False
             again = self._session is not None
             self._session = hello.session
             self._line.fence()
@@ -156,6 +161,7 @@ class Link:
             except LineEndedError:
                 self._check(hello)  # the reason is worth more to the trainer than that there is an end
                 raise
+            self._reaches = True
         if again:
             progress.count("reconnections", 1)
             progress.count("frames_resent", resent)
@@ -187,11 +193,18 @@ class Link:
         """Tell the trainer of an error, now or when it comes back, and close."""
         self.failure = error
         self._line.send(Kind.ERROR, pack_error(error))
-        self.finish(timeout_seconds)
+        reaches = self._reaches
+        if self._line.finish(timeout_seconds) and reaches:
+            self.told.set()
 
     def finish(self, timeout_seconds: float) -> None:
         """Send what is enqueued, and close."""
         self._line.finish(timeout_seconds)
+
+    def abandon(self) -> None:
+        """Close now: nobody comes to tell the trainer anything any more."""
+        self.finish(0.0)
+        self.told.set()
 
     def destination(self, header: Header) -> memoryview | None:
         """Say where a gradient belongs that follows its header."""
@@ -304,7 +317,7 @@ def greet(connected: socket.socket, find: Callable[[Identity], Link]) -> None:
     """
     connected.settimeout(GREETING_SECONDS)
     buffer = memoryview(bytearray(HEADER_BYTES))
-    identity = Identity(0, 0, 0)
+    identity, link = Identity(0, 0, 0), None
     try:
         receive_exactly(connected, buffer[:4])
         read_header(buffer[:4])
@@ -326,6 +339,8 @@ def greet(connected: socket.socket, find: Callable[[Identity], Link]) -> None:
     except FleetError as error:
         _send_now(connected, identity, Kind.ERROR, pack_error(error))
         drain(connected, _DRAIN_SECONDS)
+        if link is not None and link.failure is not None:
+            link.told.set()
         raise
 
 

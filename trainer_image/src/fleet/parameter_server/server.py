@@ -21,6 +21,7 @@ from fleet.errors import (
     PeerLostError,
     RemoteProtocolError,
 )
+from fleet.parameter_server.admission import check_identity, check_job
 from fleet.parameter_server.connection import BrokenConnectionError
 from fleet.parameter_server.control_service import ControlService
 from fleet.parameter_server.data_ports import DataPorts
@@ -36,7 +37,7 @@ from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import INITIAL_STATE, Shard, initial_state_fact
 from fleet.parameter_server.siblings import Siblings
 from fleet.parameter_server.sockets import bind_address
-from fleet.parameter_server.waiting import WaitLog, split_endpoint
+from fleet.parameter_server.waiting import WaitLog, split_endpoint, wait_for_all
 from fleet.parameter_server.wire_form import WireForm
 from fleet.program import describe_difference
 from fleet.transpiler.lowering import ServerPlan
@@ -181,7 +182,7 @@ class Server:
         if self._ports is not None:
             self._ports.close()
         for link in list(self._links.values()):
-            link.finish(0.0)
+            link.abandon()
         self._siblings.close()
         if self._control is not None:
             self._control.stop()
@@ -191,7 +192,7 @@ class Server:
 
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
         """Admit a trainer of this job that agrees with this server on everything that must be equal."""
-        self._check_job(request)
+        check_job(request, self._job)
         ours, theirs = self._agreement, dict(request.agreement)
         if self.keeper.restored:  # then what a process had before does not count
             theirs.pop(INITIAL_STATE, None)
@@ -206,6 +207,8 @@ class Server:
         trainer, attempt = request.trainer.id, request.trainer.attempt
         with self._admission:
             with self._changed:
+                if self._failure is not None:  # there are no steps to join any more
+                    raise self._failure
                 again = self._membership.attempt(trainer) >= 0
                 self._membership.admit(trainer, attempt, time.monotonic())
                 old = self._links.pop(trainer, None)
@@ -259,7 +262,7 @@ class Server:
 
     def norm(self, request: control_pb2.NormRequest) -> None:
         """Take another server's part of a norm, and step what it was the last part of."""
-        self._check_job(request)
+        check_job(request, self._job)
         if request.fingerprint != self._plan.fingerprint:
             raise ConfigurationError(
                 f"parameter server {self._plan.endpoint} does not run the same training as server "
@@ -376,7 +379,9 @@ class Server:
 
     def _link_of(self, identity: Identity) -> Link:
         """Return where a trainer's frames belong; RemoteProtocolError for one that has not joined."""
-        self._check_identity(identity)
+        with self._changed:
+            joined = self._membership.attempt(identity.trainer)
+        check_identity(identity, self._job, joined)
         link = self._links.get(identity.trainer)
         if link is None or link.identity != identity:
             raise RemoteProtocolError(
@@ -384,32 +389,6 @@ class Server:
                 "must join again"
             )
         return link
-
-    def _check_identity(self, identity: Identity) -> None:
-        if identity.job != self._job_hash:
-            raise RemoteProtocolError(
-                f"a frame of job {identity.job:016x} came to the server of job {self._job.name} "
-                f"({self._job_hash:016x}); are two jobs configured with the same addresses?"
-            )
-        with self._changed:
-            joined = self._membership.attempt(identity.trainer)
-        if joined != identity.attempt:
-            raise RemoteProtocolError(
-                f"trainer {identity.trainer} with attempt {identity.attempt} has not joined here; "
-                + (
-                    f"its place is taken by attempt {joined}"
-                    if joined >= 0
-                    else "expected a join before data"
-                )
-            )
-
-    def _check_job(self, request: control_pb2.JoinRequest | control_pb2.NormRequest) -> None:
-        found, expected = (request.job_name, request.job_uid), (self._job.name, self._job.uid)
-        if found != expected:
-            raise ConfigurationError(
-                f"a replica of job {found[0]!r} (uid {found[1]!r}) came to a server of job {expected[0]!r} "
-                f"(uid {expected[1]!r}); are two jobs configured with the same addresses?"
-            )
 
     # Watching, with the lock held.
 
@@ -468,19 +447,30 @@ class Server:
 
     def _wait_for_goodbyes(self) -> None:
         """Stay for trainers whose connection broke before they could learn that they may go."""
-        deadline = time.monotonic() + self._settings.silent_seconds
-        for link in list(self._links.values()):
-            link.left.wait(max(0.0, deadline - time.monotonic()))
+        wait_for_all((link.left for link in list(self._links.values())), self._settings.silent_seconds)
+
+    def _wait_until_told(self) -> None:
+        """Stay for trainers that have no connection just now, and come back to hear why the server ends."""
+        with self._changed:
+            now = time.monotonic()
+            vanished = {each.trainer for each in self._membership.absences(now) if now >= each.deadline}
+            awaited = set(self._membership.live) - vanished
+        links = [link for link in list(self._links.values()) if link.identity.trainer in awaited]
+        wait_for_all((link.told for link in links), self._settings.silent_seconds)
 
     def _dismiss(self, error: FleetError | None) -> None:
         """Let the trainers go, each with the last word for it, and stop."""
         self._closing = True
+        if error is not None:
+            self._fail(error)
         for link in list(self._links.values()):
             with contextlib.suppress(OSError):
                 if error is not None and link.identity.trainer in self._membership.live:
                     link.fail(error, 1.0)
                 else:
                     link.finish(_FLUSH_SECONDS)
+        if error is not None:
+            self._wait_until_told()
         self.close()
 
 

@@ -2,8 +2,9 @@
 
 import logging
 import socket
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from fleet.errors import DeadlineExceededError
@@ -60,6 +61,13 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     """Split ``host:port``; an IPv6 address stands in brackets."""
     host, _, port = endpoint.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def wait_for_all(events: Iterable[threading.Event], timeout_seconds: float) -> None:
+    """Wait until all of these have happened, or the time is over."""
+    deadline = time.monotonic() + timeout_seconds
+    for event in events:
+        event.wait(max(0.0, deadline - time.monotonic()))
 
 
 def wait_for_ports(endpoints: Sequence[str], deadline_seconds: float) -> None:
