@@ -14,6 +14,7 @@ from fleet.errors import ConfigurationError, FleetError, StateLostError
 from fleet.parameter_server import keeper
 from fleet.parameter_server.control_client import ControlClient, Pending
 from fleet.parameter_server.keeper import Keeper
+from fleet.parameter_server.modes import Async
 from fleet.parameter_server.settings import Settings
 from tests.support.checkpoints import differing, saved, train
 from tests.support.parameter_server import Loopback, loopback
@@ -341,3 +342,27 @@ def test_a_wait_for_a_servers_reply_ends_with_the_sessions_failure(tmp_path, mon
             assert not released.is_set()
         finally:
             released.set()
+
+
+@pytest.mark.parametrize("between", ["copies", "commit"])
+def test_what_a_failed_step_has_left_is_not_saved(tmp_path, monkeypatch, between):
+    """The step fails before the copies are made, or once they are written and not committed yet."""
+    settings = Settings(heartbeat_seconds=5.0, deadline_seconds=10.0)  # no heartbeat tells of it first
+    with loopback(mode=Async(), settings=settings) as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        trainer.save(str(tmp_path), TrainStatus(epoch_no=1))
+        before = Checkpoint(tmp_path).manifest
+        server = job.servers[0].server
+        owner = server._shard if between == "copies" else server.keeper
+        go_on = getattr(owner, between)
+
+        def after_a_failure(*arguments: Any) -> Any:
+            server._mode._failed.note(ArithmeticError("out of range"))  # type: ignore[attr-defined]
+            return go_on(*arguments)
+
+        monkeypatch.setattr(owner, between, after_a_failure)
+        with pytest.raises(FleetError, match="could not be stepped: ArithmeticError: out of range"):
+            trainer.save(str(tmp_path), TrainStatus(epoch_no=2))
+        job.servers[0].join()
+    assert Checkpoint(tmp_path).manifest == before

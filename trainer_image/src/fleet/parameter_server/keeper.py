@@ -82,7 +82,7 @@ class Keeper:
         ConfigurationError
             The blocks are at another step.
         FleetError
-            The disk refuses.
+            The disk refuses, or a step has failed here.
         """
         with self._one_at_a_time:
             in_step = self._plan.mode is DistributedMode.SYNC and self._plan.custom is None
@@ -92,6 +92,7 @@ class Keeper:
                     f"{self._mode.step}; save between optimizer.step() and the next backward()"
                 )
             copies = self._shard.copies()
+            self._check_stepped()
             path = Path(directory)
             written = []
             if copies:
@@ -108,7 +109,7 @@ class Keeper:
         Raises
         ------
         FleetError
-            It is of another save, a file of it is gone, or the disk refuses.
+            It is of another save, a file of it is gone, the disk refuses, or a step has failed here.
         """
         save = Manifest.parse(manifest, directory).save
         with self._one_at_a_time:
@@ -122,6 +123,7 @@ class Keeper:
                     f"the save {save} in {directory} cannot be finished: {reason}; the checkpoint before "
                     "stays as it is: save again"
                 )
+            self._check_stepped()
             commit(Path(directory), manifest)
             self._own.add(save)
 
@@ -192,6 +194,10 @@ class Keeper:
             if keep:
                 keep_newest(Path(directory), keep)
             return numbers_in(Path(directory))
+
+    def _check_stepped(self) -> None:
+        """Refuse to save what a failed step has left: a block may be half stepped, and nobody meant it."""
+        self._mode.missing()
 
     def _check_files(self, checkpoint: Checkpoint) -> None:
         for block in self._shard.blocks.values():
