@@ -341,7 +341,8 @@ def test_a_server_that_is_busy_with_a_step_is_awaited_as_long_as_it_answers_call
 
 
 def test_a_server_that_is_busy_for_too_long_is_given_up_although_it_lives(monkeypatch):
-    settings = replace(PATIENT, heartbeat_seconds=0.05, deadline_seconds=0.2)
+    settings = replace(PATIENT, heartbeat_seconds=0.05)
+    monkeypatch.setattr(Settings, "stalled_seconds", 1.0)  # and a deadline that no slow heartbeat meets
     with loopback(settings=settings, model=six_parameters) as job:
         trainer, model, _ = job.make_trainer()
         trainer.start()
@@ -351,7 +352,26 @@ def test_a_server_that_is_busy_for_too_long_is_given_up_although_it_lives(monkey
             client = trainer.checkpoints._client
             failure = wait_for(lambda: client._failure, "the connection's own limit")
             assert isinstance(failure, DeadlineExceededError)
-            assert re.search(r"waited 2 s for .*, which answers calls, to greet a new", str(failure))
+            assert re.search(r"waited \d+ s for .*, which answers calls, to greet a new", str(failure))
+        finally:
+            step.may_end.set()
+
+
+def test_a_session_that_ends_does_not_wait_to_be_greeted(monkeypatch):
+    with loopback(settings=PATIENT, model=six_parameters) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        step, link = SlowStep(job, monkeypatch), job.servers[0].server._links[0]
+        try:
+            backward(model, 0, 0)
+            assert step.begun.wait(10)
+            trainer.checkpoints._client._peers[0]._line.hang_up()
+            wait_for(link._greeting.locked, "a connection that waits for the step")
+            name = f"fleet-reconnect {job.endpoints[0]}"
+            (again,) = (each for each in threading.enumerate() if each.name == name)
+            trainer.close()
+            again.join(peer._GREETING_SECONDS / 2)
+            assert not again.is_alive()
         finally:
             step.may_end.set()
 

@@ -27,7 +27,7 @@ from fleet.parameter_server.line import Line
 from fleet.parameter_server.local_sockets import dial_here, receive_with, send_with
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shared_memory import copy_bytes
-from fleet.parameter_server.sockets import BytesMoved, dial, send_all
+from fleet.parameter_server.sockets import BytesMoved, dial, hang_up, send_all
 from fleet.parameter_server.waiting import WaitLog, split_endpoint
 from fleet.parameter_server.wire_form import WireForm
 from fleet.transpiler.config import DistributedMode
@@ -109,6 +109,8 @@ class Peer:
         self._shares: bool | None = None
         """Whether memory is shared; None before the first greeting."""
         self._completed = False
+        self._greeting: socket.socket | None = None
+        """What connects with the server, as long as that has not greeted."""
         self._closing = threading.Event()
         self._moved: BytesMoved | None = None
         self._moved_at = 0.0
@@ -184,6 +186,9 @@ class Peer:
     def close(self) -> None:
         """End the session: with what is enqueued where it has come to its end, else at once."""
         self._closing.set()
+        greeting = self._greeting
+        if greeting is not None:
+            hang_up(greeting)
         if self._completed:
             self._line.finish(_FAREWELL_SECONDS)
         else:
@@ -303,6 +308,9 @@ class Peer:
         """Open a data connection, greet, and go on over it; return how many frames are sent again."""
         offered = self._exchange
         connected = self._dial()
+        self._greeting = connected
+        if self._closing.is_set():  # `close` may have looked before
+            hang_up(connected)
         try:
             return self._greet(connected, greeting_seconds)
         except OSError:
@@ -401,6 +409,7 @@ class Peer:
             for descriptor in received:
                 os.close(descriptor)
         connected.settimeout(None)
+        self._greeting = None  # the line's from here on
         return self._line.attach(connected, sending, receiving, theirs.taken)
 
     def _share(self, theirs: Hello, descriptors: Sequence[int]) -> bool:
