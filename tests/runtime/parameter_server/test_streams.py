@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from fleet.errors import FleetError
+from fleet.parameter_server import client
 from fleet.parameter_server.settings import Settings
 from tests.support.parameter_server import Loopback, loopback
 from tests.support.processes import wait_for
+from tests.support.training import assert_same_bits
 
 SHORT = Settings(heartbeat_seconds=0.05, deadline_seconds=0.5)
 
@@ -22,6 +25,20 @@ def joined(job: Loopback) -> Any:
     return trainer
 
 
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    """Return an optimizer that remembers: after a step it has a state."""
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def tensors_of(found: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of what was fetched: of values by name, of state by name and entry."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in found.items():
+        entries = value.items() if isinstance(value, dict) else [("", value)]
+        tensors |= {f"{name} {entry}": each for entry, each in entries}
+    return tensors
+
+
 @pytest.mark.parametrize(
     ("of", "fetch"),
     [
@@ -30,18 +47,38 @@ def joined(job: Loopback) -> Any:
     ],
 )
 def test_a_shard_that_takes_longer_than_the_deadline_arrives(monkeypatch, of, fetch):
-    with loopback(settings=SHORT) as job:
-        trainer, server = joined(job), job.servers[0].server
+    with loopback(settings=SHORT, optimizer=momentum) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        model(torch.ones(1, 20)).sum().backward()
+        trainer.step()
+        server = job.servers[0].server
         pieces = getattr(server, of)
 
         def late() -> Iterator[Any]:
             late_enough = time.monotonic() + 2 * SHORT.deadline_seconds
-            yield from pieces()
+            begun = pieces()
+            yield next(begun)
             wait_for(lambda: time.monotonic() > late_enough, "the deadline to pass")
+            yield from begun
 
-        expected = fetch(trainer)
+        expected = tensors_of(fetch(trainer))
+        assert len(expected) == len(list(model.parameters()))
         monkeypatch.setattr(server, of, late)
-        assert fetch(trainer).keys() == expected.keys()
+        assert_same_bits(tensors_of(fetch(trainer)), expected)
+
+
+def test_a_session_that_ends_between_two_servers_shards_says_so(monkeypatch):
+    with loopback(servers=2) as job:
+        session = joined(job).checkpoints._client
+
+        def end_with_the_first(*_: object) -> Iterator[Any]:
+            session.close()
+            return iter(())
+
+        monkeypatch.setattr(client, "pieces_of", end_with_the_first)
+        with pytest.raises(FleetError, match="the session with the parameter servers has ended"):
+            list(session.server_values())
 
 
 def test_a_shard_of_a_server_that_is_lost_meanwhile_is_not_awaited():

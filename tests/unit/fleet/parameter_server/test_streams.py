@@ -125,3 +125,18 @@ def test_who_leaves_a_stream_ends_its_call():
 def test_a_piece_that_nobody_has_waited_for_cannot_be_taken():
     with pytest.raises(ValueError, match=r"expected a call of arrives_within"):
         stream_of(Call()).take()
+
+
+def test_a_call_that_fails_with_its_session_is_told_by_the_sessions_own_reason():
+    call = Call("a", grpc.RpcError("the channel was closed"))
+    looks = iter([None, None, FleetError("the session has ended")])
+
+    def look() -> None:
+        if (found := next(looks)) is not None:
+            raise found
+
+    pieces = pieces_of(stream_of(call), look, STALLED_SECONDS)
+    assert next(pieces) == "a"
+    with pytest.raises(FleetError, match="the session has ended"):
+        next(pieces)
+    assert call.cancelled

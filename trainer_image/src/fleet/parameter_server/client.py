@@ -463,6 +463,7 @@ class Client:
     def _pieces(self, *, values: bool) -> "Iterator[control_pb2.StatePiece]":
         self.check()
         for control in self._controls:
+            self.check()  # a closed channel takes no call
             yield from pieces_of(control.state(values=values), self.check, self._settings.stalled_seconds)
 
     def _holders(self) -> "list[Peer]":

@@ -128,7 +128,11 @@ def pieces_of(
                 waited = log.note(number, lambda: f"waiting for {what}")
                 if waited >= stalled_seconds:
                     raise DeadlineExceededError(f"waited {waited:.0f} s for {what}")
-            piece = stream.take()
+            try:
+                piece = stream.take()
+            except FleetError:
+                check()  # who ends a session ends its calls, and knows why
+                raise
             if piece is None:
                 return
             yield piece
