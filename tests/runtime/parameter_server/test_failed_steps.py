@@ -77,7 +77,7 @@ def test_an_optimizer_that_fails_in_sync_mode_ends_the_server_and_tells_every_tr
         ends_with(job, reason)
 
 
-def test_an_optimizer_that_fails_without_a_barrier_ends_the_server_and_tells_every_trainer():
+def test_an_optimizer_that_fails_without_a_barrier_ends_the_server_and_tells_every_trainer(caplog):
     with loopback(trainers=2, model=one_parameter, optimizer=out_of_range, mode=Async()) as job:
         trainers = [job.make_trainer(index)[:2] for index in range(2)]
         at_once(*(trainer.start for trainer, _ in trainers))
@@ -88,6 +88,7 @@ def test_an_optimizer_that_fails_without_a_barrier_ends_the_server_and_tells_eve
         reason = f"server {job.endpoints[0]} could not be stepped: ArithmeticError: a gradient is out of"
         assert all(reason in sentence for sentence in sentences)
         ends_with(job, reason)
+        assert "to come back" not in caplog.text
 
 
 def test_an_optimizer_that_fails_when_another_server_has_told_its_part_of_a_norm(monkeypatch):

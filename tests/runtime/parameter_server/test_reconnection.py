@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
@@ -293,6 +294,25 @@ def test_what_became_of_a_dead_server_does_not_depend_on_the_number_of_tries(ret
         backward(model, 0, 0)
         with pytest.raises(StateLostError, match="came back without its state"):
             trainer.step()
+
+
+def test_a_server_that_ends_answers_no_call_once_its_data_connections_are_hung_up(monkeypatch):
+    with loopback(settings=PATIENT, model=six_parameters) as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        server = job.servers[0].server
+        assert server._ports is not None
+        close, answers = server._ports.close, list[BaseException | None]()
+        control = trainer.checkpoints._client._controls[0]
+
+        def close_after_a_call() -> None:
+            if not answers:
+                answers.append(control.heartbeat(5.0).exception(timeout=10.0))
+            close()
+
+        monkeypatch.setattr(server._ports, "close", close_after_a_call)
+        server.close()
+    assert isinstance(answers[0], grpc.RpcError)
 
 
 @pytest.mark.parametrize("retry_times", [0, 3])

@@ -1,5 +1,6 @@
 """The control service of a parameter server: gRPC on the endpoint's port, with the health service."""
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Final, NoReturn, Protocol, TypeVar
@@ -104,10 +105,14 @@ class ControlService:
             health_pb2.HealthCheckResponse.SERVING,
         )
 
+    def refuse(self) -> threading.Event:
+        """Take no new calls; return what is set once those in progress have had a moment to be answered."""
+        self._health.enter_graceful_shutdown()
+        return self._server.stop(_STOP_SECONDS)
+
     def stop(self) -> None:
         """End; calls in progress get a moment to be answered."""
-        self._health.enter_graceful_shutdown()
-        self._server.stop(_STOP_SECONDS).wait()
+        self.refuse().wait()
 
 
 class _Servicer(control_pb2_grpc.ParameterServerServicer):

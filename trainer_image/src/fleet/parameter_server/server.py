@@ -179,6 +179,8 @@ class Server:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        if self._control is not None:
+            self._control.refuse()  # first: to a trainer a server that answers calls is one that lives
         if self._ports is not None:
             self._ports.close()
         for link in list(self._links.values()):
@@ -344,14 +346,16 @@ class Server:
                 self._changed.notify_all()
         if not current or error is None or self._closing:
             return
+        broken = isinstance(error, BrokenConnectionError)
         _log.warning(
-            "trainer %d (attempt %d), at step %d: %s; waiting for it to come back",
+            "trainer %d (attempt %d), at step %d: %s%s",
             trainer,
             link.identity.attempt,
             self._mode.step_of(trainer),
             error,
+            "; waiting for it to come back" if broken else "",
         )
-        if not isinstance(error, BrokenConnectionError):
+        if not broken:
             link.fail(error, 1.0)
 
     def _give_up(self, trainer: int, error: PeerLostError) -> None:
