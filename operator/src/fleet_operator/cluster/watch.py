@@ -41,6 +41,9 @@ WATCH_SECONDS = 300
 SILENCE_SECONDS = 75.0
 """A bookmark comes every minute: a connection that is silent for longer is dead."""
 
+WELL_SECONDS = 10.0
+"""How long a watch of which nothing is heard stays open if it goes well: there may be nothing to be heard."""
+
 BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -142,6 +145,9 @@ class ListWatch(Generic[T]):
         self.synced.set()
         self._note_answer()
 
+    def _note_well(self) -> None:
+        self.failing.tried(went_well=True)
+
     def _note_answer(self) -> None:
         self.answered.set()
         self.heard.set()
@@ -160,17 +166,21 @@ class ListWatch(Generic[T]):
         silent = True
         try:
             async with self._client.stream(self.path, params, silence_seconds=SILENCE_SECONDS) as lines:
-                async for line in lines:
-                    self._take(orjson.loads(line))
-                    if silent:  # only now is it more than a watch that is granted and ends in an error
-                        silent, self._backoff = False, backoff()
-                        self.failing.tried(went_well=True)
+                well = asyncio.get_running_loop().call_later(WELL_SECONDS, self._note_well)
+                try:
+                    async for line in lines:
+                        self._take(orjson.loads(line))
+                        if silent:  # only now is it more than a watch that is granted and ends in an error
+                            silent, self._backoff = False, backoff()
+                            self._note_well()
+                finally:
+                    well.cancel()
         except ApiError as error:
             if error.status == 410:
                 raise ExpiredError(str(error)) from error
             raise
         if silent:  # a server that ends watches at once must not be asked for the next one at once
-            self.failing.tried(went_well=True)
+            self._note_well()
             await asyncio.sleep(next(self._backoff))
 
     def _take(self, event: Mapping[str, Any]) -> None:

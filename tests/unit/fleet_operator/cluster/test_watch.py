@@ -256,6 +256,33 @@ async def test_what_is_refused_again_and_again_is_known_until_it_is_granted(
         await asyncio.gather(running, return_exceptions=True)
 
 
+async def test_a_watch_of_which_nothing_is_heard_goes_well_once_it_has_stayed_open(
+    api: FakeApi, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(watch_module, "WELL_SECONDS", 0.01)
+    monkeypatch.setattr(watch_module, "BACKOFF_SECONDS", (0.001,))
+    api.refusals["WATCH", PODS] = ApiError(403, "Forbidden", "no right to WATCH")
+    watched, went = Watched(api), list[bool]()
+    well = asyncio.Event()
+
+    class Noting(Failing):
+        def tried(self, *, went_well: bool) -> None:
+            went.append(went_well)
+            super().tried(went_well=went_well)
+            if went_well:
+                well.set()
+
+    watched.watch.failing = Noting()
+    running = asyncio.create_task(watched.watch.run())
+    try:
+        async with asyncio.timeout(10):
+            await well.wait()
+        assert went == [False, True]
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_a_watch_that_is_granted_and_breaks_at_once_goes_on_to_fail(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ):
