@@ -162,7 +162,7 @@ def away(job: Loopback, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
         may_dial.set()
 
 
-OF_TCP = Settings(heartbeat_seconds=0.5, deadline_seconds=5.0, transport="tcp")
+OF_TCP = Settings(heartbeat_seconds=1.0, deadline_seconds=10.0, transport="tcp")
 REASON = "could not be stepped: ArithmeticError: a gradient is out of"
 
 
@@ -191,9 +191,27 @@ def test_a_server_that_fails_lets_nobody_join_and_waits_for_nobody_for_ever(monk
     with loopback(**shape, mode=Async(), settings=OF_TCP) as job:
         (zero, _, _), (one, model, _) = (job.make_trainer(index) for index in range(2))
         at_once(zero.start, one.start)
+        again, _, _ = job.make_trainer(1, attempt=1)
         with away(job, zero, monkeypatch):
             assert REASON in told(one, model, 100.0)
-            again, _, _ = job.make_trainer(1, attempt=1)
+            wait_for(lambda: job.servers[0].server._failure is not None, "the server to know that it ends")
             with pytest.raises(FleetError, match=REASON):
                 again.start()
             ends_with(job, REASON)
+
+
+def test_a_trainer_that_joins_just_as_a_server_fails_is_told_why(monkeypatch):
+    with loopback(trainers=2, model=one_parameter, mode=Async(), settings=OF_TCP) as job:
+        trainer, _, _ = job.make_trainer()
+        server = job.servers[0].server
+        admit = server._mode.admit
+
+        def fail_meanwhile(number: int) -> None:
+            admit(number)
+            server._fail(FleetError("the disk is full"))
+
+        monkeypatch.setattr(server._mode, "admit", fail_meanwhile)
+        with pytest.raises(FleetError, match="the disk is full"):
+            trainer.start()
+        assert not server._links
+        ends_with(job, "the disk is full")

@@ -15,7 +15,7 @@ from tests.support.parameter_server import Loopback, loopback
 from tests.support.processes import wait_for
 from tests.support.training import assert_same_bits
 
-SHORT = Settings(heartbeat_seconds=0.05, deadline_seconds=0.5)
+SHORT = Settings(heartbeat_seconds=0.05, deadline_seconds=1.5)
 
 
 def joined(job: Loopback) -> Any:

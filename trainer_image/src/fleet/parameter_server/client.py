@@ -461,7 +461,7 @@ class Client:
         self.adopt_values()
 
     def _pieces(self, *, values: bool) -> "Iterator[control_pb2.StatePiece]":
-        self.check()
+        self.check()  # after the end there is nobody to ask, which is not the same as nothing to tell
         for control in self._controls:
             self.check()  # a closed channel takes no call
             yield from pieces_of(control.state(values=values), self.check, self._settings.stalled_seconds)

@@ -209,8 +209,7 @@ class Server:
         trainer, attempt = request.trainer.id, request.trainer.attempt
         with self._admission:
             with self._changed:
-                if self._failure is not None:  # there are no steps to join any more
-                    raise self._failure
+                self._check_serving()
                 again = self._membership.attempt(trainer) >= 0
                 self._membership.admit(trainer, attempt, time.monotonic())
                 old = self._links.pop(trainer, None)
@@ -219,7 +218,7 @@ class Server:
                 replaced = f"trainer {trainer} was replaced by its attempt {attempt}"
                 old.fail(FleetError(f"{replaced}; this process has attempt {old.identity.attempt}"), 1.0)
             self._mode.admit(trainer)
-            self._links[trainer] = Link(
+            link = Link(
                 Identity(self._job_hash, trainer, attempt),
                 self._mode,
                 self,
@@ -227,6 +226,9 @@ class Server:
                 self._shard,
                 WireForm(self._plan.blocks, self._settings.wire_dtype),
             )
+            with self._changed:
+                self._check_serving()  # again: whoever ends the others would not know of this one
+                self._links[trainer] = link
         restored, step = self.checkpoints.tell(trainer)
         _log.log(
             logging.WARNING if again else logging.INFO,
@@ -379,6 +381,11 @@ class Server:
                 self._failure = error
             self._changed.notify_all()
 
+    def _check_serving(self) -> None:
+        """Check that there are steps to join; with the lock held."""
+        if self._failure is not None:
+            raise self._failure
+
     # Data connections.
 
     def _link_of(self, identity: Identity) -> Link:
@@ -460,7 +467,7 @@ class Server:
             vanished = {each.trainer for each in self._membership.absences(now) if now >= each.deadline}
             awaited = set(self._membership.live) - vanished
         links = [link for link in list(self._links.values()) if link.identity.trainer in awaited]
-        wait_for_all((link.told for link in links), self._settings.silent_seconds)
+        wait_for_all((link.told for link in links), 2 * self._settings.heartbeat_seconds + 1.0)
 
     def _dismiss(self, error: FleetError | None) -> None:
         """Let the trainers go, each with the last word for it, and stop."""
