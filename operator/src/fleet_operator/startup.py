@@ -16,7 +16,7 @@ import secrets
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -110,6 +110,7 @@ class Operator:
         """Run until told to stop; return the exit status."""
         stop = asyncio.Event()
         _catch_signals(stop)
+        asyncio.get_running_loop().set_exception_handler(_tell_of_loop)
         try:
             await self._open()
             while not stop.is_set() and await unless(stop, self._election.acquire()):
@@ -201,6 +202,18 @@ def _collect_rarely() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTIONS)
+
+
+def _tell_of_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Tell of what nobody awaited, as the loop does by itself, but for generators that it closes at its end.
+
+    kopf leaves the generator of its watch open when it is told to end amid an event, and closing it then
+    raises. Nothing is lost by it, and a traceback would look as if something were.
+    """
+    if "asyncgen" in context:
+        logger.debug("%s: %s", context["message"], context.get("exception"))
+    else:
+        loop.default_exception_handler(context)
 
 
 def _catch_signals(stop: asyncio.Event) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import kopf
 import pytest
+import uvloop
 
 from fleet_operator import startup, term
 from fleet_operator.cluster.connection import Connection
@@ -18,6 +19,7 @@ from fleet_operator.startup import Operator, run_operator
 from tests.support.seen_cluster import api_with_a_job
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 KUBECONFIG = """
@@ -132,6 +134,28 @@ async def test_a_term_in_which_kopf_does_not_begin_to_watch_ends(monkeypatch: py
             assert await running == 0
     finally:
         term.logger.removeHandler(handler)
+
+
+def test_a_generator_that_is_left_open_makes_no_traceback_at_the_end(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.DEBUG)
+    left = []
+
+    async def watch() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            raise RuntimeError("it does not stop")
+
+    async def work() -> None:
+        asyncio.get_running_loop().set_exception_handler(startup._tell_of_loop)
+        left.append(watch())
+        await anext(left[0])
+        asyncio.get_running_loop().call_exception_handler({"message": "a task was never awaited"})
+
+    uvloop.run(work())
+    assert "it does not stop" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert [each.levelname for each in caplog.records if "never awaited" in each.message] == ["ERROR"]
 
 
 async def test_nothing_is_written_by_an_operator_that_does_not_lead():
