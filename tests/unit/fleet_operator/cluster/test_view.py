@@ -181,6 +181,18 @@ def refuse_in(api: FakeApi, monkeypatch: pytest.MonkeyPatch, namespace: str) -> 
     return granted
 
 
+def listen(view: ClusterView) -> tuple[list[Key], asyncio.Event]:
+    """Return the jobs that a view tells of from now on, and what is set whenever it does."""
+    told, changed = list[Key](), asyncio.Event()
+
+    def notice(key: Key) -> None:
+        told.append(key)
+        changed.set()
+
+    view.subscribe(notice)
+    return told, changed
+
+
 async def test_a_namespace_that_is_gone_keeps_no_job_of_another_one_unseen(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ):
@@ -188,13 +200,7 @@ async def test_a_namespace_that_is_gone_keeps_no_job_of_another_one_unseen(
     granted = refuse_in(api, monkeypatch, "gone")
     events, features = EventRecorder(api), ("podDisruptionBudgets",)
     view = ClusterView(api, events, namespaces=("gone", "default"), features=features)
-    cluster, told, changed = KubernetesCluster(api, view, events), list[Key](), asyncio.Event()
-
-    def notice(key: Key) -> None:
-        told.append(key)
-        changed.set()
-
-    view.subscribe(notice)
+    cluster, (told, changed) = KubernetesCluster(api, view, events), listen(view)
     try:
         async with asyncio.timeout(10):
             await view.start()
@@ -233,14 +239,9 @@ async def test_the_jobs_of_a_namespace_that_comes_late_are_looked_at(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(watch_module, "BACKOFF_SECONDS", (0.001,))
-    granted, told, changed = refuse_in(api, monkeypatch, "gone"), list[Key](), asyncio.Event()
-    view, late = ClusterView(api, EventRecorder(api), namespaces=("gone", "default")), Key("gone", "late")
-
-    def notice(key: Key) -> None:
-        told.append(key)
-        changed.set()
-
-    view.subscribe(notice)
+    granted, late = refuse_in(api, monkeypatch, "gone"), Key("gone", "late")
+    view = ClusterView(api, EventRecorder(api), namespaces=("gone", "default"))
+    told, changed = listen(view)
     try:
         async with asyncio.timeout(10):
             await view.start()
@@ -270,12 +271,8 @@ async def test_of_a_namespace_that_comes_late_nothing_is_judged_before_all_kinds
 
     monkeypatch.setattr(api, "get", get)
     events, features = EventRecorder(api), ("podDisruptionBudgets",)
-    view, changed = (
-        ClusterView(api, events, namespaces=("gone", "default"), features=features),
-        asyncio.Event(),
-    )
-    cluster = KubernetesCluster(api, view, events)
-    view.subscribe(lambda _: changed.set())
+    view = ClusterView(api, events, namespaces=("gone", "default"), features=features)
+    cluster, (_, changed) = KubernetesCluster(api, view, events), listen(view)
     try:
         async with asyncio.timeout(10):
             await view.start()

@@ -1,0 +1,186 @@
+"""An API server that speaks HTTP of one job, its pods and what they write, as a test has them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from fleet_operator.cli.logs import Logs, Wanted, print_with
+from fleet_operator.cli.session import Session
+from fleet_operator.cluster.client import ApiClient
+from fleet_operator.cluster.connection import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+BASE = "/api/v1/namespaces/default/pods"
+JOBS = "/apis/fleetjob.dev/v1alpha1/namespaces/default/fleetjobs"
+
+
+class LogServer:
+    """Pods, one job, and the logs: each request for a log gets the next of the pod's answers."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self.job: dict[str, Any] = {}
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.logs: dict[str, list[Any]] = {}
+        self.asked: list[dict[str, str]] = []
+        self.watchers: dict[str, list[asyncio.Queue[dict[str, Any]]]] = {"pods": [], "fleetjobs": []}
+        self.shown: list[str] = []
+        self.notes: list[str] = []
+        self.heard = asyncio.Event()
+        self.set_job("Running")
+
+    def set_job(self, state: str) -> None:
+        self.version += 1
+        self.job = {
+            "metadata": {
+                "name": "digits",
+                "namespace": "default",
+                "uid": "j",
+                "resourceVersion": f"{self.version}",
+            },
+            "spec": {"mode": "Collective"},
+            "status": {"state": state},
+        }
+        self._tell("fleetjobs", "MODIFIED", self.job)
+
+    def put(
+        self,
+        index: int,
+        *logs: Any,
+        life: int = 0,
+        phase: str = "Running",
+        role: str = "trainer",
+        waiting: tuple[str, ...] = (),
+    ) -> None:
+        """Have a pod, and what its log's requests are answered with; some containers may not have started."""
+        name = f"digits-{role}-{index}"
+        self.version += 1
+        labels = {
+            "fleetjob.dev/job-name": "digits",
+            "fleetjob.dev/role": role,
+            "fleetjob.dev/index": str(index),
+            "fleetjob.dev/attempt": f"0.{life}",
+        }
+        metadata = {
+            "name": name,
+            "namespace": "default",
+            "uid": f"{name}@{life}",
+            "labels": labels,
+            "resourceVersion": str(self.version),
+        }
+        containers = [{"name": "sidecar"}, {"name": "fleet"}]
+        status: dict[str, Any] = {"phase": phase}
+        if phase != "Pending":
+            status["containerStatuses"] = [
+                {**each, "state": {"waiting" if each["name"] in waiting else "running": {}}}
+                for each in containers
+            ]
+        self.pods[name] = {"metadata": metadata, "spec": {"containers": containers}, "status": status}
+        if logs:
+            self.logs[name] = list(logs)
+        self._tell("pods", "MODIFIED", self.pods[name])
+
+    def _tell(self, plural: str, kind: str, item: dict[str, Any]) -> None:
+        for queue in self.watchers[plural]:
+            queue.put_nowait({"type": kind, "object": item})
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.path
+        if path.endswith("/log"):
+            return await self._log(request)
+        if path == f"{JOBS}/digits":
+            return web.json_response(self.job)
+        if path.startswith(f"{BASE}/"):
+            pod = self.pods.get(path.rpartition("/")[2])
+            return web.json_response(
+                pod or {"reason": "NotFound", "message": "gone"}, status=200 if pod else 404
+            )
+        if path not in (BASE, JOBS):
+            name = path.rpartition("/")[2]
+            return web.json_response({"message": f'fleetjobs "{name}" not found'}, status=404)
+        plural = path.rpartition("/")[2]
+        if "watch" in request.query:
+            return await self._watch(request, plural)
+        items = [self.job] if plural == "fleetjobs" else list(self.pods.values())
+        return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": items})
+
+    async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.watchers[plural].append(queue)
+        self.heard.set()
+        with suppress(ConnectionError):
+            while True:
+                await response.write(json.dumps(await queue.get()).encode() + b"\n")
+        return response
+
+    async def _log(self, request: web.Request) -> web.StreamResponse:
+        name, container = request.path.split("/")[-2], request.query["container"]
+        self.asked.append({"pod": name, **request.query})
+        statuses = self.pods[name]["status"].get("containerStatuses", ())
+        if not any(each["name"] == container and "waiting" not in each["state"] for each in statuses):
+            return web.json_response(
+                {"message": f'container "{container}" in pod "{name}" is waiting to start'}, status=400
+            )
+        answers = self.logs.get(name) or [b""]
+        given = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(given, tuple):
+            return web.json_response({"message": given[1]}, status=given[0])
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if isinstance(given, bytes):
+            await response.write(given)
+        else:
+            await given(response)
+        return response
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        application = web.Application()
+        application.router.add_get("/{path:.*}", self.answer)
+        server = TestServer(application, host="127.0.0.1")
+        await server.start_server(shutdown_timeout=0.1)
+        address = f"http://127.0.0.1:{server.port}"
+        try:
+            async with ApiClient(Connection(address)) as client:
+                yield Session(client, address, "default")
+        finally:
+            await server.close()
+
+    def reading(self, session: Session, **wanted: Any) -> Logs:
+        show = print_with(prefixes=True, colour=False, write=self._show)
+        return Logs(session, "digits", Wanted(**wanted), show=show, note=self._note)
+
+    async def until_shown(self, count: int) -> None:
+        await self.until(lambda: len(self.shown) >= count)
+
+    async def until_noted(self) -> None:
+        await self.until(lambda: bool(self.notes))
+
+    async def until(self, probe: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not (all(self.watchers.values()) and probe()):
+                self.heard.clear()
+                await self.heard.wait()
+
+    def _show(self, line: str) -> None:
+        self.shown.append(line)
+        self.heard.set()
+
+    def _note(self, line: str) -> None:
+        self.notes.append(line)
+        self.heard.set()
+
+
+def at(second: int, *lines: str) -> bytes:
+    stamped = (f"2026-01-01T00:00:{second:02}.{n:09}Z {line}\n" for n, line in enumerate(lines))
+    return "".join(stamped).encode()
