@@ -133,16 +133,8 @@ class Link:
             The connection broke.
         """
         with self._greeting:
-            self._check(hello)
-            _check_awaited(connected)  # else it would end the connection that has taken its place
-            self._reaches = False
             again = self._session is not None
-            self._session = hello.session
-            self._line.fence()
-            self._check(hello)  # again: the frame that this has waited for may have failed
-            if self._line.has_ended:
-                raise ConnectionEndedError("this server has closed the session meanwhile")
-            _check_awaited(connected)
+            self._fence(connected, hello)
             shared = self._share(hello, descriptors)
             sending = Conversation(Side.SERVER, self.identity, self.form.block_bytes, remote=False)
             ours = Hello(
@@ -170,6 +162,18 @@ class Link:
                 self.identity.trainer,
                 resent,
             )
+
+    def _fence(self, connected: socket.socket, hello: Hello) -> None:
+        """Take no more from the connection before, once the frame that it is at has been taken."""
+        self._check(hello)
+        _check_awaited(connected)  # else it would end the connection that has taken its place
+        self._reaches = False
+        self._session = hello.session
+        self._line.fence()
+        self._check(hello)  # again: the frame that this has waited for may have failed
+        if self._line.has_ended:
+            raise ConnectionEndedError("this server has closed the session meanwhile")
+        _check_awaited(connected)
 
     def send_value(self, answer: Answer) -> None:
         """Enqueue a block's value, or that it was not stepped."""
