@@ -135,15 +135,15 @@ class Term:
         stop_kopf = asyncio.Event()
         working = asyncio.create_task(engine.run(), name="engine")
         awaited = asyncio.create_task(ending.wait(), name="wait for the end of the term")
-        blind = asyncio.create_task(self._until_blind(), name="wait for kopf to watch")
+        unwatched = asyncio.create_task(self._until_given_up(), name="wait for kopf to watch")
         reading = asyncio.create_task(self._progress.run(), name="read progress")
         watching = asyncio.create_task(self._run_kopf(on_signals_taken, stop_kopf), name="kopf")
         self._tasks = (working, reading, watching)
         try:
-            await asyncio.wait({working, watching, awaited, blind}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({working, watching, awaited, unwatched}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             engine.stop()
-            for task in (reading, awaited, blind):
+            for task in (reading, awaited, unwatched):
                 task.cancel()
             await before_kopf_ends()
             try:
@@ -167,10 +167,10 @@ class Term:
             engine.enqueue(job_key(job))
         return engine
 
-    async def _until_blind(self) -> None:
-        """Return if kopf does not begin to watch; it may have looked for the definition before it was served.
+    async def _until_given_up(self) -> None:
+        """Return only if kopf does not begin to watch.
 
-        It would not look again.
+        It may have looked for the definition before it was served, and would not look again.
         """
         try:
             async with asyncio.timeout(WATCH_SECONDS):

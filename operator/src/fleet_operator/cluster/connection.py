@@ -209,9 +209,8 @@ def _named(
     for path, config in configs:
         entries = config.get(plural) or []
         if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
-            found = (
-                "something else" if isinstance(entries, list) else type(entries).__name__
-            )  # maybe a secret
+            # Never the contents: they may be a secret.
+            found = "something else" if isinstance(entries, list) else type(entries).__name__
             raise ConnectionSettingsError(
                 f"the kubeconfig {path} holds {found} under {plural}, expected a list of mappings with a name"
                 " each: write it by kubectl config"

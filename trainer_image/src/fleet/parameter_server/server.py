@@ -461,7 +461,10 @@ class Server:
         wait_for_all((link.left for link in list(self._links.values())), self._settings.silent_seconds)
 
     def _wait_until_told(self) -> None:
-        """Stay for trainers that have no connection just now, and come back to hear why the server ends."""
+        """Stay for trainers that have no connection just now, and come back to hear why the server ends.
+
+        Whoever lives learns from a beat or two that there is a server to come back to.
+        """
         with self._changed:
             now = time.monotonic()
             vanished = {each.trainer for each in self._membership.absences(now) if now >= each.deadline}
