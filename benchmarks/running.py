@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from benchmarks.pipes import hear
 from benchmarks.workload import MAX_BATCH, Config
+from fleet.allocator import COPY_PAST_CACHES
 
 __all__ = ["Measured", "Running", "Shape", "interleave", "say", "spread", "stream"]
 
@@ -131,12 +132,16 @@ def stream(pipe: Any) -> TextIO:
 
 
 def _start(config: Config) -> subprocess.Popen[str]:
-    environ = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TP_SOCKET_IFNAME": "lo",
-        "FLEET_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
-    }
+    environ = (
+        COPY_PAST_CACHES
+        | os.environ
+        | {
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "TP_SOCKET_IFNAME": "lo",
+            "FLEET_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
+        }
+    )
     return subprocess.Popen(
         [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", json.dumps(asdict(config))],
         stdin=subprocess.PIPE,

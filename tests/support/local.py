@@ -129,6 +129,7 @@ class LocalRun:
     folder: Path
     manifest: Mapping[str, Any] | Path
     options: tuple[str, ...] = ("--json",)
+    environ: Mapping[str, str] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
@@ -152,7 +153,7 @@ class LocalRun:
                 stdout=out,
                 stderr=err,
                 cwd=self.folder,
-                env={**os.environ, MARK: self.mark},
+                env={**os.environ, **self.environ, MARK: self.mark},
                 start_new_session=True,
                 # Tests that run under nohup ignore SIGHUP, and so would what they start.
                 preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),

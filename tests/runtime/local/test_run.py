@@ -75,6 +75,23 @@ def test_a_job_succeeds(tmp_path):
         assert all(host.startswith("127.") for host in hosts)
 
 
+@pytest.mark.parametrize(
+    ("server", "environ", "expected"),
+    [
+        (SERVER, {}, "glibc.cpu.x86_non_temporal_threshold=2097152"),
+        (SERVER, {"GLIBC_TUNABLES": "glibc.malloc.check=0"}, "glibc.malloc.check=0"),
+        (None, {}, "None"),
+    ],
+)
+def test_processes_that_share_memory_copy_past_the_caches_unless_the_user_says_otherwise(
+    tmp_path, server, environ, expected
+):
+    job = job_manifest("import os; print(os.environ.get('GLIBC_TUNABLES'));" + DONE, server=server)
+    with LocalRun(tmp_path / "run", job, environ=environ) as run:
+        assert run.wait() == 0, run.stderr
+        assert run.log("trainer-0").splitlines()[1] == expected
+
+
 def test_trainers_wait_for_their_servers_in_order(tmp_path):
     listen = "socket.create_server((os.environ['POD_IP'], 6174))"
     slow = f"import socket, os, time; time.sleep(0.7); s = {listen}; time.sleep(1)"

@@ -1,10 +1,14 @@
 import platform
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from fleet.allocator import keep_freed_memory
+from fleet.allocator import COPY_PAST_CACHES, keep_freed_memory
+
+LOADER = Path("/lib64/ld-linux-x86-64.so.2")
 
 # Numpy asks the same malloc for memory as torch does, and starts sooner.
 STEPS = """
@@ -49,6 +53,26 @@ def test_where_glibc_refuses_the_large_threshold_the_one_that_it_accepts_is_set(
     assert calls == [(-3, 1 << 30), (-3, 32 << 20), (-1, -1)]
 
 
-@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
-def test_a_user_who_has_tuned_malloc_is_left_alone(name):
-    assert not keep_freed_memory({name: "1"})
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MALLOC_TRIM_THRESHOLD_", "1"),
+        ("MALLOC_MMAP_THRESHOLD_", "1"),
+        ("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-AVX512F:glibc.malloc.trim_threshold=1"),
+    ],
+)
+def test_a_user_who_has_tuned_malloc_is_left_alone(name, value):
+    assert not keep_freed_memory({name: value})
+
+
+def test_how_memory_is_copied_says_nothing_about_malloc(monkeypatch):
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(mallopt=lambda *_: 1))
+    assert keep_freed_memory(COPY_PAST_CACHES)
+
+
+@pytest.mark.skipif(not LOADER.exists(), reason="only glibc on x86-64 copies past the caches from a set size")
+def test_glibc_takes_the_size_from_which_copies_pass_by_the_caches():
+    told = subprocess.run(
+        [LOADER, "--list-tunables"], env=COPY_PAST_CACHES, capture_output=True, text=True, check=True
+    )
+    assert "glibc.cpu.x86_non_temporal_threshold: 0x200000 " in told.stdout

@@ -57,6 +57,8 @@ SILENT_SECONDS = 3.0  # how long the end of a finished job's processes is waited
 REFRESH_SECONDS = 0.25
 MAX_FAILED_PASSES = 6  # some six seconds with the engine's back-off
 TIMED_OUT = 124  # the exit status of timeout(1)
+# Trainers and servers of one machine share memory: glibc then copies tensors without filling the caches.
+COPY_PAST_CACHES = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={2 << 20}"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -194,9 +196,15 @@ def _settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSetting
         environ=options.environ,
         python=sys.executable,
         num_threads=threads,
-        defaults={"PYTHONUNBUFFERED": "1"},
+        defaults=_defaults(job, options.environ),
         overrides={f"{library}_SOCKET_IFNAME": loopback for library in ("GLOO", "NCCL", "TP")},
     )
+
+
+def _defaults(job: FleetJob, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of replicas that neither the manifest nor, but for the first, the user has set."""
+    of_mode = COPY_PAST_CACHES if job.spec.mode is Mode.PARAMETER_SERVER else {}
+    return {"PYTHONUNBUFFERED": "1"} | {name: value for name, value in of_mode.items() if name not in environ}
 
 
 def _processes(job: FleetJob, role: Role) -> int:

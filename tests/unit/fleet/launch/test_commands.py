@@ -2,6 +2,7 @@
 
 import pytest
 
+from fleet.allocator import COPY_PAST_CACHES
 from fleet.errors import ConfigurationError
 from fleet.launch import collective, flags, ps
 from fleet.launch.supervisor import Command
@@ -47,6 +48,13 @@ def test_a_role_that_the_launcher_was_started_with_does_not_leak():
     assert "PADDLE_TRAINER_ENDPOINTS" not in environ
     assert "RANK" not in environ
     assert (environ["HOME"], environ["FLEET_JOB_UID"]) == ("/home/me", "7")
+
+
+def test_processes_that_share_memory_copy_past_the_caches_unless_the_user_says_otherwise():
+    assert all(command.environ.items() >= COPY_PAST_CACHES.items() for command in ps_commands())
+    own = {"GLIBC_TUNABLES": "glibc.malloc.check=1"}
+    assert all(command.environ.items() >= own.items() for command in ps_commands(environ=own))
+    assert not any("GLIBC_TUNABLES" in command.environ for command in collective_commands())
 
 
 def test_all_processes_of_a_run_share_one_uid_and_two_runs_do_not():

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from fleet.allocator import COPY_PAST_CACHES
 from fleet.errors import ConfigurationError
 from fleet.launch import flags, supervisor
 from fleet.launch.supervisor import Command
@@ -61,7 +62,7 @@ def commands(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[
     """
     num_workers = flags.whole_number("--worker_num", arguments.worker_num, least=1, most=1024)
     servers = _servers(arguments)
-    shared = flags.base_environ(environ, num_workers + len(servers))
+    shared = COPY_PAST_CACHES | flags.base_environ(environ, num_workers + len(servers))
     shared |= _shared_roles(servers, num_workers)
     shared.setdefault("FLEET_JOB_NAME", "launch-ps")
     shared.setdefault("FLEET_JOB_UID", str(uuid.uuid4()))
