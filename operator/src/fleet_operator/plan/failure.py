@@ -123,8 +123,8 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
         name = situation.name_of(replica)
         told = LastFailure(pod=name, reason="Deleted", message=f"{name} was deleted", time=stamp(now))
         return Failure(replica, Kind.DISRUPTION, told, frozenset({"Deleted"}))
-    if pod is None:
-        return None
+    if pod is None or replica in situation.stranded:
+        return None  # what ended a stranded one has been answered before
     reasons = frozenset(each for each in (pod.reason, pod.disruption) if each is not None)
     given_up = situation.silent_nodes.get(replica)
     if given_up is not None and now >= given_up:
@@ -167,15 +167,11 @@ def _follows(situation: Situation, failure: Failure) -> bool:
 
 
 def _outlived_a_server(situation: Situation, trainer: Replica) -> bool:
-    """Whether a server has been replaced since this trainer was created.
-
-    Only replacements of the present life of the job count: they say when the next pod may come.
-    """
+    """Whether a server has been replaced since this trainer was created."""
     born = situation.present[trainer].created_at
     for server in (each for each in situation.replicas if each.role is Role.PSERVER):
         pod = situation.present.get(server)
-        restarts = situation.ledger.roles[Role.PSERVER].restarts.get(server.index)
-        replaced = restarts is not None and restarts.not_before is not None
+        replaced = situation.ledger.is_replaced(server)
         if replaced and (pod is None or (born and pod.created_at and pod.created_at > born)):
             return True
     return False

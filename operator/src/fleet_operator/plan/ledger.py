@@ -81,6 +81,14 @@ class Ledger:
         restarts = self.roles[replica.role].restarts.get(replica.index)
         return Attempt(self.job_restarts, restarts.count if restarts else 0)
 
+    def is_replaced(self, replica: Replica) -> bool:
+        """Whether a replica has been started again in the present life of the job.
+
+        Restarts of that life say when the next pod may come; those of earlier ones have forgotten it.
+        """
+        restarts = self.roles[replica.role].restarts.get(replica.index)
+        return restarts is not None and restarts.not_before is not None
+
     def not_before_of(self, replica: Replica) -> datetime | None:
         """Return when a replica's next pod may be created, if that was put off."""
         restarts = self.roles[replica.role].restarts.get(replica.index)

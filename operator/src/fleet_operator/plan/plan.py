@@ -14,6 +14,7 @@ from fleet_operator.plan.deadline import deadline
 from fleet_operator.plan.ending import clean_up, end_job
 from fleet_operator.plan.failure import find_failures, loses_parameters
 from fleet_operator.plan.model import Event, Plan
+from fleet_operator.plan.naming import some
 from fleet_operator.plan.pending import pending_deadline, pending_since
 from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, judge
 from fleet_operator.plan.scaling import is_resized, scaled_sentence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJob
     from fleet_operator.build import Hosts
+    from fleet_operator.plan.ledger import Ledger
     from fleet_operator.plan.model import Observed
 
 __all__ = ["plan"]
@@ -172,8 +174,7 @@ def failed(situation: Situation) -> Plan | None:
             situation, JobState.FAILED, verdict.reason, verdict.sentence, last_failure=cause, events=events
         )
     if isinstance(verdict, RestartJob):
-        pause = backoff(min(ledger.job_restarts, before) + 1)
-        ledger = ledger.with_job_restart(stamp(situation.now + pause))
+        ledger = _job_restarted(ledger, before, situation.now)
         why = "its parameters are lost, so " if lost else ""
         restarting = (True, "JobRestarting", f"{cause.message}; {why}all replicas start anew")
     else:
@@ -183,6 +184,26 @@ def failed(situation: Situation) -> Plan | None:
         restarting = (True, "ReplicaRestarting", f"{cause.message}; it is started again")
     situation = situation.with_ledger(ledger)
     return step(situation, {ConditionType.RESTARTING: restarting}, last_failure=cause, events=events)
+
+
+def stranded(situation: Situation) -> Plan | None:
+    """Start a job anew whose trainers failed when they were done: alone they would find no servers.
+
+    Their failures have been told and counted when they were seen, which was before the servers' end was.
+    """
+    if not situation.stranded:
+        return None
+    ledger = _job_restarted(situation.ledger, situation.ledger.restarts, situation.now)
+    names = some([situation.name_of(each) for each in situation.stranded])
+    sentence = f"{names} is started again, but parameter servers have completed; all replicas start anew"
+    situation = situation.with_ledger(ledger)
+    return step(situation, {ConditionType.RESTARTING: (True, "JobRestarting", sentence)})
+
+
+def _job_restarted(ledger: Ledger, before: int, now: datetime) -> Ledger:
+    """Return the ledger with the whole job started anew, after a pause that grows with restarts so far."""
+    pause = backoff(min(ledger.job_restarts, before) + 1)
+    return ledger.with_job_restart(stamp(now + pause))
 
 
 def stuck(situation: Situation) -> Plan | None:
@@ -212,5 +233,6 @@ DECISIONS = (
     suspended,
     resized,
     failed,
+    stranded,
     stuck,
 )

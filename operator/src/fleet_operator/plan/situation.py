@@ -87,7 +87,8 @@ class Situation:
 
         Trainer 0 has completed then. Who runs says by its exit code that it found nobody any more, which
         counts once the servers have ended well or nobody is left for whom they stay; who has not begun to run
-        once they have ended finds nobody either. One that had joined has been waited for by the servers.
+        once they have ended finds nobody either. One that had joined has been waited for by the servers, and
+        so had one that failed so shortly before their end that they cannot have given it up.
         """
         if not self.job.elastic or not self.has_completed(RANK_ZERO):
             return frozenset()
@@ -96,7 +97,38 @@ class Situation:
         lost = {each for each, pod in rest.items() if pod is not None and pod.exit_code == EXIT_PEER_LOST}
         if not self.ledger.roles[Role.PSERVER].completed:
             return frozenset(lost) if lost == rest.keys() else frozenset()
-        return frozenset(lost | {each for each, pod in rest.items() if pod is None or not has_started(pod)})
+        unbegun = {each for each, pod in rest.items() if pod is None or not has_started(pod)}
+        return frozenset(each for each in lost | unbegun if not self._failed_when_done(each))
+
+    @cached_property
+    def stranded(self) -> tuple[Replica, ...]:
+        """Trainers that are started again and find no servers any more, as these have ended well.
+
+        Servers wait for every trainer, so each of them had told them that it was done before it failed.
+        """
+        if not self.ledger.roles[Role.PSERVER].completed:
+            return ()
+        trainers = (each for each in self.replicas if each.role is Role.TRAINER)
+        return tuple(
+            each
+            for each in trainers
+            if self.ledger.is_replaced(each)
+            and not self.has_completed(each)
+            and (not self.has_started(each) or self.present[each].exit_code == EXIT_PEER_LOST)
+        )
+
+    def _failed_when_done(self, trainer: Replica) -> bool:
+        """Whether a trainer failed so shortly before servers ended well that it was done with them.
+
+        They had no time to give it up: they ended before its next pod might come, and the pause before that
+        is shorter than their patience.
+        """
+        if not self.ledger.is_replaced(trainer):
+            return False
+        again = self.ledger.not_before_of(trainer)
+        servers = (pod for each, pod in self._found.items() if each.role is Role.PSERVER)
+        ends = (pod.finished_at for pod in servers if has_succeeded(pod))
+        return again is not None and any(end is not None and end < again for end in ends)
 
     @cached_property
     def _asked_for(self) -> tuple[Replica, ...]:
@@ -168,20 +200,18 @@ class Situation:
             each for each in self.replicas if each not in self.present and not self.has_completed(each)
         )
 
-    @cached_property
-    def all_trainers_started(self) -> bool:
-        """Whether every trainer of the present life of the job has got as far as to run."""
-        return all(self.has_started(each) for each in self.replicas if each.role is Role.TRAINER)
-
     @property
     def may_have_served(self) -> bool:
         """Whether a server that has ended well can have done its part.
 
-        Every trainer must have run; in an elastic job trainer 0, as the others may have come too late.
+        Every trainer must have run, in this pod of its or in one before; in an elastic job trainer 0, as the
+        others may have come too late.
         """
         first = self.present.get(RANK_ZERO)
         done = self.has_completed(RANK_ZERO) or (first is not None and has_succeeded(first))
-        return self.all_trainers_started or (self.job.elastic and done)
+        trainers = (each for each in self.replicas if each.role is Role.TRAINER)
+        ran = all(self.has_started(each) or self.ledger.is_replaced(each) for each in trainers)
+        return ran or (self.job.elastic and done)
 
     @cached_property
     def any_trainer_started(self) -> bool:

@@ -1,6 +1,9 @@
 """Failure policy: what failed replicas lead to."""
 
+from __future__ import annotations
+
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,6 +13,9 @@ from fleet_operator.plan.ledger import Replica
 from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, RestartReplicas, Verdict, judge
 from tests.support import jobs
 from tests.support.plans import Story, at, ended, pending, pserver, trainer
+
+if TYPE_CHECKING:
+    from fleet_operator.plan.model import ObservedPod
 
 LEAVING = "PodTerminating: digits-trainer-1 is being deleted; its name is taken until it is gone"
 LOST = "digits-trainer-1 found that a parameter server had lost its state (exit code 90)"
@@ -331,6 +337,80 @@ def test_a_trainer_whose_servers_have_completed_can_only_start_with_them():
     lines = story.sees(*pods, ended(trainer(1), 1), after=2)
     told = "digits-trainer-1 failed with exit code 1; all replicas start anew"
     assert f"Restarting True JobRestarting: {told}" in lines
+
+
+ELASTIC: dict[str, Any] = {
+    "syncMode": "Async",
+    "trainer": {"replicas": 2, "minReplicas": 1, "maxReplicas": 4},
+}
+SERVERS = (pserver(0), pserver(1))
+STOPPED = tuple(ended(server, finished_at=at(5)) for server in SERVERS)
+
+
+@pytest.mark.parametrize("spec", [pytest.param({}, id="fixed"), pytest.param(ELASTIC, id="elastic")])
+@pytest.mark.parametrize("crashed", [0, 1])
+@pytest.mark.parametrize("first", ["the-servers", "the-trainer"])
+def test_a_trainer_that_fails_when_all_are_done_is_one_failure_and_starts_the_job_anew(spec, crashed, first):
+    story = Story(runPolicy={"backoffLimit": 1}, **spec)
+    story.sees(*SERVERS, trainer(0), trainer(1))
+    done, failed = ended(trainer(1 - crashed)), ended(trainer(crashed), 1)
+    if first == "the-servers":
+        story.sees(*STOPPED, done, trainer(crashed), after=5)
+        lines = story.sees(*STOPPED, done, failed, after=5.5)
+    else:
+        story.sees(*SERVERS, done, failed, after=5)
+        lines = story.sees(*STOPPED, done, after=5.5)
+    assert lines[0].startswith("Restarting pservers 0/2 trainers 0/2")
+    assert lines[0].endswith("failures 1")
+    assert any(line.startswith("Restarting True JobRestarting: ") for line in lines)
+    status = story.job.status.to_manifest()
+    assert status["lastFailure"]["message"] == f"digits-trainer-{crashed} failed with exit code 1"
+    assert status["jobRestarts"] == 1
+    lines = story.sees(after=8)
+    assert next(line for line in lines if "create " in line).startswith("create digits-pserver-0 1.")
+
+
+def came_again(again: ObservedPod) -> tuple[Story, list[str]]:
+    """Tell of a trainer that fails when all are done and is there again when the servers are seen to end."""
+    story = Story()
+    story.sees(*SERVERS, trainer(0), trainer(1))
+    story.sees(*SERVERS, ended(trainer(0)), ended(trainer(1), 1), after=5)
+    story.sees(*SERVERS, ended(trainer(0)), pending(trainer(1, "0.1")), after=7)
+    return story, story.sees(*STOPPED, ended(trainer(0)), again, after=9)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        pytest.param(pending(trainer(1, "0.1")), id="still-starting"),
+        pytest.param(ended(trainer(1, "0.1"), 91), id="found-nobody"),
+    ],
+)
+def test_a_trainer_that_comes_again_when_all_are_done_starts_the_job_anew_uncounted(again):
+    story, lines = came_again(again)
+    told = "digits-trainer-1 is started again, but parameter servers have completed; all replicas start anew"
+    assert f"Restarting True JobRestarting: {told}" in lines
+    assert not [line for line in lines if line.startswith("tell ")]
+    status = story.job.status.to_manifest()
+    assert (status["jobRestarts"], status["failures"], status["lastFailure"]["exitCode"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(("exit_code", "state"), [(0, "Succeeded"), (91, "Restarting"), (1, "Restarting")])
+def test_a_trainer_that_came_again_and_runs_may_have_trained_and_is_awaited(exit_code, state):
+    story, lines = came_again(trainer(1, "0.1"))
+    assert lines[0] == "Running pservers 2/2 trainers 2/2 restarts 1 failures 1"
+    story.sees(*STOPPED, ended(trainer(0)), ended(trainer(1, "0.1"), exit_code), after=20)
+    assert (story.job.status.state, story.job.status.failures) == (state, 2 if exit_code == 1 else 1)
+
+
+def test_a_trainer_that_an_elastic_jobs_servers_have_given_up_is_not_waited_for():
+    story = Story(**ELASTIC)
+    story.sees(*SERVERS, trainer(0), trainer(1))
+    story.sees(*SERVERS, trainer(0), ended(trainer(1), 1), after=5)
+    pods = (ended(trainer(0)), pending(trainer(1, "0.1"), "Unschedulable"))
+    story.sees(*SERVERS, *pods, after=10)
+    story.sees(*(ended(server, finished_at=at(190)) for server in SERVERS), *pods, after=191)
+    assert (story.job.status.state, story.job.status.job_restarts) == ("Succeeded", 0)
 
 
 def test_a_server_that_ends_before_the_trainers_began_has_failed():
