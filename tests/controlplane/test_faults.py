@@ -23,7 +23,7 @@ from tests.support.digits_job import SERVERS, TRAINERS
 from tests.support.fault_proxy import Answer, ErrorEvent, Lost, Reset, Slow
 from tests.support.faulty import PODS
 from tests.support.jobs import manifest
-from tests.support.kube import attempt, runs_again, uids
+from tests.support.kube import attempt, condition, runs_again, told_of, uids
 from tests.support.operator_process import CRD
 
 if TYPE_CHECKING:
@@ -218,6 +218,30 @@ async def test_what_happens_while_the_watches_are_blind_is_found(faulty: Faulty,
     if how in ("forgotten-at-once", "broken"):  # of which kopf says more than others
         assert ("kopf has ended" in faulty.operator.log.read_text()) is (how == "broken")
         faulty.operator.log.write_text("")
+
+
+async def test_a_webhook_that_does_not_answer_is_told_until_it_does(faulty: Faulty):
+    said = (
+        'Internal error occurred: failed calling webhook "pods.example.com": failed to call webhook: refused'
+    )
+
+    def refuse(call: Call) -> Fault | None:
+        return Answer(500, message=said) if (call.verb, call.resource) == ("POST", "pods") else None
+
+    faulty.proxy.on_call = refuse
+    await faulty.namespace.create_job(manifest(runPolicy=ALL_GONE))
+    job = await faulty.namespace.until_job(
+        "digits",
+        "the refusal",
+        lambda job: (
+            condition(job, "PodsCreated") == "False"
+            and told_of(job, "PodsCreated")["reason"] == "CreationRefused"
+        ),
+    )
+    assert said in told_of(job, "PodsCreated")["message"]
+    faulty.proxy.on_call = lambda _: None
+    await faulty.until_running()
+    await faulty.finish()
 
 
 async def test_a_status_that_somebody_edits_is_put_right_and_nothing_follows_from_it(faulty: Faulty):

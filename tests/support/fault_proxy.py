@@ -53,6 +53,7 @@ class Answer:
     status: int
     reason: str = "InternalError"
     retry_after: int | None = None
+    message: str = "a fault of the test"
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def proxy_for(kubeconfig: Path) -> FaultProxy:
 
 def _status(fault: Answer) -> web.Response:
     headers = {} if fault.retry_after is None else {"Retry-After": str(fault.retry_after)}
-    body = {"kind": "Status", "code": fault.status, "reason": fault.reason, "message": "a fault of the test"}
+    body = {"kind": "Status", "code": fault.status, "reason": fault.reason, "message": fault.message}
     return web.Response(
         status=fault.status, headers=headers, text=json.dumps(body), content_type="application/json"
     )

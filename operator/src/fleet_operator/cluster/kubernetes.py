@@ -212,7 +212,7 @@ class KubernetesCluster:
                 self._rejected(key, job, replace(refusal, sentence=told))
                 raise ConflictError(told) from error  # what comes next is decided anew
             else:
-                if not error.transient:  # a quota, an admission rule, a right that is missing
+                if _needs_somebody(error):
                     self._refused(key, refusal, before)
                 raise
         else:
@@ -336,6 +336,15 @@ def _is_for_good(error: ApiError) -> bool:
     if said.startswith("admission webhook") or "ValidatingAdmissionPolicy" in said:
         return False
     return error.status == 400 or (error.status == 422 and error.reason == "Invalid")
+
+
+def _needs_somebody(error: ApiError) -> bool:
+    """Whether somebody must do something about a refusal for now, and so must hear of it.
+
+    That is a quota, an admission rule, a right that is missing, or a webhook that does not answer: what it
+    is about stays refused until it does, though the status is that of an API server in trouble.
+    """
+    return not error.transient or (error.status == 500 and "failed calling webhook" in str(error))
 
 
 def _sentence(refusal: _Refusal | None, job: FleetJob) -> str | None:

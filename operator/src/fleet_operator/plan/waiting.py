@@ -67,11 +67,21 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
     if pausing := [situation.name_of(each) for each in backed_off]:
         return Waiting("BackOff", f"{some(pausing)} is created again after a pause")
     if gated:
-        servers = [each for each in situation.replicas if each.role is Role.PSERVER]
-        slow = [situation.name_of(each) for each in servers if not situation.is_ready(each)]
-        sentence = f"trainers are created once all parameter servers are ready: {some(slow)} is not yet"
-        return Waiting("WaitingForParameterServers", advised("WaitingForParameterServers", sentence))
+        return _waiting_for_servers(situation)
     return Waiting("Creating", "pods are being created")
+
+
+def _waiting_for_servers(situation: Situation) -> Waiting:
+    """Return which servers the trainers wait for: those that are there, whose logs may say why, go first."""
+    reason = "WaitingForParameterServers"
+    servers = [each for each in situation.replicas if each.role is Role.PSERVER]
+    slow = [each for each in servers if not situation.is_ready(each)]
+    there = [situation.name_of(each) for each in slow if each in situation.present]
+    sentence = "trainers are created once all parameter servers are ready"
+    if there:
+        return Waiting(reason, advised(reason, f"{sentence}: {some(there)} is not yet"))
+    absent = [situation.name_of(each) for each in slow]
+    return Waiting(reason, f"{sentence}: {some(absent)} is not created yet")
 
 
 def _disabled(extra: Extra) -> str:

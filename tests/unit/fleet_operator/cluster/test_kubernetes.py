@@ -83,6 +83,14 @@ async def test_a_creation_that_may_go_better_later_is_an_error(api: FakeApi, sta
             id="policy",
         ),
         pytest.param(ApiError(422, "", "try again"), id="a-proxy"),
+        pytest.param(
+            ApiError(
+                500,
+                "InternalError",
+                'Internal error occurred: failed calling webhook "images.example.com": connection refused',
+            ),
+            id="a-webhook-that-does-not-answer",
+        ),
     ],
 )
 async def test_what_the_cluster_denies_for_now_does_not_end_the_job(api: FakeApi, error: ApiError):

@@ -10,7 +10,7 @@ from tests.support.plans import Story, ended, pending, pserver, trainer
 
 WAITING_FOR_BOTH = (
     "WaitingForParameterServers: trainers are created once all parameter servers are ready:"
-    " digits-pserver-0 (and 1 more) is not yet; if it stays so, its log and its events say why"
+    " digits-pserver-0 (and 1 more) is not created yet"
 )
 ALL_THERE = "PodsCreated True PodsCreated: the pods of all replicas are there"
 ALL_RUN = "Running True ReplicasRunning: all 4 replicas run or have completed"

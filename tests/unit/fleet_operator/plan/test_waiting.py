@@ -58,7 +58,7 @@ def test_a_pod_that_waits(pod, expected):
 def test_what_the_api_server_refuses_for_now_is_told_before_what_waits_for_it():
     quota = 'pods "digits-pserver-1" is forbidden: exceeded quota: few'
     refused = f"CreationRefused: the API server refuses what is missing, for now: {quota};"
-    refused += " it is tried again: make room, or ask whoever set the limit"
+    refused += " it is tried again: make room, or ask whoever set the limit or runs the webhook"
     lines = Story().sees(pserver(0), refused=quota)
     assert lines[1:3] == [f"PodsCreated False {refused}", f"Running False {refused}"]
     assert "create digits-pserver-1 0.0" in lines, "it is tried again"
@@ -75,6 +75,12 @@ def test_a_server_that_cannot_be_placed_is_told_though_the_trainers_wait_for_it(
             " free or add nodes, or ask for less"
         ),
     ]
+
+
+def test_a_server_that_is_not_there_has_no_log_to_look_at():
+    gate = "PodsCreated False WaitingForParameterServers: trainers are created once all parameter servers are"
+    gate += " ready: digits-pserver-0 (and 1 more) is not created yet"
+    assert Story().sees()[1] == gate
 
 
 def test_every_way_to_fail_says_what_to_do():
