@@ -19,6 +19,21 @@ class ManifestError(OperatorError):
     """A file cannot be read as one FleetJob."""
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads only what JSON has as well; a date without quotes is text, as it is to kubectl."""
+
+
+_Loader.yaml_constructors = {
+    tag: construct
+    for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+    if tag is None or not tag.endswith((":binary", ":set", ":timestamp"))
+}
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
 def load_manifest(path: Path) -> dict[str, Any]:
     """Return the FleetJob in a YAML or JSON file, or on standard input for ``-``.
 
@@ -33,8 +48,8 @@ def load_manifest(path: Path) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ManifestError(f"cannot read {path}: {reason}; expected a FleetJob manifest") from error
     try:
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date such as 2026-02-30 is a ValueError
+        documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # of a number too long
         raise ManifestError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if len(documents) == 1 and isinstance(documents[0], dict):
         return documents[0]

@@ -65,7 +65,8 @@ def test_every_problem_of_a_manifest_is_told_with_its_field(fleetjob, write, com
     ("text", "said"),
     [
         pytest.param("a: [", "is not YAML", id="broken-yaml"),
-        pytest.param("a: 2026-02-30", "is not YAML: day is out of range for month", id="a-date-that-is-none"),
+        pytest.param("a: !!timestamp 2026-02-03", "is not YAML: could not determine", id="what-is-no-json"),
+        pytest.param(f"a: {'1' * 5000}", "is not YAML: Exceeds the limit", id="a-number-too-long"),
         pytest.param("", "holds nothing; expected one FleetJob", id="an-empty-file"),
         pytest.param("[1, 2]", "holds list; expected one FleetJob", id="a-list"),
         pytest.param(
