@@ -105,9 +105,14 @@ def _container_refusals(path: str, container: Mapping[str, Any]) -> Iterator[Pro
         words = container.get(name) or []
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             yield Problem(f"{path}.{name}", repr(words), "a list of texts (numbers in quotes)")
-    for index, source in enumerate(container.get("envFrom") or ()):
-        kind = next((name for name in source if name != "prefix"), "an empty source")
-        yield Problem(f"{path}.envFrom[{index}].{kind}", kind, "env: secrets and config maps need a cluster")
+    sources = container.get("envFrom") or []
+    for index, source in enumerate(sources if isinstance(sources, list) else [sources]):
+        where = f"{path}.envFrom[{index}]"
+        kind = repr(source)
+        if isinstance(source, dict):
+            kind = next((name for name in source if name != "prefix"), "an empty source")
+            where += f".{kind}"
+        yield Problem(where, kind, "env: secrets and config maps need a cluster")
     for index, entry in enumerate(container.get("env") or ()):
         yield from _variable_refusals(f"{path}.env[{index}]", entry)
 
@@ -116,8 +121,15 @@ def _variable_refusals(path: str, entry: Mapping[str, Any]) -> Iterator[Problem]
     value = entry.get("value", "")
     if not isinstance(value, str):
         yield Problem(f"{path}.value", repr(value), "text (in quotes, where YAML would read something else)")
-    for kind, source in (entry.get("valueFrom") or {}).items():
+    sources = entry.get("valueFrom") or {}
+    if not isinstance(sources, dict):
+        yield Problem(f"{path}.valueFrom", repr(sources), "a map, such as {fieldRef: {fieldPath: …}}")
+        return
+    for kind, source in sources.items():
         where = f"{path}.valueFrom.{kind}"
+        if not isinstance(source, dict):
+            yield Problem(where, repr(source), "a map, such as {fieldPath: metadata.name}")
+            continue
         if kind != "fieldRef":
             found = f"{entry.get('name')} from {source.get('name') or source.get('resource')}"
             yield Problem(where, found, "a value or a fieldRef: other sources need a cluster")

@@ -66,10 +66,25 @@ def test_a_plain_job_is_not_refused():
             id="a-field-that-no-pod-here-has",
         ),
         pytest.param(
+            with_container(env=[{"name": "K", "valueFrom": {"fieldRef": "metadata.name"}}]),
+            f"{CONTAINER}.env[0].valueFrom.fieldRef",
+            "'metadata.name'",
+            id="a-field-by-its-path-alone",
+        ),
+        pytest.param(
+            with_container(env=[{"name": "K", "valueFrom": "metadata.name"}]),
+            f"{CONTAINER}.env[0].valueFrom",
+            "'metadata.name'",
+            id="a-source-that-is-no-map",
+        ),
+        pytest.param(
             with_container(envFrom=[{"prefix": "P_", "secretRef": {"name": "s"}}]),
             f"{CONTAINER}.envFrom[0].secretRef",
             "secretRef",
             id="variables-from-a-secret",
+        ),
+        pytest.param(
+            with_container(envFrom=3), f"{CONTAINER}.envFrom[0]", "3", id="variables-from-what-is-no-list"
         ),
         pytest.param(
             with_pod_spec(initContainers=[{"name": "fetch", "image": "i"}]),
