@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from tests.support.kube import Manifest, Namespace
 
 
+def with_limit(cores: float) -> Manifest:
+    resources = {"limits": {"cpu": cores}}
+    return {
+        "spec": {
+            "containers": [{"name": "fleet", "image": "example.com/trainer:1", "resources": resources}],
+        }
+    }
+
+
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in INVALID])
 async def test_invalid_job_is_refused(namespace: Namespace, case: InvalidCase):
     with pytest.raises(ApiError) as refused:
@@ -37,11 +46,11 @@ async def test_invalid_job_is_refused(namespace: Namespace, case: InvalidCase):
             "spec.template",
             id="another-image",
         ),
+        pytest.param({"trainer": {"template": with_limit(1.5)}}, "spec.trainer.template", id="another-limit"),
     ],
 )
 async def test_what_pods_are_made_of_cannot_change(namespace: Namespace, change: Manifest, field: str):
-    own = {"spec": {"containers": [{"name": "fleet", "image": "example.com/trainer:1"}]}}
-    role = {"replicas": 2, "template": own}
+    role = {"replicas": 2, "template": with_limit(0.5)}
     await namespace.create_job(manifest(pserver=role, trainer=role, runPolicy={"suspend": True}))
     path = namespace.path("fleetjobs", "digits")
     with pytest.raises(ApiError, match=f"no change of {field}: delete the job and create it again"):

@@ -164,6 +164,21 @@ INVALID = (
         f"{_CONTAINERS}[0].env",
         ("a map of 1", "a list"),
     ),
+    *(
+        InvalidCase(
+            f"limit-is-{id_}",
+            at(f"{_CONTAINERS}.0.resources", {"limits": {"cpu": limit}}),
+            f"{_CONTAINERS}[0].resources.limits.cpu",
+            (found, "text"),
+        )
+        for id_, limit, found in (
+            ("a-truth-value", True, "true"),
+            ("a-map", {"cores": 1}, "a map of 1"),
+            ("an-empty-map", {}, "an empty map"),
+            ("a-list", [1], "a list of 1"),
+            ("an-empty-list", [], "an empty list"),
+        )
+    ),
     InvalidCase(
         "restart-policy",
         at("spec.template.spec.restartPolicy", "OnFailure"),
@@ -434,6 +449,10 @@ VALID = {
                 affinity={"podAntiAffinity": {}},
             ),
         }
+    ),
+    "half-a-core": at(
+        f"{_CONTAINERS}.0.resources",
+        {"limits": {"cpu": 0.5, "memory": "1Gi", "example.com/nic": 1}, "requests": {"cpu": 0.5}},
     ),
     "all-policies": manifest(
         syncMode="Sync",

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StringConstraints
 from pydantic.alias_generators import to_camel
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "NonEmpty",
     "OpenModel",
     "Port",
+    "Quantity",
     "Replicas",
     "Seconds",
 ]
@@ -29,6 +30,8 @@ Replicas = Annotated[StrictInt, Field(ge=1, le=MAX_REPLICAS)]
 Port = Annotated[StrictInt, Field(ge=1024, le=MAX_PORT)]
 Seconds = Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
+Quantity = str | StrictInt | Annotated[StrictFloat, Field(allow_inf_nan=False)]
+"""An amount of something, such as 500m or 0.5: the API server reads numbers as their text."""
 LabelValue = Annotated[str, StringConstraints(max_length=63)]
 
 

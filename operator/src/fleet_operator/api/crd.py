@@ -27,6 +27,13 @@ _KEPT = (
     "minimum", "pattern", "required", "type",
 )  # fmt: skip
 _LIST_MAP_KEYS = {"conditions": "type", "roles": "role", "restarts": "index"}
+_QUANTITY = {
+    # Text or any number. No type says so, and x-kubernetes-int-or-string refuses 0.5, which pods take.
+    "x-kubernetes-preserve-unknown-fields": True,
+    "maxItems": 0,
+    "maxProperties": 0,
+    "not": {"enum": [True, False, [], {}]},
+}
 _COLUMNS = (
     ("Mode", "string", ".spec.mode"),
     ("State", "string", ".status.state"),
@@ -145,8 +152,8 @@ def _structural(schema: dict[str, Any], *, with_defaults: bool = True) -> dict[s
     def convert(node: dict[str, Any], key: str = "") -> dict[str, Any]:
         node = _resolve(node, definitions)
         kinds = {each.get("type") for each in node.get("anyOf", ())}
-        if kinds == {"integer", "string"}:
-            return {"x-kubernetes-int-or-string": True}
+        if kinds == {"integer", "number", "string"}:
+            return _QUANTITY
         result = {name: node[name] for name in _KEPT if name in node}
         if "const" in node:
             result["enum"] = [node["const"]]

@@ -18,6 +18,7 @@ from fleet_operator.api.base import (
     NonEmpty,
     OpenModel,
     Port,
+    Quantity,
     Replicas,
     Seconds,
 )
@@ -94,7 +95,7 @@ class EnvVar(OpenModel):
 class Resources(OpenModel):
     """The resources of a container."""
 
-    limits: dict[str, int | str] | None = None
+    limits: dict[str, Quantity] | None = None
 
 
 class Container(OpenModel):

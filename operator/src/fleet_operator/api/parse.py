@@ -130,7 +130,7 @@ def _without_unknown(stored: Mapping[str, Any]) -> Mapping[str, Any]:
     except ValidationError as error:
         for detail in error.errors(include_url=False):
             if detail["type"] == "extra_forbidden":
-                _leave_out(known, _location(detail["loc"], known))
+                _leave_out(known, _location(detail, known))
     return known
 
 
@@ -154,7 +154,7 @@ def _problems(error: ValidationError, document: Mapping[str, Any]) -> Iterator[P
     """Translate pydantic's errors; where a union has several, the first one tells."""
     seen = set()
     for detail in error.errors(include_url=False):
-        location = _location(detail["loc"], document)
+        location = _location(detail, document)
         path = _path(location)
         if path not in seen and not _is_echo(detail):
             seen.add(path)
@@ -166,8 +166,9 @@ def _is_echo(detail: ErrorDetails) -> bool:
     return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
 
 
-def _location(loc: tuple[int | str, ...], document: Mapping[str, Any]) -> tuple[int | str, ...]:
-    """Drop what is no field of the manifest from a location: pydantic names members of unions in it."""
+def _location(detail: ErrorDetails, document: Mapping[str, Any]) -> tuple[int | str, ...]:
+    """Return where an error is, without what is no field: pydantic names members of unions as well."""
+    loc = detail["loc"]
     result: list[int | str] = []
     value: Any = document
     for position, part in enumerate(loc):
@@ -175,7 +176,7 @@ def _location(loc: tuple[int | str, ...], document: Mapping[str, Any]) -> tuple[
             value = value[part] if isinstance(value, list) and part < len(value) else None
         elif isinstance(value, dict) and part in value:
             value = value[part]
-        elif position < len(loc) - 1 or not isinstance(value, dict):
+        elif position < len(loc) - 1 or detail["type"] != "missing":
             continue
         result.append(part)
     return tuple(result)

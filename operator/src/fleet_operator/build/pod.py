@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api import Mode, Role
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build_pod"]
 
+_MOST_CORES = 10_000  # no node has more: a limit beyond that asks for none
 _UNITS = {"m": Decimal("0.001"), "": Decimal(1), "k": Decimal(1000)}
 
 
@@ -133,8 +134,8 @@ def _num_threads(container: dict[str, Any], num_processes: int) -> int | None:
     unit = limit[-1:] if limit[-1:] in _UNITS else ""
     try:
         cores = Decimal(limit.removesuffix(unit)) * _UNITS[unit]
-    except InvalidOperation:
+    except ArithmeticError:  # it is no number, or one beyond all bounds
         return None
-    if not cores.is_finite():
+    if not cores.is_finite() or cores > _MOST_CORES:
         return None
     return max(1, int((cores / num_processes).to_integral_value(ROUND_CEILING)))

@@ -61,7 +61,7 @@ def test_small_enough_for_client_side_apply():
 
 def test_is_structural(schema):
     for path, node in nodes(schema):
-        assert "type" in node or node.get("x-kubernetes-int-or-string"), path
+        assert "type" in node or node.get("x-kubernetes-preserve-unknown-fields"), path
         assert not {"$ref", "anyOf", "allOf", "const", "title", "$defs"} & node.keys(), path
         assert not ("properties" in node and "additionalProperties" in node), path
 
