@@ -139,6 +139,15 @@ class FakeApi(ApiClient):
             raise ApiError(404, "NotFound", f"{path} not found")
         return self.put(path, {**self.objects[path], **patch})
 
+    async def apply(
+        self, path: str, manifest: Mapping[str, Any], *, manager: str, force: bool = False
+    ) -> Manifest:
+        """Answer a PATCH that says how an object is to be; nobody else has set any of it."""
+        del force
+        self._note("PATCH", path)
+        self.managers.append(manager)
+        return self.put(path, manifest)
+
     async def delete(self, path: str, options: Mapping[str, Any]) -> Manifest:
         """Answer a DELETE."""
         self._note("DELETE", path)

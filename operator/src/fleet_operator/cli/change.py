@@ -53,7 +53,7 @@ async def submit(
         Take the result, and what is told while waiting.
     """
     name = manifest["metadata"]["name"]
-    own = manifest["metadata"].get("namespace", session.namespace)
+    own = manifest["metadata"].get("namespace") or session.namespace
     if own != session.namespace:
         raise ClusterRefusal(
             f"the manifest is for namespace {own}, and {session.namespace} was asked for; give -n {own}"

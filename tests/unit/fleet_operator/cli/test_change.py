@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet_operator.cli.change import scale, suspend
+from fleet_operator.cli.change import scale, submit, suspend
 from fleet_operator.cli.session import MANAGER, ClusterRefusal, Session
 from fleet_operator.cluster.client import ApiError
 from tests.support.fake_api import FakeApi
@@ -20,6 +20,24 @@ async def test_the_api_server_is_told_who_has_set_what():
     await scale(session, "digits", trainers=3, say=said.append)
     assert api.managers == [MANAGER, MANAGER] == ["fleetjob", "fleetjob"]
     assert len(said) == 2
+
+
+async def test_a_manifest_whose_namespace_is_left_empty_goes_where_the_session_is():
+    api, document, shown = FakeApi(), manifest(), list[str]()
+    document["metadata"]["namespace"] = None
+    session = Session(api, "https://fake", "default")
+    exit_status = await submit(
+        session,
+        document,
+        wait=False,
+        timeout_seconds=None,
+        as_json=False,
+        force=False,
+        show=shown.append,
+        say=print,
+    )
+    assert exit_status == 0
+    assert shown == ["FleetJob digits created in namespace default"]
 
 
 @pytest.mark.parametrize(("suspended", "verb"), [(True, "suspend"), (False, "resume")])
