@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import tomllib
 from pathlib import Path
@@ -72,6 +73,16 @@ def test_a_release_may_be_named_by_a_number_and_at_length(helm):
     labels = [each["metadata"].get("labels", {}) for each in manifests]
     assert all(isinstance(value, str) for of_one in labels for value in of_one.values())
     assert max(len(each["metadata"]["name"]) for each in manifests if each["kind"] == "Service") <= 63
+
+
+def test_everything_may_be_named_by_a_number(helm):
+    on = [f"metrics.{each}.enabled=true" for each in ("serviceMonitor", "rules", "dashboard")]
+    sets = [word for value in on for word in ("--set", value)]
+    number = ("--set-string", "fullnameOverride=2026")
+    ended = helm_says(helm, "template", "fleet", str(CHART), *number, *sets)
+    assert ended.returncode == 0, ended.stderr
+    assert '"2026"' in ended.stdout
+    assert not re.search(r": 2026\s", ended.stdout), "it would be read as a number"
 
 
 def test_lint_finds_nothing(helm):

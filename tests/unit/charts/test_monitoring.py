@@ -203,6 +203,14 @@ def test_the_port_is_read_once(helm: Path):
     assert annotations("metrics.serviceMonitor.enabled=true", "podAnnotations.a=b") == {"a": "b"}
 
 
+def test_annotations_of_the_values_win_and_none_is_there_twice(helm: Path):
+    own = r"podAnnotations.prometheus\.io/scrape=false"
+    ended = helm_says(helm, "template", "fleet", str(CHART), "--set-string", own)
+    assert ended.stdout.count("prometheus.io/scrape:") == 1
+    assert 'prometheus.io/scrape: "false"' in ended.stdout
+    assert 'prometheus.io/port: "8080"' in ended.stdout
+
+
 def test_files_arrive_as_they_are(helm: Path):
     manifests = render(helm, *ON)
     assert one(manifests, "PrometheusRule")["spec"] == ALERTS
