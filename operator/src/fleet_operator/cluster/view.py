@@ -258,7 +258,7 @@ class ClusterView:
             self.notify(entry.job)
 
     def shows_what_jobs_own(self, namespace: str) -> bool:
-        """Whether the pods and Services of a namespace have been seen."""
+        """Whether the pods and Services of a namespace, and what else its jobs may have, have been seen."""
         return self._scope_of(namespace).shows_what_jobs_own
 
     def extras(self, namespace: str) -> Iterator[tuple[Resource, Store[ObservedObject]]]:
