@@ -23,6 +23,12 @@ def load_data() -> tuple[TensorDataset, tuple[torch.Tensor, ...]]:
     return train, (images[:TEST_SAMPLES], labels[:TEST_SAMPLES])
 
 
+def share_of(data: TensorDataset, index: int, number: int) -> TensorDataset:
+    """Return one trainer's samples: as many as any other's, because gradients are averaged batch by batch."""
+    size = len(data) // number
+    return TensorDataset(*(column[index::number][:size] for column in data.tensors))
+
+
 def build_model() -> nn.Module:
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
 
@@ -44,7 +50,7 @@ def main() -> None:
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
     fleet.init_worker()
     train, test = load_data()
-    train = TensorDataset(*train[fleet.worker_index() :: fleet.worker_num()])
+    train = share_of(train, fleet.worker_index(), fleet.worker_num())
     loader = DataLoader(train, BATCH, shuffle=True, drop_last=True, num_workers=options.num_workers)
     total = options.epochs * len(loader)
     for epoch in range(1, options.epochs + 1):

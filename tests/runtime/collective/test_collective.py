@@ -233,6 +233,24 @@ def test_models_that_differ_are_the_users_mistake(trainers):
         assert "Traceback" not in err
 
 
+def test_a_trainer_that_comes_late_to_the_optimizer_is_waited_for(trainers):
+    # The store's own patience is for trainers that are gone; one that reads its data may take longer.
+    body = """
+    import datetime
+    fleet.init()
+    if fleet.worker_index() == 1:
+        fleet._group._store.set_timeout(datetime.timedelta(seconds=0.2))
+    else:
+        time.sleep(1)
+    model = build(seed=0)
+    fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    fleet.stop_worker()
+    """
+    for process in trainers(body):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+
+
 def test_what_waits_says_so_and_for_whom(trainers):
     body = """
     import logging
@@ -252,6 +270,33 @@ def test_what_waits_says_so_and_for_whom(trainers):
     assert "every trainer is alive, not there yet: trainer 1 (127.0.0.1:" in err
     second.communicate(timeout=60)
     assert second.returncode == 0
+
+
+@pytest.mark.parametrize("call", ["stop_worker()", "all_reduce_worker(1.0)"])
+@pytest.mark.parametrize("width", [8, 1], ids=["gradients-of-any-size", "gradients-as-small-as-a-barrier"])
+def test_a_trainer_with_a_batch_fewer_is_named_to_all(trainers, call, width):
+    body = f"""
+    fleet.init()
+    rank = fleet.worker_index()
+    weight = torch.nn.Parameter(torch.ones({width}))
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD([weight], lr=0.1))
+    for step in range(3 - rank):
+        optimizer.zero_grad()
+        weight.sum().backward()
+        optimizer.step()
+    fleet.{call}
+    fleet.stop_worker()
+    """
+    first, second = trainers(body, FLEET_HEARTBEAT_SECONDS="0.5")
+    for process, mine, theirs in ((first, 0, 1), (second, 1, 0)):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2, err
+        assert f"trainer {mine}: trainer {theirs} (127.0.0.1:" in err
+        assert f"for {call.partition('(')[0]}" in err
+        assert "after 2 exchanges of gradients" in err
+        assert "for the average of step 2's gradients" in err
+        assert "give every trainer the same number of batches" in err
+        assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(

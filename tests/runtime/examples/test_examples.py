@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -60,6 +61,14 @@ def test_collective_learns_by_averaged_gradients():
     first, second = values(out, "test accuracy")
     assert first >= 0.95
     assert second == first
+
+
+def test_the_collective_example_gives_any_number_of_trainers_as_many_samples_each():
+    example = runpy.run_path(str(EXAMPLES / "collective" / "train.py"))
+    train, _ = example["load_data"]()
+    for number in range(1, 20):
+        shares = [example["share_of"](train, index, number) for index in range(number)]
+        assert {len(share) for share in shares} == {len(train) // number}
 
 
 @pytest.mark.timeout(240)

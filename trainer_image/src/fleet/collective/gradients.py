@@ -20,6 +20,7 @@ import torch.distributed as dist
 from fleet import progress
 from fleet.collective.buckets import BUCKET_BYTES, Extent, plan_buckets
 from fleet.collective.group import Group
+from fleet.collective.standing import Way
 from fleet.errors import ConfigurationError, FleetError
 
 __all__ = ["GradientAverager"]
@@ -180,8 +181,8 @@ class GradientAverager:
                 absent += self._complete(bucket)
                 self._send(bucket)
             began = time.monotonic()
-            for bucket in self._buckets:
-                self._group.wait(bucket.work, f"the average of step {self.step}'s gradients")
+            works = [bucket.work for bucket in self._buckets]
+            self._group.wait(works, f"the average of step {self.step}'s gradients", Way.EXCHANGE)
             progress.count("wait_seconds", time.monotonic() - began)
             self._hand_back(absent)
         finally:

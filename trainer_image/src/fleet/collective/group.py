@@ -1,13 +1,20 @@
-"""The process group of a collective job: its start, its end, and errors that name the trainer to blame."""
+"""The process group of a collective job: its start, its end, and errors that name the trainer to blame.
+
+Gradients have one set of connections, and the calls that all trainers make (barriers, small sums, the end)
+another: a trainer that calls something while others exchange gradients must not have its numbers added to
+theirs, and gloo would end the process where the two differ in size.
+"""
 
 import contextlib
+import hashlib
 import os
 import stat
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -15,8 +22,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from fleet.collective.deadlines import Deadlines
 from fleet.collective.rendezvous import Place, meet
+from fleet.collective.standing import Way
 from fleet.collective.watch import Watch
-from fleet.errors import ConfigurationError, DeadlineExceededError, PeerLostError
+from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError, PeerLostError
 
 __all__ = ["Group"]
 
@@ -34,6 +42,8 @@ class Group:
         self._deadlines = deadlines
         self._store = store
         self._watch = watch
+        self._calls = 0
+        self._calling: dist.ProcessGroup | None = None  # none while the trainers are still connecting
 
     @classmethod
     def connect(cls, place: Place, deadlines: Deadlines, environ: Mapping[str, str]) -> "Group":
@@ -65,52 +75,96 @@ class Group:
                 world_size=place.size,
                 timeout=deadlines.stalled,
             )
+            calling = dist.new_group(backend="gloo", timeout=deadlines.stalled)
+            group._calling = cast("dist.ProcessGroup", calling)
+        group.wait([dist.all_reduce(torch.zeros(1), async_op=True)], "the start of the job")
         group.barrier("the start of the job")
         _keep_from_children(_sockets() - before)
         return group
 
     def close(self) -> None:
         """Leave, when all trainers have come here: trainer 0's store must outlive the others' calls."""
-        self.barrier("the end of the job")
+        self.barrier("stop_worker()")
         self._watch.close()
         dist.destroy_process_group()
         self._pass("left")
 
     def barrier(self, what: str) -> None:
-        """Wait until every trainer has come to this barrier."""
-        self.sum_(torch.zeros(1), what)
+        """Wait until every trainer has come to this barrier.
 
-    def sum_(self, values: torch.Tensor, what: str) -> None:
-        """Replace `values` by their sum over all trainers; every trainer gives the same shape and dtype."""
-        self.reduce_(values, "sum", what)
+        Raises
+        ------
+        ConfigurationError
+            Another trainer has called something else.
+        """
+        with self._naming(what, Way.CALL):
+            self._meet(what)
 
     def reduce_(self, values: torch.Tensor, operation: str, what: str) -> None:
-        """Replace `values` by their ``sum``, ``min`` or ``max`` over all trainers; as `sum_`."""
-        self.wait(dist.all_reduce(values, _OPERATIONS[operation], async_op=True), what)
+        """Replace `values`, on the CPU, by their ``sum``, ``min`` or ``max`` over all trainers.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer has called something else; `what` says all that must be the same.
+        """
+        with self._naming(what, Way.CALL):
+            self._meet(what)
+            dist.all_reduce(values, _OPERATIONS[operation], group=self._calling, async_op=True).wait()
 
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
-        """Replace `values` by trainer 0's."""
-        self.wait(dist.broadcast(values, src=0, async_op=True), what)
+        """Replace `values` by trainer 0's; all trainers have agreed on their shape and dtype."""
+        self.wait([dist.broadcast(values, src=0, async_op=True)], what)
 
-    def wait(self, work: dist.Work | None, what: str) -> None:
-        """Wait for a started operation; an error names what it was for and who is to blame."""
-        with self._naming(what):
-            if work is not None:
-                work.wait()
+    def wait(self, works: Iterable[dist.Work | None], what: str, way: Way = Way.OTHER) -> None:
+        """Wait for started operations; an error names what they were for and who is to blame."""
+        with self._naming(what, way):
+            for work in works:
+                if work is not None:
+                    work.wait()
 
     def agree(self, key: str, value: str) -> dict[int, str]:
-        """Publish a value and return every trainer's."""
-        with self._naming(f"the exchange of {key}"):
+        """Publish a value and return every trainer's.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer has called something else.
+        """
+        what = f"the exchange of {key}"
+        with self._naming(what, Way.CALL):
             self._store.set(f"{key}/{self.place.rank}", value)
-            texts = self._store.multi_get([f"{key}/{rank}" for rank in range(self.place.size)])
-            self._pass(f"{key}/read")  # what was read may be a reason to end, for trainer 0 and its store too
+            self._meet(what)
+            return self._read(key)
+
+    def _meet(self, what: str) -> None:
+        """Wait until every trainer makes this call, and make sure that it is the same one."""
+        self._calls += 1
+        digest = int.from_bytes(hashlib.sha256(what.encode()).digest()[:7])
+        bounds = torch.tensor([digest, -digest])
+        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self._calling, async_op=True).wait()
+        if bounds.tolist() == [digest, -digest]:
+            return
+        key = f"call {self._calls}"
+        self._store.set(f"{key}/{self.place.rank}", what)
+        for rank, theirs in self._read(key).items():
+            if theirs != what:
+                raise ConfigurationError(
+                    f"{self.place.name(rank)} has come to {theirs} where this trainer, {self.place.rank}, "
+                    f"has come to {what}; expected the same calls, in the same order, on every trainer"
+                )
+
+    def _read(self, key: str) -> dict[int, str]:
+        """Return what every trainer has published, and let trainer 0 go on once all have."""
+        texts = self._store.multi_get([f"{key}/{rank}" for rank in range(self.place.size)])
+        self._pass(f"{key}/read")  # what was read may be a reason to end, for trainer 0 and its store too
         return {rank: text.decode() for rank, text in enumerate(texts)}
 
     @contextlib.contextmanager
-    def _naming(self, what: str) -> Iterator[None]:
+    def _naming(self, what: str, way: Way = Way.OTHER) -> Iterator[None]:
         """Turn the errors of torch.distributed inside the block into one that names the trainer to blame."""
         try:
-            with self._watch.waiting(what):
+            with self._watch.waiting(what, way):
                 yield
         except (dist.DistError, RuntimeError) as error:
             reason = str(error).strip().partition("\n")[0]
@@ -148,7 +202,7 @@ def _backend(environ: Mapping[str, str]) -> str:
     return "cpu:gloo,cuda:nccl"
 
 
-def _end_this_thread(error: PeerLostError) -> None:
+def _end_this_thread(error: FleetError) -> None:
     """Raise in the watch's thread: the replica ends with this error though its main thread waits."""
     raise error
 

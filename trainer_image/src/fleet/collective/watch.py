@@ -8,7 +8,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
@@ -16,7 +16,8 @@ from torch.distributed import DistError
 
 from fleet.collective.deadlines import Deadlines
 from fleet.collective.rendezvous import Place
-from fleet.errors import PeerLostError
+from fleet.collective.standing import Standing, Way
+from fleet.errors import ConfigurationError, FleetError, PeerLostError
 
 __all__ = ["Watch"]
 
@@ -34,11 +35,11 @@ class Watch:
     store
         Used by this object only: a blocked call of another thread must not keep the heartbeat waiting.
     lost
-        Called, from the watch's thread, with an error that names a trainer that is lost for good.
+        Called, from the watch's thread, with an error that names a trainer for which this one waits in vain.
     """
 
     def __init__(
-        self, store: Store, place: Place, deadlines: Deadlines, lost: Callable[[PeerLostError], None]
+        self, store: Store, place: Place, deadlines: Deadlines, lost: Callable[[FleetError], None]
     ) -> None:
         self._store = store
         self._place = place
@@ -46,7 +47,8 @@ class Watch:
         self._lost = lost
         self._others = [rank for rank in range(place.size) if rank != place.rank]
         self._seen: dict[int, tuple[bytes, float]] = {}
-        self._waiting: tuple[str, float] | None = None
+        self._standing = Standing()
+        self._waiting: tuple[Standing, float] | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet-watch", daemon=True)
@@ -64,13 +66,15 @@ class Watch:
             self._thread.join(STORE_SECONDS)
 
     @contextlib.contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
+    def waiting(self, what: str, way: Way = Way.OTHER) -> Iterator[None]:
         """Say in the log for whom and for what this trainer waits, if the block takes long."""
-        self._waiting = (what, time.monotonic())
+        self._standing = self._standing.begin(what, way)
+        self._waiting = (self._standing, time.monotonic())
         try:
             yield
         finally:
             self._waiting = None
+            self._standing = self._standing.end()
 
     def silent_now(self) -> list[int]:
         """Return who misses at least one heartbeat, by looking twice; trainer 0 if its store is gone."""
@@ -94,11 +98,11 @@ class Watch:
             try:
                 self._beat(beat)
                 if self._waiting is not None:
-                    self._look(*self._waiting)
+                    self._look()
                 else:
                     self._seen.clear()
                 unreachable_since = None
-            except PeerLostError as error:
+            except FleetError as error:
                 self._lost(error)
                 return
             except (DistError, RuntimeError) as error:
@@ -106,39 +110,60 @@ class Watch:
                 self._note_unreachable(time.monotonic() - unreachable_since, error)
 
     def _beat(self, number: int) -> None:
-        """Put down a number that was not there before, and what this trainer waits for, if for anything."""
-        waiting = self._waiting
+        """Put down a number that was not there before, and where this trainer stands."""
         with self._lock:
-            self._store.set(self._key(self._place.rank), f"{number} {waiting[0] if waiting else ''}")
+            self._store.set(self._key(self._place.rank), f"{number} {self._standing.to_text()}")
 
     def _beats(self) -> dict[int, bytes]:
         with self._lock:
             values = self._store.multi_get([self._key(rank) for rank in self._others])
         return dict(zip(self._others, values, strict=True))
 
-    def _look(self, what: str, since: float) -> None:
+    def _look(self) -> None:
         """Compare the others' heartbeats with those seen before; name who is silent, raise if for good."""
         now = time.monotonic()
         for rank, beat in self._beats().items():
             seen = self._seen.get(rank)
             if seen is None or seen[0] != beat:
                 self._seen[rank] = (beat, now)
+        waiting = self._waiting  # what is true of it now was true when the others wrote what was read
+        if waiting is None:
+            return
+        mine, since = waiting
+        theirs = {rank: _standing_in(beat) for rank, (beat, _) in self._seen.items()}
+        self._check_that_all_meet(mine, theirs)
         silence = {rank: now - at for rank, (_, at) in self._seen.items()}
         silent = [rank for rank in self._others if silence[rank] > self._deadlines.silent_seconds]
         gone = [rank for rank in silent if silence[rank] > self._deadlines.lost_seconds]
         if gone:
             raise PeerLostError(
                 f"{self._place.names(gone)} gave no sign of life for {silence[gone[0]]:.0f} s "
-                f"while {what} waited; see its log for why it ended"
+                f"while {mine.what} waited; see its log for why it ended"
             )
         if now - since > SAID_AFTER_SECONDS:
-            elsewhere = [r for r in self._others if self._seen[r][0].decode().partition(" ")[2] != what]
+            elsewhere = [rank for rank in self._others if theirs[rank].what != mine.what]
             about = (
                 f"no sign of life from {self._place.names(silent)}" if silent else "every trainer is alive"
             )
             if busy := [rank for rank in elsewhere if rank not in silent]:
                 about += f", not there yet: {self._place.names(busy)}"
-            _log.warning("%s waits since %.0f s; %s", what, now - since, about)
+            _log.warning("%s waits since %.0f s; %s", mine.what, now - since, about)
+
+    def _check_that_all_meet(self, mine: Standing, theirs: Mapping[int, Standing]) -> None:
+        """Raise if another trainer waits where this one will never come to, when the others know it too."""
+        for rank, standing in theirs.items():
+            if not mine.never_meets(standing):
+                continue
+            self._store.set(f"stuck/{self._place.rank}", "")
+            everybody = [f"stuck/{each}" for each in range(self._place.size)]
+            # Whoever ends first would look to the others as if it had been lost.
+            with contextlib.suppress(DistError, RuntimeError):
+                self._store.wait(everybody, timedelta(seconds=self._deadlines.silent_seconds))
+            raise ConfigurationError(
+                f"{self._place.name(rank)} waits for {standing.what} after {_passes(standing)}, and this "
+                f"trainer, {self._place.rank}, for {mine.what} after {_passes(mine)}: neither would ever go "
+                "on; give every trainer the same number of batches, and let each make the same calls"
+            )
 
     def _note_unreachable(self, seconds: float, error: Exception) -> None:
         reason = str(error).strip().partition("\n")[0]
@@ -149,3 +174,13 @@ class Watch:
             self._stop.set()
         else:
             _log.warning("%s is not reachable since %.0f s: %s", self._place.name(0), seconds, reason)
+
+
+def _standing_in(beat: bytes) -> Standing:
+    return Standing.from_text(beat.decode().partition(" ")[2])
+
+
+def _passes(standing: Standing) -> str:
+    """Return how many backward passes a trainer has ended; the one whose gradients it awaits is none."""
+    number = standing.exchanges - (standing.way is Way.EXCHANGE)
+    return f"{number} exchange{'' if number == 1 else 's'} of gradients"
