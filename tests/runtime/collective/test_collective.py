@@ -299,6 +299,51 @@ def test_a_trainer_with_a_batch_fewer_is_named_to_all(trainers, call, width):
         assert "Traceback" not in err
 
 
+def test_calls_that_differ_are_named_to_all(trainers):
+    body = """
+    fleet.init()
+    fleet.all_reduce_worker([1, 2][fleet.worker_index():])
+    """
+    for process, theirs in zip(trainers(body), ("int64[1]", "int64[2]"), strict=True):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2, err
+        assert f"has come to all_reduce_worker (the sum of {theirs}) where this trainer" in err
+        assert "expected the same calls, in the same order" in err
+        assert "Traceback" not in err
+
+
+def test_numbers_of_every_width_are_combined(trainers):
+    body = """
+    import numpy as np
+    fleet.init()
+    rank = fleet.worker_index()
+    for kind in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "float16", ">f4", "float64"):
+        most = fleet.all_reduce_worker(np.array([rank, 2], kind), mode="max")
+        assert (most.dtype, most.tolist()) == (np.dtype(kind), [1, 2]), kind
+    assert fleet.all_reduce_worker(np.int16(rank + 1)).item() == 3
+    try:
+        fleet.all_reduce_worker(np.ones(2, "uint64"))
+    except fleet.ConfigurationError as error:
+        print(error, file=sys.stderr)
+    fleet.stop_worker()
+    """
+    for process in trainers(body):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert "all_reduce_worker got uint64 for the sum; expected integers up to int64" in err
+
+
+@pytest.mark.parametrize(
+    "call", ["stop_worker()", "barrier_worker()", "all_reduce_worker(1)", "init_worker()"]
+)
+def test_what_comes_after_the_end_is_explained(trainers, call):
+    (only,) = trainers(f"fleet.init()\nfleet.stop_worker()\nfleet.{call}", ranks=(0,), size=1)
+    _, err = only.communicate(timeout=60)
+    assert only.returncode == 2, err
+    assert "fleet.stop_worker was called, and this trainer has left the job" in err
+    assert "Traceback" not in err
+
+
 @pytest.mark.parametrize(
     ("misuse", "message"),
     [

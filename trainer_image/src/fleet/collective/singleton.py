@@ -27,6 +27,8 @@ from fleet.strategy import DistributedStrategy
 __all__ = ["Fleet"]
 
 MAX_DIFFERENCE = 300
+_COMBINED = frozenset({"int64", "float16", "float32", "float64"})
+_SUMMED = frozenset({"complex64", "complex128"})
 
 
 class Fleet(SavingCalls):
@@ -35,6 +37,7 @@ class Fleet(SavingCalls):
     def __init__(self) -> None:
         self._role: Role | None = None
         self._group: Group | None = None
+        self._stopped = False
         self._averagers: list[GradientAverager] = []
         self._trainings: list[CollectiveTraining] = []
         self._minimizes: list[Callable[[Callable[..., Any]], None]] = []
@@ -149,6 +152,7 @@ class Fleet(SavingCalls):
         for averager in self._averagers:
             averager.close()
         group.close()
+        self._stopped = True
         lifecycle.finish()
 
     def barrier_worker(self) -> None:
@@ -173,11 +177,18 @@ class Fleet(SavingCalls):
         -------
         numpy.ndarray or Tensor
             The same on every trainer.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer gives something else, or these are no numbers that can be combined.
         """
         check_operation(mode)
-        array = np.array(numbers_of(values))
-        self._started_group().reduce_(torch.from_numpy(array), mode, "all_reduce_worker")
-        return like(values, array, output)
+        array = numbers_of(values)
+        numbers = _travelling(array, mode)
+        form = f"the {mode} of {array.dtype}{list(array.shape)}"
+        self._started_group().reduce_(torch.from_numpy(numbers), mode, f"all_reduce_worker ({form})")
+        return like(values, numbers.astype(array.dtype), output)
 
     def split_files(self, files: Sequence[str]) -> list[str]:
         """Return this trainer's share: contiguous blocks, what remains goes to the lowest ranks."""
@@ -297,7 +308,25 @@ class Fleet(SavingCalls):
     def _started_group(self) -> Group:
         if self._group is None:
             raise ConfigurationError("fleet.init was not called; expected it before anything else of fleet")
+        if self._stopped:
+            raise ConfigurationError(
+                "fleet.stop_worker was called, and this trainer has left the job; expected that call once, "
+                "after everything that needs the other trainers"
+            )
         return self._group
+
+
+def _travelling(array: npt.NDArray[Any], mode: str) -> npt.NDArray[Any]:
+    """Return a copy of numbers in a type that gloo combines; narrow integers travel as wide ones."""
+    if array.dtype.kind in "iu" and array.dtype.itemsize < 8:
+        return array.astype(np.int64)
+    whole, complex_sum = array.dtype.name in _COMBINED, array.dtype.name in _SUMMED and mode == "sum"
+    if not whole and not complex_sum:
+        raise ConfigurationError(
+            f"all_reduce_worker got {array.dtype} for the {mode}; expected integers up to int64, or float16, "
+            "float32 or float64: convert it"
+        )
+    return array.astype(array.dtype.newbyteorder("="))
 
 
 def _check_nothing_for_servers(strategy: DistributedStrategy) -> None:
