@@ -251,6 +251,25 @@ def test_a_trainer_that_comes_late_to_the_optimizer_is_waited_for(trainers):
         assert process.returncode == 0, err
 
 
+def test_every_trainer_begins_with_trainer_0s_values_whatever_their_layout(trainers, tmp_path):
+    body = """
+    fleet.init()
+    rank = fleet.worker_index()
+    torch.manual_seed(rank)
+    gaps = torch.nn.Parameter(torch.randn(4, 5)[:, :3])
+    turned = torch.nn.Parameter(torch.randn(4, 3).t())
+    everything = [gaps, turned]
+    fleet.distributed_optimizer(torch.optim.SGD(everything, lr=0.1))
+    torch.save([each.detach() for each in everything], f"values-{rank}.pt")
+    fleet.stop_worker()
+    """
+    for process in trainers(body):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    first, second = (torch.load(tmp_path / f"values-{rank}.pt") for rank in (0, 1))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
 def test_what_waits_says_so_and_for_whom(trainers):
     body = """
     import logging

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.collective.buckets import Extent, plan_buckets
+from fleet.collective.buckets import Extent, is_dense, plan_buckets
 
 CASES = [
     pytest.param([], [], id="nothing"),
@@ -31,3 +31,18 @@ def test_every_parameter_travels_exactly_once(parameters):
     buckets = plan_buckets(extents, bucket_bytes=40, first_bucket_bytes=10)
     assert sorted(position for bucket in buckets for position in bucket) == list(range(len(extents)))
     assert all(len({extents[position].kind for position in bucket}) == 1 for bucket in buckets)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "expected"),
+    [
+        pytest.param((2, 3), (3, 1), True, id="by-rows"),
+        pytest.param((2, 3), (1, 2), True, id="by-columns"),
+        pytest.param((2, 1, 3), (3, 99, 1), True, id="the-stride-of-one-element-says-nothing"),
+        pytest.param((), (), True, id="a-number"),
+        pytest.param((4, 3), (5, 1), False, id="with-gaps"),
+        pytest.param((4, 3), (0, 1), False, id="several-in-one-place"),
+    ],
+)
+def test_which_layouts_fill_their_memory(shape, strides, expected):
+    assert is_dense(shape, strides) is expected

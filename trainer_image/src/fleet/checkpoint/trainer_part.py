@@ -142,19 +142,21 @@ def restore_states(states: Mapping[str, Mapping[str, Any]], source: Source) -> N
             name = names.get(parameter)
             if name is not None and name in states:
                 source.optimizer.state[parameter] = {
-                    entry: kept if entry == "step" and not counts_on_device else _to(parameter.device, kept)
+                    entry: kept if entry == "step" and not counts_on_device else _of(parameter, kept)
                     for entry, kept in states[name].items()
                 }
 
 
-def _to(device: torch.device, kept: Any) -> Any:
-    """Return an entry with its tensors on a device."""
+def _of(parameter: Tensor, kept: Any) -> Any:
+    """Return an entry with its tensors on the parameter's device, and laid out as the parameter is."""
     if isinstance(kept, Tensor):
-        return kept.to(device)
+        if kept.shape != parameter.shape:
+            return kept.to(parameter.device)
+        return torch.empty_like(parameter, dtype=kept.dtype).copy_(kept)  # fused kernels read the memory
     if isinstance(kept, list | tuple):
-        return type(kept)(_to(device, item) for item in kept)
+        return type(kept)(_of(parameter, item) for item in kept)
     if type(kept) is dict:
-        return {key: _to(device, item) for key, item in kept.items()}
+        return {key: _of(parameter, item) for key, item in kept.items()}
     return kept
 
 

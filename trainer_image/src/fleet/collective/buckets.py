@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["BUCKET_BYTES", "FIRST_BUCKET_BYTES", "Extent", "plan_buckets"]
+__all__ = ["BUCKET_BYTES", "FIRST_BUCKET_BYTES", "Extent", "is_dense", "plan_buckets"]
 
 BUCKET_BYTES = 24 << 20
 FIRST_BUCKET_BYTES = 1 << 20
@@ -51,3 +51,15 @@ def plan_buckets(
             members, size = [], 0
         open_buckets[extent.kind] = (members, size)
     return buckets + [members for members, _ in open_buckets.values() if members]
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether the elements of a tensor fill their memory without gaps, each once, in whatever order."""
+    expected = 1
+    for stride, size in sorted(
+        (stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1
+    ):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

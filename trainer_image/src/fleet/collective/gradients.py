@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from fleet import progress
-from fleet.collective.buckets import BUCKET_BYTES, Extent, plan_buckets
+from fleet.collective.buckets import BUCKET_BYTES, Extent, is_dense, plan_buckets
 from fleet.collective.group import Group
 from fleet.collective.standing import Way
 from fleet.errors import ConfigurationError, FleetError
@@ -51,6 +51,13 @@ class _Slot:
     bucket: _Bucket
     view: torch.Tensor
     place: int
+
+    def handed_back(self) -> torch.Tensor:
+        """Return the gradient as torch would lay it out, also if the parameter's layout has changed since."""
+        strides = self.parameter.stride()
+        if self.view.stride() == strides or not is_dense(self.parameter.shape, strides):
+            return self.view
+        return torch.empty_like(self.parameter).copy_(self.view)
 
 
 class GradientAverager:
@@ -126,7 +133,7 @@ class GradientAverager:
             self._buckets.append(bucket)
             offset = 0
             for place, (position, parameter) in enumerate(zip(members, parameters, strict=True)):
-                view = flat[offset : offset + parameter.numel()].view(parameter.shape)
+                view = _part(flat, offset, parameter)
                 self._slots[position] = _Slot(self._named[position][0], parameter, bucket, view, place)
                 offset += parameter.numel()
 
@@ -206,4 +213,11 @@ class GradientAverager:
     def _hand_back(self, absent: Sequence[_Slot]) -> None:
         unused = {id(slot) for slot in absent if slot.bucket.present[slot.place].item() == 0}
         for slot in self._slots.values():
-            slot.parameter.grad = None if id(slot) in unused else slot.view
+            slot.parameter.grad = None if id(slot) in unused else slot.handed_back()
+
+
+def _part(flat: torch.Tensor, offset: int, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a bucket's part as a gradient in the parameter's layout: fused optimizers read the memory."""
+    if is_dense(parameter.shape, parameter.stride()):
+        return flat.as_strided(parameter.shape, parameter.stride(), offset)
+    return flat[offset : offset + parameter.numel()].view(parameter.shape)

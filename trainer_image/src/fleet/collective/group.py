@@ -114,7 +114,10 @@ class Group:
 
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
         """Replace `values` by trainer 0's; all trainers have agreed on their shape and dtype."""
-        self.wait([dist.broadcast(values, src=0, async_op=True)], what)
+        travelling = values.contiguous()  # what travels is memory, not elements
+        self.wait([dist.broadcast(travelling, src=0, async_op=True)], what)
+        if travelling is not values:
+            values.copy_(travelling)
 
     def wait(self, works: Iterable[dist.Work | None], what: str, way: Way = Way.OTHER) -> None:
         """Wait for started operations; an error names what they were for and who is to blame."""

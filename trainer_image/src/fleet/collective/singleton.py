@@ -272,6 +272,7 @@ class Fleet(SavingCalls):
         lines = [f"the optimizer {type(optimizer).__name__}"]
         lines += [
             f"{name} {tuple(parameter.shape)} {parameter.dtype}"
+            + ("" if parameter.is_contiguous() else f" in memory as {parameter.stride()}")
             + ("" if parameter.requires_grad else " frozen")
             for name, parameter in named
         ]

@@ -1,0 +1,62 @@
+"""The averaging of gradients in one process: what it hands back, and what it refuses."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from fleet.collective.gradients import GradientAverager
+from fleet.collective.optimizer import distribute, named_parameters
+from fleet.collective.rendezvous import Place
+
+
+class Alone:
+    """Stands in for a group of one."""
+
+    place = Place(0, 1, "localhost", 1)
+
+    def broadcast_(self, values: torch.Tensor, what: str) -> None:
+        pass
+
+    def wait(self, works: Any, what: str, way: Any = None) -> None:
+        for work in works:
+            work.wait()
+
+
+@pytest.fixture(autouse=True)
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def distributed(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None) -> Any:
+    averager = GradientAverager(named_parameters(optimizer, model), cast("Any", Alone()))
+    averager.start()
+    return distribute(optimizer, averager, cast("Any", None))
+
+
+def convolution() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["from-the-start", "once-it-is-distributed"])
+def test_fused_optimizers_step_parameters_of_any_layout(late):
+    first, second = convolution(), convolution()
+    if late:
+        second.to(memory_format=torch.contiguous_format)
+    alone = torch.optim.Adam(first.parameters(), lr=0.1, fused=True)
+    together = distributed(torch.optim.Adam(second.parameters(), lr=0.1, fused=True))
+    second.to(memory_format=torch.channels_last)
+    images = torch.randn(2, 3, 8, 8)
+    for _ in range(3):
+        for model, optimizer in ((first, alone), (second, together)):
+            optimizer.zero_grad()
+            model(images).square().sum().backward()
+            optimizer.step()
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
