@@ -258,7 +258,8 @@ def test_every_trainer_begins_with_trainer_0s_values_whatever_their_layout(train
     torch.manual_seed(rank)
     gaps = torch.nn.Parameter(torch.randn(4, 5)[:, :3])
     turned = torch.nn.Parameter(torch.randn(4, 3).t())
-    everything = [gaps, turned]
+    frozen = torch.nn.Parameter(torch.randn(2), requires_grad=False)
+    everything = [gaps, turned, frozen]
     fleet.distributed_optimizer(torch.optim.SGD(everything, lr=0.1))
     torch.save([each.detach() for each in everything], f"values-{rank}.pt")
     fleet.stop_worker()

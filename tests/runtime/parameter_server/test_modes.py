@@ -280,6 +280,23 @@ def test_an_unused_parameter_is_not_stepped_in_async_and_its_trainer_sees_what_o
         assert not torch.equal(model_0[0].weight, small_model()[0].weight)
 
 
+def half_frozen() -> Any:
+    model = small_model()
+    model[3].bias.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize("name", ["sync", "half-async", "geo"])
+def test_a_parameter_that_is_unfrozen_later_is_named_for_no_server_has_it(name):
+    with loopback(config=config(name), model=half_frozen) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        make_steps(trainer, model, 1)
+        model[3].bias.requires_grad_(True)
+        with pytest.raises(ConfigurationError, match=r"3\.bias has a gradient, and was frozen when"):
+            make_steps(trainer, model, 1)
+
+
 def test_state_dict_of_geo_is_the_trainers_own():
     adam = lambda parameters: torch.optim.Adam(parameters, lr=0.01)  # noqa: E731
     with loopback(config=config("geo"), optimizer=adam) as job:

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import HashStore
 from fleet.collective.gradients import GradientAverager
 from fleet.collective.optimizer import distribute, named_parameters
 from fleet.collective.rendezvous import Place
+from fleet.errors import ConfigurationError
 
 
 class Alone:
@@ -36,7 +37,7 @@ def process_group() -> Iterator[None]:
 def distributed(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None) -> Any:
     averager = GradientAverager(named_parameters(optimizer, model), cast("Any", Alone()))
     averager.start()
-    return distribute(optimizer, averager, cast("Any", None))
+    return distribute(optimizer, averager, cast("Any", None), model)
 
 
 def convolution() -> torch.nn.Module:
@@ -60,3 +61,31 @@ def test_fused_optimizers_step_parameters_of_any_layout(late):
             optimizer.step()
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def linear() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(2, 1)
+
+
+def test_a_parameter_that_is_unfrozen_later_is_named():
+    model = linear()
+    model.bias.requires_grad_(False)
+    optimizer = distributed(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    model.bias.requires_grad_(True)
+    model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(ConfigurationError, match="bias has a gradient, and was frozen when"):
+        optimizer.step()
+
+
+def test_parameters_that_come_later_are_refused():
+    model, more = linear(), {"params": [torch.nn.Parameter(torch.ones(1))]}
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = distributed(inner, model)
+    with pytest.raises(ConfigurationError, match=r"add_param_group\(\) after distributed_optimizer"):
+        optimizer.add_param_group(more)
+    inner.add_param_group(more)
+    with pytest.raises(ConfigurationError, match=r"has 3 parameters, and had 2 when .* call add_param_group"):
+        optimizer.step()

@@ -66,7 +66,7 @@ class GradientAverager:
     Parameters
     ----------
     named_parameters
-        In the same order on every trainer; those that need no gradient are passed over.
+        In the same order on every trainer; those that need no gradient only take trainer 0's values.
     group
         The started group.
     overlap
@@ -86,6 +86,7 @@ class GradientAverager:
         self._group = group
         self._overlap = overlap
         self._scale = 1.0 / group.place.size
+        self._all = list(named_parameters)
         self._named = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
         self._buckets: list[_Bucket] = []
         self._slots: dict[int, _Slot] = {}
@@ -96,9 +97,14 @@ class GradientAverager:
         self.step = 0
         self._allocate(bucket_bytes)
 
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        """Those whose gradients are averaged."""
+        return [parameter for _, parameter in self._named]
+
     def start(self) -> None:
         """Take every parameter's value from trainer 0, and hook the gradients."""
-        for name, parameter in self._named:
+        for name, parameter in self._all:
             self._group.broadcast_(parameter.detach(), f"the first value of {name}")
         for position, (_, parameter) in enumerate(self._named):
             handle = parameter.register_post_accumulate_grad_hook(self._hook(position))  # type: ignore[no-untyped-call]

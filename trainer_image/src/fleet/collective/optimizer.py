@@ -8,6 +8,7 @@ import torch
 
 from fleet.collective.gradients import GradientAverager
 from fleet.errors import ConfigurationError
+from fleet.program.left_out import LeftOut
 
 __all__ = ["distribute", "named_parameters"]
 
@@ -24,6 +25,13 @@ class _Distributed:
         with self.fleet_averager.paused():
             yield
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002 (as every optimizer's)
+        """Refuse parameters that the other trainers know nothing of."""
+        raise ConfigurationError(
+            "add_param_group() after distributed_optimizer(): the trainers have agreed on a fixed set of "
+            "parameters; add the group to the torch optimizer first"
+        )
+
     def minimize(self, loss_fn: Callable[..., Any]) -> None:
         """Describe the training step as a program, for an `Executor` to run: ``fleet.main_program``."""
         self.fleet_minimize(loss_fn)
@@ -33,17 +41,21 @@ def distribute(
     optimizer: torch.optim.Optimizer,
     averager: GradientAverager,
     minimize: Callable[[Callable[..., Any]], None],
+    model: torch.nn.Module | None = None,
 ) -> torch.optim.Optimizer:
     """Return an optimizer of the same class that shares everything with `optimizer`, and has more methods.
 
     The gradients are averaged when ``backward()`` returns, so there is nothing else to change: state,
-    parameter groups and hooks are the same objects, seen from both.
+    parameter groups and hooks are the same objects, seen from both. Each step first makes sure that it
+    changes nothing that is not exchanged.
     """
     kind = type(optimizer)
     both: Any = object.__new__(type(kind.__name__, (_Distributed, kind), {}))
     both.__dict__ = optimizer.__dict__
     both.fleet_averager = averager
     both.fleet_minimize = minimize
+    left_out = LeftOut(optimizer, averager.parameters, model)
+    optimizer.register_step_pre_hook(lambda *_: left_out.check())
     return both  # type: ignore[no-any-return]
 
 

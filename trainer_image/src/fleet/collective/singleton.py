@@ -263,7 +263,7 @@ class Fleet(SavingCalls):
             self._program = Program.capture(model, loss_fn, optimizer)
 
         self._minimizes.append(minimize)
-        return distribute(optimizer, averager, minimize)
+        return distribute(optimizer, averager, minimize, model)
 
     def _compare(
         self, group: Group, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]]

@@ -26,6 +26,7 @@ from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import initial_state_fact, state_of
 from fleet.parameter_server.trainer_checkpoints import TrainerCheckpoints, join_pieces
 from fleet.program import Source
+from fleet.program.left_out import LeftOut
 from fleet.transpiler.lowering import TrainerPlan
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Trainer:
         self._source = source
         self._completed = False
         self._parameters: Mapping[str, Parameter] = source.parameters
+        self._left_out = LeftOut(source.optimizer, source.parameters.values(), source.module)
         self._store = ParameterStore(self.plan.blocks, self._parameters)
         mode = mode_of_trainer(plan, settings)
         facts = initial_state_fact(state_of(source))
@@ -104,7 +106,14 @@ class Trainer:
         self.flow.attach()
 
     def step(self) -> None:
-        """Make one step; see `GradientFlow.step`."""
+        """Make one step; see `GradientFlow.step`.
+
+        Raises
+        ------
+        ConfigurationError
+            Parameters have gradients that no server hears of; see `LeftOut.check`.
+        """
+        self._left_out.check()
         self.flow.step()
 
     def barrier(self) -> None:
