@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import HashStore
 from fleet.collective.gradients import GradientAverager
 from fleet.collective.optimizer import distribute, named_parameters
 from fleet.collective.rendezvous import Place
-from fleet.errors import ConfigurationError
+from fleet.errors import ConfigurationError, FleetError
 
 
 class Alone:
@@ -89,3 +89,20 @@ def test_parameters_that_come_later_are_refused():
     inner.add_param_group(more)
     with pytest.raises(ConfigurationError, match=r"has 3 parameters, and had 2 when .* call add_param_group"):
         optimizer.step()
+
+
+def fail(_: torch.Tensor) -> torch.Tensor:
+    raise ValueError("no way back")
+
+
+@pytest.mark.parametrize("then", ["backward", "step"])
+def test_what_follows_a_backward_pass_that_failed_says_so(then):
+    model = torch.nn.Sequential(linear(), torch.nn.Linear(1, 1))
+    optimizer = distributed(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    hidden = model[0](torch.ones(1, 2))
+    hidden.register_hook(fail)
+    with pytest.raises(ValueError, match="no way back"):
+        model[1](hidden).sum().backward()
+    loss = model(torch.ones(1, 2)).sum()
+    with pytest.raises(FleetError, match="the backward pass of step 0 was ended by an error"):
+        optimizer.step() if then == "step" else loss.backward()

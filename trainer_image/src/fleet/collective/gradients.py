@@ -11,6 +11,7 @@ process.
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -91,7 +92,7 @@ class GradientAverager:
         self._buckets: list[_Bucket] = []
         self._slots: dict[int, _Slot] = {}
         self._num_sent = 0
-        self._in_backward = False
+        self._end: weakref.ref[_End] | None = None
         self._paused = False
         self._handles: list[Callable[[], None]] = []
         self.step = 0
@@ -125,6 +126,20 @@ class GradientAverager:
         finally:
             self._paused = before
 
+    def check_ended(self) -> None:
+        """Check that the backward pass before, if there was one, came to its end.
+
+        Raises
+        ------
+        FleetError
+            An error ended it, which the script has caught.
+        """
+        if self._end is not None and self._end() is None:
+            raise FleetError(
+                f"the backward pass of step {self.step} was ended by an error, and the other trainers wait "
+                "for the gradients that it had still to give; expected the script to end with that error, too"
+            )
+
     def _allocate(self, bucket_bytes: int) -> None:
         extents = [
             Extent((parameter.dtype, parameter.device), parameter.numel() * parameter.element_size())
@@ -147,9 +162,9 @@ class GradientAverager:
         def arrived(_: torch.Tensor) -> None:
             if self._paused:
                 return
-            if not self._in_backward:
-                self._in_backward = True
-                torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # noqa: SLF001
+            self.check_ended()
+            if self._end is None:
+                self._end = _queue_end(self._finish)
             self._put(position)
             if self._overlap:
                 self._send_full()
@@ -187,7 +202,7 @@ class GradientAverager:
 
     def _finish(self) -> None:
         """End a backward pass: send what did not fill up, await the sums, and hand the gradients back."""
-        self._in_backward = False
+        self._end = None
         absent: list[_Slot] = []
         try:
             for bucket in self._buckets[self._num_sent :]:
@@ -220,6 +235,24 @@ class GradientAverager:
         unused = {id(slot) for slot in absent if slot.bucket.present[slot.place].item() == 0}
         for slot in self._slots.values():
             slot.parameter.grad = None if id(slot) in unused else slot.handed_back()
+
+
+class _End:
+    """What the autograd engine calls at the end of a backward pass; it forgets it if an error comes first."""
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self._finish = finish
+
+    def __call__(self) -> None:
+        """End the pass."""
+        self._finish()
+
+
+def _queue_end(finish: Callable[[], None]) -> "weakref.ref[_End]":
+    """Let the engine call `finish` at the end of this backward pass, and keep the only reference to it."""
+    end = _End(finish)
+    torch.autograd.Variable._execution_engine.queue_callback(end)  # noqa: SLF001
+    return weakref.ref(end)
 
 
 def _part(flat: torch.Tensor, offset: int, parameter: torch.Tensor) -> torch.Tensor:

@@ -55,7 +55,12 @@ def distribute(
     both.fleet_averager = averager
     both.fleet_minimize = minimize
     left_out = LeftOut(optimizer, averager.parameters, model)
-    optimizer.register_step_pre_hook(lambda *_: left_out.check())
+
+    def check(*_: Any) -> None:
+        averager.check_ended()
+        left_out.check()
+
+    optimizer.register_step_pre_hook(check)
     return both  # type: ignore[no-any-return]
 
 
