@@ -72,6 +72,18 @@ def test_a_local_run_clips_as_the_program_says(clip, in_torch, model):
     assert torch.equal(model.bias, alone.bias)
 
 
+def test_what_is_bfloat16_is_fetched_as_float32():
+    def half(model: Any, x: torch.Tensor) -> dict[str, Any]:
+        return {"loss": model(x).sum(), "predicted": model(x)}
+
+    model = torch.nn.Linear(3, 1).bfloat16()
+    names: list[str | fleet.Variable] = ["loss", "predicted", "weight@GRAD"]
+    feed = {"x": torch.ones(4, 3, dtype=torch.bfloat16)}
+    loss, predicted, gradient = fleet.Executor().run(program_of(model, half), feed, names)
+    assert {each.dtype for each in (loss, predicted, gradient)} == {np.dtype("float32")}
+    assert gradient.tolist() == [[4.0, 4.0, 4.0]]
+
+
 def test_outputs_parameters_and_gradients_can_be_fetched(model):
     program = program_of(model)
     fetched: list[str | fleet.Variable] = [

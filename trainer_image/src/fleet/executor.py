@@ -241,6 +241,8 @@ def _fetch(name: str, outputs: Mapping[str, Any], source: Source) -> npt.NDArray
         if value is None:
             raise FleetError(f"{name} was fetched, but this step computed no gradient for the parameter")
     tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    if tensor.dtype is torch.bfloat16:  # which numpy lacks; float32 has each of its values
+        tensor = tensor.float()
     return tensor.detach().to("cpu", copy=True).numpy()
 
 
