@@ -8,12 +8,13 @@ one of these ports: rank 0 answers a greeting with one byte at once, and whoever
 """
 
 import contextlib
+import ipaddress
 import json
 import logging
 import socket
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -95,7 +96,7 @@ def _collect(card: Card) -> tuple[str, ...]:
     """Be rank 0: take everybody's port, and answer with all addresses."""
     deadline = time.monotonic() + card.deadline_seconds
     ports = {0: _free_port() if card.serves else 0}
-    hosts = {0: card.hosts[0]}
+    ends: dict[int, tuple[str, str]] = {}
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(card))
         waiting: dict[int, socket.socket] = {}
@@ -115,17 +116,48 @@ def _collect(card: Card) -> tuple[str, ...]:
                     connected.close()
                     continue
                 connected.sendall(_HEARD)
-                hosts[0] = connected.getsockname()[0]
                 rank = greeting["rank"]
-                waiting[rank], ports[rank], hosts[rank] = connected, greeting["port"], peer[0]
+                waiting[rank], ports[rank] = connected, greeting["port"]
+                ends[rank] = (connected.getsockname()[0], peer[0])
             # A rank that has lost its connection comes again.
             waiting = {rank: each for rank, each in waiting.items() if _is_open(each)}
+        hosts = _hosts(card.hosts[0], ends)
         endpoints = [_endpoint(hosts[rank], ports[rank]) for rank in range(card.size)]
         answer = json.dumps(endpoints).encode() + b"\n"
         for connected in waiting.values():
             with contextlib.suppress(OSError):  # that one's end is noticed by its launcher
                 connected.sendall(answer)
     return tuple(endpoints)
+
+
+def _hosts(first: str, ends: Mapping[int, tuple[str, str]]) -> dict[int, str]:
+    """Return where each rank is for all others.
+
+    A rank beside rank 0 may have come by a loopback address, as a name of this host in /etc/hosts gives it;
+    ranks of other hosts can reach neither of the two by that.
+
+    Parameters
+    ----------
+    first : str
+        Where rank 0 was said to be.
+    ends : mapping of rank to (str, str)
+        Of each connection the address here, and the rank's own.
+    """
+    outward = [here for here, peer in ends.values() if not _is_loopback(peer)]
+    if outward:
+        return {0: outward[-1]} | {
+            rank: outward[-1] if _is_loopback(peer) else peer for rank, (_, peer) in ends.items()
+        }
+    within = [here for here, _ in ends.values()]
+    mine = within[-1] if within and _is_loopback(first) else first
+    return {0: mine} | {rank: peer for rank, (_, peer) in ends.items()}
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _ask(card: Card) -> tuple[str, ...]:

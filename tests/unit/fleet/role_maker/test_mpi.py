@@ -113,6 +113,33 @@ def test_the_ranks_of_two_jobs_find_their_own_addresses():
         assert endpoints[0] != endpoints[2]
 
 
+@pytest.mark.parametrize(
+    ("first", "ends", "expected"),
+    [
+        pytest.param(
+            "127.0.0.1",
+            {1: ("127.0.0.1", "127.0.0.1")},
+            {0: "127.0.0.1", 1: "127.0.0.1"},
+            id="one-host",
+        ),
+        pytest.param(
+            "node-a",
+            {2: ("10.0.0.5", "10.0.0.6"), 1: ("127.0.1.1", "127.0.0.1")},
+            {0: "10.0.0.5", 1: "10.0.0.5", 2: "10.0.0.6"},
+            id="a-name-that-means-loopback-on-its-own-host-only",
+        ),
+        pytest.param(
+            "10.0.0.5",
+            {1: ("127.0.0.1", "127.0.0.1")},
+            {0: "10.0.0.5", 1: "127.0.0.1"},
+            id="loopback-says-nothing-about-a-known-address",
+        ),
+    ],
+)
+def test_nobody_is_told_a_loopback_address_of_another_host(first, ends, expected):
+    assert rendezvous._hosts(first, ends) == expected
+
+
 def test_a_rank_that_never_comes_is_named_on_both_sides():
     with pytest.raises(
         DeadlineExceededError, match=r"rank 0 waited 0\.5 s on port \d+ for the ranks 1, 2, 3"
@@ -160,9 +187,9 @@ def listens(port: int) -> bool:
     return False
 
 
-def greet(first: Card, rank: int, port: int) -> socket.socket:
+def greet(first: Card, rank: int, port: int, host: str = "127.0.0.1") -> socket.socket:
     """Be a rank as far as to the byte that says that it was heard."""
-    connected = socket.create_connection(("127.0.0.1", first.port or 0), 10)
+    connected = socket.create_connection((host, first.port or 0), 10)
     connected.sendall(json.dumps({"job": first.job, "rank": rank, "port": port}).encode() + b"\n")
     assert connected.recv(1) == rendezvous._HEARD
     return connected
@@ -181,6 +208,28 @@ def test_a_rank_that_has_lost_its_connection_may_come_again():
     thread.join(10)
     assert answers == [list(results[0])] * 2
     assert results[0][1:] == ("127.0.0.1:7002", "127.0.0.1:7003")
+
+
+def own_address() -> str:
+    """Return the address by which other hosts would know this one."""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # a choice of route; nothing is sent
+        return str(probe.getsockname()[0])
+    pytest.skip("this machine has loopback addresses only")
+
+
+def test_a_rank_beside_rank_zero_hides_nobodys_address_from_other_hosts():
+    address = own_address()
+    (port,) = free_ports(1)
+    first = Card("mpi-test-g", 0, 3, ("node-a",), port, True, 20.0)
+    results: list[tuple[str, ...]] = []
+    thread = threading.Thread(target=lambda: results.append(exchange(first)), daemon=True)
+    thread.start()
+    wait_for(lambda: listens(port), "rank 0")
+    with greet(first, 2, 7003, address), greet(first, 1, 7002):
+        thread.join(10)
+    assert results[0][0].rpartition(":")[0] == address
+    assert results[0][1:] == (f"{address}:7002", f"{address}:7003")
 
 
 def test_whoever_says_a_line_byte_by_byte_is_heard_for_so_long_only():
