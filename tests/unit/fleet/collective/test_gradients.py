@@ -22,7 +22,7 @@ class Alone:
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
         pass
 
-    def wait(self, works: Any, what: str, way: Any = None) -> None:
+    def wait(self, works: Any, what: str, way: Any, device: torch.device) -> None:
         for work in works:
             work.wait()
 

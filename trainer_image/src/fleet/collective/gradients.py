@@ -210,7 +210,9 @@ class GradientAverager:
                 self._send(bucket)
             began = time.monotonic()
             works = [bucket.work for bucket in self._buckets]
-            self._group.wait(works, f"the average of step {self.step}'s gradients", Way.EXCHANGE)
+            device = self._buckets[-1].flat.device
+            what = f"the average of step {self.step}'s gradients"
+            self._group.wait(works, what, Way.EXCHANGE, device)
             progress.count("wait_seconds", time.monotonic() - began)
             self._hand_back(absent)
         finally:

@@ -11,7 +11,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -115,16 +115,29 @@ class Group:
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
         """Replace `values` by trainer 0's; all trainers have agreed on their shape and dtype."""
         travelling = values.contiguous()  # what travels is memory, not elements
-        self.wait([dist.broadcast(travelling, src=0, async_op=True)], what)
+        self.wait([dist.broadcast(travelling, src=0, async_op=True)], what, device=values.device)
         if travelling is not values:
             values.copy_(travelling)
 
-    def wait(self, works: Iterable[dist.Work | None], what: str, way: Way = Way.OTHER) -> None:
-        """Wait for started operations; an error names what they were for and who is to blame."""
-        with self._naming(what, way):
+    def wait(
+        self,
+        works: Iterable[dist.Work | None],
+        what: str,
+        way: Way = Way.OTHER,
+        device: torch.device | None = None,
+    ) -> None:
+        """Wait for started operations; an error names what they were for and who is to blame.
+
+        Those of a GPU are waited for by the GPU only: this returns at once, and the watch goes on to look.
+        """
+        on_gpu = device is not None and device.type == "cuda"
+        event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        with self._naming(what, way, until=event.query if event is not None else None):
             for work in works:
                 if work is not None:
                     work.wait()
+            if event is not None:
+                event.record(torch.cuda.current_stream(device))
 
     def agree(self, key: str, value: str) -> dict[int, str]:
         """Publish a value and return every trainer's.
@@ -164,10 +177,12 @@ class Group:
         return {rank: text.decode() for rank, text in enumerate(texts)}
 
     @contextlib.contextmanager
-    def _naming(self, what: str, way: Way = Way.OTHER) -> Iterator[None]:
+    def _naming(
+        self, what: str, way: Way = Way.OTHER, until: Callable[[], bool] | None = None
+    ) -> Iterator[None]:
         """Turn the errors of torch.distributed inside the block into one that names the trainer to blame."""
         try:
-            with self._watch.waiting(what, way):
+            with self._watch.waiting(what, way, until):
                 yield
         except (dist.DistError, RuntimeError) as error:
             reason = str(error).strip().partition("\n")[0]

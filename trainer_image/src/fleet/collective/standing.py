@@ -60,7 +60,8 @@ class Standing:
     def never_meets(self, other: "Standing") -> bool:
         """Whether this trainer and another wait for each other in different places.
 
-        The other's may be old: whoever waits for a call that this trainer has not begun still waits in it.
+        The other's may be older than this one, not newer: whoever waited for something that this trainer has
+        not begun since still waits for it.
         """
         ways = {self.way, other.way}
         if ways != {Way.CALL, Way.EXCHANGE}:

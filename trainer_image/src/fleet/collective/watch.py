@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
@@ -49,6 +50,7 @@ class Watch:
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._standing = Standing()
         self._waiting: tuple[Standing, float] | None = None
+        self._going_on: tuple[Standing, float, Callable[[], bool]] | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet-watch", daemon=True)
@@ -66,15 +68,29 @@ class Watch:
             self._thread.join(STORE_SECONDS)
 
     @contextlib.contextmanager
-    def waiting(self, what: str, way: Way = Way.OTHER) -> Iterator[None]:
-        """Say in the log for whom and for what this trainer waits, if the block takes long."""
+    def waiting(
+        self, what: str, way: Way = Way.OTHER, until: Callable[[], bool] | None = None
+    ) -> Iterator[None]:
+        """Say in the log for whom and for what this trainer waits, if the block takes long.
+
+        Parameters
+        ----------
+        what : str
+        way : Way
+        until : callable, optional
+            The wait goes on after the block until this is true: of a GPU, which waits while the script does
+            not. Called from the watch's thread.
+        """
         self._standing = self._standing.begin(what, way)
-        self._waiting = (self._standing, time.monotonic())
+        self._waiting = waiting = (self._standing, time.monotonic())
+        self._going_on = None
         try:
             yield
         finally:
             self._waiting = None
             self._standing = self._standing.end()
+        if until is not None:
+            self._going_on = (*waiting, until)
 
     def silent_now(self) -> list[int]:
         """Return who misses at least one heartbeat, by looking twice; trainer 0 if its store is gone."""
@@ -97,7 +113,7 @@ class Watch:
             beat += 1
             try:
                 self._beat(beat)
-                if self._waiting is not None:
+                if self._present_wait() is not None:
                     self._look()
                 else:
                     self._seen.clear()
@@ -111,8 +127,26 @@ class Watch:
 
     def _beat(self, number: int) -> None:
         """Put down a number that was not there before, and where this trainer stands."""
+        waiting = self._present_wait()
+        standing = waiting[0] if waiting is not None else self._standing
         with self._lock:
-            self._store.set(self._key(self._place.rank), f"{number} {self._standing.to_text()}")
+            self._store.set(self._key(self._place.rank), f"{number} {standing.to_text()}")
+
+    def _present_wait(self) -> tuple[Standing, float] | None:
+        """Return for what this trainer, or its GPU, waits, and since when."""
+        if (waiting := self._waiting) is not None:
+            return waiting
+        if (going_on := self._going_on) is None:
+            return None
+        standing, since, done = going_on
+        with contextlib.suppress(RuntimeError):  # a device that fails is the training thread's to tell
+            if not done():
+                # Only one that waits for long holds the script up as well, which could yet come elsewhere.
+                lasting = time.monotonic() - since > self._deadlines.silent_seconds
+                return standing if lasting else replace(standing, way=Way.OTHER), since
+        if self._going_on is going_on:
+            self._going_on = None
+        return None
 
     def _beats(self) -> dict[int, bytes]:
         with self._lock:
@@ -126,7 +160,7 @@ class Watch:
             seen = self._seen.get(rank)
             if seen is None or seen[0] != beat:
                 self._seen[rank] = (beat, now)
-        waiting = self._waiting  # what is true of it now was true when the others wrote what was read
+        waiting = self._present_wait()  # asked after the others' were read, as `never_meets` wants it
         if waiting is None:
             return
         mine, since = waiting
