@@ -202,9 +202,11 @@ def _settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSetting
 
 
 def _defaults(job: FleetJob, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of replicas that neither the manifest nor, but for the first, the user has set."""
-    of_mode = COPY_PAST_CACHES if job.spec.mode is Mode.PARAMETER_SERVER else {}
-    return {"PYTHONUNBUFFERED": "1"} | {name: value for name, value in of_mode.items() if name not in environ}
+    """Return what replicas have whose manifest says nothing else; the user's own tunables stay."""
+    defaults = {"PYTHONUNBUFFERED": "1"}
+    if job.spec.mode is Mode.PARAMETER_SERVER and COPY_PAST_CACHES.keys().isdisjoint(environ):
+        defaults |= COPY_PAST_CACHES
+    return defaults
 
 
 def _processes(job: FleetJob, role: Role) -> int:

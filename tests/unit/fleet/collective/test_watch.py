@@ -46,8 +46,10 @@ def watching(store: OtherTrainer, lost: Callable[[FleetError], None]) -> Iterato
     deadlines = Deadlines(heartbeat_seconds=0.01, lost_seconds=0.2)
     watch = Watch(cast("Any", store), Place(0, 2, "localhost", 1), deadlines, lost)
     watch.start()
-    yield watch
-    watch.close()
+    try:
+        yield watch
+    finally:
+        watch.close()
 
 
 def error_of(store: OtherTrainer) -> FleetError:
