@@ -154,8 +154,9 @@ class FakeApi(ApiClient):
         known = self.objects.get(path)
         if known is None:
             raise ApiError(404, "NotFound", f"{path} not found")
-        if options.get("preconditions", {}).get("uid", known["metadata"]["uid"]) != known["metadata"]["uid"]:
-            raise ApiError(409, "Conflict", "the UID in the precondition does not match")
+        for field, wanted in options.get("preconditions", {}).items():
+            if known["metadata"][field] != wanted:
+                raise ApiError(409, "Conflict", f"the {field} in the precondition does not match")
         before = copy.deepcopy(known)
         if self.terminating:
             known["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:30Z"

@@ -94,8 +94,11 @@ def _describe_action(action: Action) -> str:
         case CreatePod(manifest):
             metadata = manifest["metadata"]
             return f"create {metadata['name']} {metadata['labels']['fleetjob.dev/attempt']}"
-        case DeletePod(name, uid, grace):
-            return f"delete {name} {uid.partition('@')[2]}" + ("" if grace is None else f" within {grace} s")
+        case DeletePod(name, uid, grace, version):
+            within, at_version = f" within {grace} s", f" at version {version}"
+            return f"delete {name} {uid.partition('@')[2]}" + (
+                ("" if grace is None else within) + ("" if version is None else at_version)
+            )
         case DeleteService(name):
             return f"delete Service {name}"
         case EnsureObject(manifest):

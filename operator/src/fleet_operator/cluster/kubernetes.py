@@ -191,7 +191,7 @@ class KubernetesCluster:
             case DeleteObject(ref):
                 await self._delete_object(job, ref)
             case DeleteJob(uid):
-                await self._delete_owned(_job_path(job), uid)
+                await self._delete_job(job, uid)
 
     async def record(self, job: FleetJob, event: Event) -> None:
         """Tell people. A failure to tell is logged, never raised."""
@@ -243,10 +243,10 @@ class KubernetesCluster:
             self._refusals.pop(key, None)
 
     async def _delete_pod(self, job: FleetJob, action: DeletePod) -> None:
-        options: dict[str, Any] = {"preconditions": {"uid": action.uid}}
+        options = _only(action.uid, action.version)
         if action.grace_period_seconds is not None:
             options["gracePeriodSeconds"] = action.grace_period_seconds
-        answer = await self._delete(f"{collection(PODS, job.metadata.namespace)}/{action.name}", options)
+        answer = await self._delete_own(job, PODS, action.name, options)
         if answer is None:
             return
         if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
@@ -259,26 +259,38 @@ class KubernetesCluster:
     async def _delete_service(self, job: FleetJob, name: str) -> None:
         entry = self._view.services.get(Key(job.metadata.namespace, name))
         if entry is not None and _is_owned(entry, job):
-            await self._delete_owned(f"{collection(SERVICES, job.metadata.namespace)}/{name}", entry.uid)
+            await self._delete_own(job, SERVICES, name, _only(entry.uid, str(entry.version)))
 
     async def _delete_object(self, job: FleetJob, ref: ObjectRef) -> None:
         resource = _resource_of(ref)
         stores = {each.key: store for each, store in self._view.extras(job.metadata.namespace)}
         entry = stores[resource.key].get(Key(job.metadata.namespace, ref.name))
         if entry is not None and _is_owned(entry, job):
-            await self._delete_owned(
-                f"{collection(resource.key, job.metadata.namespace)}/{ref.name}", entry.uid
-            )
+            await self._delete_own(job, resource.key, ref.name, _only(entry.uid, str(entry.version)))
 
-    async def _delete_owned(self, path: str, uid: str) -> None:
-        await self._delete(path, {"preconditions": {"uid": uid}, "propagationPolicy": "Background"})
+    async def _delete_job(self, job: FleetJob, uid: str) -> None:
+        try:
+            await self._delete(_job_path(job), _only(uid, job.metadata.resource_version))
+        except ConflictError:
+            await self._view.refresh_job(job)
+            raise
+
+    async def _delete_own(
+        self, job: FleetJob, resource: str, name: str, options: Mapping[str, Any]
+    ) -> Mapping[str, Any] | None:
+        """Delete what a job has, as `_delete` does; on a conflict, read it: the watch may be late."""
+        try:
+            return await self._delete(f"{collection(resource, job.metadata.namespace)}/{name}", options)
+        except ConflictError:
+            await self._view.meet(job_key(job), resource, name)
+            raise
 
     async def _delete(self, path: str, options: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Delete an object; return the answer, or None if it was gone; ConflictError: look again."""
         try:
             return await self._client.delete(path, options)
         except ApiError as error:
-            if error.status == 409:  # the name has another object by now; if not, nothing else would tell us
+            if error.status == 409:  # another object, or another version of it; else nothing would tell us
                 raise ConflictError(str(error)) from error
             if error.status != 404:
                 raise
@@ -318,6 +330,12 @@ def metrics_readers(
     """
     own = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
     return (own, *others)
+
+
+def _only(uid: str, version: str | None) -> dict[str, Any]:
+    """Return options that delete this object only, at this version if one is given."""
+    preconditions = {"uid": uid} if version is None else {"uid": uid, "resourceVersion": version}
+    return {"preconditions": preconditions, "propagationPolicy": "Background"}
 
 
 def _resource_of(ref: ObjectRef) -> Resource:

@@ -47,6 +47,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
     return ObservedPod(
         name=metadata["name"],
         uid=metadata["uid"],
+        version=metadata.get("resourceVersion"),
         role=Role(role),
         index=int(index),
         attempt=Attempt.parse(labels.get(LABEL_ATTEMPT, "")),

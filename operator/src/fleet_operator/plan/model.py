@@ -76,6 +76,9 @@ class ObservedPod:
     finalizers: tuple[str, ...] = ()  # what must be removed before it is gone, once it is deleted
     node: str | None = None
     ip: str | None = None
+    version: str | None = field(
+        default=None, compare=False
+    )  # resourceVersion: most changes of it are no news
 
 
 class ObjectRef(NamedTuple):
@@ -131,16 +134,20 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete one pod, only if it is still the pod with this uid."""
+    """Delete one pod, only if it is still the pod with this uid.
+
+    Where the decision rests on what the pod does, and not on which pod it is, it must also be as it was seen.
+    """
 
     name: str
     uid: str
     grace_period_seconds: int | None = None  # None: the pod's own; 0: at once, for a node that is gone
+    version: str | None = None  # resourceVersion at which it is to be deleted; None: any
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteService:
-    """Delete the job's headless Service."""
+    """Delete the job's headless Service, if it is as it was last seen."""
 
     name: str
 
@@ -154,14 +161,17 @@ class EnsureObject:
 
 @dataclass(frozen=True, slots=True)
 class DeleteObject:
-    """Delete what the job needs no more, if it is the job's own."""
+    """Delete what the job needs no more, if it is the job's own and as it was last seen."""
 
     ref: ObjectRef
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Delete the job itself, when its time to live after it finished is over."""
+    """Delete the job itself, when its time to live after it finished is over.
+
+    It must still be as it was when that was decided: somebody may have given it more time.
+    """
 
     uid: str
 

@@ -11,6 +11,7 @@ from fleet_operator.build import build_pod, build_service
 from fleet_operator.plan.backoff import LONGEST
 from fleet_operator.plan.deadline import deadline
 from fleet_operator.plan.extras import ensure, remove
+from fleet_operator.plan.ledger import Replica
 from fleet_operator.plan.model import CreatePod, CreateService, DeletePod
 from fleet_operator.plan.pending import pending_deadline, pending_since
 from fleet_operator.plan.scaling import too_late_sentence
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from fleet_operator.api import LastFailure
-    from fleet_operator.plan.ledger import Replica
     from fleet_operator.plan.model import Action, Event, ObservedPod, Plan
     from fleet_operator.plan.situation import Situation
     from fleet_operator.plan.status import Told
@@ -123,17 +123,26 @@ def deletions(
     A pod that stays beyond all patience, wanted or not, is deleted at once: its name is needed. So is one of
     a deleted job of this name, which has nobody else to care for it.
     """
-    actions: list[Action] = [DeletePod(pod.name, pod.uid) for pod in pods if pod.deleted_at is None]
+    actions: list[Action] = [_deletion(situation, pod) for pod in pods if pod.deleted_at is None]
     looks: list[datetime | None] = []
     for pod in situation.observed.pods:
         cared_for = pod.owned or f"Pod/{pod.name}" in situation.observed.left_over
         if not cared_for or pod.deleted_at is None:
             continue
         if situation.now >= given_up_at(pod.deleted_at):
-            actions.append(DeletePod(pod.name, pod.uid, grace_period_seconds=0))
+            actions.append(DeletePod(pod.name, pod.uid, grace_period_seconds=0, version=pod.version))
         else:
             looks.append(given_up_at(pod.deleted_at))
     return tuple(actions), looks
+
+
+def _deletion(situation: Situation, pod: ObservedPod) -> DeletePod:
+    """Delete a pod: one of an older attempt whatever it does, any other only while it is as it was seen.
+
+    It may have ended meanwhile, which is to be known before it is gone.
+    """
+    of_the_past = pod.attempt < situation.ledger.attempt(Replica(pod.role, pod.index))
+    return DeletePod(pod.name, pod.uid, version=None if of_the_past else pod.version)
 
 
 def _creation(situation: Situation) -> Creation:

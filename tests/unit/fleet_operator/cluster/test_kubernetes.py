@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -282,6 +284,45 @@ async def test_deleting_what_is_gone_is_no_error_and_what_is_replaced_is_looked_
         assert JOB in api.objects
         await world.cluster.apply(world.job, DeleteJob(world.job.metadata.uid or ""))
         assert JOB not in api.objects
+
+
+async def test_a_job_that_was_given_more_time_unseen_is_not_deleted(api: FakeApi):
+    async with started(api) as world:
+        decided_on = world.job
+        changed = manifest(runPolicy={"ttlSecondsAfterFinished": 3600})
+        api.put(JOB, {**changed, "metadata": {"generation": 2}})
+        with pytest.raises(ConflictError):
+            await world.cluster.apply(decided_on, DeleteJob(decided_on.metadata.uid or ""))
+        assert JOB in api.objects
+        assert world.job.spec.run_policy.ttl_seconds_after_finished == 3600, "however late the watch is"
+        await world.cluster.apply(world.job, DeleteJob(world.job.metadata.uid or ""))
+        assert JOB not in api.objects
+
+
+async def test_a_pod_that_ended_unseen_is_only_deleted_by_who_does_not_care(api: FakeApi):
+    async with started(api) as world:
+        await world.cluster.apply(world.job, world.pod())
+        (pod,) = world.observe().pods
+        ended = api.put(POD, {**api.objects[POD], "status": {"phase": "Succeeded"}})
+        as_seen = DeletePod(pod.name, pod.uid, version=pod.version)
+        with pytest.raises(ConflictError):
+            await world.cluster.apply(world.job, as_seen)
+        (pod,) = world.observe().pods
+        assert (pod.phase, pod.version) == ("Succeeded", ended["metadata"]["resourceVersion"])
+        await world.cluster.apply(world.job, replace(as_seen, version=None))
+        assert POD not in api.objects
+
+
+async def test_a_service_that_changed_unseen_is_not_deleted(api: FakeApi):
+    async with started(api) as world:
+        await world.cluster.apply(world.job, CreateService(build_service(world.job)))
+        taken = copy.deepcopy(api.objects[SERVICE])
+        taken["metadata"]["ownerReferences"][0]["uid"] = "somebody else"
+        api.put(SERVICE, taken)
+        with pytest.raises(ConflictError):
+            await world.cluster.apply(world.job, DeleteService("digits"))
+        await world.cluster.apply(world.job, DeleteService("digits"))
+        assert SERVICE in api.objects
 
 
 async def test_only_the_jobs_own_service_is_deleted(api: FakeApi):

@@ -78,3 +78,17 @@ def test_a_pod_of_an_older_attempt_goes_whatever_the_policy():
     story.sees(pserver(0), pserver(1), trainer(0), ended(trainer(1), 1))
     lines = story.sees(pserver(0), pserver(1), ended(trainer(0)), ended(trainer(1), 1), after=1)
     assert [line for line in lines if line.startswith("delete")] == ["delete digits-trainer-1 0.0"]
+
+
+def test_a_pod_that_runs_is_cleaned_up_only_as_it_was_seen_for_it_may_end_by_itself_meanwhile():
+    story = Story()
+    done = (ended(pserver(0)), ended(trainer(0)), ended(trainer(1)))
+    story.sees(*done, pserver(1, version="7"))
+    lines = story.sees(*done, pserver(1, version="8"), after=30)
+    assert "delete digits-pserver-1 0.0 at version 8" in lines
+    older = trainer(0, "0.0", version="9")
+    restarted = Story()
+    restarted.sees(pserver(0), pserver(1), ended(older, 1), trainer(1))
+    assert "delete digits-trainer-0 0.0" in restarted.sees(
+        pserver(0), pserver(1), ended(older, 1), trainer(1)
+    )

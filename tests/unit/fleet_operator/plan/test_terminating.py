@@ -28,13 +28,13 @@ def test_a_pod_whose_node_is_gone_is_deleted_without_its_word():
     story = Story()
     pods = (pserver(0), pserver(1), trainer(0))
     story.sees(*pods, trainer(1))
-    lost = trainer(1, deleted_at=at(40), disruption="DeletionByTaintManager")
+    lost = trainer(1, deleted_at=at(40), disruption="DeletionByTaintManager", version="7")
     assert story.sees(*pods, lost, after=50)[-1] == "look again after 20 s"
     lines = story.sees(*pods, lost, after=70)
     assert lines[0] == "Running pservers 2/2 trainers 2/2 restarts 0 failures 0", (
         "until it is known to have ended"
     )
-    assert "delete digits-trainer-1 0.0 within 0 s" in lines
+    assert "delete digits-trainer-1 0.0 within 0 s at version 7" in lines
     assert story.sees(*pods, after=71)[0] == "Restarting pservers 2/2 trainers 1/2 restarts 1 failures 0"
 
 
