@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo fmt lint types test e2e image bench bench-operator docs lock crds proto
+.PHONY: help setup demo fmt lint types assets test e2e image bench bench-operator docs lock crds proto
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -59,10 +59,13 @@ lint: setup  ## ruff, its formatting, and the contracts of the imports
 types: setup  ## mypy --strict
 	$(BIN)/mypy $(CODE)
 
-test: setup  ## unit, runtime and control-plane tests
+assets: setup  ## get what the tests start and is not there: kube-apiserver, etcd, kwok, kubectl, helm, kind
+	$(BIN)/python -m tools.assets
+
+test: setup assets  ## unit, runtime and control-plane tests
 	$(BIN)/pytest $(PYTEST_FLAGS)
 
-e2e: setup  ## the same jobs on a Kubernetes cluster: KUBECONFIG, else one made by kind
+e2e: setup assets  ## the same jobs on a Kubernetes cluster: KUBECONFIG, else one made by kind
 	$(BIN)/pytest tests/e2e --verbose --capture=tee-sys $(PYTEST_FLAGS)
 
 bench: setup  ## dense synchronous training beside DDP, torch rpc and grpcio: speed, latency, memory
@@ -70,7 +73,7 @@ bench: setup  ## dense synchronous training beside DDP, torch rpc and grpcio: sp
 	$(BIN)/python -m benchmarks.dense_latency
 	$(BIN)/python -m benchmarks.dense_memory
 
-bench-operator: setup  ## the operator beside a bare client on a control plane of this machine (BENCH_FLAGS)
+bench-operator: setup assets  ## the operator beside a bare client on a control plane of this machine (BENCH_FLAGS)
 	$(BIN)/python -m benchmarks.operator $(BENCH_FLAGS)
 
 docs: setup  ## write the generated pages of the documentation

@@ -1,6 +1,6 @@
 //go:build tools
 
-// Package etcd names the command that tools/assets.py builds, so that go.mod keeps what it needs.
+// Package etcd names the command that tools/assets builds, so that go.mod keeps what it needs.
 package etcd
 
 import (

@@ -1,6 +1,6 @@
 //go:build tools
 
-// Package k8s names the commands that tools/assets.py builds, so that go.mod keeps what they need.
+// Package k8s names the commands that tools/assets builds, so that go.mod keeps what they need.
 package k8s
 
 import (

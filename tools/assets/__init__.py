@@ -1,0 +1,20 @@
+"""The programs that tests and the Makefile start: a Kubernetes control plane, kwok, kubectl, helm, kind.
+
+`find` says where they are. A program in the folder that ``KUBEBUILDER_ASSETS`` names comes first, then one
+on ``PATH``, each only in a version that will do, then the user's cache. ``make assets`` fills that cache
+before any test starts: `ensure` downloads the official file where ``tools/assets.lock`` has its sha256 and a
+connection comes at once. Elsewhere it builds the program from its Go module, whose version is pinned as well.
+Only the standard library is used, so that any Python from 3.11 on can run this.
+
+Usage::
+
+    python -m tools.assets                          # all of them
+    export PATH="$(python -m tools.assets --path kind helm kubectl):$PATH"
+    python -m tools.assets --pin                    # after a change of versions, where downloads work
+"""
+
+from tools.assets.ensure import ensure
+from tools.assets.lookup import find
+from tools.assets.programs import KUBERNETES, PROGRAMS, AssetError
+
+__all__ = ["KUBERNETES", "PROGRAMS", "AssetError", "ensure", "find"]

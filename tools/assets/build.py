@@ -1,0 +1,84 @@
+"""Programs from their published Go modules, at pinned versions."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from tools.assets.lookup import GO_MODULES
+from tools.assets.programs import AssetError, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+GO_ENVIRONMENT = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-buildvcs=false"}
+GO_VERSION = (1, 26)
+BUILD_SECONDS = 3600.0
+"""The longest that one build may take, on a slow machine with empty caches."""
+TELL_SECONDS = 30.0
+"""How often a build says that it still goes on."""
+
+
+def build(
+    name: str, program: Program, to: Path, environ: Mapping[str, str], say: Callable[[str], None]
+) -> None:
+    """Build a program at `to`; say every half minute that it goes on.
+
+    Raises
+    ------
+    AssetError
+        Go is missing or too old, the build failed, or took longer than an hour.
+    """
+    go = _go(name, program, environ)
+    flags = ["-trimpath", "-ldflags", f"-s -w {program.flags}"]
+    if program.module:
+        where = GO_MODULES / program.module
+        command = [go, "build", *flags, "-tags", "grpcnotrace", "-o", str(to), program.package]
+    else:
+        where = to.parent
+        command = [go, "install", *flags, program.package]
+    started = time.monotonic()
+    with subprocess.Popen(
+        command,
+        cwd=where,
+        env={**environ, **GO_ENVIRONMENT, "GOBIN": str(to.parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            output = _output(process, started, say)
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        raise AssetError(f"could not build {name}: {' '.join(command)}\n{output[-4000:]}")
+
+
+def _output(process: subprocess.Popen[str], started: float, say: Callable[[str], None]) -> str:
+    """Wait for the end of a build and return what it printed."""
+    while True:
+        try:
+            return process.communicate(timeout=TELL_SECONDS)[0]
+        except subprocess.TimeoutExpired:
+            seconds = time.monotonic() - started
+            if seconds > BUILD_SECONDS:
+                raise AssetError(f"the build has not ended after {seconds:.0f} s and was stopped") from None
+            say(f"building, for {seconds:.0f} s now")
+
+
+def _go(name: str, program: Program, environ: Mapping[str, str]) -> str:
+    wanted = ".".join(map(str, GO_VERSION))
+    way_out = f"install Go {wanted} or newer, or put {name} {program.wanted} on PATH or in KUBEBUILDER_ASSETS"
+    go = shutil.which("go", path=environ.get("PATH"))
+    if go is None:
+        raise AssetError(f"Go, which would build {name}, is not on PATH: {way_out}")
+    version = subprocess.run([go, "version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    match = re.search(r"go(\d+)\.(\d+)", version)
+    if match is None or (int(match[1]), int(match[2])) < GO_VERSION:
+        raise AssetError(f"{version.strip() or go} is too old to build {name}: {way_out}")
+    return go

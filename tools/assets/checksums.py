@@ -1,0 +1,52 @@
+"""The checksums of the official files: ``tools/assets.lock``, a line for each program and processor.
+
+Only ``python -m tools.assets --pin`` writes it, from files that it has downloaded. A line counts for the very
+version that it names, so that a new version has no pin until somebody has made one.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.assets.programs import AssetError, Program
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FILE = Path(__file__).resolve().parents[1] / "assets.lock"
+HEADER = "# Official downloads by sha256. Written by `python -m tools.assets --pin`; never by hand.\n"
+LINE = re.compile(r"(?P<what>\S+ \S+ linux/\S+) sha256:(?P<sha256>[0-9a-f]{64})")
+
+
+def key(name: str, program: Program, arch: str) -> str:
+    """Return what a line says before the checksum.
+
+    >>> from tools.assets.programs import PROGRAMS
+    >>> key("kwok", PROGRAMS["kwok"], "arm64")
+    'kwok 0.8.0 linux/arm64'
+    """
+    return f"{name} {program.version} linux/{arch}"
+
+
+def read(file: Path) -> dict[str, str]:
+    """Return the checksum of each `key`; raise `AssetError` with the line that is none."""
+    pins: dict[str, str] = {}
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        if not line or line.startswith("#"):
+            continue
+        match = LINE.fullmatch(line)
+        if match is None:
+            raise AssetError(
+                f"{file}, line {number}: {line!r} is no 'NAME VERSION linux/PROCESSOR sha256:…': "
+                "restore the file, or write it anew by `python -m tools.assets --pin`"
+            )
+        pins[match["what"]] = match["sha256"]
+    return pins
+
+
+def write(file: Path, pins: Mapping[str, str]) -> None:
+    """Write the lines in order."""
+    lines = (f"{what} sha256:{sha256}\n" for what, sha256 in sorted(pins.items()))
+    file.write_text(HEADER + "".join(lines))

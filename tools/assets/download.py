@@ -1,0 +1,142 @@
+"""Official files by their checksums.
+
+What the network fails to give (no connection, an error's status, half a file) is an `UnavailableError`, and
+leaves the build from the Go module. A file that came whole and is another one than was pinned is an
+`AssetError`: somebody has to look at it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.client
+import queue
+import shutil
+import socket
+import tarfile
+import threading
+import time
+import urllib.request
+from typing import IO, TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from tools.assets import checksums
+from tools.assets.programs import AssetError, Program
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONNECT_SECONDS = 3.0
+"""How long a first connection may take, the look-up of the host's name included."""
+STALL_SECONDS = 30.0
+"""How long nothing may come over a connection that is there."""
+DOWNLOAD_SECONDS = 900.0
+"""How long one file may take."""
+PIECE_BYTES = 1 << 18
+
+
+class UnavailableError(Exception):
+    """The network did not give the file; the message says what happened."""
+
+
+def download(name: str, program: Program, arch: str, sha256: str, to: Path) -> None:
+    """Put the program out of the official file at `to`, ready to run.
+
+    Raises
+    ------
+    UnavailableError
+        The network did not give the file.
+    AssetError
+        The file has another checksum, or does not hold the program. It is deleted.
+    """
+    url = program.url(arch)
+    file = to.with_name(f"{to.name}.part")
+    try:
+        found = fetch(url, file)
+        if found != sha256:
+            raise AssetError(
+                f"{name} {program.version}: {url} gave a file with sha256 {found}, expected {sha256} "
+                f"({checksums.FILE.name}). The file was deleted. If something between here and there answers "
+                "in the site's place, set HTTPS_PROXY, or build the program: "
+                f"`python -m tools.assets --build {name}`. If the project has replaced its file, find out "
+                "why before anybody pins it anew."
+            )
+        unpack(file, program.path_inside(arch), to)
+    finally:
+        file.unlink(missing_ok=True)
+    to.chmod(0o755)
+
+
+def fetch(url: str, file: Path) -> str:
+    """Write what an address gives to a file; return its sha256, or raise `UnavailableError`."""
+    if problem := _no_connection(*_first_hop(url)):
+        raise UnavailableError(problem)
+    deadline = time.monotonic() + DOWNLOAD_SECONDS
+    digest, received = hashlib.sha256(), 0
+    try:
+        with urllib.request.urlopen(url, timeout=STALL_SECONDS) as response, file.open("wb") as out:  # noqa: S310
+            announced = response.length
+            while piece := response.read1(PIECE_BYTES):
+                digest.update(piece)
+                received += out.write(piece)
+                if time.monotonic() > deadline:
+                    raise UnavailableError(
+                        f"{url} gave {received} bytes within {DOWNLOAD_SECONDS:g} s, not all"
+                    )
+    except (OSError, http.client.HTTPException) as error:
+        raise UnavailableError(f"{url}: {error or type(error).__name__}") from error
+    if announced is not None and received != announced:
+        raise UnavailableError(f"{url} ended after {received} of {announced} bytes")
+    return digest.hexdigest()
+
+
+def unpack(file: Path, member: str | None, to: Path) -> None:
+    """Take the program out of its archive, or take the file itself where `member` is None."""
+    if member is None:
+        file.replace(to)
+        return
+    try:
+        with tarfile.open(file, "r:gz") as archive, to.open("wb") as out:
+            shutil.copyfileobj(_opened(archive, member), out)
+    except (tarfile.TarError, EOFError, OSError, KeyError) as error:
+        to.unlink(missing_ok=True)
+        raise AssetError(f"the archive of {to.name} should hold {member}: {error}") from error
+
+
+def _opened(archive: tarfile.TarFile, member: str) -> IO[bytes]:
+    inside = archive.extractfile(member)
+    if inside is None:
+        raise KeyError(f"{member} is no file")
+    return inside
+
+
+def _first_hop(url: str) -> tuple[str, int]:
+    """Return the host and port that a connection goes to: the address's own, or those of the proxy."""
+    parts = urlsplit(url)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy and not urllib.request.proxy_bypass(parts.netloc):
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+@functools.cache
+def _no_connection(host: str, port: int) -> str:
+    """Return why no connection comes in time, or nothing where one does; asked once for each host.
+
+    A thread, because a look-up of a name has no time limit of its own.
+    """
+    answer: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, port), CONNECT_SECONDS).close()
+        except OSError as error:
+            answer.put(f"no connection to {host}: {error}")
+        else:
+            answer.put("")
+
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        return answer.get(timeout=CONNECT_SECONDS)
+    except queue.Empty:
+        return f"no connection to {host} within {CONNECT_SECONDS:g} s"

@@ -1,0 +1,107 @@
+"""Where the programs are. Nothing here downloads or builds: fixtures call it, under pytest's time limit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.assets import checksums
+from tools.assets.programs import ARCHITECTURES, AssetError, Program, program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+GO_MODULES = Path(__file__).resolve().parents[1] / "go"
+
+
+def find(names: Iterable[str], environ: Mapping[str, str] | None = None) -> dict[str, Path]:
+    """Return where each program is.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Keys of `PROGRAMS`.
+    environ : mapping, optional
+        Read for ``KUBEBUILDER_ASSETS``, ``PATH``, ``XDG_CACHE_HOME`` and ``HOME``; this process's if absent.
+
+    Raises
+    ------
+    AssetError
+        A name is unknown, or a program is nowhere; the message names all that are missing.
+    """
+    environ = os.environ if environ is None else environ
+    found = {name: installed(name, environ) or cached(name, environ) for name in names}
+    missing = [f"{name} {program(name).wanted}" for name, path in found.items() if path is None]
+    if missing:
+        raise AssetError(
+            f"{', '.join(missing)}: neither in KUBEBUILDER_ASSETS nor on PATH nor in "
+            f"{cache_folder(environ)}; run `make assets`, which gets them"
+        )
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def installed(name: str, environ: Mapping[str, str]) -> Path | None:
+    """Return a program that is there without our doing, in a version that will do, or None."""
+    wanted = program(name)
+    for folder in (environ.get("KUBEBUILDER_ASSETS"), *environ.get("PATH", "").split(os.pathsep)):
+        path = Path(folder) / name if folder else None
+        if path and os.access(path, os.X_OK) and path.is_file() and _will_do(path, wanted):
+            return path
+    return None
+
+
+def _will_do(path: Path, wanted: Program) -> bool:
+    try:
+        answer = subprocess.run(
+            [path, *wanted.ask], capture_output=True, text=True, timeout=30, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return re.search(rf"(?<![\d.])v?{re.escape(wanted.wanted)}\.\d", answer) is not None
+
+
+def cache_folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder that programs are downloaded and built into."""
+    cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache"
+    return Path(cache) / "fleetjob" / "bin"
+
+
+def cached(name: str, environ: Mapping[str, str]) -> Path | None:
+    """Return a program in the cache, if it is what would be downloaded or built now."""
+    path = cache_folder(environ) / name
+    try:
+        origin = stamp(path).read_text()
+    except FileNotFoundError:
+        return None
+    is_current = origin in {pin_of(name), build_inputs(program(name))}
+    return path if is_current and os.access(path, os.X_OK) else None
+
+
+def stamp(path: Path) -> Path:
+    """Return the file beside a program in the cache that says what it was made of."""
+    return path.with_name(f".{path.name}.inputs")
+
+
+def architecture() -> str | None:
+    """Return the projects' name for this machine's processor, or None where nothing is pinned for it."""
+    system = os.uname()
+    return ARCHITECTURES.get(system.machine) if system.sysname == "Linux" else None
+
+
+def pin_of(name: str) -> str | None:
+    """Return the checksum of the official file of a program for this machine, or None."""
+    arch = architecture()
+    return checksums.read(checksums.FILE).get(checksums.key(name, program(name), arch)) if arch else None
+
+
+def build_inputs(wanted: Program) -> str:
+    """Return a name for everything that a program is built from."""
+    digest = hashlib.sha256(repr((wanted.package, wanted.version, wanted.module, wanted.flags)).encode())
+    if wanted.module:
+        for file in sorted((GO_MODULES / wanted.module).iterdir()):
+            digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()

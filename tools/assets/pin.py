@@ -1,0 +1,58 @@
+"""Write the checksums of the official files, which a person does where downloads work."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.assets import checksums
+from tools.assets.download import UnavailableError, fetch, unpack
+from tools.assets.programs import ARCHITECTURES, PROGRAMS, AssetError, program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+ELF = b"\x7fELF"
+
+
+def pin(names: Iterable[str], say: Callable[[str], None]) -> None:
+    """Download the official files of some programs for every processor, and write their checksums.
+
+    Raises
+    ------
+    AssetError
+        A file did not come, or does not hold a program for Linux. Then nothing is written.
+    """
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            for arch in ARCHITECTURES.values():
+                what = checksums.key(name, program(name), arch)
+                say(f"{what}: downloading {program(name).url(arch)}")
+                found[what] = _checksum(name, arch, Path(folder))
+    current = {
+        checksums.key(name, each, arch) for name, each in PROGRAMS.items() for arch in ARCHITECTURES.values()
+    }
+    kept = {what: sha256 for what, sha256 in checksums.read(checksums.FILE).items() if what in current}
+    checksums.write(checksums.FILE, kept | found)
+    say(f"wrote {len(found)} checksums into {checksums.FILE}: look at the change, and commit it")
+
+
+def _checksum(name: str, arch: str, folder: Path) -> str:
+    """Return the checksum of an official file, after a look at what is in it."""
+    url = program(name).url(arch)
+    file, unpacked = folder / "file", folder / name
+    try:
+        sha256 = fetch(url, file)
+    except UnavailableError as problem:
+        raise AssetError(f"{problem}. No checksum was written") from problem
+    unpack(file, program(name).path_inside(arch), unpacked)
+    with unpacked.open("rb") as opened:
+        start = opened.read(len(ELF))
+    if start != ELF:
+        raise AssetError(
+            f"{url} begins with {start!r} and is no program for Linux. No checksum was written: "
+            "see in a browser what that address gives"
+        )
+    return sha256

@@ -1,0 +1,139 @@
+"""What each program is: its version, where its project publishes it, and the Go package that builds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KUBERNETES = "1.34.4"
+ETCD = "3.6.5"
+KWOK = "0.8.0"
+HELM = "3.22.0"
+KIND = "0.33.0"
+
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+"""The processors for which downloads are pinned: the kernel's name of each, and the projects'."""
+
+
+class AssetError(Exception):
+    """A program is not to be had; the message says what was tried and what to do about it."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program: which versions will do, how to ask for them, and where it comes from.
+
+    Attributes
+    ----------
+    version : str
+        The version that is downloaded or built.
+    precision : int
+        How many leading parts of a found program's version must be equal to that.
+    ask : tuple of str
+        The arguments that make it print its version.
+    download : str
+        The address of the official file, with ``{version}`` and ``{arch}`` left open.
+    package : str
+        The Go package; with its version where it is built by its own go.mod.
+    member : str, optional
+        The program's path inside that file, where it is a tar.gz; open as `download` is.
+    module : str, optional
+        The folder of ``tools/go`` whose go.mod it is built by.
+    flags : str
+        Linker flags beside ``-s -w``.
+    """
+
+    version: str
+    precision: int
+    ask: tuple[str, ...]
+    download: str
+    package: str
+    member: str | None = None
+    module: str | None = None
+    flags: str = ""
+
+    def url(self, arch: str) -> str:
+        """Return the address of the official file for one processor."""
+        return self.download.format(version=self.version, arch=arch)
+
+    def path_inside(self, arch: str) -> str | None:
+        """Return the program's path inside the official file, or None where that is the program itself."""
+        return self.member and self.member.format(version=self.version, arch=arch)
+
+    @property
+    def wanted(self) -> str:
+        """The leading parts of the version that a found program must have."""
+        return ".".join(self.version.split(".")[: self.precision])
+
+
+def _kubernetes_flags() -> str:
+    """Return the linker flags behind what ``kubectl version`` and the API server's /version report."""
+    major, minor, _ = KUBERNETES.split(".")
+    stamps = {
+        "gitVersion": f"v{KUBERNETES}",
+        "gitMajor": major,
+        "gitMinor": minor,
+        "gitTreeState": "clean",
+        "gitCommit": "from-modules",
+        "buildDate": "1970-01-01T00:00:00Z",
+    }
+    packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    return " ".join(f"-X {package}.{name}={value}" for package in packages for name, value in stamps.items())
+
+
+def _kubernetes(name: str, *ask: str) -> Program:
+    return Program(
+        KUBERNETES,
+        2,
+        ask,
+        f"https://dl.k8s.io/release/v{{version}}/bin/linux/{{arch}}/{name}",
+        f"k8s.io/kubernetes/cmd/{name}",
+        module="k8s",
+        flags=_kubernetes_flags(),
+    )
+
+
+PROGRAMS: dict[str, Program] = {
+    "etcd": Program(
+        ETCD,
+        2,
+        ("--version",),
+        "https://github.com/etcd-io/etcd/releases/download/v{version}/etcd-v{version}-linux-{arch}.tar.gz",
+        "go.etcd.io/etcd/server/v3",
+        member="etcd-v{version}-linux-{arch}/etcd",
+        module="etcd",
+    ),
+    "kube-apiserver": _kubernetes("kube-apiserver", "--version"),
+    "kube-controller-manager": _kubernetes("kube-controller-manager", "--version"),
+    "kube-scheduler": _kubernetes("kube-scheduler", "--version"),
+    "kubectl": _kubernetes("kubectl", "version", "--client"),
+    "kwok": Program(
+        KWOK,
+        2,
+        ("--version",),
+        "https://github.com/kubernetes-sigs/kwok/releases/download/v{version}/kwok-linux-{arch}",
+        f"sigs.k8s.io/kwok/cmd/kwok@v{KWOK}",
+    ),
+    "helm": Program(
+        HELM,
+        1,
+        ("version", "--short"),
+        "https://get.helm.sh/helm-v{version}-linux-{arch}.tar.gz",
+        f"helm.sh/helm/v3/cmd/helm@v{HELM}",
+        member="linux-{arch}/helm",
+        flags=f"-X helm.sh/helm/v3/internal/version.version=v{HELM}",
+    ),
+    "kind": Program(
+        KIND,
+        1,
+        ("version",),
+        "https://github.com/kubernetes-sigs/kind/releases/download/v{version}/kind-linux-{arch}",
+        f"sigs.k8s.io/kind@v{KIND}",
+    ),
+}
+
+
+def program(name: str) -> Program:
+    """Return a program by its name, or raise `AssetError`."""
+    if name not in PROGRAMS:
+        raise AssetError(f"no such program: {name}; there are {', '.join(sorted(PROGRAMS))}")
+    return PROGRAMS[name]
