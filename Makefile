@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo fmt lint types assets test e2e image bench bench-operator docs lock crds proto
+.PHONY: help setup demo fmt lint types check assets test e2e image bench bench-operator docs lock crds proto
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,6 +16,9 @@ TRAINER_IMAGE ?= fleet-trainer:$(VERSION)
 BASE_IMAGE ?= python:3.11-slim-bookworm
 CA_BUNDLE ?=
 DOCKER ?= docker
+
+# What Python has compiled once it need not compile in every process, whatever an image says for its own sake.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 8
@@ -34,7 +37,7 @@ setup: .venv/.installed  ## make .venv: uv, every locked package, both distribut
 	@touch $@
 
 .venv/.packages: .venv/.uv requirements.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.lock
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --require-hashes -r requirements.lock
 	@touch $@
 
 .venv/.installed: .venv/.packages operator/pyproject.toml trainer_image/pyproject.toml
@@ -62,8 +65,15 @@ types: setup  ## mypy --strict
 assets: setup  ## get what the tests start and is not there: kube-apiserver, etcd, kwok, kubectl, helm, kind
 	$(BIN)/python -m tools.assets
 
-test: setup assets  ## unit, runtime and control-plane tests
-	$(BIN)/pytest $(PYTEST_FLAGS)
+# Many tests wait more than they compute, so that three processes keep two cores busy.
+WORKERS ?= $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN) * 3 / 2 )))
+PARALLEL := --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+
+check: lint types  ## what a change needs first, in two minutes: lint, types, and the tests that start no programs
+	$(BIN)/pytest tests/unit -m "not programs" --quiet $(PYTEST_FLAGS)
+
+test: setup assets  ## unit, runtime and control-plane tests, beside each other (WORKERS)
+	$(BIN)/pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 e2e: setup assets  ## the same jobs on a Kubernetes cluster: KUBECONFIG, else one made by kind
 	$(BIN)/pytest tests/e2e --verbose --capture=tee-sys $(PYTEST_FLAGS)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.turns import Turns, arrange, is_serial
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -17,6 +20,32 @@ settings.register_profile("here", deadline=None, suppress_health_check=[HealthCh
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True, print_blob=True)
 IN_CI = bool(os.environ.get("CI"))
 settings.load_profile("ci" if IN_CI else "here")
+
+
+TURNS = pytest.StashKey[Turns]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Say which tests stay together, before xdist asks."""
+    arrange(items, Path(__file__).parent)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take part in the turns of a session of several processes, whose folders have one parent."""
+    if hasattr(config, "workerinput"):
+        config.stash[TURNS] = Turns(Path(config.option.basetemp).parent)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, object, object]:
+    """Wait for a test's turn, which takes nothing of the time that the test has."""
+    if (turns := item.config.stash.get(TURNS, None)) is None:
+        return (yield)
+    with turns.turn(serial=is_serial(item), next_is_serial=is_serial(nextitem)):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,5 +1,7 @@
 """Helpers for tests with real processes: free ports, waiting with a deadline, who is alive, and parents."""
 
+import contextlib
+import functools
 import os
 import socket
 import time
@@ -8,6 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
+
+HOST = "127.0.0.1"
+CLAIMED = 200
+"""How many ports a test process has for itself, of which it listens on the first."""
+PORTS = range(21000, 31000, CLAIMED)
+"""The first ones: below the range for outgoing connections."""
 
 
 def wait_for(probe: Callable[[], T], what: str, *, seconds: float = 15.0) -> T:
@@ -39,10 +47,10 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Return ports in a row that nothing listens on now, below the range for outgoing connections."""
-    start = 21000 + os.getpid() * 17 % 9000  # test processes that run side by side look in different places
-    for first in range(start, 31000, count):
+def free_ports(count: int, host: str = HOST) -> list[int]:
+    """Return ports in a row that nothing listens on now, out of those that this process has claimed."""
+    _, claimed = _claim()
+    for first in range(claimed + 1, claimed + CLAIMED - count + 1, count):
         sockets: list[socket.socket] = []
         try:
             for port in range(first, first + count):
@@ -53,4 +61,13 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
             for opened in sockets:
                 opened.close()
         return list(range(first, first + count))
-    raise AssertionError(f"no {count} free ports in a row on {host}")
+    raise AssertionError(f"no {count} free ports in a row on {host} from {claimed + 1} on")
+
+
+@functools.cache
+def _claim() -> tuple[socket.socket, int]:
+    """Listen on the first of the ports that no other test process is given while this one lives."""
+    for first in PORTS:
+        with contextlib.suppress(OSError):
+            return socket.create_server((HOST, first)), first
+    raise AssertionError(f"every {CLAIMED}th port of {HOST} from {PORTS.start} to {PORTS.stop} is in use")

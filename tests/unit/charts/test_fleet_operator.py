@@ -15,6 +15,8 @@ import yaml
 from fleet_operator.settings import FEATURES, Settings, SettingsError
 from tools import assets
 
+pytestmark = pytest.mark.programs
+
 CHART = Path("charts/fleet-operator")
 CRD = Path("crds/fleetjobs.fleetjob.dev.yaml")
 NAMES = ["operator.namespaces={team-a,team-b}"]

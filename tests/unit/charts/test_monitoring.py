@@ -24,6 +24,8 @@ from tests.unit.charts.test_fleet_operator import CHART, helm_says, one, render
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.programs
+
 DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
 ALERTS = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
 DOCS = Path("docs/operations.md")

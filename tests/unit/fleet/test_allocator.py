@@ -8,6 +8,8 @@ import pytest
 
 from fleet.allocator import COPY_PAST_CACHES, keep_freed_memory
 
+pytestmark = pytest.mark.programs
+
 LOADER = Path("/lib64/ld-linux-x86-64.so.2")
 
 # Numpy asks the same malloc for memory as torch does, and starts sooner.

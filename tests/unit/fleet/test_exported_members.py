@@ -62,6 +62,7 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = fleet.DistributedTranspiler
 
 
+@pytest.mark.programs
 def test_importing_the_package_and_its_pure_parts_does_not_import_torch():
     program = (
         "import sys, fleet, fleet.role_maker; fleet.Program(); fleet.DistributeTranspiler();"

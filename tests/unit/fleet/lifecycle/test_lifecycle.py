@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.processes import free_ports
 
+pytestmark = pytest.mark.programs
+
 PRELUDE = """
 import os, signal, sys, threading, time
 from types import SimpleNamespace

@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import fleet.parameter_server.proto as package
+
+pytestmark = pytest.mark.programs
 
 PROTO = "fleet/parameter_server/proto/control.proto"
 SOURCE = Path(package.__path__[0]).parents[2]

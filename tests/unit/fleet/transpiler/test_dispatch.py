@@ -67,6 +67,7 @@ def test_hash_name_spreads_the_blocks_of_a_model():
     assert all(25 <= found.count(server) <= 75 for server in "abcd")
 
 
+@pytest.mark.programs
 def test_hash_name_is_the_same_in_every_process():
     program = (
         "from fleet.transpiler.dispatch import HashName; from types import SimpleNamespace as N;"

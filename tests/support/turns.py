@@ -1,0 +1,75 @@
+"""Whose turn it is: tests run beside each other in several processes, and those marked `serial` alone.
+
+A test holds one lock for as long as it runs: together with others, or a serial one by itself. Who waits for
+that stands in a door that one at a time can pass, so that nobody goes before a serial test that waits. One
+process keeps its turn from one serial test to the next.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["Turns", "arrange", "is_serial"]
+
+ORDER = ("controlplane", "runtime", "unit")
+"""Folders by how long their longest tests take: whatever comes last should be short."""
+
+
+def is_serial(item: pytest.Item | None) -> bool:
+    """Whether a test wants the machine to itself."""
+    return item is not None and item.get_closest_marker("serial") is not None
+
+
+def arrange(items: list[pytest.Item], root: Path) -> None:
+    """Put tests in the order in which they are handed out, and together what one process should run.
+
+    Serial tests come last. Those of the control plane share one; modules of which the tests share what is
+    made once for all of them say so by a group of their own.
+    """
+
+    def folder(item: pytest.Item) -> str:
+        return item.path.relative_to(root).parts[0]
+
+    def place(item: pytest.Item) -> tuple[bool, int]:
+        return is_serial(item), ORDER.index(folder(item)) if folder(item) in ORDER else len(ORDER)
+
+    items.sort(key=place)
+    for item in items:
+        if is_serial(item):
+            item.add_marker(pytest.mark.xdist_group("serial"))
+        elif folder(item) == "controlplane":
+            item.add_marker(pytest.mark.xdist_group("controlplane"))
+
+
+class Turns:
+    """The turns of this process, among all that were given the same folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._door = (folder / "door").open("w")
+        self._room = (folder / "room").open("w")
+        self._alone = False
+
+    @contextmanager
+    def turn(self, *, serial: bool, next_is_serial: bool) -> Iterator[None]:
+        """Wait for the turn of a test, and have it while the block runs."""
+        if not self._alone:
+            fcntl.flock(self._door, fcntl.LOCK_EX)
+            fcntl.flock(self._room, fcntl.LOCK_EX if serial else fcntl.LOCK_SH)
+            if not serial:
+                fcntl.flock(self._door, fcntl.LOCK_UN)
+            self._alone = serial
+        try:
+            yield
+        finally:
+            if not (self._alone and next_is_serial):
+                fcntl.flock(self._room, fcntl.LOCK_UN)
+                fcntl.flock(self._door, fcntl.LOCK_UN)
+                self._alone = False
