@@ -63,6 +63,28 @@ print("torch._dynamo" in sys.modules)
 """What each role of a small job does, and whether it has imported TorchDynamo then."""
 
 
+SUPERVISE = """
+import os, sys
+from fleet.launch import decision, supervisor
+
+pids = []
+supervisor.os.kill = lambda pid, number: pids.append(pid)
+supervisor.os.killpg = lambda pid, number: None
+supervisor.KILL_SECONDS = decision.STOP_SECONDS = decision.SERVER_SECONDS = 0.2
+
+
+def command(name, seconds, status):
+    code = f"import sys, time; time.sleep({seconds}); sys.exit({status})"
+    return supervisor.Command(name, name == "server 0", [sys.executable, "-c", code], os.environ)
+
+
+status = supervisor.run([command("server 0", 600, 0), command("worker 0", 0, sys.argv[1])], None)
+print(pids[0])
+sys.exit(status)
+"""
+"""A server that no signal reaches, as none reaches a process in state D, and a worker that ends."""
+
+
 class Launched:
     """A launcher on a script of its own, in a folder of its own."""
 
@@ -199,6 +221,15 @@ def test_a_killed_worker_gives_its_signal_and_a_termination_message(launch, tmp_
     os.kill(launched.pids(1)[0], signal.SIGKILL)
     assert launched.end()[0] == 137
     assert (tmp_path / "words").read_text() == "worker 0 was ended by signal 9\n"
+
+
+@pytest.mark.parametrize(("worker_status", "expected"), [(0, 1), (7, 7)])
+def test_a_process_that_cannot_be_killed_is_named_and_not_waited_for(worker_status, expected):
+    command = [sys.executable, "-c", SUPERVISE, str(worker_status)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == expected, ended.stderr
+    pid = ended.stdout.strip()
+    assert f"process {pid} (server 0) still runs 0.2 s after SIGKILL, in state S; in state D" in ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,8 @@ CASES = [
         [worker(7, 100.0), worker(index=1)],
         STOPPING,
         100.0 + STOP_SECONDS,
-        Decision(Action.KILL, STOPPING.reason, 7),
-        id="then-sigkill",
+        Decision(Action.END, STOPPING.reason, 7),
+        id="then-what-still-runs-is-killed",
     ),
     pytest.param(
         [worker(7, 100.0), worker(143, 100.5, index=1)],

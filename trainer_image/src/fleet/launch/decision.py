@@ -43,8 +43,8 @@ class Action(Enum):
 
     WAIT = auto()
     STOP = auto()
-    KILL = auto()
     END = auto()
+    """Kill what still runs, and end."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,9 @@ def decide(observed: Sequence[Observed], stop: Stop | None, now: float) -> Decis
     """
     running = [process for process in observed if process.status is None]
     if stop is not None:
-        if not running:
-            return Decision(Action.END, stop.reason, stop.status)
         deadline = stop.since + STOP_SECONDS
-        if now >= deadline:
-            return Decision(Action.KILL, stop.reason, stop.status)
+        if not running or now >= deadline:
+            return Decision(Action.END, stop.reason, stop.status)
         return Decision(Action.WAIT, stop.reason, stop.status, until=deadline)
     if (failed := _first_failure(observed)) is not None:
         reason = f"{failed.name} {_how(failed.status)}"

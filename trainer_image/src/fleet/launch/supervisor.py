@@ -28,12 +28,14 @@ from fleet import termination
 from fleet.errors import ConfigurationError
 from fleet.launch.decision import Action, Decision, Observed, Stop, decide
 
-__all__ = ["Command", "run"]
+__all__ = ["Command", "last_lines", "run"]
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TAIL_LINES = 20
-SWEEP_SECONDS = 3.0
+TAIL_BYTES = 65536
+KILL_SECONDS = 10.0
+"""How long a process may take to end after SIGKILL: the kernel gives back its memory, many GB perhaps."""
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -117,7 +119,8 @@ def run(commands: Sequence[Command], log_dir: Path | None) -> int:
     Returns
     -------
     int
-        0, or the exit status of the first process that failed, or 128 + n after a signal n to the launcher.
+        0, or the exit status of the first process that failed, or 128 + n after a signal n to the launcher;
+        1 if nothing failed, and something could not be killed.
 
     Raises
     ------
@@ -131,11 +134,11 @@ def run(commands: Sequence[Command], log_dir: Path | None) -> int:
     try:
         for command in commands:
             started.append(_start(command, log_dir))  # noqa: PERF401 (those before a failure must be known)
-        return _watch(started, signals)
+        status = _watch(started, signals)
     finally:
-        _kill_groups(started)
-        _sweep()
+        left = _end_all(started, signals)
         signals.close()
+    return status or int(bool(left))
 
 
 def _watch(started: Sequence[_Running], signals: _Signals) -> int:
@@ -154,8 +157,6 @@ def _watch(started: Sequence[_Running], signals: _Signals) -> int:
             stop = Stop(decision.reason, decision.status, now)
             _signal_running(started, signal.SIGTERM)
             continue
-        if decision.action is Action.KILL:
-            _signal_running(started, signal.SIGKILL)
         waiting = None if decision.until is None else max(0.05, decision.until - now)
         for number in signals.wait(waiting):
             name = signal.Signals(number).name
@@ -214,41 +215,53 @@ def _die_with(launcher: int) -> Callable[[], None] | None:
     return ask
 
 
-def _kill_groups(started: Sequence[_Running]) -> None:
-    """Kill what is left; where there is no subreaper, the group of a process that has ended as well."""
-    for running in started:
-        if running.status is None or _libc is None:
-            running.signal_group(signal.SIGKILL)
-    for running in started:
-        running.process.wait()
-
-
 def _signal_running(started: Sequence[_Running], number: int) -> None:
     for running in started:
         if running.status is None:
             running.signal_group(number)
 
 
-def _sweep() -> None:
-    """Kill and reap what the processes left behind; as their subreaper we have become its parent."""
-    if _libc is None:
-        return
-    deadline = time.monotonic() + SWEEP_SECONDS
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    while time.monotonic() < deadline:
-        try:
-            left = [int(pid) for pid in children.read_text().split()]
-        except OSError:  # a kernel without that file; the groups have been killed already
-            return
-        if not left:
-            return
+def _end_all(started: Sequence[_Running], signals: _Signals) -> list[int]:
+    """Kill and reap what still runs, and what the processes left behind; return and name what stays."""
+    for running in started:
+        if running.status is None or _libc is None:  # without a subreaper, the group of one that has ended
+            running.signal_group(signal.SIGKILL)
+    deadline = time.monotonic() + KILL_SECONDS
+    while left := _unreaped(started):
+        if time.monotonic() >= deadline:
+            names = {running.process.pid: running.command.name for running in started}
+            for pid in left:
+                _say(_unkillable(pid, names.get(pid, "which one of the processes left behind")))
+            break
         for pid in left:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        for pid in left:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-    _say("some processes could not be killed; they are in the uninterruptible state D of ps")
+        signals.wait(0.05)
+    return left
+
+
+def _unreaped(started: Sequence[_Running]) -> list[int]:
+    """Reap who has ended; return who has not. Whom a process left behind is the subreaper's child: ours."""
+    for running in started:
+        running.poll()
+    left = {running.process.pid for running in started if running.status is None}
+    with contextlib.suppress(OSError):  # a kernel without that file; the groups have been killed
+        left |= set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
+    for pid in left - {running.process.pid for running in started}:
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                left.discard(pid)
+    return sorted(left)
+
+
+def _unkillable(pid: int, name: str) -> str:
+    state = "in an unknown state"
+    with contextlib.suppress(OSError, IndexError):
+        state = f"in state {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]}"
+    return (
+        f"process {pid} ({name}) still runs {KILL_SECONDS:g} s after SIGKILL, {state}; in state D the kernel "
+        "waits for a disk, a file server or a device: see its log (dmesg), and end that wait"
+    )
 
 
 def _explain(decision: Decision, started: Sequence[_Running]) -> None:
@@ -260,10 +273,16 @@ def _explain(decision: Decision, started: Sequence[_Running]) -> None:
     path = next(running.log_path for running in started if running.command.name == decision.failed)
     if path is None:
         return
-    lines = path.read_bytes()[-65536:].decode(errors="replace").splitlines()[-TAIL_LINES:]
     _say(f"the end of {path}:")
-    for line in lines:
+    for line in last_lines(path):
         print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def last_lines(path: Path) -> list[str]:
+    """Return a log's last lines; a long log is not read for them."""
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read(TAIL_BYTES).decode(errors="replace").splitlines()[-TAIL_LINES:]
 
 
 def _say(text: str) -> None:
