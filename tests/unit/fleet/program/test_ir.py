@@ -80,6 +80,11 @@ def test_equality_is_what_the_programs_say():
     assert one != "a program"
 
 
+def test_what_is_equal_and_may_change_has_no_hash():
+    with pytest.raises(TypeError, match="unhashable type: 'Program'"):
+        hash(small())
+
+
 def test_a_clone_is_independent():
     program = small()
     program.startup_program = small()
