@@ -12,6 +12,7 @@ import torch
 import fleet
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server import peer
+from fleet.parameter_server.link import Link
 from fleet.parameter_server.modes import Async
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.siblings import Siblings
@@ -184,6 +185,23 @@ def test_a_trainer_without_a_connection_when_a_server_fails_comes_back_and_hears
             client = zero.checkpoints._client
             assert REASON in str(wait_for(lambda: client._failure, "the word that it ends"))
         ends_with(job, REASON)
+
+
+def test_a_server_that_fails_tells_every_trainer_at_the_same_time(monkeypatch):
+    fail, begun, all_are_told = Link.fail, set[int](), threading.Barrier(3)
+
+    def told_with_the_others(link: Link, *arguments: Any) -> None:
+        if link.identity.trainer not in begun:
+            begun.add(link.identity.trainer)
+            all_are_told.wait(20)
+        fail(link, *arguments)
+
+    monkeypatch.setattr(Link, "fail", told_with_the_others)
+    with loopback(trainers=3, model=one_parameter, optimizer=out_of_range) as job:
+        trainers = [job.make_trainer(index)[:2] for index in range(3)]
+        at_once(*(trainer.start for trainer, _ in trainers))
+        sentences = at_once(*(partial(told, trainer, model, 100.0) for trainer, model in trainers))
+        assert all("a gradient is out of range" in sentence for sentence in sentences)
 
 
 def test_a_server_that_fails_lets_nobody_join_and_waits_for_nobody_for_ever(monkeypatch):

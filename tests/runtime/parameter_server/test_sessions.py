@@ -1,8 +1,10 @@
 """Sessions of trainers with servers, in one process over loopback: who may join, and what a step does."""
 
 import logging
+import math
 import re
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ import torch
 
 from fleet.errors import ConfigurationError, FleetError, PeerLostError, StateLostError
 from fleet.parameter_server import waiting
+from fleet.parameter_server.modes import Async
+from fleet.parameter_server.modes.immediate import ImmediateServer
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import Trainer
 from fleet.transpiler import DistributeTranspilerConfig
@@ -279,6 +283,19 @@ def test_a_server_of_another_life_is_recognised():
             trainer.step()
 
 
+def test_a_heartbeat_does_not_look_through_the_steps_of_every_trainer_and_block(monkeypatch):
+    def look(_: ImmediateServer) -> int:
+        raise AssertionError("a heartbeat asked how far training is")
+
+    with loopback(mode=Async()) as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        monkeypatch.setattr(ImmediateServer, "step", property(look))
+        server = job.servers[0].server
+        assert server.heartbeat(trainer=0, attempt=0).incarnation
+        monkeypatch.undo()
+
+
 def test_a_trainer_that_never_joins_is_named_after_the_deadline():
     with loopback(trainers=2, settings=Settings(heartbeat_seconds=0.05, deadline_seconds=0.5)) as job:
         zero, model, _ = job.make_trainer(0)
@@ -301,22 +318,69 @@ def test_a_silent_trainer_is_lost_although_its_connection_stands():
             zero.step()
 
 
-def test_the_state_is_fetched_in_the_form_of_torch():
-    adam = lambda parameters: torch.optim.Adam(parameters, lr=0.01, amsgrad=True)  # noqa: E731
-    with loopback(servers=2, optimizer=adam) as job:
+class Keeping(torch.optim.SGD):
+    """Keeps of each parameter what no tensor is, too."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] |= {
+                    "nothing": None,
+                    "count": 3,
+                    "rate": math.inf,
+                    "warm": True,
+                    "phase": "first",
+                    "pair": (1, [torch.arange(2), torch.ones(())]),
+                    "signs": parameter.detach().sign(),
+                }
+        return super().step(closure)
+
+
+def assert_the_same(found: Any, expected: Any) -> None:
+    """Compare values, and their types with them."""
+    assert type(found) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+    elif isinstance(expected, list | tuple):
+        for one, other in zip(found, expected, strict=True):
+            assert_the_same(one, other)
+    else:
+        assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("optimizer_class", "options"), [(torch.optim.Adam, {"amsgrad": True}), (Keeping, {"momentum": 0.9})]
+)
+def test_the_state_is_fetched_in_the_form_of_torch(optimizer_class, options):
+    make = partial(optimizer_class, lr=0.01, **options)
+    with loopback(servers=2, optimizer=make) as job:
         trainer, model, _ = job.make_trainer()
         trainer.start()
         loss_of(model).backward()
         trainer.step()
         state = trainer.fetch_state()
         alone = small_model()
-        optimizer = adam(alone.parameters())
+        optimizer = make(alone.parameters())
         loss_of(alone).backward()
         optimizer.step()
         for name, parameter in alone.named_parameters():
             expected = optimizer.state[parameter]
             assert state[name].keys() == expected.keys()
-            assert all(torch.equal(state[name][entry], expected[entry]) for entry in expected), name
+            for entry in expected:
+                assert_the_same(state[name][entry], expected[entry])
+
+
+def test_state_that_cannot_travel_is_refused_by_name():
+    with loopback(optimizer=partial(Keeping, lr=0.1)) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        loss_of(model).backward()
+        trainer.step()
+        update = job.servers[0].server._shard._updates[0]
+        update.load_state({"seen": {1, 2}})
+        with pytest.raises(ConfigurationError, match="seen is a set, which no"):
+            trainer.fetch_state()
 
 
 @pytest.mark.parametrize("trainers", [2, 3])

@@ -15,6 +15,7 @@ from fleet.checkpoint.piece import Piece, cut_state
 from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
 from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.trainer_part import TrainerPart, capture_part, restore_part, restore_states
+from fleet.checkpoint.values import decode, encode
 from fleet.checkpoint.writer import commit, tidy, write_shard, write_trainer_part
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
     "capture_part",
     "commit",
     "cut_state",
+    "decode",
+    "encode",
     "find_checkpoint",
     "keep_newest",
     "named_state",

@@ -1,27 +1,27 @@
 """The control service of a parameter server: gRPC on the endpoint's port, with the health service."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
+from functools import partial
 from typing import Final, NoReturn, Protocol, TypeVar
 
 import grpc
-import torch
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from torch import Tensor
 
 from fleet.errors import ConfigurationError, FleetError, PeerLostError
-from fleet.parameter_server.arena import bytes_of
 from fleet.parameter_server.meetings import Meetings
 from fleet.parameter_server.membership import AlreadyJoinedError
 from fleet.parameter_server.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.reduction import Contribution
 from fleet.parameter_server.server_checkpoints import ServerCheckpoints
+from fleet.parameter_server.state_stream import pieces_of_state, pieces_of_tensor
 
 __all__ = ["ControlBackend", "ControlService"]
 
 Answered = TypeVar("Answered")
 
-_PIECE_BYTES: Final = 1 << 20
 _STOP_SECONDS: Final = 1.0
 
 
@@ -45,11 +45,11 @@ class ControlBackend(Protocol):
     def norm(self, request: control_pb2.NormRequest) -> None:
         """Take another server's part of a norm; ConfigurationError refuses it."""
 
-    def optimizer_state(self) -> Iterator[tuple[int, str, object]]:
-        """Iterate over block, name and value of the optimizers' state."""
+    def optimizer_state(self) -> Iterator[tuple[int, Mapping[str, object]]]:
+        """Iterate over the optimizers' state by block."""
 
-    def values(self) -> Iterator[tuple[int, str, object]]:
-        """Iterate over block, no name and value of the parameters."""
+    def values(self) -> Iterator[tuple[int, Tensor]]:
+        """Iterate over the parameters' values by block."""
 
 
 class ControlService:
@@ -160,11 +160,14 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
     def State(  # noqa: N802 - the service's name
         self,
         request: control_pb2.StateRequest,
-        context: grpc.ServicerContext,  # noqa: ARG002 - gRPC's signature
+        context: grpc.ServicerContext,
     ) -> Iterator[control_pb2.StatePiece]:
-        entries = self._backend.values() if request.values else self._backend.optimizer_state()
-        for block, name, value in entries:
-            yield from _pieces(block, name, value)
+        if request.values:
+            for block, value in self._backend.values():
+                yield from pieces_of_tensor(block, "", value)
+            return
+        for block, state in self._backend.optimizer_state():
+            yield from _answer(context, partial(pieces_of_state, block, state))
 
     def Reduce(  # noqa: N802 - the service's name
         self, request: control_pb2.ReduceRequest, context: grpc.ServicerContext
@@ -197,21 +200,6 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
     ) -> control_pb2.CheckpointsReply:
         numbers = _answer(context, lambda: self._backend.checkpoints.numbers(request))
         return control_pb2.CheckpointsReply(numbers=numbers)
-
-
-def _pieces(block: int, name: str, value: object) -> Iterator[control_pb2.StatePiece]:
-    tensor = value if isinstance(value, torch.Tensor) else torch.tensor(value)
-    data = bytes_of(tensor.contiguous())
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    for begin in range(0, max(len(data), 1), _PIECE_BYTES):
-        yield control_pb2.StatePiece(
-            block=block,
-            name=name,
-            dtype=dtype,
-            shape=tensor.shape,
-            data=bytes(data[begin : begin + _PIECE_BYTES]),
-            last=begin + _PIECE_BYTES >= len(data),
-        )
 
 
 def _answer(context: grpc.ServicerContext, call: Callable[[], Answered]) -> Answered:

@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from fleet import progress
@@ -260,9 +261,7 @@ class Server:
             if self._membership.attempt(trainer) == attempt:
                 self._membership.heard(trainer, time.monotonic())
         waiting_for = self._describe(missing) if missing else ""
-        return control_pb2.HeartbeatReply(
-            incarnation=self._incarnation, step=self._mode.step, waiting_for=waiting_for
-        )
+        return control_pb2.HeartbeatReply(incarnation=self._incarnation, waiting_for=waiting_for)
 
     def norm(self, request: control_pb2.NormRequest) -> None:
         """Take another server's part of a norm, and step what it was the last part of."""
@@ -296,16 +295,16 @@ class Server:
             bytes_sent=int(counters.get("bytes_sent", 0)),
         )
 
-    def optimizer_state(self) -> Iterator[tuple[int, str, object]]:
+    def optimizer_state(self) -> Iterator[tuple[int, Mapping[str, object]]]:
         """Iterate over the optimizers' state."""
         return self._shard.state()
 
-    def values(self) -> Iterator[tuple[int, str, object]]:
-        """Iterate over the blocks' values, under no name."""
+    def values(self) -> "Iterator[tuple[int, Tensor]]":
+        """Iterate over the blocks' values."""
         copies = []
         for block in sorted(self._shard.blocks):  # all of them before the first is sent, however slowly
             with self._shard.locks[block]:
-                copies.append((block, "", self._shard.value(block).clone()))
+                copies.append((block, self._shard.value(block).clone()))
         yield from copies
 
     # What the links report.
@@ -477,12 +476,17 @@ class Server:
         self._closing = True
         if error is not None:
             self._fail(error)
-        for link in list(self._links.values()):
+
+        def part(link: Link) -> None:
             with contextlib.suppress(OSError):
                 if error is not None and link.identity.trainer in self._membership.live:
                     link.fail(error, 1.0)
                 else:
                     link.finish(_FLUSH_SECONDS)
+
+        links = list(self._links.values())
+        with ThreadPoolExecutor(max(1, len(links)), thread_name_prefix="fleet-farewell") as at_once:
+            list(at_once.map(part, links))  # one that does not read delays no other's last word
         if error is not None:
             self._wait_until_told()
         self.close()

@@ -207,13 +207,12 @@ class Shard:
             )
         return hyper_parameters[group]
 
-    def state(self) -> Iterator[tuple[int, str, Any]]:
-        """Iterate over copies of the optimizers' state: block, name of the entry, tensor or number."""
+    def state(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Iterate over copies of the optimizers' state by block: its entries by name."""
         for number in sorted(self._updates):
             with self.locks[number]:
                 state = self._copy_state(number)
-            for name, value in state.items():
-                yield number, name, value
+            yield number, state
 
     def touch(self) -> None:
         """Take note that a gradient is about to come."""

@@ -24,7 +24,8 @@ from fleet.parameter_server.parameters import ParameterStore
 from fleet.parameter_server.reduction import Contribution
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import initial_state_fact, state_of
-from fleet.parameter_server.trainer_checkpoints import TrainerCheckpoints, join_pieces
+from fleet.parameter_server.state_stream import join_states
+from fleet.parameter_server.trainer_checkpoints import TrainerCheckpoints
 from fleet.program import Source
 from fleet.program.left_out import LeftOut
 from fleet.transpiler.lowering import TrainerPlan
@@ -217,8 +218,8 @@ class Trainer:
         if self.steps_locally:
             return {name: dict(state) for name, state in state_of(self._source).items() if state}
         self._settle()
-        pieces = join_pieces(self._client.optimizer_state())
-        return {name: state for name in self._parameters if (state := self._put_together(name, pieces))}
+        states = join_states(self._client.optimizer_state())
+        return {name: state for name in self._parameters if (state := self._put_together(name, states))}
 
     def _settle(self) -> None:
         """Let the servers have all of the steps made so far."""
@@ -256,14 +257,13 @@ class Trainer:
             )
         return CrossStepTrainer(self._client, self._source.module)
 
-    def _put_together(self, name: str, pieces: Mapping[tuple[int, str], Tensor]) -> dict[str, Any]:
+    def _put_together(self, name: str, states: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
         blocks = self.plan.blocks_of(name)
-        entries = [entry for block, entry in pieces if block == blocks[0].id]
         state: dict[str, Any] = {}
-        for entry in entries:
-            first = pieces[blocks[0].id, entry]
-            if first.shape == blocks[0].shape and blocks[0].param_shape:
-                parts = [pieces[block.id, entry].view(-1) for block in blocks]
+        for entry, first in states[blocks[0].id].items():
+            one_each = isinstance(first, Tensor) and first.shape == blocks[0].shape
+            if one_each and blocks[0].param_shape:
+                parts = [states[block.id][entry].view(-1) for block in blocks]
                 state[entry] = torch.cat(parts).view(blocks[0].param_shape)
             else:
                 state[entry] = first

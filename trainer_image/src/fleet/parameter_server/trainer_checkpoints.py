@@ -23,9 +23,9 @@ from fleet.checkpoint import (
 )
 from fleet.errors import CheckpointError
 from fleet.parameter_server.agreement import common_save
-from fleet.parameter_server.arena import bytes_of, dtype_of
 from fleet.parameter_server.client import Client
 from fleet.parameter_server.shard import state_of
+from fleet.parameter_server.state_stream import join_values
 from fleet.program import Source, facts_of_training
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from fleet.parameter_server.proto import control_pb2
 
-__all__ = ["TrainerCheckpoints", "join_pieces"]
+__all__ = ["TrainerCheckpoints"]
 
 
 class TrainerCheckpoints:
@@ -151,12 +151,12 @@ class TrainerCheckpoints:
 
     def values(self) -> dict[str, Tensor]:
         """Fetch the values that the servers hold, by parameter."""
-        pieces = join_pieces(self._client.server_values())
+        found = join_values(self._client.server_values())
         plan = self._client.plan
         values = {}
         for name in dict.fromkeys(block.param for block in plan.blocks):
             blocks = plan.blocks_of(name)
-            parts = [pieces[block.id, ""].reshape(-1) for block in blocks]
+            parts = [found[block.id].reshape(-1) for block in blocks]
             values[name] = torch.cat(parts).view(blocks[0].param_shape)
         return values
 
@@ -169,17 +169,3 @@ class TrainerCheckpoints:
                 restore_part(part, self._source)
                 return part.status
         return None
-
-
-def join_pieces(pieces: "Iterable[control_pb2.StatePiece]") -> dict[tuple[int, str], Tensor]:
-    """Put together the tensors that a server has sent in pieces, by block and name."""
-    tensors: dict[tuple[int, str], Tensor] = {}
-    data = bytearray()
-    for piece in pieces:
-        data += piece.data
-        if piece.last:
-            tensor = torch.empty(tuple(piece.shape), dtype=dtype_of(piece.dtype))
-            bytes_of(tensor)[:] = data
-            tensors[piece.block, piece.name] = tensor
-            data.clear()
-    return tensors

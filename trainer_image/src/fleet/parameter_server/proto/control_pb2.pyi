@@ -189,22 +189,19 @@ class HeartbeatReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INCARNATION_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
-    step: _builtins.int
     waiting_for: _builtins.str
     """A clause that says whom the server waits for; empty while it waits for nobody."""
     def __init__(
         self,
         *,
         incarnation: _builtins.str = ...,
-        step: _builtins.int = ...,
         waiting_for: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "step", b"step", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -328,7 +325,7 @@ Global___StateRequest: _TypeAlias = StateRequest  # noqa: Y015
 
 @_typing.final
 class StatePiece(_message.Message):
-    """One entry of one block's optimizer state; a large tensor comes in several pieces, in order."""
+    """A tensor, of which a large one comes in several pieces, in order; or what ends a block's optimizer state."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -338,12 +335,16 @@ class StatePiece(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     LAST_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
     block: _builtins.int
     name: _builtins.str
+    """The tensor's name in the entries that follow; empty for a block's value."""
     dtype: _builtins.str
     """The torch dtype's name without its module."""
     data: _builtins.bytes
     last: _builtins.bool
+    entries: _builtins.str
+    """The entries of the block's state as JSON, after their tensors; see fleet.checkpoint.values."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -355,10 +356,11 @@ class StatePiece(_message.Message):
         shape: _abc.Iterable[_builtins.int] | None = ...,
         data: _builtins.bytes = ...,
         last: _builtins.bool = ...,
+        entries: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "data", b"data", "dtype", b"dtype", "last", b"last", "name", b"name", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block", b"block", "data", b"data", "dtype", b"dtype", "entries", b"entries", "last", b"last", "name", b"name", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
