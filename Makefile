@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo fmt lint types check assets test e2e image bench bench-operator docs lock crds proto
+.PHONY: help setup demo fmt lint types check assets test e2e image bench bench-operator docs lock crds proto pod-fields
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -124,3 +124,6 @@ proto: setup  ## generate the control protocol's Python modules and their types
 	cd trainer_image/src && ../../$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --grpc_python_out=. \
 	  --plugin=protoc-gen-mypy=../../$(BIN)/protoc-gen-mypy --mypy_out=. \
 	  --plugin=protoc-gen-mypy_grpc=../../$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=. $(PROTO)
+
+pod-fields: setup  ## generate the fields of pods that `fleetjob validate` knows, from a real API server
+	$(BIN)/python -m tools.pod_fields

@@ -15,6 +15,7 @@ from pydantic.alias_generators import to_camel
 from fleet_operator.api.role import Role
 
 __all__ = [
+    "STRICT",
     "Condition",
     "ConditionStatus",
     "ConditionType",
@@ -30,6 +31,9 @@ __all__ = [
 def _timestamp(moment: datetime) -> str:
     return moment.astimezone(UTC).replace(microsecond=0).strftime("%Y-%m-%dT%H:%M:%SZ")
 
+
+STRICT = "Strict"
+"""The fieldValidation, as Kubernetes calls it, of every job that begins under this version."""
 
 Timestamp = Annotated[datetime, PlainSerializer(_timestamp, return_type=str)]
 
@@ -166,6 +170,11 @@ class FleetJobStatus(StatusModel):
     last_failure: LastFailure | None = None
     progress: JobProgress | None = None
     roles: tuple[RoleStatus, ...] = ()
+    field_validation: str | None = Field(
+        default=None,
+        description="Strict: pods with fields that the API server does not know are refused. Absent in a job"
+        " that began under a version of the operator which let them pass: it runs on, and is warned.",
+    )
 
     def condition(self, kind: ConditionType) -> Condition | None:
         """Return a condition, if the job has it."""
@@ -184,6 +193,11 @@ class FleetJobStatus(StatusModel):
     def finished(self) -> bool:
         """Whether the job has succeeded or failed."""
         return self.state is not None and self.state.final
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether unknown fields in the job's templates have been refused since it began."""
+        return self.state is None or self.field_validation == STRICT
 
     @property
     def explanation(self) -> Condition | None:

@@ -12,8 +12,8 @@ import yaml
 
 from fleet_operator.api import parse_job
 from fleet_operator.build import ClusterHosts, build_pod, build_service
-from fleet_operator.cli.manifest import STDIN, ManifestError, load_manifest, project_root
-from fleet_operator.cli.options import Manifest
+from fleet_operator.cli.manifest import STDIN, ManifestError, check_manifest, load_manifest, project_root
+from fleet_operator.cli.options import AllowUnknownFields, Manifest
 from fleet_operator.cli.remote import register
 from fleet_operator.errors import InvalidJob, OperatorError
 from fleet_operator.plan.model import Attempt
@@ -43,6 +43,7 @@ def run(
     timeout: Annotated[
         float | None, typer.Option(min=0.1, help="Stop the run after so many seconds (exit status 124).")
     ] = None,
+    allow_unknown_fields: AllowUnknownFields = False,
 ) -> None:
     """Run a job on this machine, as a cluster would.
 
@@ -51,7 +52,7 @@ def run(
     """
     from fleet_operator.cli.command import run_command
 
-    job = parse_job(load_manifest(filename))
+    job = check_manifest(load_manifest(filename), allow_unknown_fields=allow_unknown_fields)
     logs = log_dir or Path("logs") / f"{job.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{os.getpid()}"
     raise typer.Exit(
         run_command(
@@ -79,9 +80,12 @@ def render(filename: Manifest) -> None:
 
 
 @app.command()
-def validate(filename: Manifest) -> None:
-    """Check a manifest as the API server would; every problem is shown with its field."""
-    job = parse_job(load_manifest(filename))
+def validate(filename: Manifest, allow_unknown_fields: AllowUnknownFields = False) -> None:
+    """Check a manifest as the API server would; every problem is shown with its field.
+
+    The fields of templates are those of the version of Kubernetes that this program is tested with.
+    """
+    job = check_manifest(load_manifest(filename), allow_unknown_fields=allow_unknown_fields)
     typer.echo(f"{'standard input' if filename == STDIN else filename}: FleetJob {job.name} is valid")
 
 

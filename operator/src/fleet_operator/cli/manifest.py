@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from fleet_operator.api import parse_job
 from fleet_operator.api.names import KIND
-from fleet_operator.errors import OperatorError
+from fleet_operator.errors import InvalidJob, OperatorError, Problem
+
+if TYPE_CHECKING:
+    from fleet_operator.api import FleetJob
 
 ROOT_MARKS = (".git", "pyproject.toml", "Dockerfile")
 STDIN = Path("-")
@@ -55,6 +59,44 @@ def load_manifest(path: Path) -> dict[str, Any]:
         return documents[0]
     kinds = [str(each.get("kind")) if isinstance(each, dict) else type(each).__name__ for each in documents]
     raise ManifestError(f"{path} holds {', '.join(kinds) or 'nothing'}; expected one {KIND}")
+
+
+def check_manifest(document: dict[str, Any], *, allow_unknown_fields: bool) -> FleetJob:
+    """Return the job that a manifest describes, looking at its templates as Kubernetes would.
+
+    Parameters
+    ----------
+    document : dict
+        The manifest.
+    allow_unknown_fields : bool
+        Whether fields of a template that the known version of Kubernetes does not have are let pass, with a
+        warning on standard error.
+
+    Raises
+    ------
+    InvalidJob
+        With every problem of the manifest.
+    """
+    from fleet_operator.cli import pod_fields
+
+    found = pod_fields.find(document)
+    unknown = () if allow_unknown_fields else found.unknown
+    problems: list[Problem] = []
+    try:
+        job = parse_job(document)
+    except InvalidJob as error:
+        name, problems = error.name, list(error.problems)
+    else:
+        name = job.name
+    told = {problem.path for problem in problems}
+    problems += [each for each in (*found.misfit, *unknown) if each.path not in told]
+    if problems:
+        newer = f", by the fields of Kubernetes {found.kubernetes} (for newer ones: --allow-unknown-fields),"
+        raise InvalidJob(f"{name}{newer if unknown else ''}", problems)
+    for problem in found.unknown:
+        warning = f"warning: {problem.path}: Kubernetes {found.kubernetes} has no such field; a newer one may"
+        print(warning, file=sys.stderr)
+    return job
 
 
 def project_root(manifest: Path) -> Path:

@@ -44,6 +44,14 @@ Manifest = Annotated[
     Path,
     typer.Option("--filename", "-f", metavar="FILE", help="The FleetJob's manifest; - is standard input."),
 ]
+AllowUnknownFields = Annotated[
+    bool,
+    typer.Option(
+        "--allow-unknown-fields",
+        help="Warn of a template's fields that Kubernetes did not have when this program was made, instead of"
+        " refusing them: for a newer cluster.",
+    ),
+]
 Namespace = Annotated[
     str | None,
     typer.Option("--namespace", "-n", help="The namespace. Default: the one of the kubeconfig's context."),

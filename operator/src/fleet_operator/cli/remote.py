@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from fleet_operator.api import Role, parse_job
-from fleet_operator.cli.manifest import load_manifest
+from fleet_operator.api import Role  # noqa: TC001  Typer reads the annotations
+from fleet_operator.cli.manifest import check_manifest, load_manifest
 from fleet_operator.cli.options import (
+    AllowUnknownFields,
     Context,
     Kubeconfig,
     Manifest,
@@ -46,6 +47,7 @@ def submit(
     force_conflicts: Annotated[
         bool, typer.Option("--force-conflicts", help="Take over fields that others, kubectl say, have set.")
     ] = False,
+    allow_unknown_fields: AllowUnknownFields = False,
     output: Printed = Output.TEXT,
     namespace: Namespace = None,
     context: Context = None,
@@ -59,7 +61,7 @@ def submit(
     from fleet_operator.cli.change import submit as work
 
     document = load_manifest(filename)
-    parse_job(document)
+    check_manifest(document, allow_unknown_fields=allow_unknown_fields)
     as_json = output is Output.JSON
     _exit_after(
         lambda session: work(

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api import FleetJob, FleetJobStatus, JobProgress, Role, read_job
 from fleet_operator.api.names import API_VERSION, KIND, PLURAL, service_name
+from fleet_operator.api.status import STRICT
 from fleet_operator.build import ClusterHosts
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.events import Subject
 from fleet_operator.cluster.interface import ConflictError, Key
 from fleet_operator.cluster.resources import FEATURES
+from fleet_operator.cluster.unknown_fields import WARN, UnknownFields
 from fleet_operator.cluster.view import KINDS, PODS, SERVICES, collection, job_key
 from fleet_operator.plan.model import (
     CreatePod,
@@ -49,6 +51,9 @@ UNSEEN_SECONDS = 5.0
 
 _NOT_THE_AUTHORS = (SERVICES, FEATURES["networkPolicies"].key)
 """What holds nothing that a job's author wrote: its refusal, in whatever words, is not the job's mistake."""
+
+_WRITTEN_BY_AUTHORS = (PODS, FEATURES["checkpointClaims"].key)
+"""What is made from a template in which a field may be misspelt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,7 @@ class KubernetesCluster:
         self._monotonic = monotonic
         self._refusals: dict[Key, _Refusal] = {}  # for now
         self._rejections: dict[Key, _Refusal] = {}  # for good
+        self._unknown_fields = UnknownFields()
         self._leaving: dict[str, float] = {}  # uids of pods we deleted, and until when we wait to see it
         view.subscribe(self._tidy)
 
@@ -200,8 +206,16 @@ class KubernetesCluster:
     async def _create(self, job: FleetJob, resource: str, manifest: Mapping[str, Any]) -> None:
         key, name = job_key(job), manifest["metadata"]["name"]
         before = self._refusals.get(key)
+        validation, warnings = None, list[str]()
+        if resource in _WRITTEN_BY_AUTHORS:
+            validation = STRICT if job.status.is_strict else WARN
         try:
-            answer = await self._client.create(collection(resource, key.namespace), manifest)
+            answer = await self._client.create(
+                collection(resource, key.namespace),
+                manifest,
+                field_validation=validation,
+                warn=warnings.append if validation == WARN else None,
+            )
         except ApiError as error:
             refusal = _Refusal(job.metadata.uid, job.metadata.generation, name, str(error))
             if error.reason == "AlreadyExists":
@@ -218,6 +232,8 @@ class KubernetesCluster:
         else:
             self._created(key, before)
             self._view.put(resource, answer)
+            if news := self._unknown_fields.tell(key, f"{KINDS[resource]} {name}", warnings):
+                await self.record(job, news)
 
     def _rejected(self, key: Key, job: FleetJob, refusal: _Refusal) -> None:
         """Note why an object can never be, unless another has been told of."""
@@ -314,6 +330,7 @@ class KubernetesCluster:
         if self._view.job(key) is None:
             self._rejections.pop(key, None)
             self._refusals.pop(key, None)
+            self._unknown_fields.forget(key)
 
 
 def metrics_readers(

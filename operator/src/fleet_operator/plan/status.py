@@ -14,6 +14,7 @@ from fleet_operator.api import (
     RoleStatus,
 )
 from fleet_operator.api.names import LABEL_JOB_NAME, LABEL_ROLE
+from fleet_operator.api.status import STRICT
 from fleet_operator.plan.indexes import format_indexes
 from fleet_operator.plan.pods import has_failed, is_active
 from fleet_operator.plan.progress import progress_of
@@ -78,6 +79,7 @@ def build_status(
         last_failure=last_failure or before.last_failure,
         progress=progress_of(situation, state),
         roles=roles,
+        field_validation=STRICT if before.is_strict else before.field_validation,
     )
 
 

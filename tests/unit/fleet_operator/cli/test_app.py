@@ -61,6 +61,33 @@ def test_every_problem_of_a_manifest_is_told_with_its_field(fleetjob, write, com
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("command", ["validate", "run", "submit"])
+def test_a_field_that_pods_do_not_have_is_told_before_anything_starts(fleetjob, write, command):
+    job = job_manifest("pass")
+    job["spec"]["trainer"]["replicas"] = 0
+    job["spec"]["trainer"]["template"]["spec"]["containers"][0]["evn"] = []
+    status, out, err = fleetjob(command, "-f", write(job))
+    assert (status, out) == (2, "")
+    assert "by the fields of Kubernetes v1." in err
+    assert "spec.trainer.template.spec.containers[0].evn: found an unknown field" in err
+    assert "did you mean env?" in err
+    assert "spec.trainer.replicas: found 0" in err
+
+
+def test_a_field_of_a_newer_kubernetes_can_be_let_pass(fleetjob, write):
+    job = job_manifest("pass")
+    main = job["spec"]["trainer"]["template"]["spec"]["containers"][0]
+    main["teleport"] = True
+    status, out, err = fleetjob("validate", "--allow-unknown-fields", "-f", write(job))
+    assert status == 0
+    assert out.endswith("FleetJob tiny is valid\n")
+    assert err.startswith("warning: spec.trainer.template.spec.containers[0].teleport: Kubernetes v1.")
+    main["tty"] = "yes"
+    status, _, err = fleetjob("validate", "--allow-unknown-fields", "-f", write(job))
+    assert status == 2
+    assert "tty: found 'yes', expected true or false" in err
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -111,10 +138,10 @@ def test_render_prints_what_the_operator_would_make(fleetjob, write):
 
 
 def test_a_mistake_of_our_own_is_a_sentence_too(fleetjob, write, monkeypatch):
-    def broken(document):
+    def broken(document, **_):
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(sys.modules["fleet_operator.cli.app"], "parse_job", broken)
+    monkeypatch.setattr(sys.modules["fleet_operator.cli.app"], "check_manifest", broken)
     status, _, err = fleetjob("validate", "-f", write(job_manifest("pass")))
     assert status == 1
     assert err.startswith("fleetjob: a mistake in fleetjob itself: ZeroDivisionError: by zero (")

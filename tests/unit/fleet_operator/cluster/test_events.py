@@ -101,7 +101,7 @@ async def test_an_event_whose_answer_was_lost_is_told_once():
         await create(path, manifest)
         raise ApiError(0, "NoAnswer", "connection reset")
 
-    api.create = lose_the_answer  # type: ignore[method-assign]
+    api.create = lose_the_answer  # type: ignore[method-assign, assignment]
     recorder = EventRecorder(api)
     await recorder.record(JOB, FAILED)
     await until_quiet()
@@ -118,7 +118,7 @@ async def test_an_event_that_is_refused_again_and_again_is_given_up():
         tries.append(manifest["metadata"]["name"])
         raise ApiError(500, "InternalError", "no")
 
-    api.create = refuse  # type: ignore[method-assign]
+    api.create = refuse  # type: ignore[method-assign, assignment]
     await EventRecorder(api).record(JOB, FAILED)
     await until_quiet()
     assert tries == tries[:1] * (1 + len(events.AGAIN_SECONDS))

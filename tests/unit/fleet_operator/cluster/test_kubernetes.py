@@ -112,6 +112,27 @@ async def test_what_cannot_be_read_as_an_object_can_never_be(api: FakeApi):
         assert world.observe().rejected == "Pod digits-trainer-0: cannot be handled as a Pod"
 
 
+async def test_unknown_fields_are_refused_in_new_jobs_and_warned_of_once_in_old_ones(api: FakeApi):
+    async with started(api) as world:
+        api.warnings = ('unknown field "spec.containers[0].resorces"', "spec.x is deprecated")
+        for status, asked in (
+            (FleetJobStatus(), "Strict"),
+            (FleetJobStatus(state=JobState.RUNNING, field_validation="Strict"), "Strict"),
+            (RUNNING, "Warn"),
+            (RUNNING, "Warn"),
+        ):
+            api.objects.pop(POD, None)
+            await world.cluster.apply(world.job.with_status(status), world.pod())
+            assert [each for each in api.validations if each[0] == PODS][-1] == (PODS, asked)
+        await world.cluster.apply(world.job, CreateService(build_service(world.job)))
+        assert api.validations[-1] == (SERVICES, None)
+        [event] = [each for each in api.objects.values() if each.get("kind") == "Event"]
+        assert event["reason"] == "UnknownFields"
+        assert event["message"].startswith(
+            'Pod digits-trainer-0: unknown field "spec.containers[0].resorces": the API server leaves out'
+        )
+
+
 async def test_a_refusal_is_known_until_something_is_created(api: FakeApi):
     async with started(api) as world:
         api.refusals["POST", SERVICES] = ApiError(403, "Forbidden", "exceeded quota")
@@ -127,10 +148,10 @@ async def test_what_succeeds_beside_a_refusal_does_not_hide_it(api: FakeApi):
         answered = asyncio.Event()
         create = api.create
 
-        async def create_late(path: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        async def create_late(path: str, manifest: Mapping[str, Any], **options: Any) -> dict[str, Any]:
             if path == SERVICES:
                 await answered.wait()
-            return await create(path, manifest)
+            return await create(path, manifest, **options)
 
         with patch.object(api, "create", create_late):
             beside = asyncio.create_task(
@@ -161,7 +182,7 @@ async def test_of_pods_that_are_refused_at_the_same_time_the_same_speaks_each_ti
     async with started(api) as world:
         answered = [asyncio.Event(), asyncio.Event()]
 
-        async def refuse(_: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        async def refuse(_: str, manifest: Mapping[str, Any], **__: object) -> dict[str, Any]:
             name = manifest["metadata"]["name"]
             await answered[int(name[-1])].wait()
             raise ApiError(403, "Forbidden", f"{name}: exceeded quota")
@@ -199,7 +220,7 @@ async def test_a_refusal_that_comes_after_its_job_was_deleted_is_not_kept(api: F
     async with started(api) as world:
         job, pod = world.job, world.pod()
 
-        async def refuse(*_: object) -> dict[str, Any]:
+        async def refuse(*_: object, **__: object) -> dict[str, Any]:
             world.taken("DELETED")
             raise error
 

@@ -1,0 +1,98 @@
+"""Writes the fields that a pod's template may have: ``python -m tools.pod_fields`` (``make fields``).
+
+They come from the OpenAPI document of a real API server of the pinned version, started for it, and go to
+``fleet_operator/cli/pod_fields.json``, where ``fleetjob validate`` looks for typing errors without a cluster.
+A test asks such an API server whether the file is current.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.support.controlplane import ControlPlane
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FILE = Path(__file__).parent.parent / "operator/src/fleet_operator/cli/pod_fields.json"
+DOCUMENT = "/openapi/v3/api/v1"
+ROOTS = ("PodSpec", "PersistentVolumeClaimSpec", "Toleration")
+"""What a FleetJob holds of Kubernetes' own types."""
+
+SCALARS = ("string", "integer", "number", "boolean")
+
+
+def render(version: str, openapi: Mapping[str, Any]) -> str:
+    """Return the file's text.
+
+    Parameters
+    ----------
+    version : str
+        The API server's, such as v1.34.4.
+    openapi : mapping
+        Its answer to `DOCUMENT`.
+
+    Returns
+    -------
+    str
+        JSON. ``types`` has for each type the kind of each of its fields: a scalar's, the name of another
+        type, ``any``, or one of these in ``[…]`` for a list and in ``{…}`` for a map with keys of one's own.
+    """
+    schemas: Mapping[str, Any] = openapi["components"]["schemas"]
+    full = {_short(name): name for name in schemas}
+    types: dict[str, dict[str, str]] = {}
+    waiting = list(ROOTS)
+    while waiting:
+        name = waiting.pop()
+        if name in types:
+            continue
+        properties = schemas[full[name]].get("properties", {})
+        types[name] = {field: _kind(node, schemas) for field, node in sorted(properties.items())}
+        kinds = (kind.strip("[]{}") for kind in types[name].values())
+        waiting += [kind for kind in kinds if kind not in (*SCALARS, "any")]
+    lines = ",\n".join(
+        f"  {json.dumps(name)}: {json.dumps(types[name], separators=(',', ':'))}" for name in sorted(types)
+    )
+    return f'{{"kubernetes": {json.dumps(version)}, "types": {{\n{lines}\n}}}}\n'
+
+
+def _kind(node: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
+    if "allOf" in node:
+        (node,) = node["allOf"]
+    if "$ref" in node:
+        name = node["$ref"].rpartition("/")[2]
+        target = schemas[name]
+        return _short(name) if "properties" in target else _kind(target, schemas)
+    if "oneOf" in node or "type" not in node:
+        return "any"  # a quantity, or a port by number or name
+    if node["type"] == "array":
+        return f"[{_kind(node['items'], schemas)}]"
+    if node["type"] == "object":
+        values = node.get("additionalProperties")
+        return f"{{{_kind(values, schemas)}}}" if values else "any"
+    return str(node["type"])
+
+
+def _short(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def main() -> int:
+    """Start an API server and write the file."""
+    with tempfile.TemporaryDirectory(prefix="pod-fields-") as folder:
+        plane = ControlPlane(Path(folder) / "plane", nodes=0)
+        plane.start()
+        try:
+            version, openapi = plane.request("GET", "/version"), plane.request("GET", DOCUMENT)
+        finally:
+            plane.stop()
+    FILE.write_text(render(version["gitVersion"], openapi))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
