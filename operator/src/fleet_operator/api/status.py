@@ -106,6 +106,9 @@ class ReplicaRestarts(StatusModel):
     index: int
     count: int
     not_before: Timestamp | None = Field(default=None, description="Back-off: its next pod waits for this.")
+    unseen: bool | None = Field(
+        default=None, description="Whether the pod before was gone without anyone having seen its end."
+    )
 
 
 class RoleStatus(StatusModel):

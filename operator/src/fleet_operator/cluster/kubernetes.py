@@ -125,6 +125,7 @@ class KubernetesCluster:
             pods.append(pod if pod.owned == owned else replace(pod, owned=owned))
             if not owned:
                 (left_over if _is_left_over(entry, job) else foreign).append(f"Pod/{pod.name}")
+        departed = self._departed(key, job)
         service = self._view.services.get(Key(key.namespace, service_name(key.name)))
         own_service = service is not None and _is_owned(service, job)
         if service is not None and not own_service:
@@ -143,6 +144,7 @@ class KubernetesCluster:
                     (left_over if _is_left_over(extra, job) else foreign).append(shown)
         return Observed(
             pods=tuple(pods),
+            departed=departed,
             service=own_service,
             objects=objects,
             metrics_readers=self._metrics_readers,
@@ -153,6 +155,20 @@ class KubernetesCluster:
             rejected=_sentence(self._rejections.get(key), job),
             progress=self._progress_of(key, pods),
         )
+
+    def _departed(self, key: Key, job: FleetJob) -> tuple[ObservedPod, ...]:
+        """Return each replica's latest pod that was deleted, as it was last, and let go of all others."""
+        departed = self._view.pods.departed(key)
+        latest: dict[str, ObservedPod] = {}
+        for entry in departed:
+            pod = entry.value
+            wanted = _is_owned(entry, job) and pod.attempt.job >= job.status.job_restarts
+            known = latest.get(pod.name)
+            if wanted and not job.status.finished and (known is None or known.attempt < pod.attempt):
+                latest[pod.name] = pod
+        kept = {pod.uid for pod in latest.values()}
+        self._view.pods.let_go(key, [entry.uid for entry in departed if entry.uid not in kept])
+        return tuple(latest.values())
 
     def hosts(self, job: FleetJob) -> Hosts:
         """Return the DNS names of the job's replicas."""

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 from fleet_operator.cluster.interface import Key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 T = TypeVar("T")
 
 REMEMBERED_DEAD = 10_000
 """How many uids of deleted objects are remembered; a late answer is milliseconds late, not hours."""
+
+REMEMBERED_JOBS = 1_000
+"""Of how many jobs deleted objects are remembered as they were last; the next look at a job lets them go."""
 
 
 class Owner(NamedTuple):
@@ -43,9 +46,19 @@ class Entry(Generic[T]):
 
 
 class Store(Generic[T]):
-    """Objects of one kind by namespace and name, and by the job that they belong to."""
+    """Objects of one kind by namespace and name, and by the job that they belong to.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    is_final : callable, optional
+        Whether a value is the last that an object of its kind can have. Where it is given, what was deleted
+        is remembered as it was last (`departed`): as the watch told its end, or, of what only a list lacks,
+        if nothing can have come after what was known.
+    """
+
+    def __init__(self, is_final: Callable[[T], bool] | None = None) -> None:
+        self._is_final = is_final
+        self._departed: dict[Key, dict[str, Entry[T]]] = {}  # by job and uid
         self._entries: dict[Key, Entry[T]] = {}
         self._jobs: defaultdict[Key, dict[Key, Entry[T]]] = defaultdict(dict)
         self._dead: dict[str, int] = {}  # uid: the version at which it was seen deleted
@@ -84,10 +97,17 @@ class Store(Generic[T]):
         self._jobs[entry.job][entry.key] = entry
         return known is None or _without_version(entry) != _without_version(known)
 
-    def remove(self, key: Key, uid: str, version: int) -> Entry[T] | None:
+    def remove(self, key: Key, uid: str, version: int, last: Entry[T] | None = None) -> Entry[T] | None:
         """Note that an object was gone at `version`; return what was known of it, if anything.
 
         It may have lost its label only, and come back with a newer version when it is given it again.
+
+        Parameters
+        ----------
+        key, uid, version
+            Which object, and when it was seen to be gone.
+        last : Entry, optional
+            The object as it was last, if that is known.
         """
         self._dead[uid] = version
         if len(self._dead) > REMEMBERED_DEAD:
@@ -96,7 +116,25 @@ class Store(Generic[T]):
         if known is None or known.uid != uid:
             return None
         self._drop(known)
+        if last is None and self._is_final is not None and self._is_final(known.value):
+            last = known
+        if last is not None and self._is_final is not None:
+            self._departed.setdefault(last.job, {})[uid] = last
+            if len(self._departed) > REMEMBERED_JOBS:
+                del self._departed[next(iter(self._departed))]
         return known
+
+    def departed(self, job: Key) -> tuple[Entry[T], ...]:
+        """Return what a job had and what was deleted, as it was last, until it is let go of."""
+        return tuple(self._departed.get(job, {}).values())
+
+    def let_go(self, job: Key, uids: Iterable[str] | None = None) -> None:
+        """Remember these deleted objects of a job no longer; all of them if None."""
+        of_job = self._departed.get(job, {})
+        for uid in list(of_job if uids is None else uids):
+            of_job.pop(uid, None)
+        if not of_job:
+            self._departed.pop(job, None)
 
     def replace(self, entries: Iterable[Entry[T]], version: int, namespace: str | None) -> set[Key]:
         """Take over a fresh list; return the jobs for which something changed.

@@ -24,6 +24,7 @@ from fleet_operator.cluster.store import Entry, Store, key_of, owner_of, version
 from fleet_operator.cluster.watch import ExpiredError, ListWatch, list_pages
 from fleet_operator.errors import InvalidJob, OperatorError
 from fleet_operator.plan.model import Event, ObservedObject, ObservedPod
+from fleet_operator.plan.pods import has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -88,7 +89,7 @@ class ClusterView:
         self._on_deleted = on_deleted
         self._listeners: list[Callable[[Key], None]] = []
         self._jobs: Store[FleetJob] = Store()
-        self.pods: Store[ObservedPod] = Store()
+        self.pods: Store[ObservedPod] = Store(is_final=has_ended)
         self.services: Store[None] = Store()
         self._extras: dict[str, Store[ObservedObject]] = {FEATURES[name].key: Store() for name in features}
         self._foreign: dict[Key, dict[str, tuple[str, str]]] = {}  # job: {"Kind/name": (resource, name)}
@@ -377,6 +378,7 @@ class ClusterView:
 
     def _forget(self, key: Key) -> None:
         self._foreign.pop(key, None)
+        self.pods.let_go(key)
         if self._on_deleted is not None:
             self._on_deleted(key)
         self.notify(key)

@@ -193,7 +193,8 @@ class ListWatch(Generic[T]):
         if kind == "BOOKMARK":
             return
         if kind == "DELETED":
-            known = self._store.remove(key_of(item), item["metadata"]["uid"], version_of(item))
+            last = self._reduce(item)
+            known = self._store.remove(key_of(item), item["metadata"]["uid"], version_of(item), last)
             if known is not None:
                 self._on_change(known.job)
             return

@@ -23,6 +23,7 @@ __all__ = [
     "EXIT_BAD_CONFIGURATION",
     "EXIT_PEER_LOST",
     "EXIT_STATE_LOST",
+    "VANISHED",
     "Failure",
     "Kind",
     "find_failures",
@@ -31,6 +32,8 @@ __all__ = [
 
 EXIT_BAD_CONFIGURATION = 2  # also a shell's, argparse's and python's own for what they were told wrongly
 EXIT_STATE_LOST = 90
+VANISHED = "PodsVanished"
+"""The reason of what nobody saw: pods that are gone, together with all who could say how they ended."""
 
 _SIGNALS = {
     132: "SIGILL",
@@ -70,6 +73,7 @@ class Failure:
     reasons: frozenset[str] = frozenset()  # what rules may know it by
     by_main: bool = True  # whether the main container has ended, and not another one
     follows: bool = False  # from a disruption, or from a failure that has been counted
+    unseen: bool = False  # whether its pod is gone and nobody has seen how it ended
 
     @property
     def counts(self) -> bool:
@@ -84,6 +88,8 @@ class Failure:
     @property
     def event(self) -> str:
         """The reason of the event that tells it."""
+        if VANISHED in self.reasons:
+            return VANISHED
         return "ReplicaDisrupted" if self.kind is Kind.DISRUPTION else "ReplicaFailed"
 
 
@@ -120,9 +126,7 @@ def loses_parameters(situation: Situation, failures: Sequence[Failure]) -> bool:
 def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
     now, pod = situation.now, situation.present.get(replica)
     if replica in situation.vanished:
-        name = situation.name_of(replica)
-        told = LastFailure(pod=name, reason="Deleted", message=f"{name} was deleted", time=stamp(now))
-        return Failure(replica, Kind.DISRUPTION, told, frozenset({"Deleted"}))
+        return _gone(situation, replica)
     if pod is None or replica in situation.stranded:
         return None  # what ended a stranded one has been answered before
     reasons = frozenset(each for each in (pod.reason, pod.disruption) if each is not None)
@@ -141,6 +145,17 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
         )
         return Failure(replica, Kind.ORDINARY, _tell(pod, sentence, now), reasons)
     return None
+
+
+def _gone(situation: Situation, replica: Replica) -> Failure:
+    """Return what is known of a replica whose pod is gone: that it was deleted, or not even that."""
+    name, unseen = situation.name_of(replica), situation.is_unseen(replica)
+    reason, sentence, reasons = "Deleted", f"{name} was deleted", {"Deleted"}
+    if replica not in situation.departed:
+        reason, sentence = VANISHED, f"{name} is gone, and nobody has seen how it ended"
+        reasons |= {VANISHED}
+    told = LastFailure(pod=name, reason=reason, message=sentence, time=stamp(situation.now))
+    return Failure(replica, Kind.DISRUPTION, told, frozenset(reasons), unseen=unseen)
 
 
 def _lost(situation: Situation, replica: Replica, pod: ObservedPod) -> Failure:

@@ -89,6 +89,11 @@ class Ledger:
         restarts = self.roles[replica.role].restarts.get(replica.index)
         return restarts is not None and restarts.not_before is not None
 
+    def was_unseen(self, replica: Replica) -> bool:
+        """Whether nobody has seen how a replica's pod before the present one ended."""
+        restarts = self.roles[replica.role].restarts.get(replica.index)
+        return restarts is not None and bool(restarts.unseen)
+
     def not_before_of(self, replica: Replica) -> datetime | None:
         """Return when a replica's next pod may be created, if that was put off."""
         restarts = self.roles[replica.role].restarts.get(replica.index)
@@ -122,12 +127,23 @@ class Ledger:
         own = replace(own, created=own.created | created, completed=own.completed | completed)
         return replace(self, roles={**self.roles, role: own})
 
-    def with_replica_restart(self, replica: Replica, not_before: datetime) -> Self:
-        """Return the ledger with one replica about to be started again."""
+    def with_replica_restart(self, replica: Replica, not_before: datetime, *, unseen: bool = False) -> Self:
+        """Return the ledger with one replica about to be started again.
+
+        Parameters
+        ----------
+        replica : Replica
+            Which one.
+        not_before : datetime
+            When its next pod may come.
+        unseen : bool
+            Whether nobody has seen how its pod ended.
+        """
         role, index = replica.role, replica.index
         own = self.roles[role]
         count = self.attempt(replica).replica + 1
-        restarts = {**own.restarts, index: ReplicaRestarts(index=index, count=count, not_before=not_before)}
+        told = ReplicaRestarts(index=index, count=count, not_before=not_before, unseen=unseen or None)
+        restarts = {**own.restarts, index: told}
         own = replace(own, restarts=restarts, created=own.created - {index})
         return replace(self, restarts=self.restarts + 1, roles={**self.roles, role: own})
 

@@ -12,7 +12,7 @@ from fleet_operator.api import ConditionType, JobState, LastFailure, Role
 from fleet_operator.plan.backoff import backoff
 from fleet_operator.plan.deadline import deadline
 from fleet_operator.plan.ending import clean_up, end_job
-from fleet_operator.plan.failure import find_failures, loses_parameters
+from fleet_operator.plan.failure import VANISHED, find_failures, loses_parameters
 from fleet_operator.plan.model import Event, Plan
 from fleet_operator.plan.naming import some
 from fleet_operator.plan.pending import pending_deadline, pending_since
@@ -166,6 +166,7 @@ def failed(situation: Situation) -> Plan | None:
         together=job.starts_together or bool(situation.completed(Role.PSERVER)) or lost,
     )
     cause, before = verdict.cause.told, ledger.restarts
+    vanished = VANISHED if cause.reason == VANISHED else None
     events = tuple(Event("Warning", failure.event, failure.told.message) for failure in failures)
     ledger = ledger.with_failures(verdict.counted)
     if isinstance(verdict, FailJob):
@@ -176,12 +177,14 @@ def failed(situation: Situation) -> Plan | None:
     if isinstance(verdict, RestartJob):
         ledger = _job_restarted(ledger, before, situation.now)
         why = "its parameters are lost, so " if lost else ""
-        restarting = (True, "JobRestarting", f"{cause.message}; {why}all replicas start anew")
+        restarting = (True, vanished or "JobRestarting", f"{cause.message}; {why}all replicas start anew")
     else:
+        unseen = {failure.replica for failure in failures if failure.unseen}
         for replica in verdict.replicas:
             pause = backoff(min(ledger.attempt(replica).replica, before) + 1)
-            ledger = ledger.with_replica_restart(replica, stamp(situation.now + pause))
-        restarting = (True, "ReplicaRestarting", f"{cause.message}; it is started again")
+            not_before = stamp(situation.now + pause)
+            ledger = ledger.with_replica_restart(replica, not_before, unseen=replica in unseen)
+        restarting = (True, vanished or "ReplicaRestarting", f"{cause.message}; it is started again")
     situation = situation.with_ledger(ledger)
     return step(situation, {ConditionType.RESTARTING: restarting}, last_failure=cause, events=events)
 

@@ -9,7 +9,7 @@ from fleet_operator.plan.model import PodPhase
 if TYPE_CHECKING:
     from fleet_operator.plan.model import ObservedPod
 
-__all__ = ["EXIT_PEER_LOST", "has_failed", "has_started", "has_succeeded", "is_active", "is_up"]
+__all__ = ["EXIT_PEER_LOST", "has_ended", "has_failed", "has_started", "has_succeeded", "is_active", "is_up"]
 
 EXIT_PEER_LOST = 91
 _ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
@@ -23,6 +23,11 @@ def has_succeeded(pod: ObservedPod) -> bool:
 def has_failed(pod: ObservedPod) -> bool:
     """Whether the main container ended badly, or the pod ended without it having run."""
     return pod.exit_code != 0 if pod.exit_code is not None else pod.phase is PodPhase.FAILED
+
+
+def has_ended(pod: ObservedPod) -> bool:
+    """Whether the main container has ended, or can never run: how is known for good."""
+    return pod.exit_code is not None or pod.phase in _ENDED
 
 
 def has_started(pod: ObservedPod) -> bool:

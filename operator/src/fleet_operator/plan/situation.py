@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 from fleet_operator.api import Role
 from fleet_operator.api.names import pod_name, service_name
 from fleet_operator.build import build_extras
+from fleet_operator.plan.completion import with_completions
 from fleet_operator.plan.extras import unserved
 from fleet_operator.plan.ledger import RANK_ZERO, Ledger, Replica
 from fleet_operator.plan.node_loss import is_on_silent_node, lost_at
-from fleet_operator.plan.pods import EXIT_PEER_LOST, has_started, has_succeeded, is_up
+from fleet_operator.plan.pods import EXIT_PEER_LOST, has_ended, has_started, has_succeeded, is_up
 from fleet_operator.plan.scaling import trainers_to_have
 
 if TYPE_CHECKING:
@@ -45,23 +46,13 @@ class Situation:
         ledger = Ledger.of(job.status).with_attempts(
             (Replica(pod.role, pod.index), pod.attempt) for pod in pods
         )
-        situation = cls(job, observed, now, hosts, ledger, asked).with_observations()
+        situation = cls(job, observed, now, hosts, ledger, asked)
+        situation = situation.with_ledger(with_completions(situation))
         return situation.with_trainers_to_have() if job.elastic else situation
 
     def with_ledger(self, ledger: Ledger) -> Self:
         """Return the same moment with another ledger, by which other pods are the present ones."""
         return replace(self, ledger=ledger)
-
-    def with_observations(self) -> Self:
-        """Enter which replicas' present pods were seen, and which of them have completed."""
-        ledger = self.ledger
-        for role in self.job.roles:
-            pods = {replica.index: pod for replica, pod in self.present.items() if replica.role is role}
-            completed = {index for index, pod in pods.items() if has_succeeded(pod)}
-            if role is Role.PSERVER and not self.may_have_served:
-                completed = set()  # it cannot have served trainers that never ran: this is a failure
-            ledger = ledger.with_seen(role, frozenset(pods), frozenset(completed))
-        return self.with_ledger(ledger)
 
     def with_trainers_to_have(self) -> Self:
         """Return the same moment of an elastic job with as many trainers as it can have now."""
@@ -80,6 +71,13 @@ class Situation:
     def present(self) -> dict[Replica, ObservedPod]:
         """The pods of the replicas' present attempts."""
         return {replica: pod for replica, pod in self._found.items() if replica not in self.late}
+
+    @cached_property
+    def departed(self) -> dict[Replica, ObservedPod]:
+        """The pods of the replicas' present attempts that were seen to be deleted, as they were last."""
+        wanted = {(self.name_of(each), self.ledger.attempt(each)): each for each in self._asked_for}
+        found = {(pod.name, pod.attempt): pod for pod in self.observed.departed}
+        return {replica: found[key] for key, replica in wanted.items() if key in found}
 
     @cached_property
     def late(self) -> frozenset[Replica]:
@@ -129,6 +127,18 @@ class Situation:
         servers = (pod for each, pod in self._found.items() if each.role is Role.PSERVER)
         ends = (pod.finished_at for pod in servers if has_succeeded(pod))
         return again is not None and any(end is not None and end < again for end in ends)
+
+    def may_have_run(self, trainer: Replica) -> bool:
+        """Whether a trainer runs or has run in the present life of the job, or may have, unseen."""
+        if self.has_started(trainer) or self.ledger.is_replaced(trainer):
+            return True
+        last = self.departed.get(trainer)
+        gone = self._is_recorded(trainer) and trainer not in self.present
+        return gone and (last is None or has_started(last))
+
+    def _is_recorded(self, replica: Replica) -> bool:
+        """Whether a replica's present pod has been seen at some time."""
+        return replica.index in self.ledger.roles[replica.role].created
 
     @cached_property
     def _asked_for(self) -> tuple[Replica, ...]:
@@ -188,9 +198,7 @@ class Situation:
         return tuple(
             replica
             for replica in self.replicas
-            if replica.index in self.ledger.roles[replica.role].created
-            and not self.has_completed(replica)
-            and replica not in self.present
+            if self._is_recorded(replica) and not self.has_completed(replica) and replica not in self.present
         )
 
     @cached_property
@@ -210,7 +218,7 @@ class Situation:
         first = self.present.get(RANK_ZERO)
         done = self.has_completed(RANK_ZERO) or (first is not None and has_succeeded(first))
         trainers = (each for each in self.replicas if each.role is Role.TRAINER)
-        ran = all(self.has_started(each) or self.ledger.is_replaced(each) for each in trainers)
+        ran = all(self.may_have_run(each) for each in trainers)
         return ran or (self.job.elastic and done)
 
     @cached_property
@@ -260,6 +268,17 @@ class Situation:
     def has_started(self, replica: Replica) -> bool:
         """Whether a replica has got as far as to run in the present life of the job."""
         return self.has_completed(replica) or (replica in self.present and has_started(self.present[replica]))
+
+    def is_unseen(self, replica: Replica) -> bool:
+        """Whether a replica may have ended unseen: it has no pod, or had none when it was replaced."""
+        if self.has_completed(replica):
+            return False
+        pod = self.present.get(replica)
+        if pod is not None:
+            return self.ledger.was_unseen(replica) and not has_ended(pod)
+        last = self.departed.get(replica)
+        awaited = self.ledger.is_replaced(replica) and not self._is_recorded(replica)
+        return self.ledger.was_unseen(replica) if awaited else last is None or not has_ended(last)
 
     def runs(self, replica: Replica) -> bool:
         """Whether a replica runs or has completed."""

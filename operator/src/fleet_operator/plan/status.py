@@ -95,7 +95,7 @@ def _without_counts(status: FleetJobStatus) -> FleetJobStatus:
             "trainers": None,
             "trainer_replicas": None,
             "progress": None,
-            "roles": tuple(RoleStatus(role=each.role, restarts=each.restarts) for each in status.roles),
+            "roles": tuple(_what_stays(each) for each in status.roles),
             "conditions": tuple(
                 each.model_copy(update={"message": ""})
                 for each in status.conditions
@@ -103,6 +103,11 @@ def _without_counts(status: FleetJobStatus) -> FleetJobStatus:
             ),
         }
     )
+
+
+def _what_stays(role: RoleStatus) -> RoleStatus:
+    """Return what of a role is remembered and no count: a completion that is lost is training done again."""
+    return RoleStatus(role=role.role, restarts=role.restarts, completed_indexes=role.completed_indexes)
 
 
 def _conditions(

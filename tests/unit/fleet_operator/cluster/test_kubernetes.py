@@ -264,6 +264,46 @@ async def test_until_a_deletion_is_seen_nothing_is_known_but_not_for_ever(api: F
         await world.until(lambda: world.observe().pods == ())
 
 
+async def test_a_deleted_pod_is_known_as_the_watch_saw_it_last_until_its_job_has_ended(api: FakeApi):
+    async with started(api) as world:
+        await world.cluster.apply(world.job, world.pod())
+        api.objects[POD]["status"] = {"phase": "Succeeded"}  # of which no event has told
+        api.vanish(POD)
+        await world.until(lambda: world.observe().pods == ())
+        (departed,) = world.observe().departed
+        assert (departed.name, departed.phase) == ("digits-trainer-0", "Succeeded")
+        assert world.observe().departed == (departed,)
+        await world.cluster.write_status(world.job, FleetJobStatus(state=JobState.SUCCEEDED))
+        assert world.observe().departed == ()
+
+
+@pytest.mark.parametrize(("phase", "departed"), [("Running", 0), ("Succeeded", 1)])
+async def test_of_a_pod_that_only_a_list_lacks_what_was_known_counts_if_it_was_its_end(
+    api: FakeApi, phase: str, departed: int
+):
+    async with started(api) as world:
+        await world.cluster.apply(world.job, world.pod())
+        api.put(POD, {**api.objects[POD], "status": {"phase": phase}})
+        await world.until(lambda: world.observe().pods[0].phase == phase)
+        api.vanish(POD)
+        api.forget()
+        await world.until(lambda: world.observe().pods == ())
+        assert len(world.observe().departed) == departed
+
+
+async def test_of_deleted_pods_only_the_latest_of_the_present_life_are_known(api: FakeApi):
+    async with started(api) as world:
+        for attempt in ("0.0", "0.1"):
+            pod = world.pod()
+            labels = {**pod.manifest["metadata"]["labels"], "fleetjob.dev/attempt": attempt}
+            await world.cluster.apply(world.job, world.pod(labels=labels))
+            api.vanish(POD)
+            await world.until(lambda: world.observe().pods == ())
+        assert [str(each.attempt) for each in world.observe().departed] == ["0.1"]
+        await world.cluster.write_status(world.job, FleetJobStatus(job_restarts=1))
+        assert world.observe().departed == ()
+
+
 async def test_a_deletion_that_took_long_is_waited_for_from_its_end(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ):

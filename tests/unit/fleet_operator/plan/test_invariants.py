@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fleet_operator.api import ConditionType, FleetJobStatus, Role, SuccessPolicy
 from fleet_operator.build import ClusterHosts
 from fleet_operator.plan import plan
+from fleet_operator.plan.indexes import parse_indexes
 from fleet_operator.plan.model import (
     Action,
     Attempt,
@@ -263,6 +264,141 @@ class Cluster(RuleBasedStateMachine):
         assert self.job.status.finished, self.job.status
         self.the_end_is_final()
 
+
+class Endings(RuleBasedStateMachine):
+    """A job whose replicas tell the truth as they end, an operator that is away at times, and pods that go.
+
+    Servers end well once every trainer has, and say so; a trainer knows of itself alone.
+    """
+
+    @initialize(
+        policy=st.sampled_from(["RestartReplica", "RestartJob"]),
+        sync=st.sampled_from(["Sync", "Async"]),
+        keeps=st.booleans(),
+    )
+    def create_job(self, policy: str, sync: str, keeps: bool) -> None:
+        spec: dict[str, Any] = {"syncMode": sync, "failurePolicy": {"action": policy}}
+        if keeps:
+            spec["checkpoint"] = {"mountPath": "/data", "claimName": "data"}
+        self.job = jobs.job(jobs.manifest(**spec))
+        self.now, self.lives, self.away = T0, 0, False
+        self.pods: dict[str, ObservedPod] = {}
+        self.departed: dict[str, ObservedPod] = {}
+        self.done: set[str] = set()  # trainers that have completed with the servers that there are, by name
+        for _ in range(3):
+            self.operate()
+            self.start()
+        assert len(self.pods) == REPLICAS
+
+    # The operator.
+
+    @rule()
+    def operate(self) -> None:
+        known = self.known() & self.done
+        observed = Observed((*self.pods.values(),), True, departed=(*self.departed.values(),))
+        decided = plan(self.job, observed, self.now, ClusterHosts(self.job))
+        begins_anew = decided.status.job_restarts > self.job.status.job_restarts
+        self.job = self.job.with_status(FleetJobStatus.model_validate(decided.status.to_manifest()))
+        assert begins_anew or known <= self.recorded(), "a completed replica is not recorded as such"
+        assert len(known) < 2 or self.job.status.state == "Succeeded", "a finished job goes on"
+        for action in decided.actions:
+            if isinstance(action, CreatePod):
+                self.create(action.manifest["metadata"])
+            elif isinstance(action, DeletePod):
+                self.delete(action.name)
+
+    def known(self) -> set[str]:
+        """Return the trainers of whom somebody who can be asked knows that they have completed."""
+        known = self.recorded()
+        for pod in (*self.pods.values(), *self.departed.values()):
+            if pod.exit_code == 0 and pod.attempt.job == self.job.status.job_restarts:
+                known |= {"digits-trainer-0", "digits-trainer-1"} if pod.role is Role.PSERVER else {pod.name}
+        return known
+
+    def recorded(self) -> set[str]:
+        """Return the trainers that have completed as the status says."""
+        trainers = self.job.status.role(Role.TRAINER)
+        return {f"digits-trainer-{index}" for index in parse_indexes(trainers.completed_indexes)}
+
+    def create(self, metadata: Mapping[str, Any]) -> None:
+        labels, name = metadata["labels"], metadata["name"]
+        role, index = Role(labels["fleetjob.dev/role"]), int(labels["fleetjob.dev/index"])
+        attempt = Attempt.parse(labels["fleetjob.dev/attempt"])
+        assert name not in self.recorded(), "a completed replica runs again"
+        if attempt.job > self.life():
+            self.done.clear()
+        self.done.discard(name)
+        self.lives += 1
+        uid = f"uid-{self.lives}"
+        self.pods[name] = ObservedPod(name, uid, role, index, attempt, PodPhase.PENDING, container="fleet")
+
+    def life(self) -> int:
+        """Return the life that the latest pods belong to."""
+        pods = (*self.pods.values(), *self.departed.values())
+        return max((pod.attempt.job for pod in pods), default=self.job.status.job_restarts)
+
+    @rule(ending=st.integers(0, REPLICAS), deleted=st.lists(picks, max_size=REPLICAS))
+    def operator_is_away(self, ending: int, deleted: list[int]) -> None:
+        self.away = True
+        self.departed.clear()
+        self.start()
+        self.the_rest_ends_well(ending)
+        for index in deleted:
+            if self.pods:
+                self.somebody_deletes(index)
+        self.away = False
+
+    # What happens to pods.
+
+    def delete(self, name: str) -> None:
+        pod = self.pods.pop(name)
+        if not self.away:
+            self.departed[name] = pod
+
+    @precondition(lambda self: self.pods)
+    @rule(index=picks)
+    def somebody_deletes(self, index: int) -> None:
+        self.delete(sorted(self.pods)[index % len(self.pods)])
+
+    @rule()
+    def start(self) -> None:
+        for name, pod in self.pods.items():
+            if pod.phase is PodPhase.PENDING:
+                self.pods[name] = replace(pod, phase=PodPhase.RUNNING, ready=True)
+
+    @precondition(lambda self: self.pods)
+    @rule(index=picks, exit_code=st.sampled_from([0, 0, 0, 0, 1]))
+    def end(self, index: int, exit_code: int) -> None:
+        self.let_end(sorted(self.pods)[index % len(self.pods)], exit_code)
+
+    @rule(first=st.integers(0, 2))
+    def the_rest_ends_well(self, first: int) -> None:
+        for name in sorted(self.pods, reverse=True)[:first]:  # trainers before servers
+            self.let_end(name, 0)
+
+    def let_end(self, name: str, exit_code: int) -> None:
+        pod, all_done = self.pods[name], len(self.done) == 2
+        well = exit_code == 0 and (pod.role is Role.TRAINER or all_done)
+        if pod.phase is not PodPhase.RUNNING or (exit_code == 0 and not well):
+            return
+        if pod.role is Role.TRAINER and well:
+            self.done.add(name)
+        words = f'{{"joined":true,"completedTrainers":"{"0-1" if pod.role is Role.PSERVER else pod.index}"}}'
+        self.pods[name] = ended(pod, exit_code, message=words if well else None)
+
+    @rule(seconds=st.sampled_from([1, 20, 90]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+TestEndings = Endings.TestCase
+TestEndings.settings = settings(
+    max_examples=120,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 
 TestCluster = Cluster.TestCase
 TestCluster.settings = settings(

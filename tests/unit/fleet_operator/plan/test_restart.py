@@ -318,7 +318,7 @@ def test_suspensions_do_not_prolong_the_pause_before_a_restart_and_failures_do()
 def test_a_pod_that_somebody_deleted_is_replaced_under_a_higher_attempt_without_being_counted():
     story = Story()
     story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
-    lines = story.sees(pserver(0), pserver(1), trainer(0), after=5)
+    lines = story.sees(pserver(0), pserver(1), trainer(0), departed=(trainer(1),), after=5)
     assert lines[0] == "Restarting pservers 2/2 trainers 1/2 restarts 1 failures 0"
     assert lines[-2:] == [
         "tell Warning ReplicaDisrupted: digits-trainer-1 was deleted",

@@ -1,0 +1,51 @@
+"""What a pod says as it ends: its termination message, as far as a plan needs it.
+
+``fleet`` writes it, and so may anything else that runs in a pod: what is odd says nothing. One that ended
+well leaves a line of JSON, whose ``completedTrainers`` are those that it knows to have completed, ``0-2,4``;
+one that failed leaves a sentence, in which ``(joined)`` or ``(not joined)`` follows its name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from fleet_operator.plan.indexes import parse_any_indexes
+
+__all__ = ["LastWords", "parse_words"]
+
+MOST_TRAINERS = 1000
+"""More than a role may have."""
+
+_FAILED = re.compile(r"(?:trainer|pserver) \d+ \((?P<not>not )?joined\): ", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """What a replica has said.
+
+    Attributes
+    ----------
+    joined : bool, optional
+        Whether it had joined its job; None where no runtime said.
+    completed : frozenset of int
+        Trainers that it knows to have completed.
+    """
+
+    joined: bool | None = None
+    completed: frozenset[int] = frozenset()
+
+
+def parse_words(message: str | None) -> LastWords:
+    """Read a termination message; whatever it is, this is no error."""
+    text = (message or "").strip()
+    if (failed := _FAILED.match(text)) is not None:
+        return LastWords(joined=failed["not"] is None)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return LastWords()
+    if not isinstance(document, dict) or not isinstance(joined := document.get("joined"), bool):
+        return LastWords()
+    return LastWords(joined, parse_any_indexes(document.get("completedTrainers"), below=MOST_TRAINERS))

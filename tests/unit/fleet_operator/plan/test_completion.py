@@ -1,0 +1,154 @@
+"""Who has completed, though the pod that would say so is gone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fleet_operator.api import Role
+from tests.support.plans import Story, at, ended, pending, pserver, trainer
+
+if TYPE_CHECKING:
+    from fleet_operator.plan.model import ObservedPod
+
+ALL = (pserver(0), pserver(1), trainer(0), trainer(1))
+
+
+def done(pod: ObservedPod, completed: str = "0-1", **fields: Any) -> ObservedPod:
+    """Return a pod that ended well, and said who has completed."""
+    return ended(pod, 0, message=json.dumps({"joined": True, "completedTrainers": completed}), **fields)
+
+
+def running(**spec: Any) -> Story:
+    """Return a job whose replicas have all been seen to run."""
+    story = Story(runPolicy={"backoffLimit": 0}, **spec)
+    story.sees(*ALL)
+    return story
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        pytest.param((done(pserver(0)), done(trainer(0), "0")), id="a-server-and-a-trainer"),
+        pytest.param((done(pserver(0)),), id="one-server"),
+        pytest.param((done(trainer(0)),), id="the-last-trainer"),
+        pytest.param((ended(pserver(0)), ended(trainer(0))), id="a-server-that-says-nothing"),
+        pytest.param((done(pserver(0), "0-699"),), id="a-server-that-says-too-much"),
+        pytest.param((done(pserver(0), deleted_at=at(9)),), id="a-server-that-is-being-deleted"),
+    ],
+)
+def test_a_job_that_ended_while_nobody_looked_has_succeeded(left: tuple[ObservedPod, ...]):
+    lines = running().sees(*left, after=600)
+    assert lines[0].startswith("Succeeded")
+    assert "failures 0" in lines[0]
+    assert not [line for line in lines if line.startswith("create")]
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        pytest.param((), id="nobody"),
+        pytest.param((ended(trainer(0)),), id="a-trainer-that-says-nothing"),
+        pytest.param((done(trainer(0), "0"),), id="a-trainer-that-knows-of-itself"),
+        pytest.param((ended(trainer(0), message='{"completedTrainers": "0-1"}'),), id="words-of-no-runtime"),
+        pytest.param((ended(pserver(0), 1, message=done(pserver(0)).message),), id="a-server-that-failed"),
+        pytest.param((ended(pserver(0), deleted_at=at(9)),), id="a-silent-server-that-was-stopped"),
+    ],
+)
+def test_where_nobody_who_knows_is_left_the_status_says_so(left: tuple[ObservedPod, ...]):
+    story = Story()
+    story.sees(*ALL)
+    lines = story.sees(*left, after=600)
+    gone = "digits-trainer-1 is gone, and nobody has seen how it ended"
+    assert f"tell Warning PodsVanished: {gone}" in lines
+    assert lines[0].startswith("Restarting")
+
+
+def test_the_condition_of_what_nobody_saw_has_a_reason_of_its_own():
+    story = running()
+    lines = story.sees(pserver(0), pserver(1), trainer(0), after=600)
+    gone = "digits-trainer-1 is gone, and nobody has seen how it ended"
+    assert lines[0] == "Restarting pservers 2/2 trainers 1/2 restarts 1 failures 0"
+    assert f"Restarting True PodsVanished: {gone}; it is started again" in lines
+    failure = story.job.status.last_failure
+    assert failure is not None
+    assert failure.reason == "PodsVanished"
+
+
+@pytest.mark.parametrize("words", ["", done(trainer(1)).message], ids=["silent", "with-words"])
+def test_a_pod_that_was_deleted_as_it_had_ended_counts(words: str):
+    story = running()
+    gone = ended(trainer(1), 0, message=words, deleted_at=at(5))
+    lines = story.sees(*ALL[:3], departed=(gone,), after=5)
+    assert "restarts 0" in lines[0]
+    assert story.job.status.role(Role.TRAINER).completed_indexes == "1"
+    assert story.sees(*ALL[:2], ended(trainer(0)), after=60)[0].startswith("Succeeded")
+
+
+def test_a_job_whose_trainers_nobody_ever_saw_has_succeeded_if_its_servers_say_so():
+    story = Story()
+    story.sees(pserver(0), pserver(1))
+    assert story.sees(done(pserver(0)), pserver(1), after=600)[0].startswith("Succeeded")
+
+
+def test_what_was_seen_of_a_deleted_pod_is_not_outdone_by_what_others_say():
+    story = Story()
+    story.sees(*ALL)
+    failed = ended(trainer(1), 1, deleted_at=at(5))
+    lines = story.sees(done(pserver(0)), done(pserver(1)), done(trainer(0)), departed=(failed,), after=5)
+    assert lines[0].startswith("Restarting")
+
+
+def test_a_trainer_that_failed_when_it_was_done_has_failed_whatever_servers_say():
+    story = Story()
+    story.sees(*ALL)
+    failed = ended(trainer(1), 1)
+    lines = story.sees(done(pserver(0)), done(pserver(1)), done(trainer(0)), failed, after=5)
+    assert lines[0].startswith("Restarting")
+
+
+def test_a_trainer_that_was_started_again_after_a_failure_has_not_completed_before():
+    story = Story()
+    story.sees(*ALL)
+    story.sees(*ALL[:3], ended(trainer(1), 1), after=5)
+    lines = story.sees(done(pserver(0)), done(pserver(1)), done(trainer(0)), after=7)
+    assert lines[0].startswith("Restarting")
+    assert story.job.status.job_restarts == 1
+
+
+@pytest.mark.parametrize("again", [(), (pending(trainer(1, "0.1")),), (trainer(1, "0.1"),)])
+def test_a_trainer_that_was_started_again_unseen_has_completed_before_if_servers_say_so(
+    again: tuple[ObservedPod, ...],
+):
+    story = running()
+    story.sees(*ALL[:3], after=5)
+    assert story.sees(done(pserver(0)), *ALL[1:3], *again, after=7)[0].startswith(("Running", "Restarting"))
+    lines = story.sees(done(pserver(0)), done(pserver(1)), done(trainer(0), "0"), *again, after=8)
+    assert lines[0].startswith("Succeeded")
+
+
+def test_in_an_elastic_job_a_server_speaks_only_for_whom_it_names():
+    story = Story(syncMode="Async", trainer={"replicas": 2, "minReplicas": 1, "maxReplicas": 3})
+    story.sees(*ALL)
+    silent = story.sees(ended(pserver(0)), pserver(1), trainer(0), after=5)
+    assert silent[0].startswith("Restarting")
+    assert story.sees(done(pserver(0), "0"), pserver(1), done(trainer(0), "0"), after=9)
+
+
+def test_a_completion_does_not_wait_to_be_written():
+    story = running()
+    story.sees(*ALL[:3], done(trainer(1), "1"), after=5)
+    assert story.plan.urgent
+
+
+def test_the_last_words_of_a_deleted_trainer_tell_how_far_the_job_has_come():
+    story = running()
+    last = replace(
+        done(trainer(0)), message=json.dumps({"step": 7, "joined": True, "completedTrainers": "0-1"})
+    )
+    story.sees(departed=(last,), after=5)
+    assert story.job.status.progress is not None
+    assert story.job.status.progress.step == 7

@@ -1,0 +1,44 @@
+"""What a pod says as it ends; it may say anything."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fleet_operator.plan.words import MOST_TRAINERS, LastWords, parse_words
+
+DONE = {"step": 12, "joined": True, "completedTrainers": "0-1,3"}
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        pytest.param(json.dumps(DONE), LastWords(True, frozenset({0, 1, 3})), id="who-has-completed"),
+        pytest.param('{"joined": true, "step": 3}', LastWords(True), id="nobody-that-it-knows-of"),
+        pytest.param('{"joined": false}', LastWords(False), id="one-that-ended-before-it-had-joined"),
+        pytest.param("trainer 1 (joined): its disk is full", LastWords(True), id="a-failure-at-work"),
+        pytest.param("pserver 0 (not joined): no port", LastWords(False), id="a-failure-before-any"),
+        pytest.param("usage: train.py [-h]\ntrainer 1 (joined): x", LastWords(), id="a-log-that-quotes-one"),
+        pytest.param(None, LastWords(), id="nothing"),
+        pytest.param('{"step": 12, "completedTrainers": "0-1"}', LastWords(), id="another-runtimes-json"),
+        pytest.param("[" * 4000, LastWords(), id="deep-brackets"),
+        pytest.param('["joined"]', LastWords(), id="a-list"),
+        pytest.param('{"joined": "true"}', LastWords(), id="a-text-for-a-truth"),
+        pytest.param('{"joined": true, "completedTrainers": 7}', LastWords(True), id="a-number"),
+        pytest.param('{"joined": true, "completedTrainers": "1-"}', LastWords(True), id="half-a-range"),
+        pytest.param('{"joined": true, "completedTrainers": "-1"}', LastWords(True), id="a-negative"),
+        pytest.param('{"joined": true, "completedTrainers": "5-2"}', LastWords(True), id="a-range-backwards"),
+        pytest.param(
+            '{"joined": true, "completedTrainers": "٣"}', LastWords(True), id="another-scripts-digit"
+        ),
+    ],
+)
+def test_parse_words(message: str | None, expected: LastWords):
+    assert parse_words(message) == expected
+
+
+def test_a_list_of_endless_ranges_costs_nothing():
+    ranges = ",".join(["0-99999"] * 500)
+    words = parse_words(json.dumps(DONE | {"completedTrainers": ranges}))
+    assert words.completed == frozenset(range(MOST_TRAINERS))
