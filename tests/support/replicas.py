@@ -6,13 +6,13 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.forked_python import ForkedPython
 from tests.support.processes import free_ports, wait_for
 
 HOST = "127.0.0.1"
@@ -23,7 +23,7 @@ class Replica:
     """One process of the job, and its output."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: ForkedPython
     log: Path
 
     @property
@@ -145,13 +145,7 @@ class Job:
             **environ,
         }
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, str(script), *arguments],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=everything,
-                start_new_session=True,
-            )
+            process = ForkedPython(script, *arguments, env=everything, output=output, errors=output)
         replica = Replica(name, process, log)
         self.replicas.append(replica)
         return replica

@@ -3,10 +3,10 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from fleet.errors import ConfigurationError
 from fleet.program import ClipGradByNorm
 from fleet.role_maker import Role, UserDefinedRoleMaker
 from fleet.strategy import DistributedStrategy
+from tests.support.forked_python import ForkedPython
 from tests.support.parameter_server import loopback
 from tests.support.processes import alive, free_ports, wait_for
 
@@ -47,6 +48,20 @@ def loss_of(model, step, rank):
 """
 
 
+class Trainer(ForkedPython):
+    """One rank, which runs the script of its folder."""
+
+    def __init__(self, folder: Path, rank: int, env: Mapping[str, str]) -> None:
+        self._errors = folder / f"errors-{rank}"
+        with self._errors.open("wb") as errors, (folder / f"output-{rank}").open("wb") as output:
+            super().__init__(Path("script.py"), env=env, output=output, errors=errors, cwd=folder)
+
+    def communicate(self, timeout: float) -> tuple[None, str]:
+        """Wait for its end; return what it has said to its standard error."""
+        self.wait(timeout)
+        return None, self._errors.read_text()
+
+
 @pytest.fixture
 def trainers(tmp_path):
     """Start one process per rank on a script; all are killed at the end of the test."""
@@ -71,22 +86,13 @@ def trainers(tmp_path):
                 "PADDLE_CURRENT_ENDPOINT": f"127.0.0.1:{ports[rank]}",
                 "FLEET_TERMINATION_LOG": str(tmp_path / f"words-{rank}"),
             }
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "script.py"],
-                    cwd=tmp_path,
-                    env=os.environ | shared | own | environ,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
-            )
+            started.append(Trainer(tmp_path, rank, env=os.environ | shared | own | environ))
         return started
 
     yield start
     for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+        process.kill()
+        process.wait()
 
 
 TOGETHER = """

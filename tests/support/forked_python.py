@@ -1,0 +1,176 @@
+"""Python programs that start in a tenth of a second: forked from a process that has imported torch already.
+
+Each is a process of its own, as good to kill as any other; it ends as a program does that was started from
+the command line, by its last line, an exception or a signal. What this project's packages do when they are
+imported happens in each: only what is not ours is there before. For tests of what a program does, not of how
+it is started.
+
+Run as a program this module is the process that the others are forked from. It gets one packet for each: the
+request as JSON, with the descriptors of its output and of a pipe, on which it answers with the process's id
+and, when that has ended, with its exit status.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PRELOADED = ("numpy", "torch", "torch.distributed", "torch.utils.data", "safetensors.torch")
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads would not live through a fork
+LARGEST_REQUEST = 1 << 17
+
+
+class ForkedPython:
+    """One program that runs, or ran, in the words of `subprocess.Popen`.
+
+    Parameters
+    ----------
+    script : Path
+        What it runs.
+    *arguments : str
+        What it finds in ``sys.argv`` behind that.
+    env : mapping
+        Its environment. The number of OpenMP's threads is 1, whatever this says.
+    output, errors : files
+        Where its standard output and standard error go; they may be one file.
+    cwd : Path, optional
+        Where it runs.
+    """
+
+    def __init__(
+        self,
+        script: Path,
+        *arguments: str,
+        env: Mapping[str, str],
+        output: IO[Any],
+        errors: IO[Any],
+        cwd: Path | None = None,
+    ) -> None:
+        answers, write = os.pipe()
+        request = {"argv": [str(script), *arguments], "env": dict(env), "cwd": str(cwd or Path.cwd())}
+        try:
+            descriptors = [output.fileno(), errors.fileno(), write]
+            socket.send_fds(_forker(), [json.dumps(request).encode()], descriptors)
+        finally:
+            os.close(write)
+        self._answers = os.fdopen(answers, "rb", buffering=0)
+        self.pid = int.from_bytes(self._answers.read(4), "big")
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit status, negative for a signal, or None while it runs."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit status; subprocess.TimeoutExpired if it still runs after so many seconds."""
+        status = self._ended(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired("python", timeout or 0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def _ended(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._answers], [], [], timeout)[0]:
+            self.returncode = int.from_bytes(self._answers.read(4), "big", signed=True)
+            self._answers.close()
+        return self.returncode
+
+
+_connection: socket.socket | None = None
+
+
+def _forker() -> socket.socket:
+    """Return the connection to this process's forker, which ends when it is closed."""
+    global _connection
+    if _connection is None:
+        _connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            _connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST_REQUEST)
+            subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                env=os.environ | ONE_THREAD,
+                cwd=Path(__file__).parents[2],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+    return _connection
+
+
+def _serve(requests: socket.socket) -> dict[str, Any] | None:
+    """Fork a process for each request; return it in that process, and None in this one at the end."""
+    while True:
+        packet, descriptors, _, _ = socket.recv_fds(requests, LARGEST_REQUEST, 3)
+        if not packet:
+            return None
+        if os.fork() == 0:  # waits for the program, which is its child
+            requests.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return _watched(json.loads(packet), *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _watched(request: dict[str, Any], output: int, errors: int, answers: int) -> dict[str, Any]:
+    """Fork once more; return in the program's process, and end here as soon as that has."""
+    program = os.fork()
+    if program == 0:
+        os.close(answers)
+        os.dup2(output, 1)
+        os.dup2(errors, 2)
+        os.closerange(3, max(output, errors, answers) + 1)
+        return request
+    os.write(answers, program.to_bytes(4, "big"))
+    for descriptor in (output, errors):
+        os.close(descriptor)
+    _, status = os.waitpid(program, 0)
+    os.write(answers, os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
+    os._exit(0)
+
+
+def _become(request: dict[str, Any]) -> None:
+    """Be the program that was asked for."""
+    import numpy as np
+
+    np.random.seed()  # noqa: NPY002 as in a process that has just started, no two have the same numbers
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(request["env"] | ONE_THREAD)
+    os.chdir(request["cwd"])
+    sys.argv[:] = request["argv"]
+    sys.path[0] = str(Path(request["argv"][0]).parent.resolve())
+    sys.stdout.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
+    time.tzset()
+    runpy.run_path(request["argv"][0], run_name="__main__")
+
+
+def _main() -> None:
+    for name in PRELOADED:
+        __import__(name)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that wait for programs are not waited for
+    request = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if request is not None:
+        _become(request)
+
+
+if __name__ == "__main__":
+    _main()
