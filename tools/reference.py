@@ -14,7 +14,7 @@ import json
 import re
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
@@ -198,6 +198,8 @@ def _values(option: Any) -> str:
     if option.is_flag:
         return ""
     kind = option.type_descriptor.annotation
+    if choices := get_args(kind):  # of a Literal
+        return " " + r" \| ".join(choices)
     if issubclass(kind, Enum):
         return " " + r" \| ".join(each.value for each in kind)
     return f" {option.metavar or NAMES_OF_TYPES[kind]}"

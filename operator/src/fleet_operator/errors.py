@@ -32,6 +32,9 @@ __all__ = ["InvalidJob", "OperatorError", "Problem"]
 class OperatorError(Exception):
     """The base of this package's own errors."""
 
+    exit_status = 1
+    """That of a command which ends by it."""
+
 
 class Problem(NamedTuple):
     """One thing wrong with a manifest."""
@@ -47,6 +50,8 @@ class Problem(NamedTuple):
 
 class InvalidJob(OperatorError):  # noqa: N818  the name says what is wrong, as the message does
     """A manifest is not a valid FleetJob; `problems` holds all that is wrong with it."""
+
+    exit_status = 2
 
     def __init__(self, name: str, problems: Iterable[Problem]) -> None:
         self.name = name

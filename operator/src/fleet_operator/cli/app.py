@@ -8,17 +8,11 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
-import yaml
 
-from fleet_operator.api import parse_job
-from fleet_operator.build import ClusterHosts, build_pod, build_service
-from fleet_operator.cli.manifest import STDIN, ManifestError, check_manifest, load_manifest, project_root
 from fleet_operator.cli.options import AllowUnknownFields, Manifest
 from fleet_operator.cli.remote import register
-from fleet_operator.errors import InvalidJob, OperatorError
-from fleet_operator.plan.model import Attempt
+from fleet_operator.errors import OperatorError
 
-INVALID = 2  # also what Typer exits with for arguments that it does not understand
 PLUGIN = "kubectl-fleet"  # what kubectl runs for `kubectl fleet`
 UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 
@@ -51,6 +45,7 @@ def run(
     130 after Ctrl-C and 143 after SIGTERM. No process of the job outlives this command.
     """
     from fleet_operator.cli.command import run_command
+    from fleet_operator.cli.manifest import check_manifest, load_manifest, project_root
 
     job = check_manifest(load_manifest(filename), allow_unknown_fields=allow_unknown_fields)
     logs = log_dir or Path("logs") / f"{job.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{os.getpid()}"
@@ -68,8 +63,14 @@ def run(
 @app.command()
 def render(filename: Manifest) -> None:
     """Print the Service and the pods that the operator makes for a job."""
-    document = load_manifest(filename)
-    job = parse_job(document)
+    import yaml
+
+    from fleet_operator.api import parse_job
+    from fleet_operator.build import ClusterHosts, build_pod, build_service
+    from fleet_operator.cli.manifest import load_manifest
+    from fleet_operator.plan.model import Attempt
+
+    job = parse_job(load_manifest(filename))
     metadata = job.metadata.model_copy(update={"uid": job.metadata.uid or UNKNOWN_UID})
     job = job.model_copy(update={"metadata": metadata})
     hosts = ClusterHosts(job)
@@ -85,6 +86,8 @@ def validate(filename: Manifest, allow_unknown_fields: AllowUnknownFields = Fals
 
     The fields of templates are those of the version of Kubernetes that this program is tested with.
     """
+    from fleet_operator.cli.manifest import STDIN, check_manifest, load_manifest
+
     job = check_manifest(load_manifest(filename), allow_unknown_fields=allow_unknown_fields)
     typer.echo(f"{'standard input' if filename == STDIN else filename}: FleetJob {job.name} is valid")
 
@@ -104,10 +107,8 @@ def main() -> NoReturn:
     """Run the command line; a mistake of the user's is a sentence, never a traceback."""
     try:
         app(prog_name="kubectl fleet" if Path(sys.argv[0]).name == PLUGIN else None)
-    except (InvalidJob, ManifestError) as error:
-        _fail(str(error), INVALID)
     except OperatorError as error:
-        _fail(str(error), 1)
+        _fail(str(error), error.exit_status)
     except OSError as error:
         _fail(f"{error.strerror}: {error.filename}" if error.filename else str(error), 1)
     except KeyboardInterrupt:

@@ -1,7 +1,6 @@
 """What a shell offers when a name is begun: the jobs of the namespace, if the cluster says so at once."""
 
 # No `from __future__ import annotations` here: Typer reads these annotations.
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,8 @@ PATIENCE_SECONDS = 2.0
 
 def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the names of jobs that begin so; none where the cluster does not answer."""
+    import asyncio
+
     from fleet_operator.cli.session import Where, in_session
 
     async def names(session: "Session") -> list[str]:

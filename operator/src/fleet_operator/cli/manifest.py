@@ -22,6 +22,8 @@ STDIN = Path("-")
 class ManifestError(OperatorError):
     """A file cannot be read as one FleetJob."""
 
+    exit_status = 2
+
 
 class _Loader(yaml.SafeLoader):
     """Reads only what JSON has as well; a date without quotes is text, as it is to kubectl."""

@@ -1,4 +1,8 @@
-"""The options and arguments that commands share."""
+"""The options and arguments that commands share.
+
+What defines the command line imports nothing that takes long, such as pydantic or aiohttp: each command
+imports what it needs when it runs, so that help and completion are there at once.
+"""
 
 # No `from __future__ import annotations` here: Typer reads these annotations.
 from enum import StrEnum
@@ -7,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from fleet_operator.api.rules import name_problem
 from fleet_operator.cli.completion import complete_jobs
 
 
@@ -19,6 +22,8 @@ class Output(StrEnum):
 
 
 def _checked_name(name: str | None) -> str | None:
+    from fleet_operator.api.rules import name_problem
+
     if name is not None and (expected := name_problem(name)) is not None:
         raise typer.BadParameter(f"{name!r} is no name of a FleetJob; expected {expected}")
     return name

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
-from fleet_operator.api import Role  # noqa: TC001  Typer reads the annotations
-from fleet_operator.cli.manifest import check_manifest, load_manifest
 from fleet_operator.cli.options import (
     AllowUnknownFields,
     Context,
@@ -30,6 +28,9 @@ if TYPE_CHECKING:
     from fleet_operator.cli.session import Session
 
     Work = Callable[[Session], Awaitable[int]]
+
+RoleName = Literal["pserver", "trainer"]
+"""A `fleet_operator.api.Role`, by its value: the class comes with all of the API."""
 
 
 def register(app: typer.Typer) -> None:
@@ -59,6 +60,7 @@ def submit(
     manifest is not valid, 124 after --timeout. Ctrl-C ends the waiting, not the job.
     """
     from fleet_operator.cli.change import submit as work
+    from fleet_operator.cli.manifest import check_manifest, load_manifest
 
     document = load_manifest(filename)
     check_manifest(document, allow_unknown_fields=allow_unknown_fields)
@@ -117,7 +119,7 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the job has finished, through all restarts.")
     ] = False,
-    role: Annotated[Role | None, typer.Option(help="Only the replicas of this role.")] = None,
+    role: Annotated[RoleName | None, typer.Option(help="Only the replicas of this role.")] = None,
     index: Annotated[int | None, typer.Option(min=0, help="Only this replica of the role.")] = None,
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last so many lines of each.")] = None,
     since: Annotated[int | None, typer.Option(min=1, help="Only the last so many seconds.")] = None,
@@ -135,12 +137,13 @@ def logs(
     With --follow the lives of a replica that is started again follow each other. The exit status is 1
     where no log could be read; why is told.
     """
+    from fleet_operator.api import Role
     from fleet_operator.cli.logs import Logs, Wanted, print_with
 
     if index is not None and role is None:
         raise typer.BadParameter(f"--index {index} of which role? Add --role trainer or --role pserver")
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    wanted = Wanted(role, index, tail, since, container, timestamps)
+    wanted = Wanted(None if role is None else Role(role), index, tail, since, container, timestamps)
     show = print_with(prefixes=prefix, colour=colour, write=typer.echo)
 
     def work(session: Session) -> Awaitable[int]:
@@ -226,7 +229,7 @@ def delete(
 
 def _exit_after(work: Work, where: tuple[Path | None, str | None, str | None]) -> NoReturn:
     """Do some work in a session with the cluster, and exit with the status that it returns."""
-    from fleet_operator.cli.session import Where, in_session  # aiohttp takes a while: not for `validate`
+    from fleet_operator.cli.session import Where, in_session
 
     raise typer.Exit(in_session(Where(*where), work))
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import json
+import subprocess
 import sys
 
 import pytest
 import yaml
 
 from fleet_operator import cli
+from fleet_operator.api import Role
 from tests.support.local import job_manifest
 
 
@@ -141,7 +144,7 @@ def test_a_mistake_of_our_own_is_a_sentence_too(fleetjob, write, monkeypatch):
     def broken(document, **_):
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(sys.modules["fleet_operator.cli.app"], "check_manifest", broken)
+    monkeypatch.setattr(sys.modules["fleet_operator.cli.manifest"], "check_manifest", broken)
     status, _, err = fleetjob("validate", "-f", write(job_manifest("pass")))
     assert status == 1
     assert err.startswith("fleetjob: a mistake in fleetjob itself: ZeroDivisionError: by zero (")
@@ -160,3 +163,52 @@ def test_a_missing_option_is_named(fleetjob):
     status, out, err = fleetjob("run")
     assert (status, out) == (2, "")
     assert "--filename" in err
+
+
+SLOW_TO_IMPORT = (
+    "aiohttp",
+    "asyncio",
+    "kopf",
+    "kubernetes",
+    "matplotlib",
+    "prometheus_client",
+    "uvloop",
+    "yaml",
+)
+
+HELP = """
+import json, sys
+from fleet_operator import cli
+try:
+    cli.main()
+finally:
+    print("\\n" + json.dumps(sorted(sys.modules)))
+"""
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize(
+    ("arguments", "absent"),
+    [
+        pytest.param([], (*SLOW_TO_IMPORT, "pydantic"), id="of-the-program"),
+        pytest.param(["run"], SLOW_TO_IMPORT, id="of-a-command"),  # Typer itself looks for pydantic then
+    ],
+)
+def test_help_imports_nothing_that_takes_long(arguments, absent):
+    command = [sys.executable, "-c", HELP, *arguments, "--help"]
+    output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    imported = set(json.loads(output.splitlines()[-1]))
+    assert "Usage" in output
+    assert imported.isdisjoint(absent)
+    assert not {each for each in imported if each.startswith("fleet_operator.")} - {
+        "fleet_operator.errors",
+        "fleet_operator.cli",
+        *(f"fleet_operator.cli.{each}" for each in ("app", "completion", "options", "remote")),
+    }
+
+
+@pytest.mark.parametrize("role", Role)
+def test_logs_of_each_role_can_be_asked_for(fleetjob, role):
+    status, _, err = fleetjob("logs", "digits", "--role", role.value, "--kubeconfig", "absent")
+    assert status == 1
+    assert "absent" in err
