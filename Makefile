@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo fmt lint types check assets test e2e image bench bench-operator docs lock crds proto pod-fields
+.PHONY: help setup demo fmt lint types check assets test e2e newcomer image bench bench-operator docs lock crds proto pod-fields
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -77,6 +77,12 @@ test: setup assets  ## unit, runtime and control-plane tests, beside each other 
 
 e2e: setup assets  ## the same jobs on a Kubernetes cluster: KUBECONFIG, else one made by kind
 	$(BIN)/pytest tests/e2e --verbose --capture=tee-sys $(PYTEST_FLAGS)
+
+# Any verbs: make newcomer NEWCOMER="setup demo"
+NEWCOMER ?= setup demo test
+
+newcomer:  ## the first verbs of somebody new, in a container with git, make, Python, Go and no caches
+	BASE_IMAGE=$(BASE_IMAGE) CA_BUNDLE=$(CA_BUNDLE) DOCKER=$(DOCKER) tools/newcomer/run.sh $(NEWCOMER)
 
 bench: setup  ## dense synchronous training beside DDP, torch rpc and grpcio: speed, latency, memory
 	$(BIN)/python -m benchmarks.dense_sync
