@@ -103,7 +103,7 @@ def _one_at_a_time(lock: Path, name: str) -> Iterator[None]:
                 if not told:
                     say(f"{name}: waiting until {holder} has got its own")
                     told = True
-                time.sleep(0.5)
+                time.sleep(0.1)
         file.truncate(0)
         file.write(f"process {os.getpid()}")
         file.flush()

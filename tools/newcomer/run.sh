@@ -37,7 +37,8 @@ handed_in=("${settings[@]/#/--env=}" "${proxies[@]/#/--env=}")
 if command -v go >/dev/null; then
 	handed_in+=(--volume="$(go env GOROOT):/usr/local/go:ro")
 	for setting in GOPROXY GOSUMDB GOPRIVATE GONOPROXY GONOSUMDB GOINSECURE; do
-		handed_in+=(--env="$setting=$(go env "$setting")")
+		export "$setting=$(go env "$setting")"
+		handed_in+=(--env="$setting")
 	done
 else
 	say "there is no Go here to hand in: programs without a pinned download cannot be got"

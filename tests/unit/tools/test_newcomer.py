@@ -17,6 +17,8 @@ from tests.support.processes import wait_for
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.programs
+
 RUN = Path("tools/newcomer/run.sh").resolve()
 
 DOCKER = """#!/bin/bash
