@@ -46,7 +46,7 @@ def _checksum(name: str, arch: str, folder: Path) -> str:
     try:
         sha256 = fetch(url, file)
     except UnavailableError as problem:
-        raise AssetError(f"{problem}. No checksum was written") from problem
+        raise AssetError(f"{problem}. No checksum was written: run this where downloads work") from problem
     unpack(file, program(name).path_inside(arch), unpacked)
     with unpacked.open("rb") as opened:
         start = opened.read(len(ELF))
