@@ -1,8 +1,9 @@
 """Writes what of the documentation is generated: ``python -m tools.reference`` (``make docs``).
 
 ``docs/reference/fleetjob.md`` comes from the CustomResourceDefinition, ``docs/reference/wire.md`` from the
-transition table of a data connection, ``docs/reference/cli.md`` from the commands themselves, and
-``docs/reference/metrics.md`` from what the operator counts. The READMEs show files and differences of files
+transition table of a data connection, ``docs/reference/cli.md`` from the commands themselves,
+``docs/reference/metrics.md`` from what the operator counts, and ``docs/reference/options.md`` from the table
+by which options are carried out or refused. The READMEs show files and differences of files
 where a comment ``<!-- file: PATH -->`` or ``<!-- diff: OLD NEW -->`` stands before a code block. A test fails
 when a committed page differs from what this writes.
 """
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
+from fleet.options import MODES, OPTIONS, Rule
 from fleet.wire import RESUMED, TRANSITIONS, Kind, Side, State
 from fleet_operator.api.crd import build_crd
 from fleet_operator.api.rules import CHANGES, IMMUTABLE, RULES
@@ -47,6 +49,11 @@ WIRE_STORY = (
     "it. Every frame says how many of the other direction its sender has taken; these need not be kept any "
     "longer."
 )
+OPTIONS_STORY = (
+    "What becomes of a value other than the default: `strategy` is a `DistributedStrategy`, `config` its "
+    "`transpiler`, or what a `DistributeTranspiler` is given. What is refused is an error that names the "
+    "option, before anything starts. `own` is a [mode of your own](../modes.md#a-mode-of-your-own)."
+)
 
 
 def pages() -> dict[Path, str]:
@@ -56,6 +63,7 @@ def pages() -> dict[Path, str]:
         Path("docs/reference/wire.md"): wire_page(),
         Path("docs/reference/cli.md"): cli_page(),
         Path("docs/reference/metrics.md"): metrics_page(),
+        Path("docs/reference/options.md"): options_page(),
         **{path: EMBEDDED.sub(_embed, (ROOT / path).read_text()) for path in WITH_FILES},
     }
 
@@ -232,6 +240,45 @@ def metrics_page() -> str:
             "",
         ]
     )
+
+
+def options_page() -> str:
+    """Return the reference of the trainers' options: what becomes of each with servers, and without."""
+    rows = [
+        f"| `{name}` | {_rules(rules, servers=True)} | {_rules(rules, servers=False)} |"
+        for name, rules in OPTIONS.items()
+    ]
+    return "\n".join(
+        [
+            NOTICE,
+            "# Which option is carried out where",
+            "",
+            OPTIONS_STORY,
+            "",
+            "| option | with parameter servers | collective |",
+            "|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _rules(rules: tuple[Rule, ...], *, servers: bool) -> str:
+    return "<br>".join(
+        _cell(f"{_when(rule, servers)}{rule.verdict.value}: {rule.text}")
+        for rule in rules
+        if (rule.servers if servers else rule.collective)
+    )
+
+
+def _when(rule: Rule, servers: bool) -> str:
+    """Return when a rule applies, bold, where it does not always."""
+    parts = [f"`{value}`" for value in rule.values]
+    if servers and rule.modes != MODES:
+        parts += rule.modes
+    if rule.by_executor is not None:
+        parts.append("with an Executor" if rule.by_executor else "in a loop")
+    return f"**{', '.join(parts)}** " if parts else ""
 
 
 def main() -> None:

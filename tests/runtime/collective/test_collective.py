@@ -14,9 +14,7 @@ import torch
 from fleet.checkpoint import Checkpoint
 from fleet.collective import Fleet
 from fleet.errors import ConfigurationError
-from fleet.program import ClipGradByNorm
 from fleet.role_maker import Role, UserDefinedRoleMaker
-from fleet.strategy import DistributedStrategy
 from tests.support.forked_python import ForkedPython
 from tests.support.parameter_server import loopback
 from tests.support.processes import alive, free_ports, wait_for
@@ -383,31 +381,6 @@ def test_misuse_is_explained(misuse, message):
     with pytest.raises(ConfigurationError) as error:
         misuse(Fleet())
     assert message in str(error.value)
-
-
-def test_clipping_on_servers_is_refused_where_there_are_none():
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    strategy = DistributedStrategy(grad_clip=ClipGradByNorm(1.0))
-    with pytest.raises(ConfigurationError, match=r"no servers here to clip; call torch\.nn\.utils"):
-        Fleet().distributed_optimizer(optimizer, strategy)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("cross_step", True),
-        ("server_kernels", "fused"),
-        ("transport", "shared_memory"),
-        ("wire_dtype", "bfloat16"),
-    ],
-)
-def test_what_only_parameter_servers_do_is_refused_by_name(name, value):
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    strategy = DistributedStrategy(**{name: value})
-    with pytest.raises(
-        ConfigurationError, match=rf"strategy\.{name} is .* there are no parameter servers here"
-    ):
-        Fleet().distributed_optimizer(optimizer, strategy)
 
 
 @pytest.mark.timeout(240)

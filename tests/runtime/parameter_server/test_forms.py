@@ -11,6 +11,8 @@ import fleet as package
 from fleet import lifecycle, role_maker
 from fleet.errors import ConfigurationError
 from fleet.parameter_server import Fleet
+from fleet.parameter_server.server import Server
+from fleet.parameter_server.sessions import find_trainer
 from tests.support.processes import free_ports
 
 
@@ -24,13 +26,13 @@ FEED = {"x": np.ones((4, 20), dtype=np.float32)}
 class Replica:
     """One replica of a job with one server and one trainer, in this process."""
 
-    def __init__(self, kind: Any, endpoint: str) -> None:
+    def __init__(self, kind: Any, endpoint: str, strategy: package.DistributedStrategy | None = None) -> None:
         torch.manual_seed(0)
         self.fleet = Fleet()
         self.fleet.init(role_maker.UserDefinedRoleMaker(0, kind, 1, [endpoint]))
         self.model = torch.nn.Linear(20, 1)
         wrapped = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.optimizer = self.fleet.distributed_optimizer(wrapped, model=self.model)
+        self.optimizer = self.fleet.distributed_optimizer(wrapped, strategy, model=self.model)
 
 
 @pytest.fixture
@@ -108,3 +110,43 @@ def test_joining_twice_is_refused(endpoint, server):
         trainer.fleet.init_worker()
     trainer.fleet.stop_worker()
     server.join(20)
+
+
+@pytest.mark.parametrize("by_executor", [False, True])
+def test_what_the_strategy_says_reaches_a_session_of_either_form(endpoint, monkeypatch, by_executor):
+    strategy = package.DistributedStrategy(overlap=False, transport="tcp", server_kernels="fused")
+    made: list[Server] = []
+    start = Server.start
+
+    def starting(server: Server) -> None:
+        made.append(server)
+        start(server)
+
+    monkeypatch.setattr(Server, "start", starting)
+    served = Replica(role_maker.Role.SERVER, endpoint, strategy)
+    trainer = Replica(role_maker.Role.WORKER, endpoint, strategy)
+    if by_executor:
+        for replica in (served, trainer):
+            replica.optimizer.minimize(mean_square)
+    else:
+        served.fleet.init_server()
+
+    def serving() -> None:
+        if by_executor:
+            package.Executor().run(served.fleet.main_program)
+        else:
+            served.fleet.run_server()
+
+    thread = threading.Thread(target=serving, daemon=True)
+    thread.start()
+    if by_executor:
+        package.Executor().run(trainer.fleet.startup_program)
+    else:
+        trainer.fleet.init_worker()
+    session = find_trainer(trainer.fleet.main_program)
+    assert session is not None
+    assert (session._overlap, session._client._settings.transport) == (False, "tcp")
+    trainer.fleet.stop_worker()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert (made[0]._settings.fused, made[0]._settings.transport) == (True, "tcp")

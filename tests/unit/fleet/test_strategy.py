@@ -7,6 +7,7 @@ import fleet
 from fleet import DistributedStrategy
 from fleet.errors import ConfigurationError, TranspileError
 from fleet.role_maker.variables import SYNC_MODES
+from fleet.strategy import strategy_of
 from fleet.transpiler import DistributedMode, DistributeTranspilerConfig
 
 
@@ -36,10 +37,59 @@ def test_defaults():
     assert strategy.transpiler.slice_var_up is True
 
 
-def test_a_strategy_does_not_change():
-    strategy: Any = DistributedStrategy()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        strategy.overlap = False
+def test_fields_may_be_set_one_by_one():
+    strategy = DistributedStrategy()
+    strategy.sync_mode = False
+    strategy.overlap = False
+    assert strategy == DistributedStrategy(sync_mode=False, overlap=False)
+    assert mode_of(strategy) is DistributedMode.HALF_ASYNC
+
+
+def test_what_is_set_later_is_checked_at_once_and_the_whole_when_it_is_read():
+    strategy = DistributedStrategy()
+    with pytest.raises(ConfigurationError, match=r"strategy\.transport is 'udp'; expected auto"):
+        strategy.transport = "udp"
+    strategy.wire_dtype, strategy.transport = "bfloat16", "shared_memory"
+    with pytest.raises(ConfigurationError, match="in which nothing travels"):
+        strategy.resolved("Sync")
+    strategy.transport = "auto"
+    strategy.transpiler.geo_sgd_mode = True
+    strategy.sync_mode = True
+    with pytest.raises(ConfigurationError, match=r"strategy\.transpiler asks for geo"):
+        strategy.resolved("Sync")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        pytest.param("overlapp", r"\(did you mean overlap\?\); its fields are sync_mode", id="a-mistake"),
+        pytest.param("nccl_comm_num", r"set strategy\.transpiler\.nccl_comm_num", id="the-config-s"),
+        pytest.param("use_local_sgd", "GEO with parameter servers exchanges every k steps", id="paddle-s"),
+    ],
+)
+def test_setting_a_field_that_there_is_not_says_what_there_is(name, words):
+    with pytest.raises(AttributeError, match=f"no field '{name}'.*{words}"):
+        setattr(DistributedStrategy(), name, True)
+
+
+def test_a_config_alone_is_a_strategy():
+    config = DistributeTranspilerConfig(sync_mode=False, min_block_size=9000)
+    assert strategy_of(config) == DistributedStrategy(transpiler=config)
+    assert mode_of(strategy_of(config)) is DistributedMode.HALF_ASYNC
+    assert strategy_of(None) == DistributedStrategy()
+    with pytest.raises(ConfigurationError, match=r"strategy is 'async'; expected a fleet\.Dist"):
+        strategy_of("async")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        DistributedStrategy(sync_mode=False, transpiler=DistributeTranspilerConfig(enable_dc_asgd=True)),
+        strategy_of(DistributeTranspilerConfig(sync_mode=False, enable_dc_asgd=True)),
+    ],
+)
+def test_compensating_for_delay_is_async_where_no_mode_is_named(strategy):
+    assert mode_of(strategy) is DistributedMode.ASYNC
 
 
 @pytest.mark.parametrize(
@@ -78,7 +128,7 @@ def test_a_strategy_does_not_change():
         ),
         (
             {"mode": Named(), "sync_mode": False},
-            r"strategy\.mode is 'named', and strategy\.sync_mode asks for asynchronous training",
+            r"strategy\.mode is 'named', and strategy\.sync_mode = False asks for asynchronous",
         ),
         (
             {"mode": Named(), "transpiler": DistributeTranspilerConfig(half_async=True)},
@@ -88,6 +138,7 @@ def test_a_strategy_does_not_change():
             {"transpiler": DistributeTranspilerConfig(geo_sgd_mode=True, half_async=True)},
             r"strategy\.transpiler: config\.geo_sgd_mode = True and config\.half_async = True",
         ),
+        ({"mode": "nccl2"}, r"the original's mode is strategy\.transpiler\.mode"),
         ({"transpiler": {}}, r"strategy\.transpiler is \{\}; expected a DistributeTranspilerConfig"),
     ],
 )

@@ -5,13 +5,15 @@ transpiler config's fields. Where two of them contradict each other the strategy
 says anything, the job decides (`FLEET_SYNC_MODE`).
 """
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Final
 
 from fleet.errors import ConfigurationError, TranspileError
+from fleet.options import ORIGINALS, Where, refusal
 from fleet.program.clip import GradClip, check_grad_clip
 from fleet.role_maker.variables import SYNC_MODES
-from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
+from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode, meant
 
 __all__ = [
     "DistributedStrategy",
@@ -20,11 +22,9 @@ __all__ = [
     "create_geo_strategy",
     "create_half_async_strategy",
     "create_sync_strategy",
+    "strategy_of",
 ]
 
-_KERNELS = ("default", "fused")
-_TRANSPORTS = ("auto", "tcp", "shared_memory")
-_WIRE_DTYPES = (None, "bfloat16")
 _MODE_OF_JOB: Final = dict(zip(SYNC_MODES, DistributedMode, strict=True))
 _FIELDS_OF_MODE: Final[dict[DistributedMode, dict[str, Any]]] = {
     DistributedMode.SYNC: {"sync_mode": True, "runtime_split_send_recv": False},
@@ -34,9 +34,11 @@ _FIELDS_OF_MODE: Final[dict[DistributedMode, dict[str, Any]]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class DistributedStrategy:
-    """How a job trains. Immutable; every value is checked when it is made.
+    """How a job trains. Set fields when it is made or afterwards; ``distributed_optimizer`` reads them.
+
+    Each value is checked when it is set, and all of them together when they are read.
 
     Attributes
     ----------
@@ -86,32 +88,27 @@ class DistributedStrategy:
     transpiler: DistributeTranspilerConfig = field(default_factory=DistributeTranspilerConfig)
 
     def __post_init__(self) -> None:
-        if self.sync_mode is not None:
-            _check_bool("sync_mode", self.sync_mode)
-        _check_bool("overlap", self.overlap)
-        _check_bool("cross_step", self.cross_step)
-        if self.server_kernels not in _KERNELS:
-            raise ConfigurationError(
-                f"strategy.server_kernels is {self.server_kernels!r}; expected {' or '.join(_KERNELS)}"
-            )
-        if self.transport not in _TRANSPORTS:
-            raise ConfigurationError(
-                f"strategy.transport is {self.transport!r}; expected {' or '.join(_TRANSPORTS)}"
-            )
-        if self.wire_dtype not in _WIRE_DTYPES:
-            raise ConfigurationError(
-                f"strategy.wire_dtype is {self.wire_dtype!r}; expected 'bfloat16', or None: as they are kept"
-            )
+        self.check()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        check = _CHECKS.get(name)
+        if check is None:
+            raise AttributeError(_unknown(name))
+        check(name, value)
+        object.__setattr__(self, name, value)
+
+    def check(self) -> None:
+        """Check the fields together.
+
+        Raises
+        ------
+        ConfigurationError
+            Two of them contradict each other; the message names both.
+        """
         if self.wire_dtype is not None and self.transport == "shared_memory":
             raise ConfigurationError(
                 f"strategy.wire_dtype is {self.wire_dtype!r}, and strategy.transport is 'shared_memory', in "
                 "which nothing travels; leave one of them at its default"
-            )
-        if self.grad_clip is not None:
-            check_grad_clip("strategy.grad_clip", self.grad_clip)
-        if not isinstance(self.transpiler, DistributeTranspilerConfig):
-            raise ConfigurationError(
-                f"strategy.transpiler is {self.transpiler!r}; expected a DistributeTranspilerConfig"
             )
         if self.wire_dtype is not None and self.transpiler.enable_dc_asgd:
             raise ConfigurationError(
@@ -120,6 +117,23 @@ class DistributedStrategy:
             )
         self._check_mode()
 
+    def check_works(self, where: Where) -> None:
+        """Check that a way to train carries out every field that is not at its default.
+
+        Raises
+        ------
+        ConfigurationError
+            It does not; the message names the first such field, and what works instead.
+        """
+        for owner, prefix in ((self, "strategy"), (self.transpiler, "config")):
+            if where.servers and owner is not self:
+                return  # the transpiler checks its own
+            for each in fields(owner):
+                if each.default is not MISSING:
+                    value = getattr(owner, each.name)
+                    if (reason := refusal(f"{prefix}.{each.name}", value, each.default, where)) is not None:
+                        raise ConfigurationError(reason)
+
     def _check_mode(self) -> None:
         """Refuse a strategy whose parts ask for different modes."""
         try:
@@ -127,20 +141,20 @@ class DistributedStrategy:
         except TranspileError as error:
             raise ConfigurationError(f"strategy.transpiler: {error}") from error
         if self.mode is not None:
-            if not isinstance(getattr(self.mode, "programs", None), DistributedMode):
+            found = ""
+            if self.sync_mode is not None:
+                found = f"strategy.sync_mode = {self.sync_mode} asks for {_said(self.sync_mode)}"
+            elif asked is not None:
+                found = f"strategy.transpiler asks for {_said(asked)} ({self.transpiler.mode_flags()})"
+            if found:
                 raise ConfigurationError(
-                    f"strategy.mode is {self.mode!r}; expected an instance of a subclass of "
-                    "fleet.parameter_server.modes.Mode"
+                    f"strategy.mode is {self.mode.name!r}, and {found}; leave it at its default where a mode "
+                    "is given"
                 )
-            for name, other in (("sync_mode", self.sync_mode), ("transpiler", asked)):
-                if other is not None:
-                    raise ConfigurationError(
-                        f"strategy.mode is {self.mode.name!r}, and strategy.{name} asks for {_said(other)}; "
-                        f"leave {name} at its default where a mode is given"
-                    )
         if self.sync_mode is True and asked not in (None, DistributedMode.SYNC):
             raise ConfigurationError(
-                f"strategy.sync_mode is True, and strategy.transpiler asks for {_said(asked)}; "
+                f"strategy.sync_mode is True, and strategy.transpiler asks for {_said(asked)} "
+                f"({self.transpiler.mode_flags()}); "
                 "set sync_mode = False, or leave the config's fields of the mode at their defaults"
             )
         if self.sync_mode is False and asked is DistributedMode.SYNC:
@@ -165,24 +179,61 @@ class DistributedStrategy:
         Raises
         ------
         ConfigurationError
-            The job asks for a mode that there is not.
+            The job asks for a mode that there is not, the fields contradict each other, or parameter servers
+            in that mode do not carry one of them out.
         """
+        self.check()
         if job_sync_mode not in SYNC_MODES:
             raise ConfigurationError(
                 f"FLEET_SYNC_MODE is {job_sync_mode!r}; expected one of {', '.join(SYNC_MODES)}"
             )
         if self.mode is not None:
-            return self
-        mode = self.transpiler.asks_for()
-        if mode is None and self.sync_mode is None:
-            mode = _MODE_OF_JOB[job_sync_mode]
-        elif mode is None:
-            mode = DistributedMode.SYNC if self.sync_mode else DistributedMode.HALF_ASYNC
-        return replace(
-            self,
-            sync_mode=mode is DistributedMode.SYNC,
-            transpiler=_config_for(mode, self.transpiler),
+            resolved = replace(self)
+        elif (mode := self._mode_asked_for()) is None:
+            resolved = self._for_mode(_MODE_OF_JOB[job_sync_mode])
+        else:
+            resolved = self._for_mode(mode)
+        resolved.check_works(resolved.where())
+        return resolved
+
+    def where(self, *, by_executor: bool = False) -> Where:
+        """Return which way to train with parameter servers a resolved strategy asks for."""
+        asked = self.transpiler.asks_for() or DistributedMode.SYNC
+        name = "own" if self.mode is not None else asked.name.lower()
+        return Where(servers=True, mode=name, by_executor=by_executor)
+
+    def _mode_asked_for(self) -> DistributedMode | None:
+        if self.sync_mode is None:
+            return self.transpiler.asks_for()
+        if self.sync_mode:
+            return DistributedMode.SYNC
+        return replace(self.transpiler, sync_mode=False).asks_for()
+
+    def _for_mode(self, mode: DistributedMode) -> "DistributedStrategy":
+        config = self.transpiler
+        if self.sync_mode is False:
+            config = replace(config, sync_mode=False)
+        return replace(self, sync_mode=mode is DistributedMode.SYNC, transpiler=_config_for(mode, config))
+
+
+def strategy_of(given: DistributedStrategy | DistributeTranspilerConfig | None) -> DistributedStrategy:
+    """Return the strategy that a script handed over: the original takes a transpiler's config for one too.
+
+    Raises
+    ------
+    ConfigurationError
+        It is neither.
+    """
+    if given is None:
+        return DistributedStrategy()
+    if isinstance(given, DistributeTranspilerConfig):
+        return DistributedStrategy(transpiler=given)
+    if not isinstance(given, DistributedStrategy):
+        raise ConfigurationError(
+            f"strategy is {given!r}; expected a fleet.DistributedStrategy, or a "
+            "fleet.DistributeTranspilerConfig"
         )
+    return given
 
 
 def create_sync_strategy(**fields: Any) -> DistributedStrategy:
@@ -253,12 +304,72 @@ def _config_for(mode: DistributedMode, config: DistributeTranspilerConfig) -> Di
     return config if config.asks_for() is mode else replace(config, **_FIELDS_OF_MODE[mode])
 
 
-def _said(mode: DistributedMode | bool | None) -> str:
+def _said(mode: DistributedMode | bool) -> str:
     if isinstance(mode, DistributedMode):
         return mode.name.lower()
     return f"{'synchronous' if mode else 'asynchronous'} training"
 
 
+def _unknown(name: str) -> str:
+    known = list(_CHECKS)
+    of_config = [each.name for each in fields(DistributeTranspilerConfig)]
+    if name in of_config:
+        return (
+            f"DistributedStrategy has no field {name!r}, its config has: set strategy.transpiler.{name}, or "
+            "hand over a DistributeTranspilerConfig as the strategy"
+        )
+    if name in ORIGINALS:
+        return f"DistributedStrategy has no field {name!r}: {ORIGINALS[name]}"
+    return f"DistributedStrategy has no field {name!r}{meant(name, known)}; its fields are {', '.join(known)}"
+
+
 def _check_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ConfigurationError(f"strategy.{name} is {value!r}; expected True or False")
+
+
+def _check_bool_or_none(name: str, value: object) -> None:
+    if value is not None:
+        _check_bool(name, value)
+
+
+def _check_one_of(*choices: object, expected: str = "") -> Callable[[str, object], None]:
+    wanted = expected or " or ".join(map(str, choices))
+
+    def check(name: str, value: object) -> None:
+        if value not in choices:
+            raise ConfigurationError(f"strategy.{name} is {value!r}; expected {wanted}")
+
+    return check
+
+
+def _check_own_mode(name: str, value: object) -> None:
+    if value is not None and not isinstance(getattr(value, "programs", None), DistributedMode):
+        hint = "; the original's mode is strategy.transpiler.mode" if isinstance(value, str) else ""
+        raise ConfigurationError(
+            f"strategy.{name} is {value!r}; expected an instance of a subclass of "
+            f"fleet.parameter_server.modes.Mode{hint}"
+        )
+
+
+def _check_clip(name: str, value: object) -> None:
+    if value is not None:
+        check_grad_clip(f"strategy.{name}", value)
+
+
+def _check_config(name: str, value: object) -> None:
+    if not isinstance(value, DistributeTranspilerConfig):
+        raise ConfigurationError(f"strategy.{name} is {value!r}; expected a DistributeTranspilerConfig")
+
+
+_CHECKS: Final[dict[str, Callable[[str, object], None]]] = {
+    "sync_mode": _check_bool_or_none,
+    "mode": _check_own_mode,
+    "overlap": _check_bool,
+    "cross_step": _check_bool,
+    "server_kernels": _check_one_of("default", "fused"),
+    "transport": _check_one_of("auto", "tcp", "shared_memory"),
+    "wire_dtype": _check_one_of(None, "bfloat16", expected="'bfloat16', or None: as they are kept"),
+    "grad_clip": _check_clip,
+    "transpiler": _check_config,
+}

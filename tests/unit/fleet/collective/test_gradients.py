@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from fleet.collective.buckets import FIRST_BUCKET_BYTES
 from fleet.collective.gradients import GradientAverager
 from fleet.collective.optimizer import distribute, named_parameters
 from fleet.collective.rendezvous import Place
@@ -34,8 +35,10 @@ def process_group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def distributed(optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None) -> Any:
-    averager = GradientAverager(named_parameters(optimizer, model), cast("Any", Alone()))
+def distributed(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None, **options: Any
+) -> Any:
+    averager = GradientAverager(named_parameters(optimizer, model), cast("Any", Alone()), **options)
     averager.start()
     return distribute(optimizer, averager, cast("Any", None), model)
 
@@ -89,6 +92,26 @@ def test_parameters_that_come_later_are_refused():
     inner.add_param_group(more)
     with pytest.raises(ConfigurationError, match=r"has 3 parameters, and had 2 when .* call add_param_group"):
         optimizer.step()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_without_overlap_buckets_leave_when_the_backward_pass_ends(overlap, monkeypatch):
+    events: list[str] = []
+    all_reduce = dist.all_reduce
+
+    def noted(*args: Any, **options: Any) -> Any:
+        events.append("leaves")
+        return all_reduce(*args, **options)
+
+    monkeypatch.setattr(dist, "all_reduce", noted)
+    model = torch.nn.Sequential(linear(), torch.nn.Linear(1, FIRST_BUCKET_BYTES // 4))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    distributed(sgd, model, overlap=overlap, bucket_bytes=1)
+    hidden = model[0](torch.ones(1, 2))
+    hidden.register_hook(lambda _: events.append("half-way"))
+    model[1](hidden).sum().backward()
+    assert events.index("half-way") == (2 if overlap else 0)
+    assert events.count("leaves") == 4
 
 
 def fail(_: torch.Tensor) -> torch.Tensor:

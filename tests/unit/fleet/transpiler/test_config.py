@@ -55,13 +55,22 @@ def test_an_unknown_field_is_an_error_that_helps(name, words):
         pytest.param({"mode": "ps"}, r"config\.mode is 'ps'; expected 'pserver'", id="an-unknown-mode"),
         pytest.param({"wait_port": None}, r"config\.wait_port is None", id="none"),
         pytest.param({"min_block_size": 1e4}, r"is 10000\.0; expected a whole number", id="a-fraction"),
-        pytest.param({"split_method": HashName(["a"])}, "expected a class", id="an-instance"),
+        pytest.param({"split_method": HashName(["a"])}, "expected RoundRobin, HashName or", id="an-instance"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(changes, words):
     config: Any = DistributeTranspilerConfig(**changes)
     with pytest.raises(TranspileError, match=words):
         config.check()
+
+
+@pytest.mark.parametrize("method", [RoundRobin, HashName])
+def test_a_dispatcher_may_be_named_by_text(method):
+    named = DistributeTranspilerConfig(split_method=method.__name__)
+    assert named == DistributeTranspilerConfig(split_method=method)
+    named.split_method = "RoundRobbin"  # type: ignore[assignment]
+    with pytest.raises(TranspileError, match="'RoundRobbin'; expected RoundRobin, HashName or a subclass"):
+        named.check()
 
 
 def test_fields_may_be_set_one_by_one():

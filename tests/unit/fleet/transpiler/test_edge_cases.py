@@ -15,6 +15,7 @@ from fleet.transpiler import (
     server_plan,
     trainer_plan,
 )
+from fleet.transpiler.config import say_that_async_follows
 from tests.support.programs import Parameters, captured, never
 
 ONE, TWO = "10.0.0.1:6174", "10.0.0.2:6174"
@@ -58,7 +59,7 @@ def config(**fields: Any) -> DistributeTranspilerConfig:
         pytest.param(
             {},
             {"geo_sgd_need_push_nums": 7},
-            "need_push_nums = 7 belongs to GEO, and the mode is sync",
+            "need_push_nums = 7 .* the mode is sync: it belongs to GEO",
             id="pushes-outside-geo",
         ),
         pytest.param(
@@ -87,7 +88,7 @@ def config(**fields: Any) -> DistributeTranspilerConfig:
         ),
         pytest.param(
             {"sync_mode": False},
-            {"enable_dc_asgd": True},
+            {"enable_dc_asgd": True, "half_async": True},
             "enable_dc_asgd = True .* the mode is half_async",
             id="dc-asgd-in-half-async",
         ),
@@ -117,7 +118,7 @@ def config(**fields: Any) -> DistributeTranspilerConfig:
         pytest.param({}, {"min_block_size": "8192"}, "min_block_size is '8192'", id="block-size-text"),
         pytest.param({}, {"slice_var_up": "no"}, "config.slice_var_up is 'no'", id="flag-text"),
         pytest.param(
-            {}, {"split_method": "RoundRobin"}, "config.split_method is 'RoundRobin'", id="dispatcher"
+            {}, {"split_method": "RoundRobbin"}, "config.split_method is 'RoundRobbin'", id="dispatcher"
         ),
     ],
 )
@@ -221,6 +222,9 @@ def test_a_clone_taken_before_is_transpiled_on_its_own():
             DistributedMode.SYNC,
             id="sync-as-the-originals-strategy-says-it",
         ),
+        pytest.param(
+            False, {"enable_dc_asgd": True}, DistributedMode.ASYNC, id="delay-is-compensated-in-async"
+        ),
         pytest.param(True, {"geo_sgd_mode": True}, DistributedMode.GEO, id="geo-by-its-own-flag"),
         pytest.param(False, {"geo_sgd_mode": True}, DistributedMode.GEO, id="geo-is-asynchronous-too"),
         pytest.param(
@@ -317,8 +321,31 @@ def test_defaults_are_the_latest_captured_programs():
     assert latest.startup_program.attr("role") == "trainer"
 
 
-def test_print_log_tells_where_each_block_goes(caplog):
-    caplog.set_level("INFO", "fleet.transpiler")
+def test_print_log_tells_where_each_block_goes(capsys):
     DistributeTranspiler(config(print_log=True)).transpile(**GOOD, program=captured())
-    assert "w.block0 [200, 100] elements 0 to 20000 on 10.0.0.2:6174" in caplog.text
-    assert "10.0.0.1:6174 holds 2 blocks, 20100 elements" in caplog.text
+    printed = capsys.readouterr().out
+    assert "w.block0 [200, 100] elements 0 to 20000 on 10.0.0.2:6174" in printed
+    assert "10.0.0.1:6174 holds 2 blocks, 20100 elements" in printed
+
+
+def test_that_async_follows_from_compensating_for_delay_is_said_once(caplog):
+    say_that_async_follows.cache_clear()
+    for _ in range(2):
+        DistributeTranspiler(config(enable_dc_asgd=True)).transpile(
+            **GOOD, program=captured(), sync_mode=False
+        )
+    assert caplog.messages == ["config.enable_dc_asgd = True and sync_mode = False: the mode is async"]
+
+
+@pytest.mark.parametrize("field", ["enable_dc_asgd", "geo_sgd_need_push_nums"])
+def test_what_belongs_to_one_mode_is_refused_in_a_mode_of_the_user_s_own(field):
+    class Own:
+        name = "own"
+        programs = DistributedMode.ASYNC
+
+        def agreement(self):
+            return {}
+
+    transpiler = DistributeTranspiler(config(**{field: 1 if field.endswith("nums") else True}), mode=Own())
+    with pytest.raises(TranspileError, match=f"config.{field} = .* the mode is own"):
+        transpiler.transpile(**GOOD, program=captured())

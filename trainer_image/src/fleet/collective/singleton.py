@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Final, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,17 @@ from fleet.collective.rendezvous import place_of
 from fleet.collective.training import CollectiveTraining
 from fleet.errors import ConfigurationError
 from fleet.numbers import check_operation, like, numbers_of
+from fleet.options import Where, refusal
 from fleet.program import Program
 from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker, share_of_files
-from fleet.strategy import DistributedStrategy
+from fleet.role_maker.variables import SYNC_MODES
+from fleet.strategy import DistributedStrategy, strategy_of
+from fleet.transpiler import DistributeTranspilerConfig
 
 __all__ = ["Fleet"]
 
 MAX_DIFFERENCE = 300
+_HERE: Final = Where(servers=False)
 _COMBINED = frozenset({"int64", "float16", "float32", "float64"})
 _SUMMED = frozenset({"complex64", "complex128"})
 
@@ -74,6 +78,9 @@ class Fleet(SavingCalls):
                 "fleet.collective was given the role of a job with parameter servers; expected "
                 "PaddleCloudRoleMaker(is_collective=True), or the fleet of fleet.parameter_server"
             )
+        reason = refusal("FLEET_SYNC_MODE", role.sync_mode, SYNC_MODES[0], _HERE)
+        if reason is not None:
+            raise ConfigurationError(f"{reason} (of a FleetJob: spec.syncMode)")
         lifecycle.start(role)
         keep_freed_memory(os.environ)
         place, deadlines = place_of(role, os.environ), Deadlines.from_environ(os.environ)
@@ -215,7 +222,7 @@ class Fleet(SavingCalls):
     def distributed_optimizer(
         self,
         optimizer: torch.optim.Optimizer,
-        strategy: DistributedStrategy | None = None,
+        strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
         model: torch.nn.Module | None = None,
     ) -> torch.optim.Optimizer:
         """Make every backward pass average the gradients over all trainers.
@@ -227,29 +234,28 @@ class Fleet(SavingCalls):
         ----------
         optimizer
             Any torch optimizer; its parameters are the ones whose gradients are averaged.
-        strategy : DistributedStrategy, optional
-            With ``overlap=False`` all gradients leave at the end of the backward pass. How it would transpile
-            has no meaning here.
+        strategy : DistributedStrategy or DistributeTranspilerConfig, optional
+            With ``overlap=False`` all gradients leave at the end of the backward pass.
         model : optional
             The model, to name parameters in messages.
 
         Raises
         ------
         ConfigurationError
-            Another trainer's parameters or optimizer differ; or the strategy asks for something that
-            parameter servers do. The message says what.
+            Another trainer's parameters or optimizer differ; or the strategy asks for something that is not
+            carried out here (`fleet.options`). The message says what.
         """
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigurationError(
                 f"distributed_optimizer: found {type(optimizer).__name__}; expected a torch.optim.Optimizer"
             )
-        if strategy is not None:
-            _check_nothing_for_servers(strategy)
+        chosen = strategy_of(strategy)
+        chosen.check()
+        chosen.check_works(_HERE)
         group = self._started_group()
         named = named_parameters(optimizer, model)
         self._compare(group, optimizer, named)
-        overlap = strategy is None or strategy.overlap
-        averager = GradientAverager(named, group, overlap=overlap)
+        averager = GradientAverager(named, group, overlap=chosen.overlap)
         averager.start()
         self._averagers.append(averager)
         self._trainings.append(CollectiveTraining(optimizer, model, averager, group))
@@ -328,21 +334,3 @@ def _travelling(array: npt.NDArray[Any], mode: str) -> npt.NDArray[Any]:
             "float32 or float64: convert it"
         )
     return array.astype(array.dtype.newbyteorder("="))
-
-
-def _check_nothing_for_servers(strategy: DistributedStrategy) -> None:
-    """Refuse what only parameter servers could do."""
-    if strategy.grad_clip is not None:
-        raise ConfigurationError(
-            f"strategy.grad_clip is {strategy.grad_clip!r}, and there are no servers here to clip; call "
-            "torch.nn.utils.clip_grad_norm_ or clip_grad_value_ between backward() and step(), where the "
-            "gradients are averaged already"
-        )
-    defaults = DistributedStrategy()
-    for name in ("cross_step", "server_kernels", "transport", "wire_dtype"):
-        value, default = getattr(strategy, name), getattr(defaults, name)
-        if value != default:
-            raise ConfigurationError(
-                f"strategy.{name} is {value!r}, and there are no parameter servers here; leave it at "
-                f"{default!r}"
-            )

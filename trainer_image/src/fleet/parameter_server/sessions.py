@@ -4,6 +4,7 @@ A program that is run by an `Executor` and a loop that calls ``optimizer.step()`
 session: whichever comes second finds what the first has started.
 """
 
+import logging
 import os
 import weakref
 from dataclasses import replace
@@ -20,12 +21,17 @@ from fleet.parameter_server.shard import release, state_of
 from fleet.parameter_server.trainer import Trainer
 from fleet.program import Program, Source
 from fleet.role_maker import JobIdentity, Role, RoleKind
+from fleet.role_maker.interface import sync_mode_of
+from fleet.role_maker.variables import SYNC_MODES, Variables
 from fleet.strategy import DistributedStrategy
+from fleet.transpiler import DistributedMode
 from fleet.transpiler.lowering import TrainerPlan, server_plan, startup_plan, trainer_plan
 
-__all__ = ["find_trainer", "sends", "source_of", "start_server", "start_trainer"]
+__all__ = ["find_trainer", "sends", "source_of", "start_server", "start_trainer", "train_as"]
 
+_log = logging.getLogger(__name__)
 _DEFAULTS: Final = DistributedStrategy()
+_strategies: "weakref.WeakKeyDictionary[Source, DistributedStrategy]" = weakref.WeakKeyDictionary()
 _trainers: "weakref.WeakKeyDictionary[Source, Trainer]" = weakref.WeakKeyDictionary()
 
 
@@ -34,7 +40,12 @@ def find_trainer(program: Program) -> Trainer | None:
     return _trainers.get(source_of(program))
 
 
-def start_trainer(program: Program, job: JobIdentity, strategy: DistributedStrategy = _DEFAULTS) -> Trainer:
+def train_as(program: Program, strategy: DistributedStrategy) -> None:
+    """Say how the sessions of a program train, whoever starts them: a call of the fleet's, or an Executor."""
+    _strategies[source_of(program)] = strategy
+
+
+def start_trainer(program: Program, job: JobIdentity) -> Trainer:
     """Join the servers as a trainer program says, and take their values.
 
     Parameters
@@ -42,8 +53,6 @@ def start_trainer(program: Program, job: JobIdentity, strategy: DistributedStrat
     program : Program
         A trainer's main or startup program.
     job : JobIdentity
-    strategy : DistributedStrategy
-        Says how data travels, and when.
 
     Raises
     ------
@@ -62,6 +71,7 @@ def start_trainer(program: Program, job: JobIdentity, strategy: DistributedStrat
             "fleet.init_worker(), once"
         )
     plan = trainer_plan(program) if sends(program) else startup_plan(program)
+    strategy = _strategy_of(source, plan.mode)
     lifecycle.start(_trainer_role(plan, job))
     keep_freed_memory(os.environ)
     trainer = Trainer(
@@ -77,12 +87,7 @@ def start_trainer(program: Program, job: JobIdentity, strategy: DistributedStrat
     return trainer
 
 
-def start_server(
-    program: Program,
-    job: JobIdentity,
-    model_dir: str | None = None,
-    strategy: DistributedStrategy = _DEFAULTS,
-) -> Server:
+def start_server(program: Program, job: JobIdentity, model_dir: str | None = None) -> Server:
     """Begin to accept trainers as a pserver program says.
 
     Parameters
@@ -93,8 +98,6 @@ def start_server(
     model_dir : str, optional
         A checkpoint, or a folder of numbered ones, to begin with. Otherwise the folder of the job's own
         checkpoints (``FLEET_CHECKPOINT_DIR``) is looked into; there may be none in it yet.
-    strategy : DistributedStrategy
-        Says how data travels.
 
     Raises
     ------
@@ -115,7 +118,9 @@ def start_server(
             job=job,
         )
     )
-    server = Server(plan, source.parameters, job, _settings(strategy), state_of(source))
+    server = Server(
+        plan, source.parameters, job, _settings(_strategy_of(source, plan.mode)), state_of(source)
+    )
     directory = model_dir or os.environ.get("FLEET_CHECKPOINT_DIR", "").strip()
     if directory and server.keeper.load(directory) is None and model_dir:
         raise CheckpointError(
@@ -145,6 +150,20 @@ def source_of(program: Program) -> Source:
             "the program has no PyTorch objects behind it, so it cannot run; build it with Program.capture"
         )
     return program.source
+
+
+def _strategy_of(source: Source, mode: DistributedMode) -> DistributedStrategy:
+    """Return how a session trains; where the script transpiled by hand, say that its word counts."""
+    if (strategy := _strategies.get(source)) is not None:
+        return strategy
+    asked = sync_mode_of(Variables(os.environ))
+    if asked != SYNC_MODES[0] and asked != SYNC_MODES[mode]:
+        _log.warning(
+            "FLEET_SYNC_MODE is %s, and the script has transpiled for %s, which counts",
+            asked,
+            SYNC_MODES[mode],
+        )
+    return _DEFAULTS
 
 
 def _settings(strategy: DistributedStrategy) -> Settings:

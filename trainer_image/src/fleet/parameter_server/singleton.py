@@ -15,13 +15,13 @@ from fleet.numbers import like, numbers_of
 from fleet.parameter_server.optimizer import DistributedOptimizer
 from fleet.parameter_server.reduction import Contribution
 from fleet.parameter_server.saving import Saving
-from fleet.parameter_server.sessions import find_trainer, start_server, start_trainer
+from fleet.parameter_server.sessions import find_trainer, start_server, start_trainer, train_as
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import Trainer
 from fleet.program import Program
 from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker, share_of_files
-from fleet.strategy import DistributedStrategy
-from fleet.transpiler import DistributeTranspiler
+from fleet.strategy import DistributedStrategy, strategy_of
+from fleet.transpiler import DistributeTranspiler, DistributeTranspilerConfig
 from fleet.without_dynamo import defer_dynamo
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ class Fleet(Saving):
     def __init__(self) -> None:
         self._role: Role | None = None
         self._optimizer: DistributedOptimizer | None = None
-        self._strategy = DistributedStrategy()
         self._transpiler: DistributeTranspiler | None = None
         self._server: Server | None = None
         self._trainer: Trainer | None = None
@@ -173,7 +172,7 @@ class Fleet(Saving):
     def distributed_optimizer(
         self,
         optimizer: torch.optim.Optimizer,
-        strategy: DistributedStrategy | None = None,
+        strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
         model: torch.nn.Module | None = None,
     ) -> DistributedOptimizer:
         """Distribute what an optimizer steps over the parameter servers.
@@ -184,7 +183,7 @@ class Fleet(Saving):
         ----------
         optimizer : torch.optim.Optimizer
             The user's, of any class that steps parameters one by one.
-        strategy : DistributedStrategy, optional
+        strategy : DistributedStrategy or DistributeTranspilerConfig, optional
         model : torch.nn.Module, optional
             Gives the parameters their names.
 
@@ -204,9 +203,8 @@ class Fleet(Saving):
                 "fleet.distributed_optimizer was called a second time; expected one optimizer per process, "
                 "with a param group for each part of the model"
             )
-        chosen = (strategy if strategy is not None else DistributedStrategy()).resolved(role.sync_mode)
+        chosen = strategy_of(strategy).resolved(role.sync_mode)
         self._transpile(Program.from_optimizer(optimizer, model, chosen.grad_clip), chosen)
-        self._strategy = chosen
 
         def minimize(loss_fn: Callable[..., Any]) -> None:
             if model is None:
@@ -214,11 +212,7 @@ class Fleet(Saving):
                     "minimize() runs the model: give it, as in "
                     "fleet.distributed_optimizer(optimizer, model=model)"
                 )
-            if chosen.cross_step:
-                raise ConfigurationError(
-                    "strategy.cross_step is True, and an Executor returns from each step with its values in "
-                    "place; use cross_step = False with minimize()"
-                )
+            chosen.check_works(chosen.where(by_executor=True))
             self._transpile(Program.capture(model, loss_fn, optimizer, chosen.grad_clip), chosen)
 
         self._optimizer = DistributedOptimizer(optimizer, minimize)
@@ -243,7 +237,7 @@ class Fleet(Saving):
         if not role.is_server:
             raise ConfigurationError("fleet.init_server was called on a trainer; expected fleet.is_server()")
         directory = os.fspath(model_dir) if model_dir is not None else self._model_dir
-        self._server = start_server(self.main_program, role.job, directory, self._strategy)
+        self._server = start_server(self.main_program, role.job, directory)
         if self._optimizer is not None:
             self._optimizer.hand_over()
 
@@ -284,7 +278,7 @@ class Fleet(Saving):
                 "fleet.init_worker was called "
                 + ("a second time" if self._trainer is not None else "before fleet.distributed_optimizer")
             )
-        self._trainer = start_trainer(self.main_program, role.job, self._strategy)
+        self._trainer = start_trainer(self.main_program, role.job)
         self._optimizer.bind(self._trainer)
 
     def barrier_worker(self) -> None:
@@ -353,6 +347,7 @@ class Fleet(Saving):
             sync_mode=bool(strategy.sync_mode),
             startup_program=program.startup_program,
         )
+        train_as(program, strategy)
 
     def _started_role(self) -> Role:
         if self._role is None:

@@ -1,5 +1,7 @@
 """What the user may configure about transpiling: the original's fields, with its defaults."""
 
+import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -7,12 +9,14 @@ from enum import IntEnum
 from typing import Protocol
 
 from fleet.errors import TranspileError
-from fleet.transpiler.dispatch import PSDispatcher, RoundRobin
+from fleet.options import Where, refusal
+from fleet.transpiler.dispatch import HashName, PSDispatcher, RoundRobin
 
-__all__ = ["DistributeTranspilerConfig", "DistributedMode", "TrainingMode"]
+__all__ = ["DistributeTranspilerConfig", "DistributedMode", "TrainingMode", "meant"]
 
 _SMALLEST_BLOCK = 8192
-_PUSH_NUMS = 100
+_DISPATCHERS: dict[str, type[PSDispatcher]] = {each.__name__: each for each in (RoundRobin, HashName)}
+_log = logging.getLogger(__name__)
 
 
 class DistributedMode(IntEnum):
@@ -48,7 +52,7 @@ class DistributeTranspilerConfig:
     slice_var_up : bool
         Cut parameters into blocks so that all servers share the work.
     split_method : type
-        `RoundRobin`, `HashName`, or a `PSDispatcher` of your own.
+        `RoundRobin`, `HashName`, or a `PSDispatcher` of your own. The names of the first two may be text.
     min_block_size : int
         A block has at least this many elements; 8192 or more.
     sync_mode : bool
@@ -63,7 +67,8 @@ class DistributeTranspilerConfig:
         With an asynchronous `sync_mode`: synchronous training after all, as the original's
         `SyncStrategy` says it.
     enable_dc_asgd : bool
-        Asynchronous training that compensates for delay (DC-ASGD).
+        Asynchronous training that compensates for delay (DC-ASGD). Where `sync_mode` is False and nothing
+        asks for another mode, the mode is async.
     geo_sgd_mode : bool
         GEO: trainers step by themselves, and exchange what has changed now and then.
     geo_sgd_need_push_nums : int
@@ -77,8 +82,8 @@ class DistributeTranspilerConfig:
 
     Notes
     -----
-    The other fields are the original's too. Those are not supported yet, and a value other than the
-    default is an error at transpile that names the field.
+    The other fields are the original's too, for collective training. Which field is carried out where says
+    `fleet.options`; elsewhere a value other than the default is an error that names the field.
     """
 
     slice_var_up: bool = True
@@ -93,7 +98,7 @@ class DistributeTranspilerConfig:
     half_async: bool = False
     completely_not_async: bool = False
     geo_sgd_mode: bool = False
-    geo_sgd_need_push_nums: int = _PUSH_NUMS
+    geo_sgd_need_push_nums: int = 100
     nccl_comm_num: int = 1
     use_hierarchical_allreduce: bool = False
     hierarchical_allreduce_inter_nranks: int = 0
@@ -103,9 +108,11 @@ class DistributeTranspilerConfig:
         known = [field.name for field in fields(self)]
         if name not in known:
             raise AttributeError(
-                f"DistributeTranspilerConfig has no field {name!r}{_meant(name, known)}; its fields are "
+                f"DistributeTranspilerConfig has no field {name!r}{meant(name, known)}; its fields are "
                 f"{', '.join(known)}"
             )
+        if name == "split_method" and isinstance(value, str):
+            value = _DISPATCHERS.get(value, value)
         object.__setattr__(self, name, value)
 
     def check(self) -> None:
@@ -114,22 +121,22 @@ class DistributeTranspilerConfig:
         Raises
         ------
         TranspileError
-            A field has a value of the wrong type or range, or one that is not supported yet.
+            A field has a value of the wrong type or range, or one that parameter servers do not carry out.
         """
-        self._check_mode()
+        if self.mode not in ("pserver", "nccl2", "collective"):
+            raise TranspileError(
+                f"config.mode is {self.mode!r}; expected 'pserver' (the original's others, nccl2 and "
+                "collective, belong to fleet.collective)"
+            )
         for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in _NOT_YET and value != field.default:
-                raise TranspileError(
-                    f"config.{field.name} = {value!r} is not supported yet: {_COLLECTIVE}; "
-                    f"leave it at {field.default!r}"
-                )
             if isinstance(field.default, bool):
-                self._check_bool(field.name, value)
+                self._check_bool(field.name, getattr(self, field.name))
+        for name in _ONLY_COLLECTIVE:
+            self._refuse(name, Where(servers=True))
         if not isinstance(self.split_method, type) or not issubclass(self.split_method, PSDispatcher):
             raise TranspileError(
-                f"config.split_method is {self.split_method!r}; expected a class: RoundRobin, HashName or "
-                "a subclass of PSDispatcher"
+                f"config.split_method is {self.split_method!r}; expected RoundRobin, HashName or a subclass "
+                "of PSDispatcher"
             )
         size = self.min_block_size
         if isinstance(size, bool) or not isinstance(size, int) or size < _SMALLEST_BLOCK:
@@ -142,14 +149,10 @@ class DistributeTranspilerConfig:
                 f"config.geo_sgd_need_push_nums is {pushes!r}; expected a whole number of steps, at least 1"
             )
 
-    def _check_mode(self) -> None:
-        if self.mode in _COLLECTIVE_MODES:
-            raise TranspileError(f"config.mode = {self.mode!r} is not supported yet: {_COLLECTIVE}")
-        if self.mode != "pserver":
-            raise TranspileError(
-                f"config.mode is {self.mode!r}; expected 'pserver' ({' and '.join(_COLLECTIVE_MODES)}, the "
-                f"original's others, are not supported yet: {_COLLECTIVE})"
-            )
+    def _refuse(self, name: str, where: Where) -> None:
+        default = self.__dataclass_fields__[name].default
+        if (reason := refusal(f"config.{name}", getattr(self, name), default, where)) is not None:
+            raise TranspileError(reason)
 
     @staticmethod
     def _check_bool(name: str, value: object) -> None:
@@ -170,28 +173,32 @@ class DistributeTranspilerConfig:
 
     def asks_for(self) -> DistributedMode | None:
         """Return the mode that these fields ask for by themselves; None where they leave it open."""
-        flags = (self.geo_sgd_mode, self.half_async, self.completely_not_async, self.runtime_split_send_recv)
-        return None if self.sync_mode and not any(flags) else self._mode(sync_mode=False)
+        return self._mode(sync_mode=False) if self.mode_flags() else None
 
-    def check_options(self, mode: DistributedMode) -> None:
+    def mode_flags(self) -> str:
+        """Return the fields that ask for a mode, as a script sets them; empty where none does."""
+        set_fields = ["config.sync_mode = False"] if not self.sync_mode else []
+        set_fields += [f"config.{name} = True" for name in _MODE_FLAGS if getattr(self, name)]
+        return ", ".join(set_fields)
+
+    def check_options(self, mode: DistributedMode, *, custom: bool = False) -> None:
         """Check the fields that have a meaning in one mode only.
+
+        Parameters
+        ----------
+        mode : DistributedMode
+        custom : bool
+            Whether it is only the mode whose programs a mode of the user's own runs on.
 
         Raises
         ------
         TranspileError
             Such a field is set, and the mode is another.
         """
-        if self.enable_dc_asgd and mode is not DistributedMode.ASYNC:
-            raise TranspileError(
-                f"config.enable_dc_asgd = True compensates for the delay of async training, and the mode is "
-                f"{mode.name.lower()}; use the async mode (sync_mode = False and "
-                "runtime_split_send_recv = True), or leave it at False"
-            )
-        if self.geo_sgd_need_push_nums != _PUSH_NUMS and mode is not DistributedMode.GEO:
-            raise TranspileError(
-                f"config.geo_sgd_need_push_nums = {self.geo_sgd_need_push_nums} belongs to GEO, and the mode "
-                f"is {mode.name.lower()}; set config.geo_sgd_mode = True, or leave it at {_PUSH_NUMS}"
-            )
+        for name in _OF_ONE_MODE:
+            self._refuse(name, Where(servers=True, mode="own" if custom else mode.name.lower()))
+        if self.enable_dc_asgd and not self.runtime_split_send_recv:
+            say_that_async_follows()
 
     def _mode(self, sync_mode: bool) -> DistributedMode:
         if self.geo_sgd_mode:
@@ -205,8 +212,8 @@ class DistributeTranspilerConfig:
         if not (sync_mode and self.sync_mode):
             if self.completely_not_async:
                 return DistributedMode.SYNC
-            whole = self.runtime_split_send_recv and not self.half_async
-            return DistributedMode.ASYNC if whole else DistributedMode.HALF_ASYNC
+            at_once = (self.runtime_split_send_recv or self.enable_dc_asgd) and not self.half_async
+            return DistributedMode.ASYNC if at_once else DistributedMode.HALF_ASYNC
         for name in ("runtime_split_send_recv", "half_async"):
             if getattr(self, name):
                 raise TranspileError(
@@ -216,18 +223,24 @@ class DistributeTranspilerConfig:
         return DistributedMode.SYNC
 
 
-def _meant(name: str, known: list[str]) -> str:
+def meant(name: str, known: list[str]) -> str:
+    """Return a question about the name that a mistyped one may have meant; empty where none is close."""
     close = get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
-_COLLECTIVE = "collective training does not go through the transpiler, use fleet.collective"
-_COLLECTIVE_MODES = ("nccl2", "collective")
-_NOT_YET = frozenset(
-    {
-        "nccl_comm_num",
-        "use_hierarchical_allreduce",
-        "hierarchical_allreduce_inter_nranks",
-        "collective_mode",
-    }
+@functools.cache
+def say_that_async_follows() -> None:
+    """Say once which asynchronous mode was chosen for the script, which asked for none by name."""
+    _log.warning("config.enable_dc_asgd = True and sync_mode = False: the mode is async")
+
+
+_MODE_FLAGS = ("geo_sgd_mode", "half_async", "completely_not_async", "runtime_split_send_recv")
+_OF_ONE_MODE = ("enable_dc_asgd", "geo_sgd_need_push_nums")
+_ONLY_COLLECTIVE = (
+    "mode",
+    "nccl_comm_num",
+    "use_hierarchical_allreduce",
+    "hierarchical_allreduce_inter_nranks",
+    "collective_mode",
 )

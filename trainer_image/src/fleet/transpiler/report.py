@@ -1,20 +1,16 @@
-"""The log of where each block goes, for `config.print_log`."""
-
-import logging
+"""What is printed about where each block goes, for `config.print_log`."""
 
 from fleet.transpiler.layout import Layout
 
-__all__ = ["log_layout"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["print_layout"]
 
 
-def log_layout(layout: Layout) -> None:
-    """Log one line per block, and the share of each server."""
+def print_layout(layout: Layout) -> None:
+    """Print one line per block, and the share of each server, as the original does."""
     for block, server in zip(layout.blocks, layout.servers, strict=True):
-        _log.info(
-            "%s %s elements %d to %d on %s", block.name, list(block.shape), block.begin, block.end, server
-        )
+        shape = list(block.shape)
+        print(f"{block.name} {shape} elements {block.begin} to {block.end} on {server}")
     for endpoint in layout.endpoints:
         held = layout.on(endpoint)
-        _log.info("%s holds %d blocks, %d elements", endpoint, len(held), sum(b.end - b.begin for b in held))
+        elements = sum(block.end - block.begin for block in held)
+        print(f"{endpoint} holds {len(held)} blocks, {elements} elements", flush=True)

@@ -9,10 +9,10 @@ from fleet.errors import TranspileError
 from fleet.program.defaults import default_main_program, default_startup_program
 from fleet.program.ir import Program
 from fleet.transpiler.clipping import check_clipping
-from fleet.transpiler.config import DistributeTranspilerConfig, TrainingMode
+from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 from fleet.transpiler.layout import Layout, lay_out
 from fleet.transpiler.pserver import build_pserver_program, build_pserver_startup
-from fleet.transpiler.report import log_layout
+from fleet.transpiler.report import print_layout
 from fleet.transpiler.trainer import build_trainer_program, rewrite_startup
 
 __all__ = ["DistributeTranspiler"]
@@ -89,7 +89,7 @@ class DistributeTranspiler:
         startup = _startup_of(main, program, startup_program)
         _check_untouched(main, startup)
         self.config.check()
-        mode = self._mode.programs if self._mode is not None else self.config.distributed_mode(sync_mode)
+        mode = self._programs_of(sync_mode)
         check_clipping(main, mode, self._mode)
         _check_trainers(trainer_id, trainers)
         endpoints = split_endpoints(pservers)
@@ -108,7 +108,7 @@ class DistributeTranspiler:
         trainer_program.startup_program = startup
         main.attrs["transpiled"] = True
         if config.print_log:
-            log_layout(layout)
+            print_layout(layout)
 
     def get_trainer_program(self, wait_port: bool = True) -> Program:
         """Return what this trainer runs at each step.
@@ -207,6 +207,12 @@ class DistributeTranspiler:
                 "startup_program is not the one that was transpiled; pass that one, or leave it out"
             )
         return build_pserver_startup(self._startup, self._main, layout, endpoint)
+
+    def _programs_of(self, sync_mode: bool) -> DistributedMode:
+        if self._mode is None:
+            return self.config.distributed_mode(sync_mode)
+        self.config.check_options(self._mode.programs, custom=True)
+        return self._mode.programs
 
     def _transpiled(self) -> Layout:
         if self._layout is None:

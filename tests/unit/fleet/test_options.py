@@ -1,0 +1,214 @@
+"""Every option in every way to train: carried out, or refused by its name; see `fleet.options`."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fleet as package
+from fleet import DistributedStrategy, DistributeTranspilerConfig, lifecycle
+from fleet.collective import Fleet as CollectiveFleet
+from fleet.errors import ConfigurationError
+from fleet.options import MODES, OPTIONS, Verdict, Where, refusal, rule_for
+from fleet.parameter_server import Fleet
+from fleet.role_maker import Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
+from fleet.role_maker.variables import SYNC_MODES
+from fleet.transpiler import DistributedMode
+
+ROOT = Path(__file__).parents[3]
+OF_STRATEGY = [field.name for field in dataclasses.fields(DistributedStrategy) if field.name != "transpiler"]
+OF_CONFIG = [field.name for field in dataclasses.fields(DistributeTranspilerConfig)]
+JOBS = dict(zip(MODES, SYNC_MODES, strict=False))  # a mode of the user's own is no job's
+
+
+class Own:
+    """A mode of the user's own, as far as a strategy and a transpiler look at it."""
+
+    name = "own"
+    programs = DistributedMode.ASYNC
+
+    def agreement(self) -> dict[str, str]:
+        return {}
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+OWN: Any = Own()
+TRIALS: dict[str, tuple[Any, ...]] = {
+    "strategy.sync_mode": (True, False),
+    "strategy.mode": (OWN,),
+    "strategy.overlap": (False,),
+    "strategy.cross_step": (True,),
+    "strategy.server_kernels": ("fused",),
+    "strategy.transport": ("tcp", "shared_memory"),
+    "strategy.wire_dtype": ("bfloat16",),
+    "strategy.grad_clip": (package.ClipGradByNorm(1.0),),
+    "config.slice_var_up": (False,),
+    "config.split_method": ("HashName",),
+    "config.min_block_size": (10000,),
+    "config.enable_dc_asgd": (True,),
+    "config.mode": ("nccl2", "collective"),
+    "config.print_log": (True,),
+    "config.wait_port": (False,),
+    "config.runtime_split_send_recv": (True,),
+    "config.sync_mode": (False,),
+    "config.half_async": (True,),
+    "config.completely_not_async": (True,),
+    "config.geo_sgd_mode": (True,),
+    "config.geo_sgd_need_push_nums": (7,),
+    "config.nccl_comm_num": (2,),
+    "config.use_hierarchical_allreduce": (True,),
+    "config.hierarchical_allreduce_inter_nranks": (8,),
+    "config.collective_mode": ("grad_allreduce", "local_sgd", "single_process_multi_thread"),
+    "FLEET_SYNC_MODE": SYNC_MODES[1:],
+}
+WAYS = [
+    *(Where(True, mode, by_executor) for mode in MODES for by_executor in (False, True)),
+    Where(False),
+    Where(False, by_executor=True),
+]
+MODE_SAID: dict[tuple[str, Any], DistributedMode] = {
+    ("strategy.sync_mode", True): DistributedMode.SYNC,
+    ("strategy.sync_mode", False): DistributedMode.HALF_ASYNC,
+    ("config.runtime_split_send_recv", True): DistributedMode.ASYNC,
+    ("config.sync_mode", False): DistributedMode.HALF_ASYNC,
+    ("config.half_async", True): DistributedMode.HALF_ASYNC,
+    ("config.completely_not_async", True): DistributedMode.SYNC,
+    ("config.geo_sgd_mode", True): DistributedMode.GEO,
+    **{("FLEET_SYNC_MODE", job): mode for job, mode in zip(SYNC_MODES, DistributedMode, strict=True)},
+}
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_test_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "start", lambda _: None)
+
+
+def test_every_field_has_a_row_and_a_trial_and_nothing_else_has():
+    fields = {f"strategy.{name}" for name in OF_STRATEGY} | {f"config.{name}" for name in OF_CONFIG}
+    assert OPTIONS.keys() == TRIALS.keys() == fields | {"FLEET_SYNC_MODE"}
+
+
+def test_what_is_carried_out_names_a_test_that_there_is():
+    rules = [rule for rules in OPTIONS.values() for rule in rules]
+    for rule in rules:
+        accepted = rule.verdict in (Verdict.CARRIED_OUT, Verdict.SAYS_THE_MODE)
+        assert bool(rule.shown_by) == accepted, rule
+        if accepted:
+            path, _, name = rule.shown_by.partition("::")
+            assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), rule
+
+
+def strategy_with(name: str, value: Any, where: Where) -> DistributedStrategy:
+    """Return a strategy that differs from the default in one option, set as a script of Paddle's sets it."""
+    strategy = DistributedStrategy(mode=OWN if where.mode == "own" else None)
+    owner, _, field = name.partition(".")
+    if owner == "config":
+        setattr(strategy.transpiler, field, value)
+    elif owner == "strategy":
+        setattr(strategy, field, value)
+    return strategy
+
+
+def train(name: str, value: Any, where: Where, monkeypatch: pytest.MonkeyPatch) -> DistributedMode | None:
+    """Go as far as a script goes before it joins anybody; return the mode that its programs are for."""
+    job = value if name == "FLEET_SYNC_MODE" else JOBS.get(where.mode, "Sync")
+    monkeypatch.setenv("FLEET_SYNC_MODE", job)
+    model = torch.nn.Linear(3, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    if not where.servers:
+        fleet: Any = CollectiveFleet()
+        if name == "FLEET_SYNC_MODE":
+            fleet.init(UserDefinedCollectiveRoleMaker(0, ["127.0.0.1:1"]))
+        try:
+            fleet.distributed_optimizer(sgd, strategy_with(name, value, where))
+        except ConfigurationError as error:
+            if "fleet.init was not called" not in str(error):
+                raise
+        return None  # it would have met the other trainers next
+    fleet = Fleet()
+    fleet.init(UserDefinedRoleMaker(0, Role.WORKER, 2, ["127.0.0.1:1"]))
+    optimizer = fleet.distributed_optimizer(sgd, strategy_with(name, value, where), model=model)
+    if where.by_executor:
+        optimizer.minimize(lambda model, x: model(x).mean())
+    return DistributedMode(fleet.main_program.attr("distributed_mode"))
+
+
+def refusal_of(call: Callable[[], object]) -> str:
+    """Return what a script is told that asks for something; empty where it may go on."""
+    try:
+        call()
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def names(message: str, name: str, value: Any) -> bool:
+    """Whether a message names an option by the last part of its name, and its value."""
+    return name.rpartition(".")[2] in message and str(value) in message
+
+
+def check(name: str, value: Any, where: Where, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that what becomes of a value is what the table says."""
+    verdict = rule_for(name, package.HashName if value == "HashName" else value, where).verdict
+    modes: list[DistributedMode | None] = []
+    message = refusal_of(lambda: modes.append(train(name, value, where, monkeypatch)))
+    case = (value, where, message)
+    assert bool(message) == (verdict is Verdict.REFUSED), case
+    if message:
+        assert names(message, name, value), case
+        assert "leave it at" in message, case
+    elif verdict is Verdict.SAYS_THE_MODE:
+        assert modes == [MODE_SAID[name, value]], case
+    elif where.servers:
+        programs = "async" if where.mode == "own" or name == "strategy.mode" else where.mode
+        assert modes == [DistributedMode[programs.upper()]], case
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_each_value_is_carried_out_or_refused_by_name(name, monkeypatch):
+    for value in TRIALS[name]:
+        for where in WAYS:
+            if not (where.mode == "own" and name == "FLEET_SYNC_MODE"):  # the script's word, not the job's
+                check(name, value, where, monkeypatch)
+
+
+@pytest.mark.parametrize("name", [name for name in TRIALS if name.startswith("config.")])
+@pytest.mark.parametrize("mode", ["sync", "async", "half_async", "geo"])
+def test_a_transpiler_called_by_hand_carries_each_value_out_or_refuses_it(name, mode):
+    base: dict[str, Any] = {
+        "sync": {},
+        "async": {"sync_mode": False, "runtime_split_send_recv": True},
+        "half_async": {"sync_mode": False, "half_async": True},
+        "geo": {"geo_sgd_mode": True},
+    }[mode]
+    for value in TRIALS[name]:
+        config = DistributeTranspilerConfig(**base | {name.removeprefix("config."): value})
+        rule = rule_for(name, config.split_method if name.endswith("method") else value, Where(True, mode))
+        model = torch.nn.Linear(3, 1)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        program = package.Program.capture(model, lambda model, x: model(x).mean(), sgd)
+        transpiler = package.DistributeTranspiler(config)
+        message = refusal_of(lambda: transpiler.transpile(0, program=program, trainers=2))  # noqa: B023
+        if rule.verdict is not Verdict.SAYS_THE_MODE:
+            assert bool(message) == (rule.verdict is Verdict.REFUSED)
+        assert not message or names(message, name, value)
+
+
+def test_a_refusal_says_option_value_way_and_what_works_instead():
+    assert refusal("config.collective_mode", "local_sgd", None, Where(servers=False)) == (
+        "config.collective_mode = 'local_sgd' is not carried out in collective training: the gradients of "
+        "every step are averaged, which is 'grad_allreduce'; to exchange every k steps use GEO with "
+        "parameter servers, fleet.create_geo_strategy(k); leave it at None"
+    )
+    with_servers = Where(True, "geo", by_executor=True)
+    assert (refusal("strategy.cross_step", True, False, with_servers) or "").startswith(
+        "strategy.cross_step = True is not carried out with parameter servers and an Executor, "
+        "where the mode is geo: "
+    )
+    assert refusal("config.nccl_comm_num", 1, 1, Where(servers=False)) is None

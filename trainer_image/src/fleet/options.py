@@ -1,0 +1,402 @@
+"""Which option is carried out where: one table for every field of a strategy and of a transpiler's config.
+
+A value that a way to train does not carry out is refused by its name there, and never passed over. The
+checks of the strategy, the transpiler and both fleets read this table, ``docs/reference/options.md`` is made
+from it, and a test tries every field in every way. A field that is added without a row fails that test.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+__all__ = ["MODES", "OPTIONS", "ORIGINALS", "Rule", "Verdict", "Where", "refusal", "rule_for"]
+
+MODES: Final = ("sync", "async", "half_async", "geo", "own")
+"""How trainers and servers keep step; ``own`` stands for a mode of the user's own."""
+
+
+class Verdict(Enum):
+    """What becomes of a value other than the default."""
+
+    CARRIED_OUT = "yes"
+    SAYS_THE_MODE = "says the mode"
+    CHANGES_NOTHING = "changes nothing"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """One way to train.
+
+    Attributes
+    ----------
+    servers : bool
+        With parameter servers; collective otherwise.
+    mode : str
+        One of `MODES`; empty in collective training, and where it is not known yet.
+    by_executor : bool
+        An `Executor` makes the steps, of a program of ``minimize()`` or of a transpiler called by hand; a
+        loop of the script's own otherwise.
+    """
+
+    servers: bool
+    mode: str = ""
+    by_executor: bool = False
+
+    def __str__(self) -> str:
+        if not self.servers:
+            return "in collective training"
+        place = "with parameter servers" + (" and an Executor" if self.by_executor else "")
+        return f"{place}, where the mode is {self.mode}" if self.mode else place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What becomes of an option; of several rules the first that applies counts.
+
+    Attributes
+    ----------
+    verdict : Verdict
+    text : str
+        What it does; or why it changes nothing; or why it is refused, and what works instead.
+    shown_by : str
+        The test that shows it, ``path::name``; of a refusal the test of this table.
+    servers, collective : bool
+        Where it applies.
+    modes : tuple of str
+        With parameter servers: the modes in which it applies.
+    values : tuple
+        The values to which it applies; every value other than the default where there are none.
+    by_executor : bool or None
+        Whether it applies to an Executor's steps, or to a loop's; to both where it is None.
+    """
+
+    verdict: Verdict
+    text: str
+    shown_by: str = ""
+    servers: bool = True
+    collective: bool = True
+    modes: tuple[str, ...] = MODES
+    values: tuple[object, ...] = ()
+    by_executor: bool | None = None
+
+    def applies(self, value: object, where: Where) -> bool:
+        """Whether this rule is about a value in one way to train."""
+        if not (self.servers if where.servers else self.collective):
+            return False
+        if where.servers and (self.modes != MODES if not where.mode else where.mode not in self.modes):
+            return False
+        if self.by_executor not in (None, where.by_executor):
+            return False
+        return not self.values or value in self.values
+
+
+def _done(text: str, shown_by: str, *modes: str, values: tuple[object, ...] = ()) -> Rule:
+    return Rule(
+        verdict=Verdict.CARRIED_OUT,
+        text=text,
+        shown_by=shown_by,
+        collective=False,
+        modes=modes or MODES,
+        values=values,
+    )
+
+
+def _says_the_mode(text: str) -> Rule:
+    return Rule(
+        verdict=Verdict.SAYS_THE_MODE,
+        text=text,
+        shown_by="tests/unit/fleet/transpiler/test_edge_cases.py::test_mode",
+        collective=False,
+        modes=MODES[:-1],
+    )
+
+
+def _done_in_collective(text: str, shown_by: str, *, values: tuple[object, ...] = ()) -> Rule:
+    return Rule(verdict=Verdict.CARRIED_OUT, text=text, shown_by=shown_by, servers=False, values=values)
+
+
+def _not_with_servers(text: str, *modes: str, by_executor: bool | None = None) -> Rule:
+    return Rule(
+        verdict=Verdict.REFUSED, text=text, collective=False, modes=modes or MODES, by_executor=by_executor
+    )
+
+
+def _not_in_collective(text: str) -> Rule:
+    return Rule(verdict=Verdict.REFUSED, text=text, servers=False)
+
+
+_NO_SERVERS = _not_in_collective("there are no parameter servers")
+_ALWAYS_TOGETHER = _not_in_collective(
+    "its trainers exchange the gradients of every step; other modes need parameter servers, "
+    "fleet.parameter_server"
+)
+_ONLY_COLLECTIVE = _not_with_servers("collective training has a fleet of its own, fleet.collective")
+_OWN_MODE = _not_with_servers("a mode of your own is asked for already", "own")
+_ONE_LEVEL = _not_in_collective("there is one all-reduce over all trainers; NCCL finds its own hierarchy")
+_PROGRAMS = "tests/unit/fleet/transpiler/"
+_RUNS = "tests/runtime/parameter_server/"
+
+OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
+    "strategy.sync_mode": (
+        _says_the_mode("True: sync; False: the asynchronous mode that the config asks for, else half_async"),
+        Rule(
+            verdict=Verdict.CHANGES_NOTHING,
+            text="collective training is synchronous",
+            servers=False,
+            values=(True,),
+        ),
+        _OWN_MODE,
+        _ALWAYS_TOGETHER,
+    ),
+    "strategy.mode": (
+        _done(
+            "trains in a mode of your own",
+            f"{_RUNS}test_own_mode.py::test_a_job_trains_with_it_by_its_strategy_alone",
+        ),
+        _ALWAYS_TOGETHER,
+    ),
+    "strategy.overlap": (
+        Rule(
+            verdict=Verdict.CHANGES_NOTHING,
+            text="no gradient leaves: the trainer's own optimizer steps",
+            collective=False,
+            modes=("geo",),
+        ),
+        _done(
+            "False: gradients leave in optimizer.step()",
+            f"{_RUNS}test_forms.py::test_what_the_strategy_says_reaches_a_session_of_either_form",
+        ),
+        _done_in_collective(
+            "False: gradients leave at the end of the backward pass",
+            "tests/unit/fleet/collective/test_gradients.py::test_without_overlap_buckets_leave_when_the_backward_pass_ends",
+        ),
+    ),
+    "strategy.cross_step": (
+        _not_with_servers(
+            "an Executor returns from each step with its values in place; train in a loop of your own",
+            by_executor=True,
+        ),
+        _not_with_servers(
+            "optimizer.step() does not wait for its own values there; use the mode sync or async",
+            *("half_async", "geo"),
+        ),
+        _done(
+            "True: new values are awaited layer by layer in the next forward pass",
+            f"{_RUNS}test_cross_step.py::"
+            "test_two_trainers_that_wait_in_the_forward_pass_train_as_one_process_does",
+        ),
+        _NO_SERVERS,
+    ),
+    "strategy.server_kernels": (
+        _not_with_servers("servers add changes and step nothing; give your own optimizer fused=True", "geo"),
+        _done(
+            "fused: the servers step with the class's fused kernel",
+            "tests/unit/fleet/update/test_dense.py::test_a_fused_update_is_the_fused_optimizers_own",
+        ),
+        _NO_SERVERS,
+    ),
+    "strategy.transport": (
+        _done(
+            "tcp: never through shared memory; shared_memory: a server on another host is an error",
+            f"{_RUNS}test_transport.py::test_shared_memory_learns_what_tcp_learns_to_the_bit",
+        ),
+        _NO_SERVERS,
+    ),
+    "strategy.wire_dtype": (
+        _done(
+            "bfloat16: what travels is rounded",
+            f"{_RUNS}test_wire_dtype.py::test_every_mode_learns_nearly_the_same",
+        ),
+        _NO_SERVERS,
+    ),
+    "strategy.grad_clip": (
+        _done(
+            "clips the averaged gradients on the servers",
+            f"{_RUNS}test_clipping.py::test_the_result_is_torch_s_and_two_runs_are_equal_to_the_bit",
+            "sync",
+        ),
+        _not_with_servers(
+            "clipping gradients on the servers needs synchronous training; set sync_mode=True, or clip in "
+            "the loop before optimizer.step(), with DistributedStrategy(overlap=False)",
+            *MODES[1:],
+        ),
+        _not_in_collective(
+            "there are no servers to clip; call torch.nn.utils.clip_grad_norm_ or clip_grad_value_ between "
+            "backward() and step(), where the gradients are averaged already"
+        ),
+    ),
+    "config.slice_var_up": (
+        _done(
+            "False: parameters stay whole",
+            f"{_PROGRAMS}test_edge_cases.py::test_optimizers_of_whole_parameters_are_never_cut",
+        ),
+        _NO_SERVERS,
+    ),
+    "config.split_method": (
+        _done(
+            "dispatches the blocks",
+            f"{_PROGRAMS}test_dispatch.py::test_parameter_and_gradient_share_a_server",
+        ),
+        _NO_SERVERS,
+    ),
+    "config.min_block_size": (
+        _done(
+            "blocks have at least as many elements",
+            f"{_PROGRAMS}test_slicing.py::test_no_block_but_the_last_is_smaller_than_the_least",
+        ),
+        _NO_SERVERS,
+    ),
+    "config.enable_dc_asgd": (
+        _done(
+            "compensates for delay; with sync_mode = False and no other mode asked for, the mode is async",
+            f"{_PROGRAMS}test_mode_programs.py::test_delay_is_compensated_by_operators_before_everything_else",
+            "async",
+        ),
+        _not_with_servers(
+            "it compensates for the delay of asynchronous training; set sync_mode = False, "
+            "which then means the mode async",
+            *("sync", "half_async", "geo"),
+        ),
+        _not_with_servers("a mode of your own applies gradients its own way", "own"),
+        _NO_SERVERS,
+    ),
+    "config.mode": (
+        _ONLY_COLLECTIVE,
+        _done_in_collective(
+            "collective: what fleet.collective does anyway",
+            "tests/unit/fleet/test_options.py::test_each_value_is_carried_out_or_refused_by_name",
+            values=("collective",),
+        ),
+        _not_in_collective(
+            "NCCL carries gradients that are on a GPU, and gloo those that are not, whatever the script "
+            "says; 'collective' is accepted"
+        ),
+    ),
+    "config.print_log": (
+        _done(
+            "prints where each block goes",
+            f"{_PROGRAMS}test_edge_cases.py::test_print_log_tells_where_each_block_goes",
+        ),
+        _NO_SERVERS,
+    ),
+    "config.wait_port": (
+        _done(
+            "False: the call that joins a server waits for it, and no other",
+            f"{_PROGRAMS}test_transpiler.py::"
+            "test_wait_port_of_the_config_reaches_a_startup_program_that_runs_first",
+        ),
+        _NO_SERVERS,
+    ),
+    "config.runtime_split_send_recv": (
+        _says_the_mode("async, where nothing else is asked for"),
+        _OWN_MODE,
+        _ALWAYS_TOGETHER,
+    ),
+    "config.sync_mode": (
+        _says_the_mode("False: half_async, where nothing else is asked for"),
+        _OWN_MODE,
+        _ALWAYS_TOGETHER,
+    ),
+    "config.half_async": (_says_the_mode("half_async"), _OWN_MODE, _ALWAYS_TOGETHER),
+    "config.completely_not_async": (
+        _says_the_mode("sync all the same"),
+        _OWN_MODE,
+        _ALWAYS_TOGETHER,
+    ),
+    "config.geo_sgd_mode": (_says_the_mode("geo"), _OWN_MODE, _ALWAYS_TOGETHER),
+    "config.geo_sgd_need_push_nums": (
+        _done(
+            "steps between two exchanges",
+            "tests/unit/fleet/test_strategy.py::test_geo_pushes_as_often_as_the_strategy_says",
+            "geo",
+        ),
+        _not_with_servers("it belongs to GEO; set config.geo_sgd_mode = True", *MODES[:3], "own"),
+        _NO_SERVERS,
+    ),
+    "config.nccl_comm_num": (
+        _ONLY_COLLECTIVE,
+        _not_in_collective("all buckets travel through one communicator"),
+    ),
+    "config.use_hierarchical_allreduce": (_ONLY_COLLECTIVE, _ONE_LEVEL),
+    "config.hierarchical_allreduce_inter_nranks": (_ONLY_COLLECTIVE, _ONE_LEVEL),
+    "config.collective_mode": (
+        _ONLY_COLLECTIVE,
+        _done_in_collective(
+            "grad_allreduce: what fleet.collective does anyway",
+            "tests/unit/fleet/test_options.py::test_each_value_is_carried_out_or_refused_by_name",
+            values=("grad_allreduce",),
+        ),
+        _not_in_collective(
+            "the gradients of every step are averaged, which is 'grad_allreduce'; to exchange every k steps "
+            "use GEO with parameter servers, fleet.create_geo_strategy(k)"
+        ),
+    ),
+    "FLEET_SYNC_MODE": (
+        _says_the_mode("the mode of a strategy that says none; transpile() by hand says its own"),
+        _ALWAYS_TOGETHER,
+    ),
+}
+
+_AVERAGED = "the gradients of every step are averaged; GEO with parameter servers exchanges every k steps"
+_RECOMPUTED = "use torch.utils.checkpoint in the model"
+_AUTOCAST = "run the forward pass under torch.autocast"
+_EXECUTED = "PyTorch runs the model, and has settings of its own"
+ORIGINALS: Final[Mapping[str, str]] = {
+    "use_local_sgd": _AVERAGED,
+    "local_sgd_config": _AVERAGED,
+    "use_dgc": "gradients travel whole; DistributedStrategy(wire_dtype='bfloat16') halves them",
+    "use_amp": _AUTOCAST,
+    "amp_loss_scaling": _AUTOCAST,
+    "forward_recompute": _RECOMPUTED,
+    "recompute_checkpoints": _RECOMPUTED,
+    "fuse_all_reduce_ops": "gradients travel in buckets anyway",
+    "sync_batch_norm": "the statistics of BatchNorm stay each trainer's own",
+    "exec_strategy": _EXECUTED,
+    "build_strategy": _EXECUTED,
+}
+"""The original's other fields of a strategy, and what to use instead."""
+
+
+def rule_for(name: str, value: object, where: Where) -> Rule:
+    """Return what becomes of an option's value in one way to train.
+
+    Parameters
+    ----------
+    name : str
+        A key of `OPTIONS`.
+    value : object
+        Other than the default.
+    where : Where
+
+    Raises
+    ------
+    LookupError
+        The table says nothing about it, which is a mistake in the table.
+    """
+    for rule in OPTIONS[name]:
+        if rule.applies(value, where):
+            return rule
+    raise LookupError(f"no rule for {name} = {value!r} {where}")
+
+
+def refusal(name: str, value: object, default: object, where: Where) -> str | None:
+    """Return why a value is refused in one way to train; None if it is not, or is the default.
+
+    Examples
+    --------
+    >>> refusal("config.nccl_comm_num", 2, 1, Where(servers=False))
+    'config.nccl_comm_num = 2 is not carried out in collective training: all buckets travel through one
+    communicator; leave it at 1'
+    """
+    if value == default:
+        return None
+    rule = rule_for(name, value, where)
+    if rule.verdict is not Verdict.REFUSED:
+        return None
+    return f"{name} = {value!r} is not carried out {where}: {rule.text}; leave it at {_shown(default)}"
+
+
+def _shown(value: object) -> str:
+    return value.__name__ if isinstance(value, type) else repr(value)
