@@ -22,6 +22,10 @@ IN_CI = bool(os.environ.get("CI"))
 settings.load_profile("ci" if IN_CI else "here")
 
 
+# Replicas share this process, and processes this machine: threads that wait for each other by spinning would
+# take the cores from those that compute.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 TURNS = pytest.StashKey[Turns]()
 
 
