@@ -183,7 +183,7 @@ def test_numbered_checkpoints_are_counted_up_and_the_newest_are_kept(tmp_path):
         assert trainer.checkpoints.numbers(folder) == [0, 1, 2]
         assert trainer.checkpoints.numbers(folder, keep=2) == [1, 2]
         assert trainer.save_numbered(folder, TrainStatus(3), keep=1) == 3
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-3"]
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-3"]
     newest = find_checkpoint(tmp_path)
     assert newest is not None
     assert newest.directory == tmp_path / "checkpoint-3"

@@ -17,18 +17,30 @@ if TYPE_CHECKING:
 
     from fleet_operator.plan.model import ObservedPod
 
-__all__ = ["PATIENCE", "is_on_silent_node", "lost_at", "patience", "silent_since"]
+__all__ = ["PATIENCE", "is_on_lost_node", "is_on_silent_node", "lost_at", "patience", "silent_since"]
 
 PATIENCE = timedelta(minutes=5)
 """How long Kubernetes itself tolerates a silent node where a pod says nothing about it."""
 
 _TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 _REASONS = frozenset({"NodeLost", "NodeNotReady", "NodeStatusUnknown", "NodeUnreachable"})
+_NODE_IS_GONE = "DeletionByPodGC"
+_NODE_IS_TAINTED = "DeletionByTaintManager"
 
 
 def is_on_silent_node(pod: ObservedPod) -> bool:
     """Whether a pod was running when its node was last heard of, and the node is silent now."""
     return is_up(pod) and pod.not_ready_reason in _REASONS
+
+
+def is_on_lost_node(pod: ObservedPod) -> bool:
+    """Whether nobody hears of a pod's node any more, so that it will not tell that the pod has ended.
+
+    A taint may be one that a person has set on a node that is well: it counts where the kubelet says neither
+    that the pod is ready nor that its container has ended.
+    """
+    tainted = pod.disruption == _NODE_IS_TAINTED and not pod.ready and pod.exit_code is None
+    return pod.not_ready_reason in _REASONS or pod.disruption == _NODE_IS_GONE or tainted
 
 
 def silent_since(pod: ObservedPod) -> str:

@@ -18,7 +18,7 @@ from fleet_operator.plan.scaling import too_late_sentence
 from fleet_operator.plan.startup import may_start_trainers
 from fleet_operator.plan.status import build_status
 from fleet_operator.plan.telling import tell
-from fleet_operator.plan.terminating import given_up_at
+from fleet_operator.plan.terminating import given_up_at, may_be_forced
 from fleet_operator.plan.times import is_ahead, stamp
 from fleet_operator.plan.waiting import trouble, why_in_doubt, why_not_created, why_not_running
 
@@ -120,8 +120,8 @@ def deletions(
 ) -> tuple[tuple[Action, ...], list[datetime | None]]:
     """Return what removes some pods, and when to look at those again that are on their way out.
 
-    A pod that stays beyond all patience, wanted or not, is deleted at once: its name is needed. So is one of
-    a deleted job of this name, which has nobody else to care for it.
+    A pod that stays beyond all patience and cannot run any more is deleted at once, wanted or not: its name
+    is needed. So is one of a deleted job of this name, which has nobody else to care for it.
     """
     actions: list[Action] = [_deletion(situation, pod) for pod in pods if pod.deleted_at is None]
     looks: list[datetime | None] = []
@@ -129,10 +129,10 @@ def deletions(
         cared_for = pod.owned or f"Pod/{pod.name}" in situation.observed.left_over
         if not cared_for or pod.deleted_at is None:
             continue
-        if situation.now >= given_up_at(pod.deleted_at):
-            actions.append(DeletePod(pod.name, pod.uid, grace_period_seconds=0, version=pod.version))
-        else:
+        if situation.now < given_up_at(pod.deleted_at):
             looks.append(given_up_at(pod.deleted_at))
+        elif may_be_forced(pod):
+            actions.append(DeletePod(pod.name, pod.uid, grace_period_seconds=0, version=pod.version))
     return tuple(actions), looks
 
 

@@ -1,18 +1,58 @@
-"""Pods that are being deleted: their names are taken until they are gone, and some never go by themselves."""
+"""Pods that are being deleted: their names are taken until they are gone, and some never go by themselves.
+
+Only a pod that cannot run any more is removed without its node's word: one of a lost node, or one whose
+containers have all ended. Two pods of one replica could have the same claim mounted, and on a node that is
+merely slow they would. What a lost node still runs is kept out of the training and of the checkpoints by its
+attempt.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
-__all__ = ["PATIENCE", "given_up_at"]
+from fleet_operator.plan.model import PodPhase
+from fleet_operator.plan.node_loss import is_on_lost_node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fleet_operator.plan.model import ObservedPod
+
+__all__ = ["PATIENCE", "given_up_at", "how_to_force", "may_be_forced"]
 
 PATIENCE = timedelta(seconds=30)
 
 
 def given_up_at(grace_ends: datetime) -> datetime:
-    """Return when a pod whose grace period ends then is deleted without waiting for its node's word.
+    """Return when a pod whose grace period ends then is not waited for any more, if it cannot run.
 
-    A kubelet kills at the end of the grace period; one that has not said so half a minute later is gone or
-    cut off. Should the pod still run over there, its attempt in every frame keeps it out of the training.
+    A kubelet kills at the end of the grace period; one that has not said so half a minute later is gone, cut
+    off or slow.
     """
     return grace_ends + PATIENCE
+
+
+def may_be_forced(pod: ObservedPod) -> bool:
+    """Whether a pod beyond all patience may be deleted without its node's word."""
+    return is_on_lost_node(pod) or pod.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+
+def how_to_force(pods: Iterable[ObservedPod], namespace: str, now: datetime) -> str | None:
+    """Return what a person can do about pods that are waited for too long, or None if there are none.
+
+    What a finalizer keeps goes when the finalizer does.
+    """
+    stuck = sorted(
+        pod.name
+        for pod in pods
+        if pod.deleted_at is not None
+        and now >= given_up_at(pod.deleted_at)
+        and not (pod.finalizers or may_be_forced(pod))
+    )
+    if not stuck:
+        return None
+    command = f"kubectl delete pod {' '.join(stuck)} -n {namespace} --grace-period=0 --force"
+    return (
+        f"its node has not said that it has ended; if it is certain that it does not run any more: {command}"
+    )

@@ -13,6 +13,7 @@ from fleet_operator.plan.model import ObjectRef
 from fleet_operator.plan.naming import some
 from fleet_operator.plan.node_loss import silent_since
 from fleet_operator.plan.pods import is_up
+from fleet_operator.plan.terminating import how_to_force
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,10 +49,11 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
         )
         return Waiting("NameTaken", sentence)
     if (left_over := situation.observed.left_over) and incomplete:
-        return Waiting(
-            "PredecessorTerminating",
-            f"{some(sorted(left_over))} of a deleted job of this name is still there; it is being removed",
+        sentence = (
+            f"{some(sorted(left_over))} of a deleted job of this name is still there; it is being removed"
         )
+        theirs = (pod for pod in situation.observed.pods if f"Pod/{pod.name}" in left_over)
+        return Waiting("PredecessorTerminating", _or_forced(situation, theirs, sentence))
     if (extra := situation.unserved) is not None and incomplete:
         return Waiting("FeatureDisabled", advised("FeatureDisabled", _disabled(extra)))
     if not missing:
@@ -60,7 +62,8 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
     if leaving := sorted(pod.name for pod in situation.past if pod.name in wanted):
         kept = dict.fromkeys(name for pod in situation.past if pod.name in wanted for name in pod.finalizers)
         until = f"{', '.join(kept)} lets go of it" if kept else "it is gone"
-        return Waiting("PodTerminating", f"{some(leaving)} is being deleted; its name is taken until {until}")
+        sentence = f"{some(leaving)} is being deleted; its name is taken until {until}"
+        return Waiting("PodTerminating", _or_forced(situation, situation.past, sentence))
     if refused := situation.observed.refused:
         sentence = f"the API server refuses what is missing, for now: {refused}"
         return Waiting("CreationRefused", advised("CreationRefused", sentence))
@@ -69,6 +72,12 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
     if gated:
         return _waiting_for_servers(situation)
     return Waiting("Creating", "pods are being created")
+
+
+def _or_forced(situation: Situation, pods: Iterable[ObservedPod], sentence: str) -> str:
+    """Return a sentence about pods that are being deleted, with what to do about those that do not go."""
+    command = how_to_force(pods, situation.job.metadata.namespace, situation.now)
+    return "; ".join(filter(None, (sentence, command)))
 
 
 def _waiting_for_servers(situation: Situation) -> Waiting:
@@ -129,15 +138,28 @@ def _why_gang_waits(situation: Situation) -> Waiting | None:
 
 
 def why_in_doubt(situation: Situation) -> Waiting | None:
-    """Return why replicas that are taken to run may not do so: nobody has heard of a node for a while."""
+    """Return why replicas that are taken to run may not do so: nobody has heard of a node for a while.
+
+    Or a pod was deleted, and nobody has said yet that it has ended.
+    """
     if not situation.silent_nodes:
-        return None
+        return _unended(situation)
     replica, given_up = next(iter(situation.silent_nodes.items()))
     pod, names = situation.present[replica], [situation.name_of(each) for each in situation.silent_nodes]
     until = "for as long as it takes" if given_up is None else f"until {given_up:%H:%M:%S} UTC"
     return Waiting(
         "NodeNotReady",
         f"{some(names)} is on node {pod.node}, which is {silent_since(pod)}; the node is waited for {until}",
+    )
+
+
+def _unended(situation: Situation) -> Waiting | None:
+    leaving = [pod for pod in situation.present.values() if pod.deleted_at is not None]
+    command = how_to_force(leaving, situation.job.metadata.namespace, situation.now)
+    if command is None:
+        return None
+    return Waiting(
+        "PodTerminating", f"{some(sorted(pod.name for pod in leaving))} is being deleted; {command}"
     )
 
 

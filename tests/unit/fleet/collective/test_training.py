@@ -3,10 +3,13 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import torch
 
-from fleet.checkpoint import TrainStatus
+from fleet.checkpoint import Claims, TrainStatus
 from fleet.collective.training import CollectiveTraining
+from fleet.errors import FleetError
+from fleet.role_maker import JobIdentity
 
 
 class Alone:
@@ -16,11 +19,12 @@ class Alone:
         return {0: value}
 
 
-def make(step: int = 0) -> tuple[CollectiveTraining, torch.optim.Optimizer]:
+def make(step: int = 0, job: JobIdentity | None = None) -> tuple[CollectiveTraining, torch.optim.Optimizer]:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     averager = cast("Any", SimpleNamespace(step=step))
-    return CollectiveTraining(optimizer, model, averager, cast("Any", Alone())), optimizer
+    claims = Claims("trainer-0", job or JobIdentity())
+    return CollectiveTraining(optimizer, model, averager, cast("Any", Alone()), claims), optimizer
 
 
 def test_a_checkpoint_whose_trainers_part_is_gone_is_passed_over_for_the_one_before(tmp_path, caplog):
@@ -35,3 +39,14 @@ def test_a_checkpoint_whose_trainers_part_is_gone_is_passed_over_for_the_one_bef
     assert status == TrainStatus(1, step=7)
     assert (again.current_step, other.param_groups[0]["lr"]) == (7, 1)
     assert f"passed over a checkpoint: {part} cannot be read" in caplog.text
+
+
+def test_a_trainer_that_was_replaced_saves_no_more_once_its_successor_has_looked_for_a_checkpoint(tmp_path):
+    survivor, _ = make(3, JobIdentity("digits", "u", 0))
+    successor, _ = make(0, JobIdentity("digits", "u", 1))
+    survivor.save_numbered(str(tmp_path), TrainStatus(0), keep=1)
+    assert successor.load(str(tmp_path)) is not None
+    with pytest.raises(FleetError, match=r"has claimed .* with attempt 1"):
+        survivor.save_numbered(str(tmp_path), TrainStatus(1), keep=1)
+    with pytest.raises(FleetError, match="has claimed"):
+        survivor.clean(str(tmp_path), 1)

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from fleet_operator.plan.terminating import given_up_at
+import pytest
+
+from fleet_operator.plan.terminating import given_up_at, may_be_forced
 from tests.support.plans import T0, Story, at, ended, pserver, trainer
 
 
@@ -40,7 +42,7 @@ def test_a_pod_whose_node_is_gone_is_deleted_without_its_word():
 
 def test_a_pod_that_a_deleted_job_of_this_name_left_on_a_lost_node_is_not_waited_for_for_ever():
     story = Story()
-    left = trainer(0, owned=False, deleted_at=at(40))
+    left = trainer(0, owned=False, deleted_at=at(40), not_ready_reason="NodeNotReady")
     left_over = ("Pod/digits-trainer-0",)
     assert story.sees(left, service=False, left_over=left_over, after=50)[-1] == "look again after 20 s"
     lines = story.sees(left, service=False, left_over=left_over, after=70)
@@ -66,7 +68,65 @@ def test_a_pod_that_completes_while_it_is_being_deleted_has_completed():
 def test_a_finished_job_does_not_leave_a_pod_of_a_lost_node_for_ever():
     story = Story()
     done = (ended(pserver(0)), ended(trainer(0)), ended(trainer(1)))
-    story.sees(*done, pserver(1, deleted_at=at(5)))
-    assert "delete digits-pserver-1 0.0 within 0 s" in story.sees(
-        *done, pserver(1, deleted_at=at(5)), after=40
-    )
+    lost = pserver(1, deleted_at=at(5), ready=False, not_ready_reason="NodeNotReady")
+    story.sees(*done, lost)
+    assert "delete digits-pserver-1 0.0 within 0 s" in story.sees(*done, lost, after=40)
+
+
+FORCE = (
+    "its node has not said that it has ended; if it is certain that it does not run any more:"
+    " kubectl delete pod digits-trainer-1 -n default --grace-period=0 --force"
+)
+
+
+def test_a_pod_of_a_slow_node_is_waited_for_and_the_status_tells_how_to_force_it():
+    story = Story()
+    others = (pserver(0), pserver(1), trainer(0))
+    story.sees(*others, ended(trainer(1), 1))
+    slow = trainer(1, ready=True, deleted_at=at(30))
+    taken = "PodTerminating: digits-trainer-1 is being deleted; its name is taken until it is gone"
+    lines = story.sees(*others, slow, after=59)
+    assert f"PodsCreated False {taken}" in lines
+    assert lines[-1] == "look again after 1 s"
+    lines = story.sees(*others, slow, after=60)
+    assert f"PodsCreated False {taken}; {FORCE}" in lines
+    assert not [line for line in lines if line.startswith(("create", "delete"))]
+
+
+def test_a_pod_that_somebody_deletes_on_a_slow_node_puts_what_runs_in_doubt():
+    story = Story()
+    pods = (pserver(0), pserver(1), trainer(0))
+    story.sees(*pods, trainer(1))
+    lines = story.sees(*pods, trainer(1, deleted_at=at(10), disruption="EvictionByEvictionAPI"), after=40)
+    assert f"Running True PodTerminating: digits-trainer-1 is being deleted; {FORCE}" in lines
+
+
+def test_a_pod_that_a_finalizer_keeps_is_not_said_to_go_by_force():
+    story = Story()
+    others = (pserver(0), pserver(1), trainer(0))
+    story.sees(*others, ended(trainer(1), 1))
+    kept = trainer(1, ready=True, deleted_at=at(30), finalizers=("example.com/kept",))
+    lines = story.sees(*others, kept, after=60)
+    told = "digits-trainer-1 is being deleted; its name is taken until example.com/kept lets go of it"
+    assert f"PodsCreated False PodTerminating: {told}" in lines
+
+
+@pytest.mark.parametrize(
+    ("pod", "expected"),
+    [
+        pytest.param(pserver(0), False, id="a-node-that-is-slow-may-run-it-still"),
+        pytest.param(
+            pserver(0, ready=False, not_ready_reason="ContainersNotReady"), False, id="its-kubelet-speaks"
+        ),
+        pytest.param(pserver(0, ready=False, not_ready_reason="NodeNotReady"), True, id="its-node-is-silent"),
+        pytest.param(pserver(0, disruption="EvictionByEvictionAPI"), False, id="a-node-is-drained"),
+        pytest.param(pserver(0, disruption="DeletionByPodGC"), True, id="its-node-is-gone"),
+        pytest.param(pserver(0, disruption="DeletionByTaintManager"), False, id="a-person-set-the-taint"),
+        pytest.param(
+            pserver(0, ready=False, disruption="DeletionByTaintManager"), True, id="a-silent-node-is-tainted"
+        ),
+        pytest.param(ended(pserver(0)), True, id="nothing-of-it-runs-any-more"),
+    ],
+)
+def test_may_be_forced(pod, expected):
+    assert may_be_forced(pod) is expected

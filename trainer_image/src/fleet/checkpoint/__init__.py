@@ -8,6 +8,7 @@ files, everything else is JSON.
 """
 
 from fleet.checkpoint.calls import Savable, SavingCalls
+from fleet.checkpoint.claim import Claims
 from fleet.checkpoint.folders import CHECKPOINT_PREFIX, find_checkpoint, keep_newest, numbers_in, saves_in
 from fleet.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest
 from fleet.checkpoint.named import named_state
@@ -23,6 +24,7 @@ __all__ = [
     "MANIFEST_NAME",
     "TRAINERS_STATE",
     "Checkpoint",
+    "Claims",
     "FileRecord",
     "Manifest",
     "Piece",

@@ -19,7 +19,7 @@ from fleet.checkpoint.piece import Piece
 from fleet.checkpoint.values import encode
 from fleet.errors import CheckpointError, FleetError
 
-__all__ = ["commit", "tidy", "write_model", "write_shard", "write_trainer_part"]
+__all__ = ["commit", "tidy", "write_claim", "write_model", "write_shard", "write_trainer_part"]
 
 TEMPORARY: Final = ".tmp"
 _SAVED: Final = r"(shard-\d+-of-\d+|trainer)-[0-9a-f]+\.safetensors"
@@ -103,6 +103,12 @@ def write_model(directory: Path, state: Mapping[str, Tensor], facts: Mapping[str
         apart = {name: tensor.clone().contiguous() for name, tensor in state.items()}
         _write(path, save(apart, described))
     return path
+
+
+def write_claim(path: Path, text: str) -> None:
+    """Write who may write checkpoints in a folder; otherwise as `write_shard`."""
+    with _naming(path):
+        _write(path, text.encode())
 
 
 def commit(directory: Path, manifest: str) -> None:

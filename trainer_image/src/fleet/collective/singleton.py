@@ -11,7 +11,7 @@ import torch
 import fleet as package
 from fleet import lifecycle
 from fleet.allocator import keep_freed_memory
-from fleet.checkpoint import SavingCalls
+from fleet.checkpoint import Claims, SavingCalls
 from fleet.collective.deadlines import Deadlines
 from fleet.collective.gradients import GradientAverager
 from fleet.collective.group import Group
@@ -258,7 +258,9 @@ class Fleet(SavingCalls):
         averager = GradientAverager(named, group, overlap=chosen.overlap)
         averager.start()
         self._averagers.append(averager)
-        self._trainings.append(CollectiveTraining(optimizer, model, averager, group))
+        role = self._started_role()
+        claims = Claims(f"trainer-{role.index}", role.job)
+        self._trainings.append(CollectiveTraining(optimizer, model, averager, group, claims))
 
         def minimize(loss_fn: Callable[..., Any]) -> None:
             if model is None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from fleet.checkpoint import (
     CHECKPOINT_PREFIX,
     Checkpoint,
+    Claims,
     Manifest,
     Piece,
     TrainerPart,
@@ -47,6 +48,8 @@ class CollectiveTraining:
     averager : GradientAverager
         Counts the steps.
     group : Group
+    claims : Claims
+        Where this trainer writes, if it is the one that does.
     """
 
     def __init__(
@@ -55,7 +58,9 @@ class CollectiveTraining:
         model: torch.nn.Module | None,
         averager: GradientAverager,
         group: Group,
+        claims: Claims,
     ) -> None:
+        self._claims = claims
         self._optimizer = optimizer
         self._model = model
         self._averager = averager
@@ -76,9 +81,11 @@ class CollectiveTraining:
             for name, value in source.parameters.items()
         ]
         part = capture_part(status, self.current_step, source, {})
+        self._claims.hold(path)
         shard = write_shard(path, save, "0-of-1", pieces)
         trainer = write_trainer_part(path, save, part.to_bytes())
         facts = facts_of_training(agreement_of(program))
+        self._claims.hold(path)  # again: a successor may have come while the files were written
         commit(path, Manifest(save, self.current_step, facts, (shard, trainer), trainer.name).to_json())
         tidy(path)
 
@@ -92,6 +99,7 @@ class CollectiveTraining:
 
     def clean(self, folder: str, keep: int) -> None:
         """Remove a folder's checkpoints but the newest."""
+        self._claims.hold(Path(folder))
         keep_newest(Path(folder), keep)
 
     @torch.no_grad()
@@ -112,6 +120,7 @@ class CollectiveTraining:
                 checkpoint.check_files(name, 0, value.numel())
             checkpoint.check_trainer_part()
 
+        self._claims.renew(Path(directory))
         checkpoint = find_checkpoint(Path(directory), whole)
         self._agree(checkpoint)
         if checkpoint is None:

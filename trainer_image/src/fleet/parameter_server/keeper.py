@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fleet.checkpoint import (
     Checkpoint,
+    Claims,
     FileRecord,
     Manifest,
     Piece,
@@ -27,6 +28,7 @@ from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.parameter_server.modes import ServerMode, mode_of_server
 from fleet.parameter_server.shard import Shard
 from fleet.program import facts_of_training
+from fleet.role_maker import JobIdentity
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import ServerPlan
 
@@ -43,9 +45,11 @@ class Keeper:
     plan : ServerPlan
     shard : Shard
     mode : ServerMode
+    job : JobIdentity
+        In whose life it writes.
     """
 
-    def __init__(self, plan: ServerPlan, shard: Shard, mode: ServerMode) -> None:
+    def __init__(self, plan: ServerPlan, shard: Shard, mode: ServerMode, job: JobIdentity) -> None:
         self.restored = ""
         """The random name of the checkpoint that was loaded; empty when training began anew."""
         self.saves: list[str] = []
@@ -55,6 +59,7 @@ class Keeper:
         self._plan = plan
         self._shard = shard
         self._mode = mode
+        self._claims = Claims(f"server-{plan.server}", job)
         self._loaded: Checkpoint | None = None
         self._folder = self._loaded_from = ""
         self._own: set[str] = set()
@@ -82,7 +87,7 @@ class Keeper:
         ConfigurationError
             The blocks are at another step.
         FleetError
-            The disk refuses, or a step has failed here.
+            The disk refuses, a step has failed here, or a later life of this server writes there.
         """
         with self._one_at_a_time:
             in_step = self._plan.mode is DistributedMode.SYNC and self._plan.custom is None
@@ -94,6 +99,7 @@ class Keeper:
             copies = self._shard.copies()
             self._check_stepped()
             path = Path(directory)
+            self._claims.hold(path)
             written = []
             if copies:
                 name = f"{self._plan.server}-of-{len(self._plan.endpoints)}"
@@ -109,7 +115,8 @@ class Keeper:
         Raises
         ------
         FleetError
-            It is of another save, a file of it is gone, the disk refuses, or a step has failed here.
+            It is of another save, a file of it is gone, the disk refuses, a step has failed here, or a later
+            life of this server writes there.
         """
         save = Manifest.parse(manifest, directory).save
         with self._one_at_a_time:
@@ -124,12 +131,14 @@ class Keeper:
                     "stays as it is: save again"
                 )
             self._check_stepped()
+            self._claims.hold(Path(directory))
             commit(Path(directory), manifest)
             self._own.add(save)
 
     def tidy(self, directory: str) -> None:
         """Remove what the manifest does not name, now that every server has it."""
         with self._one_at_a_time:
+            self._claims.hold(Path(directory))
             tidy(Path(directory))
 
     def load(self, directory: str, save: str = "") -> Checkpoint | None:
@@ -159,6 +168,7 @@ class Keeper:
             self._folder = str(Path(directory)) if directory else self._folder
             if not self._folder or not (directory or save):
                 return self._loaded
+            self._claims.renew(Path(self._folder))
             found = saves_in(Path(self._folder), self._check_files)
             self.saves = [checkpoint.manifest.save for checkpoint in found]
             touched, kept = self._shard.touched, {self.restored}
@@ -192,6 +202,7 @@ class Keeper:
         """Return the numbers of the checkpoints in a folder; with `keep`, remove the older ones first."""
         with self._one_at_a_time:
             if keep:
+                self._claims.hold(Path(directory))
                 keep_newest(Path(directory), keep)
             return numbers_in(Path(directory))
 

@@ -95,7 +95,7 @@ class Server:
         if isinstance(self._mode, NormExchange):
             self._mode.connect(self._siblings.tell)
         self._failure: FleetError | None = None
-        self.keeper = Keeper(plan, self._shard, self._mode)
+        self.keeper = Keeper(plan, self._shard, self._mode, job)
         """What of this server is saved and loaded."""
         self._incarnation = secrets.token_hex(8)
         self._membership = Membership(plan.trainers, settings, time.monotonic())

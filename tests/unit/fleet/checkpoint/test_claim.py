@@ -1,0 +1,109 @@
+"""Claims: a process that was replaced writes, commits and removes nothing any more."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from fleet.checkpoint import Claims, Manifest, Piece, find_checkpoint
+from fleet.errors import FleetError
+from fleet.parameter_server.keeper import Keeper
+from fleet.role_maker import JobIdentity
+
+
+def claims(attempt: int = 0, uid: str = "u", writer: str = "server-0") -> Claims:
+    return Claims(writer, JobIdentity("digits", uid, attempt))
+
+
+def keeper(attempt: int, value: float) -> Keeper:
+    """Return the checkpoints of a server with one parameter, in a life of its job."""
+    plan = SimpleNamespace(server=0, endpoints=("a:1",), mode=None, custom=None)
+    piece = Piece("w", 0, 1, torch.tensor([value]), {})
+    shard = SimpleNamespace(blocks={}, copies=lambda: [piece], touched=False)
+    mode = SimpleNamespace(step=3, missing=list)
+    return Keeper(
+        cast("Any", plan), cast("Any", shard), cast("Any", mode), JobIdentity("digits", "u", attempt)
+    )
+
+
+def manifest_of(keeper: Keeper, directory: Path, save: str) -> str:
+    return Manifest(save, 3, {}, tuple(keeper.save(str(directory), save, 3, b""))).to_json()
+
+
+def test_numbered_checkpoints_are_claimed_together_and_others_alone(tmp_path):
+    claims().hold(tmp_path / "runs" / "checkpoint-3")
+    claims().hold(tmp_path / "best")
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*.json"))] == [
+        "best/claim-server-0.json",
+        "runs/claim-server-0.json",
+    ]
+
+
+def test_a_later_life_takes_a_folder_over_and_the_earlier_one_is_told(tmp_path):
+    earlier, later = claims(0), claims(1)
+    earlier.hold(tmp_path)
+    later.hold(tmp_path / "checkpoint-0")
+    with pytest.raises(FleetError, match=r"server-0 of job digits \(u\) has claimed .* with attempt 1"):
+        earlier.hold(tmp_path)
+    later.hold(tmp_path)
+
+
+def test_replicas_that_were_restarted_alone_write_side_by_side(tmp_path):
+    restarted, other = claims(3), claims(0, writer="server-1")
+    for each in (restarted, other, restarted, other):
+        each.hold(tmp_path)
+
+
+def test_another_job_takes_a_folder_over_once_and_for_good(tmp_path):
+    deleted, new = claims(5, uid="deleted"), claims(0, uid="new")
+    deleted.hold(tmp_path)
+    new.hold(tmp_path)
+    with pytest.raises(FleetError, match="each job needs a folder of its own"):
+        deleted.hold(tmp_path)
+    new.hold(tmp_path)
+
+
+def test_a_process_outside_any_job_claims_nothing(tmp_path):
+    claims(uid="").hold(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_looking_for_a_checkpoint_claims_only_where_the_job_has_written(tmp_path):
+    earlier, later = claims(0), claims(1)
+    later.renew(tmp_path)
+    assert list(tmp_path.iterdir()) == [], "somebody else's checkpoints may lie there, to begin with"
+    earlier.hold(tmp_path)
+    claims(0, uid="other").renew(tmp_path)
+    earlier.hold(tmp_path)
+    later.renew(tmp_path)
+    with pytest.raises(FleetError, match="is not written"):
+        earlier.hold(tmp_path)
+
+
+def test_what_is_no_claim_is_replaced(tmp_path, caplog):
+    (tmp_path / "claim-server-0.json").write_text('{"job": 1')
+    claims().hold(tmp_path)
+    assert "is no claim" in caplog.text
+    claims().hold(tmp_path)
+    assert len(caplog.records) == 1
+
+
+def test_a_survivors_save_that_has_begun_is_not_committed_and_removes_nothing(tmp_path):
+    survivor, successor = keeper(0, 1.0), keeper(1, 2.0)
+    folder, first, second = tmp_path, tmp_path / "checkpoint-0", tmp_path / "checkpoint-1"
+    begun = manifest_of(survivor, second, "aa")
+    successor.commit(str(first), manifest_of(successor, first, "bb"))
+    attempts = (
+        lambda: survivor.commit(str(second), begun),
+        lambda: survivor.tidy(str(first)),
+        lambda: survivor.checkpoints(str(folder), 1),
+        lambda: survivor.save(str(second), "cc", 3, b""),
+    )
+    for attempt in attempts:
+        with pytest.raises(FleetError, match="has claimed"):
+            attempt()
+    found = find_checkpoint(folder)
+    assert found is not None
+    assert (found.directory, found.manifest.save) == (first, "bb")
