@@ -123,7 +123,8 @@ def _rows(path: str, schema: Mapping[str, Any]) -> Iterator[str]:
         yield f"| `{here}` | {_type(field)} | {default} | {_cell(field.get('description', ''))} |"
         inner = field.get("items", field)
         # A role's template has the fields of spec.template, and a pod's spec is Kubernetes' own.
-        told = here.endswith("r.template") or inner.get("x-kubernetes-preserve-unknown-fields")
+        kubernetes_own = inner.get("x-kubernetes-preserve-unknown-fields") and not here.startswith("status.")
+        told = here.endswith("r.template") or kubernetes_own
         if inner.get("properties") and not told:
             yield from _rows(here + ("[]" if "items" in field else ""), inner)
 

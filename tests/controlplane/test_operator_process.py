@@ -62,6 +62,36 @@ async def test_a_trainer_that_fails_while_no_operator_runs_is_started_again(
     assert "digits-trainer-0" not in pods
 
 
+async def test_a_job_that_another_version_has_run_goes_on_with_what_that_said(
+    namespace: Namespace, operator: OperatorProcess
+):
+    await namespace.create_job(manifest())
+    job = await namespace.until_state("digits", "Running")
+    operator.stop()
+    foreign = {
+        "type": "Evaluated",
+        "status": "True",
+        "reason": "Best",
+        "message": "",
+        "lastTransitionTime": "2026-11-22T12:00:00Z",
+    }
+    job["status"] |= {
+        "state": "Evaluating",
+        "conditions": [*job["status"]["conditions"], foreign],
+        "evaluations": {"best": 0.9},
+        "roles": [*job["status"]["roles"], {"role": "evaluator", "active": 1}],
+    }
+    await namespace.client.replace(namespace.path("fleetjobs", "digits", subresource="status"), job)
+    await namespace.end("digits-trainer-1", exit_code=1)
+    operator.start()
+    await namespace.until_pods("digits", "trainer 1 again", runs_again("digits-trainer-1", "0.1"))
+    await namespace.end(*TRAINERS)
+    ended = (await namespace.until_state("digits", "Succeeded"))["status"]
+    assert [each for each in ended["conditions"] if each["type"] == "Evaluated"] == [foreign]
+    assert (ended["evaluations"], ended["restarts"]) == ({"best": 0.9}, 1)
+    assert "evaluator" in {each["role"] for each in ended["roles"]}
+
+
 async def test_a_stopped_operator_ends_quickly_and_well(namespace: Namespace, operator: OperatorProcess):
     await namespace.create_job(manifest())
     await namespace.until_state("digits", "Running")

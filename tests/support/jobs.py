@@ -191,6 +191,31 @@ INVALID = (
         "spec.template.metadata.name",
         ("unknown field", "labels"),
     ),
+    *(
+        InvalidCase(f"{id_}-in-{path.rpartition('.')[2]}", at(path, {key: value}), told, (expected,))
+        for path in (
+            "spec.template.metadata.labels",
+            "spec.template.spec.nodeSelector",
+            "spec.nodePool.nodeSelector",
+        )
+        for id_, key, value, told, expected in (
+            ("no-label-value", "team", "computer vision", f"{path}.team", "letter or a digit first and last"),
+            ("no-label-name", "team/", "vision", path, "names of labels: letters"),
+            ("no-domain-of-a-label", "-a.b/team", "vision", path, "names of labels: letters"),
+        )
+    ),
+    InvalidCase(
+        "no-annotation-name",
+        at("spec.template.metadata.annotations", {"a b": "any text, at any length"}),
+        "spec.template.metadata.annotations",
+        ("'a b'", "names of annotations: letters"),
+    ),
+    InvalidCase(
+        "no-resource-of-a-pool",
+        manifest(nodePool={"resourceName": "gpu", "gpusPerTrainer": 1}),
+        "spec.nodePool.resourceName",
+        ("'gpu'", "DOMAIN/NAME"),
+    ),
     InvalidCase(
         "label-is-a-number",
         at("spec.template.metadata.labels", {"team": 7}),
@@ -440,9 +465,13 @@ VALID = {
     ),
     "template-with-everything": manifest(
         template={
-            "metadata": {"labels": {"team": "vision"}, "annotations": {"note": "a" * 300}},
+            "metadata": {
+                "labels": {"team": "vision", "app.kubernetes.io/Part_of": "", "v": "1.0_rc-1"},
+                "annotations": {"note": "a" * 300, "Example.com/note": "b c"},
+            },
             **template(
                 restartPolicy="Never",
+                nodeSelector={"node.kubernetes.io/instance-type": "p5.48xlarge"},
                 serviceAccountName="trainer",
                 initContainers=[{"name": "data", "image": "example.com/data:1"}],
                 volumes=[{"name": "data", "emptyDir": {}}],
@@ -452,7 +481,10 @@ VALID = {
     ),
     "half-a-core": at(
         f"{_CONTAINERS}.0.resources",
-        {"limits": {"cpu": 0.5, "memory": "1Gi", "example.com/nic": 1}, "requests": {"cpu": 0.5}},
+        {
+            "limits": {"cpu": 0.5, "memory": "1Gi", "example.com/nic": 1, "hugepages-2Mi": "64Mi"},
+            "requests": {"cpu": 0.5, "ephemeral-storage": "1Gi"},
+        },
     ),
     "all-policies": manifest(
         syncMode="Sync",

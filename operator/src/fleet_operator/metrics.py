@@ -128,7 +128,7 @@ class Metrics(Observer):
 
     def seen(self, job: FleetJob) -> None:
         """Let the series of a job's namespace begin at zero: an increase from nothing to one is none."""
-        labels = (job.metadata.namespace, job.spec.mode.value)
+        labels = (job.metadata.namespace, str(job.spec.mode))
         self._successful.labels(*labels)
         self._restarted.labels(*labels)
         for reason in FailReason:
@@ -162,7 +162,7 @@ class Metrics(Observer):
 
     def status_written(self, before: FleetJob, after: FleetJob) -> None:
         """Count the step that a job has made."""
-        labels = (after.metadata.namespace, after.spec.mode.value)
+        labels = (after.metadata.namespace, str(after.spec.mode))
         if before.status.state is None:
             self.seen(after)
             self._created.labels(*labels).inc()
@@ -175,7 +175,7 @@ class Metrics(Observer):
             self._ended(after)
 
     def _ended(self, job: FleetJob) -> None:
-        status, labels = job.status, (job.metadata.namespace, job.spec.mode.value)
+        status, labels = job.status, (job.metadata.namespace, str(job.spec.mode))
         if status.state is JobState.SUCCEEDED:
             self._successful.labels(*labels).inc()
         else:

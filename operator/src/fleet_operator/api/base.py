@@ -10,13 +10,17 @@ __all__ = [
     "MAX_PORT",
     "MAX_REPLICAS",
     "MAX_SECONDS",
-    "LabelValue",
+    "PATTERNS",
+    "RESOURCE_NAME",
+    "Annotations",
+    "Labels",
     "Model",
     "NonEmpty",
     "OpenModel",
     "Port",
     "Quantity",
     "Replicas",
+    "ResourceName",
     "Seconds",
 ]
 
@@ -32,7 +36,31 @@ Seconds = Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 Quantity = str | StrictInt | Annotated[StrictFloat, Field(allow_inf_nan=False)]
 """An amount of something, such as 500m or 0.5: the API server reads numbers as their text."""
-LabelValue = Annotated[str, StringConstraints(max_length=63)]
+
+# What Kubernetes asks of names of resources, and of labels and annotations. None of it is looked at where a
+# template is kept, only when a pod is created.
+MAX_ENTRIES = 128
+_DOMAIN = "[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_NAME = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY = f"^({_DOMAIN}/)?{_NAME}$"
+_LABEL_VALUE = "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+_ANNOTATION_KEY = f"^({_DOMAIN.replace('a-z', 'A-Za-z')}/)?{_NAME}$"
+RESOURCE_NAME = f"^(cpu|memory|ephemeral-storage|hugepages-[A-Za-z0-9]+|{_DOMAIN}/{_NAME})$"
+_KEY = "letters, digits, '-', '_' and '.', up to 63 of them, after DOMAIN/ or nothing"
+PATTERNS = {
+    _LABEL_KEY: f"names of labels: {_KEY}",
+    _LABEL_VALUE: "letters, digits, '-', '_' and '.', with a letter or a digit first and last, or nothing",
+    _ANNOTATION_KEY: f"names of annotations: {_KEY}",
+    RESOURCE_NAME: "names of resources: cpu, memory, ephemeral-storage, hugepages-SIZE or DOMAIN/NAME",
+}
+"""What each pattern asks for, in words."""
+
+LabelKey = Annotated[str, StringConstraints(pattern=_LABEL_KEY)]
+LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE)]
+Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=MAX_ENTRIES)]
+AnnotationKey = Annotated[str, StringConstraints(pattern=_ANNOTATION_KEY)]
+Annotations = Annotated[dict[AnnotationKey, str], Field(max_length=MAX_ENTRIES)]
+ResourceName = Annotated[str, StringConstraints(pattern=RESOURCE_NAME)]
 
 
 class Model(BaseModel):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from fleet_operator.api.base import LabelValue, Model, OpenModel
+from fleet_operator.api.base import Annotations, Labels, Model, OpenModel
 
 __all__ = ["Checkpoint", "CheckpointScope", "Retention", "VolumeClaimTemplate"]
 
@@ -28,8 +28,8 @@ class Retention(StrEnum):
 class ClaimMetadata(Model):
     """What a template adds to the metadata of its claims."""
 
-    labels: dict[str, LabelValue] | None = Field(default=None, description="Beside the operator's own.")
-    annotations: dict[str, str] | None = Field(default=None, description="As they are written.")
+    labels: Labels | None = Field(default=None, description="Beside the operator's own.")
+    annotations: Annotations | None = Field(default=None, description="As they are written.")
 
 
 class ClaimSpec(OpenModel):

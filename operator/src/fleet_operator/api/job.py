@@ -9,11 +9,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, StrictBool, StrictInt, StringConstraints
+from pydantic import ConfigDict, Field, PrivateAttr, StrictBool, StrictInt, StringConstraints
 
 from fleet_operator.api.base import (
     MAX_SECONDS,
-    LabelValue,
+    Annotations,
+    Labels,
     Model,
     NonEmpty,
     OpenModel,
@@ -28,6 +29,7 @@ from fleet_operator.api.names import CONTROLLER, MAIN_CONTAINER
 from fleet_operator.api.placement import Gang, Network, NodePool, PortRange, Scheduling
 from fleet_operator.api.role import Role
 from fleet_operator.api.status import FleetJobStatus
+from fleet_operator.errors import Problem
 
 __all__ = [
     "CleanPodPolicy",
@@ -119,7 +121,7 @@ class PodSpec(OpenModel):
     restart_policy: Literal["Never"] | None = Field(
         default=None, description="Only Never: the operator restarts replicas itself."
     )
-    node_selector: dict[str, str] | None = None
+    node_selector: Labels | None = None
     tolerations: tuple[dict[str, Any], ...] | None = None
     volumes: tuple[dict[str, Any], ...] | None = None
     host_network: StrictBool | None = Field(
@@ -130,8 +132,8 @@ class PodSpec(OpenModel):
 class TemplateMetadata(Model):
     """What a template adds to the metadata of its pods."""
 
-    labels: dict[str, LabelValue] | None = None
-    annotations: dict[str, str] | None = None
+    labels: Labels | None = None
+    annotations: Annotations | None = None
 
 
 class PodTemplate(Model):
@@ -260,7 +262,8 @@ class ObjectMeta(Model):
 class FleetJob(Model):
     """One job: what is wanted (`spec`) and how far it is (`status`).
 
-    Made by `fleet_operator.api.parse_job`, which checks the rules across fields as well.
+    Made by `fleet_operator.api.parse_job`, which checks the rules across fields as well, or by `read_job`,
+    which lets pass what another version has accepted.
     """
 
     api_version: Literal["fleetjob.dev/v1alpha1"] = "fleetjob.dev/v1alpha1"
@@ -268,6 +271,18 @@ class FleetJob(Model):
     metadata: ObjectMeta
     spec: FleetJobSpec
     status: FleetJobStatus = FleetJobStatus()
+    _problems: tuple[Problem, ...] = PrivateAttr(default=())
+    _is_held_back: bool = PrivateAttr(default=False)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What of a stored job breaks rules of this version, or was not understood by it."""
+        return self._problems
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether its problems forbid to do anything with it."""
+        return self._is_held_back
 
     @property
     def name(self) -> str:
@@ -396,6 +411,12 @@ class FleetJob(Model):
         """Return the same job with another number of trainers."""
         trainer = self.spec.trainer.model_copy(update={"replicas": replicas})
         return self.model_copy(update={"spec": self.spec.model_copy(update={"trainer": trainer})})
+
+    def with_problems(self, problems: tuple[Problem, ...], *, held_back: bool) -> Self:
+        """Return the same job with what is wrong with it."""
+        job = self.model_copy()
+        job._problems, job._is_held_back = problems, held_back  # noqa: SLF001  it is of this class
+        return job
 
     def with_status(self, status: FleetJobStatus) -> Self:
         """Return the same job with another status."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel
 
-from fleet_operator.api.job import FleetJob, ObjectMeta
+from fleet_operator.api.base import PATTERNS
+from fleet_operator.api.job import FleetJob
 from fleet_operator.api.rules import RULES, name_problem
-from fleet_operator.api.status import FleetJobStatus
 from fleet_operator.errors import InvalidJob, Problem
 
 if TYPE_CHECKING:
@@ -22,7 +21,18 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
-__all__ = ["parse_job", "read_job"]
+__all__ = [
+    "UNKNOWN_FIELD",
+    "name_problems",
+    "parse_job",
+    "problems_of",
+    "rule_problems",
+    "shown_name",
+    "without_nulls",
+]
+
+UNKNOWN_FIELD = "an unknown field"
+"""What is found where nothing of this name is known."""
 
 _KINDS = {
     "bool_type": "true or false",
@@ -57,100 +67,51 @@ def parse_job(document: Mapping[str, Any]) -> FleetJob:
         raise InvalidJob(
             "without a name", [Problem("the manifest", found, "a map with apiVersion, kind and spec")]
         )
-    metadata = document.get("metadata")
-    name = metadata.get("name") if isinstance(metadata, dict) else None
-    shown = name if isinstance(name, str) else "without a name"
-    problems = []
-    if isinstance(name, str) and name and (expected := name_problem(name)):
-        problems.append(Problem("metadata.name", repr(name), expected))
+    problems = name_problems(document)
     try:
-        job = FleetJob.model_validate(_without_nulls(document))
+        job = FleetJob.model_validate(without_nulls(document))
     except ValidationError as error:
-        raise InvalidJob(shown, [*problems, *_problems(error, document)]) from None
+        raise InvalidJob(shown_name(document), [*problems, *problems_of(error, document)]) from None
     missing = [field for field in ("apiVersion", "kind") if field not in document]
     problems += [Problem(field, "nothing", _expected_constant(field)) for field in missing]
-    problems += [
-        Problem(f"spec.{rule.field}", rule.found(job), rule.expected) for rule in RULES if not rule.holds(job)
-    ]
+    problems += rule_problems(job)
     if problems:
-        raise InvalidJob(shown, problems)
+        raise InvalidJob(shown_name(document), problems)
     return job
 
 
-def read_job(stored: Mapping[str, Any], known: FleetJob | None = None) -> FleetJob:
-    """Return an object of the API server as a job; fields that this version does not know are left out.
-
-    The definition in a cluster may be newer than this operator, while one is upgraded or after it was taken
-    back; and what the API server has accepted is no mistake of the job's author.
-
-    Parameters
-    ----------
-    stored : mapping
-        An object as the API server gives it. It is not modified.
-    known : FleetJob, optional
-        The job as it was: where only its metadata and its status can have changed, its spec is taken over.
-
-    Raises
-    ------
-    InvalidJob
-        It breaks rules of this version in another way; see `parse_job`.
-    """
-    metadata = {key: value for key, value in stored["metadata"].items() if key != "managedFields"}
-    stored = {**stored, "metadata": metadata}
-    if known is not None and (job := _with_spec_of(known, stored)) is not None:
-        return job
-    try:
-        return parse_job(stored)
-    except InvalidJob:
-        understood = _without_unknown(stored)
-        if understood == stored:
-            raise
-    return parse_job(understood)
+def shown_name(document: Mapping[str, Any]) -> str:
+    """Return the name by which a manifest is spoken of."""
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return name if isinstance(name, str) else "without a name"
 
 
-def _with_spec_of(known: FleetJob, stored: Mapping[str, Any]) -> FleetJob | None:
-    """Return the job with the spec that is known already, or None if that is another job's or has changed."""
-    metadata, same = stored["metadata"], known.metadata
-    if (metadata.get("uid"), metadata.get("generation")) != (same.uid, same.generation):
-        return None
-    try:
-        fresh = {
-            "metadata": ObjectMeta.model_validate(_without_nulls(metadata)),
-            "status": FleetJobStatus.model_validate(_without_nulls(stored.get("status") or {})),
-        }
-    except ValidationError:
-        return None  # the problems are told of the whole
-    return known.model_copy(update=fresh)
+def name_problems(document: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with a job's name, if it has one."""
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    expected = name_problem(name) if isinstance(name, str) and name else None
+    return [Problem("metadata.name", repr(name), expected)] if expected else []
 
 
-def _without_unknown(stored: Mapping[str, Any]) -> Mapping[str, Any]:
-    known = copy.deepcopy(dict(stored))
-    try:
-        FleetJob.model_validate(_without_nulls(known))
-    except ValidationError as error:
-        for detail in error.errors(include_url=False):
-            if detail["type"] == "extra_forbidden":
-                _leave_out(known, _location(detail, known))
-    return known
+def rule_problems(job: FleetJob) -> list[Problem]:
+    """Return which rules across fields a job breaks."""
+    return [
+        Problem(f"spec.{rule.field}", rule.found(job), rule.expected) for rule in RULES if not rule.holds(job)
+    ]
 
 
-def _leave_out(document: Any, location: Sequence[int | str]) -> None:
-    *parents, name = location
-    for part in parents:
-        document = document[part]
-    document.pop(name, None)
-
-
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
     """Leave out fields whose value is null, as the API server does: ``replicas:`` with nothing behind it."""
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
+        return [without_nulls(item) for item in value]
     return value
 
 
-def _problems(error: ValidationError, document: Mapping[str, Any]) -> Iterator[Problem]:
+def problems_of(error: ValidationError, document: Mapping[str, Any]) -> Iterator[Problem]:
     """Translate pydantic's errors; where a union has several, the first one tells."""
     seen = set()
     for detail in error.errors(include_url=False):
@@ -169,6 +130,8 @@ def _is_echo(detail: ErrorDetails) -> bool:
 def _location(detail: ErrorDetails, document: Mapping[str, Any]) -> tuple[int | str, ...]:
     """Return where an error is, without what is no field: pydantic names members of unions as well."""
     loc = detail["loc"]
+    if loc[-1] == "[key]":  # it is the map that has a name which cannot be, to the API server as well
+        loc = loc[:-2]
     result: list[int | str] = []
     value: Any = document
     for position, part in enumerate(loc):
@@ -191,7 +154,7 @@ def _found(detail: ErrorDetails) -> str:
     if detail["type"] == "missing":
         return "nothing"
     if detail["type"] == "extra_forbidden":
-        return "an unknown field"
+        return UNKNOWN_FIELD
     value = detail["input"]
     if isinstance(value, (dict, list, tuple)):
         size = len(value)
@@ -217,7 +180,7 @@ def _expected(detail: ErrorDetails, location: tuple[int | str, ...]) -> str:
             unit = "of them" if kind == "too_long" else "characters"
             return f"at most {context.get('max_length')} {unit}"
         case "string_pattern_mismatch":
-            return f"text that matches {context['pattern']}"
+            return PATTERNS.get(context["pattern"], f"text that matches {context['pattern']}")
         case "missing" if location[-1] in ("apiVersion", "kind"):
             return _expected_constant(str(location[-1]))
         case "missing":

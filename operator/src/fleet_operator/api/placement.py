@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
-from fleet_operator.api.base import LabelValue, Model, NonEmpty, Port, Replicas
+from fleet_operator.api.base import Labels, Model, Port, Replicas, ResourceName
 
 __all__ = ["Gang", "Network", "NodePool", "PortRange", "Scheduling"]
 
@@ -16,9 +16,9 @@ ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 class NodePool(Model):
     """Where the pods run and what the trainers get of it."""
 
-    node_selector: dict[str, LabelValue] = Field(default={}, description="Added to all pods.")
+    node_selector: Labels = Field(default={}, description="Added to all pods.")
     tolerations: tuple[dict[str, Any], ...] = Field(default=(), description="Added to all pods.")
-    resource_name: NonEmpty = Field(default="nvidia.com/gpu", description="What gpusPerTrainer counts.")
+    resource_name: ResourceName = Field(default="nvidia.com/gpu", description="What gpusPerTrainer counts.")
     gpus_per_trainer: Annotated[StrictInt, Field(ge=0, le=64)] = Field(
         default=0, description="Devices for the main container of each trainer."
     )

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
 from fleet_operator.api.role import Role
@@ -53,10 +53,25 @@ class JobState(StrEnum):
         """Whether the job has finished: nothing leads out of this state."""
         return self in (JobState.SUCCEEDED, JobState.FAILED)
 
+    @property
+    def known(self) -> bool:
+        """Whether this version has the state; any other was read from a status of another version."""
+        return self in tuple(JobState)
+
+    @classmethod
+    def _missing_(cls, value: object) -> "JobState | None":
+        """Read a state of another version as it is: it is written back so, and equals none of these."""
+        if not isinstance(value, str):
+            return None
+        state = str.__new__(cls, value)
+        state._name_ = state._value_ = value
+        return state
+
 
 class ConditionType(StrEnum):
     """What is told as a condition. At most one of the last two is ever True."""
 
+    ACCEPTED = "Accepted"
     PODS_CREATED = "PodsCreated"
     RUNNING = "Running"
     RESTARTING = "Restarting"
@@ -84,15 +99,20 @@ class ConditionStatus(StrEnum):
 
 
 class StatusModel(BaseModel):
-    """A part of the status: frozen; fields that a newer operator wrote are ignored."""
+    """A part of the status: frozen; fields that another version of the operator wrote are kept."""
 
-    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="allow", frozen=True)
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """The fields of another version, to be written back."""
+        return dict(self.model_extra or {})
 
 
 class Condition(StatusModel):
     """One condition, as Kubernetes defines them."""
 
-    type: ConditionType
+    type: str = Field(description="One of this version's, or of another's.")
     status: ConditionStatus
     reason: str = Field(description="One word, for programs.")
     message: str = Field(default="", description="One sentence, for people.")
@@ -114,7 +134,7 @@ class ReplicaRestarts(StatusModel):
 class RoleStatus(StatusModel):
     """The replicas of one role."""
 
-    role: Role
+    role: str
     replicas: int = Field(default=0, description="How many are wanted.")
     active: int = Field(default=0, description="How many have a pod that has not ended.")
     ready: int = 0
@@ -158,7 +178,9 @@ class FleetJobStatus(StatusModel):
     """How far a job is."""
 
     observed_generation: int | None = Field(default=None, description="The generation this was decided on.")
-    state: JobState | None = None
+    state: Annotated[JobState, WithJsonSchema({"type": "string"})] | None = Field(
+        default=None, description=f"{', '.join(JobState)}, or one of another version's."
+    )
     conditions: tuple[Condition, ...] = ()
     pservers: str | None = Field(default=None, description="Ready or completed, of those wanted: 2/2.")
     trainers: str | None = Field(default=None, description="Running or completed, of those wanted: 2/2.")
@@ -179,11 +201,11 @@ class FleetJobStatus(StatusModel):
         " that began under a version of the operator which let them pass: it runs on, and is warned.",
     )
 
-    def condition(self, kind: ConditionType) -> Condition | None:
+    def condition(self, kind: str) -> Condition | None:
         """Return a condition, if the job has it."""
-        return next((each for each in self.conditions if each.type is kind), None)
+        return next((each for each in self.conditions if each.type == kind), None)
 
-    def is_true(self, kind: ConditionType) -> bool:
+    def is_true(self, kind: str) -> bool:
         """Whether a condition is there and True."""
         condition = self.condition(kind)
         return condition is not None and condition.status is ConditionStatus.TRUE
@@ -195,7 +217,9 @@ class FleetJobStatus(StatusModel):
     @property
     def finished(self) -> bool:
         """Whether the job has succeeded or failed."""
-        return self.state is not None and self.state.final
+        if self.state is None:
+            return False
+        return self.state.final or (not self.state.known and self.completion_time is not None)
 
     @property
     def is_strict(self) -> bool:
@@ -205,7 +229,21 @@ class FleetJobStatus(StatusModel):
     @property
     def explanation(self) -> Condition | None:
         """The condition whose reason and sentence say why the job is in its state."""
-        return None if self.state is None else self.condition(_EXPLAINED_BY[self.state])
+        if self.is_held_back:
+            return self.condition(ConditionType.ACCEPTED)
+        told = _EXPLAINED_BY.get(self.state) if self.state is not None else None
+        return None if told is None else self.condition(told)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether nothing is done with the job, because the operator does not accept or understand it."""
+        accepted = self.condition(ConditionType.ACCEPTED)
+        return accepted is not None and accepted.status is ConditionStatus.FALSE
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a version of the operator has accepted the job, which it then runs to its end."""
+        return self.start_time is not None or (self.state is not None and not self.is_held_back)
 
     def to_manifest(self) -> dict[str, Any]:
         """Return the status as the API server takes it: camelCase, and what is unknown left out."""

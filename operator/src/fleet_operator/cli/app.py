@@ -62,11 +62,16 @@ def run(
 
 @app.command()
 def render(filename: Manifest) -> None:
-    """Print the Service and the pods that the operator makes for a job."""
+    """Print the objects that the operator makes for a job, in the order in which it makes them.
+
+    Whom the chart lets read the metrics of a job with a NetworkPolicy only the operator on a cluster knows.
+    """
+    import json
+
     import yaml
 
     from fleet_operator.api import parse_job
-    from fleet_operator.build import ClusterHosts, build_pod, build_service
+    from fleet_operator.build import ClusterHosts, build_extras, build_pod, build_service
     from fleet_operator.cli.manifest import load_manifest
     from fleet_operator.plan.model import Attempt
 
@@ -74,10 +79,11 @@ def render(filename: Manifest) -> None:
     metadata = job.metadata.model_copy(update={"uid": job.metadata.uid or UNKNOWN_UID})
     job = job.model_copy(update={"metadata": metadata})
     hosts = ClusterHosts(job)
-    manifests = [build_service(job)]
+    manifests = [build_service(job), *(extra.manifest for extra in build_extras(job, life=0))]
     for role in job.roles:
         manifests += [build_pod(job, role, index, Attempt(), hosts) for index in range(job.replicas(role))]
-    typer.echo(yaml.safe_dump_all(manifests, sort_keys=False, width=110), nl=False)
+    copies = json.loads(json.dumps(manifests))  # what they share would be written as references
+    typer.echo(yaml.safe_dump_all(copies, sort_keys=False, width=110), nl=False)
 
 
 @app.command()

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fleet_operator.api.base import PATTERNS, RESOURCE_NAME
+from fleet_operator.api.parse import UNKNOWN_FIELD
 from fleet_operator.errors import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     Types = Mapping[str, Mapping[str, str]]
 
@@ -95,14 +98,29 @@ def _problems(
         for name, item in value.items():
             yield from _problems(item, kind[1:-1], (*places, _Place(f"{path}[{name}]", {})), types)
     else:
-        here = _Place(path, types[kind])
-        around = (*places[:-1], here)
-        for name, item in value.items():
-            if name in here.fields:
-                inner = (*around, _Place(f"{path}.{name}", {}))
-                yield from _problems(item, here.fields[name], inner, types)
-            else:
-                yield Problem(f"{path}.{name}", "an unknown field", _meant(str(name), around, types)), True
+        yield from _problems_of_fields(value, kind, places, types)
+
+
+def _problems_of_fields(
+    value: Mapping[str, Any], kind: str, places: tuple[_Place, ...], types: Types
+) -> Iterator[tuple[Problem, bool]]:
+    here = places[-1]._replace(fields=types[kind])
+    around = (*places[:-1], here)
+    for name, item in value.items():
+        path = f"{here.path}.{name}"
+        if name not in here.fields:
+            yield Problem(path, UNKNOWN_FIELD, _meant(str(name), around, types)), True
+            continue
+        yield from _problems(item, here.fields[name], (*around, _Place(path, {})), types)
+        if kind == "ResourceRequirements" and name in ("limits", "requests") and isinstance(item, dict):
+            yield from ((problem, False) for problem in _no_resources(item, path))
+
+
+def _no_resources(names: Iterable[str], path: str) -> Iterator[Problem]:
+    """Give the names that no resource of a container can have, such as a GPU's without a domain."""
+    for name in names:
+        if not re.fullmatch(RESOURCE_NAME, str(name)):
+            yield Problem(path, repr(name), PATTERNS[RESOURCE_NAME])
 
 
 def _meant(name: str, around: tuple[_Place, ...], types: Types) -> str:

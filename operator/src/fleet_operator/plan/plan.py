@@ -13,6 +13,7 @@ from fleet_operator.plan.backoff import backoff
 from fleet_operator.plan.deadline import deadline
 from fleet_operator.plan.ending import clean_up, end_job
 from fleet_operator.plan.failure import VANISHED, find_failures, loses_parameters
+from fleet_operator.plan.holding import hold_back
 from fleet_operator.plan.model import Event, Plan
 from fleet_operator.plan.naming import some
 from fleet_operator.plan.pending import pending_deadline, pending_since
@@ -55,6 +56,17 @@ def plan(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan
         The status, to be written before anything else (but for a job's first), the actions in their order,
         what to tell, and when to look again even if nothing happens.
     """
+    if job.is_held_back and job.metadata.deletion_timestamp is None and not job.managed_elsewhere:
+        return hold_back(job, now)
+    try:
+        return _decide(job, observed, now, hosts)
+    except Exception as error:
+        if not job.problems:
+            raise
+        return hold_back(job, now, f"with which it cannot run: {error}")  # this version refuses such values
+
+
+def _decide(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan:
     situation = Situation.of(job, observed, now, hosts)
     for decide in DECISIONS:
         if (decided := decide(situation)) is not None:

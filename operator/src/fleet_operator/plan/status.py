@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import (
-    Condition,
-    ConditionStatus,
     ConditionType,
     FleetJobStatus,
     JobState,
@@ -15,10 +13,11 @@ from fleet_operator.api import (
 )
 from fleet_operator.api.names import LABEL_JOB_NAME, LABEL_ROLE
 from fleet_operator.api.status import STRICT
+from fleet_operator.plan.acceptance import accepted
+from fleet_operator.plan.conditions import Told, conditions
 from fleet_operator.plan.indexes import format_indexes
 from fleet_operator.plan.pods import has_failed, is_active
 from fleet_operator.plan.progress import progress_of
-from fleet_operator.plan.times import stamp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,8 +31,6 @@ __all__ = ["Told", "build_status", "only_counts_differ"]
 _ON_THE_WAY = frozenset({"Creating", "GangWaiting", "PodsCreated", "Starting"})
 """Reasons that follow one another within moments if all goes well: one write tells of the last."""
 
-Told = tuple[bool, str, str]  # whether a condition holds, its reason, its sentence
-
 
 def build_status(
     situation: Situation,
@@ -44,7 +41,7 @@ def build_status(
     start: datetime | None = None,
     completion: datetime | None = None,
 ) -> FleetJobStatus:
-    """Return the job's next status.
+    """Return the job's next status; fields of another version stay in it as they were.
 
     Parameters
     ----------
@@ -61,14 +58,17 @@ def build_status(
     """
     job, ledger, before = situation.job, situation.ledger, situation.job.status
     roles = tuple(_role_status(situation, role) for role in job.roles)
+    others = tuple(each for each in before.roles if each.role not in tuple(Role))
     up = {role: _up(situation, role) for role in job.roles}
     return FleetJobStatus(
         observed_generation=job.metadata.generation,
         state=state,
-        conditions=_conditions(before, told, situation),
+        conditions=conditions(
+            before, {**accepted(job), **told}, generation=job.metadata.generation, now=situation.now
+        ),
         pservers=f"{up[Role.PSERVER]}/{job.replicas(Role.PSERVER)}" if Role.PSERVER in up else None,
         trainers=f"{up[Role.TRAINER]}/{job.replicas(Role.TRAINER)}",
-        trainer_replicas=next(each.active for each in roles if each.role is Role.TRAINER),
+        trainer_replicas=next(each.active for each in roles if each.role == Role.TRAINER),
         selector=f"{LABEL_JOB_NAME}={job.name},{LABEL_ROLE}={Role.TRAINER.value}",
         restarts=ledger.restarts,
         failures=ledger.failures,
@@ -78,8 +78,9 @@ def build_status(
         completion_time=completion,
         last_failure=last_failure or before.last_failure,
         progress=progress_of(situation, state),
-        roles=roles,
+        roles=roles + others,
         field_validation=STRICT if before.is_strict else before.field_validation,
+        **before.extras,
     )
 
 
@@ -110,31 +111,6 @@ def _what_stays(role: RoleStatus) -> RoleStatus:
     return RoleStatus(role=role.role, restarts=role.restarts, completed_indexes=role.completed_indexes)
 
 
-def _conditions(
-    before: FleetJobStatus, told: Mapping[ConditionType, Told], situation: Situation
-) -> tuple[Condition, ...]:
-    result = []
-    for kind in ConditionType:
-        old = before.condition(kind)
-        if kind not in told:
-            result += [old] if old is not None else []
-            continue
-        holds, reason, message = told[kind]
-        status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
-        same = old is not None and old.status is status
-        result.append(
-            Condition(
-                type=kind,
-                status=status,
-                reason=reason,
-                message=message,
-                last_transition_time=old.last_transition_time if old and same else stamp(situation.now),
-                observed_generation=situation.job.metadata.generation,
-            )
-        )
-    return tuple(result)
-
-
 def _role_status(situation: Situation, role: Role) -> RoleStatus:
     own = situation.ledger.roles[role]
     pods = [pod for replica, pod in situation.present.items() if replica.role is role]
@@ -148,6 +124,7 @@ def _role_status(situation: Situation, role: Role) -> RoleStatus:
         restarts=tuple(own.restarts[index] for index in sorted(own.restarts)),
         created_indexes=format_indexes(own.created),
         completed_indexes=format_indexes(own.completed),
+        **situation.job.status.role(role).extras,
     )
 
 

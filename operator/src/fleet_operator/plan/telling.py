@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     from fleet_operator.plan.model import Action
     from fleet_operator.plan.situation import Situation
 
-__all__ = ["tell"]
+__all__ = ["news", "tell"]
 
 # What a person is told when a condition becomes True: the type and the reason of the event.
-_BECOMES_TRUE = {
+_BECOMES_TRUE: dict[str, tuple[str, str]] = {
     ConditionType.RUNNING: ("Normal", "Started"),
     ConditionType.SUSPENDED: ("Normal", "Suspended"),
     ConditionType.SUCCEEDED: ("Normal", "Succeeded"),
     ConditionType.FAILED: ("Warning", "Failed"),
 }
 # Reasons that a person is warned of when they are told for the first time.
-_WARNINGS = {
+_WARNINGS: dict[str, tuple[str, ...]] = {
+    ConditionType.ACCEPTED: ("AcceptedBefore", "NotAccepted"),
     ConditionType.PODS_CREATED: ("NameTaken", "FeatureDisabled"),
     ConditionType.RUNNING: ("NodeNotReady",),
 }
@@ -60,7 +61,7 @@ def tell(
     return Plan(
         status=status,
         actions=actions,
-        events=(*_scaled(situation, status), *events, *_events(before, status)),
+        events=(*_scaled(situation, status), *events, *news(before, status)),
         requeue_after=until(situation.now, *looks),
         urgent=bool(actions) or not (status == before or only_counts_differ(before, status)),
     )
@@ -78,7 +79,8 @@ def _scaled(situation: Situation, after: FleetJobStatus) -> tuple[Event, ...]:
     return (Event("Normal", "Scaled", say(before=before, wanted=wanted)),)
 
 
-def _events(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
+def news(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
+    """Return what a status says for the first time and people should hear of."""
     events = []
     for condition in after.conditions:
         old = before.condition(condition.type)

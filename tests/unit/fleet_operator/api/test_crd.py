@@ -66,11 +66,21 @@ def test_is_structural(schema):
         assert not ("properties" in node and "additionalProperties" in node), path
 
 
-def test_unknown_fields_are_kept_in_templates_only(schema):
+def test_unknown_fields_of_the_spec_are_kept_in_templates_only(schema):
     open_paths = [path for path, node in nodes(schema) if node.get("x-kubernetes-preserve-unknown-fields")]
     assert open_paths
     others = (".spec.nodePool.tolerations[]", ".spec.checkpoint.volumeClaimTemplate.spec")
-    assert all(".template.spec" in path or path in others for path in open_paths)
+    assert all(".template.spec" in path or path in others for path in open_paths if path.startswith(".spec"))
+
+
+def test_what_another_version_says_in_a_status_is_kept(schema):
+    for path, node in nodes(schema["properties"]["status"]):
+        if "properties" in node:
+            assert node["x-kubernetes-preserve-unknown-fields"], path
+    status = schema["properties"]["status"]["properties"]
+    assert "enum" not in status["state"]
+    assert "enum" not in status["conditions"]["items"]["properties"]["type"]
+    assert "enum" not in status["roles"]["items"]["properties"]["role"]
 
 
 @pytest.mark.parametrize("document", jobs.VALID.values(), ids=jobs.VALID.keys())
@@ -102,6 +112,7 @@ def test_every_rule_is_in_it_and_points_at_a_field(schema):
         (path.removeprefix("."), rule["rule"])
         for path, node in nodes(spec)
         for rule in node.get("x-kubernetes-validations", ())
+        if not rule["rule"].startswith("self.all(key,")  # what the keys of a map must be is said by its field
     ]
     assert sorted(there) == sorted((each.node, each.cel) for each in validations)
     assert len(validations) > len(RULES) + len(IMMUTABLE)
@@ -117,6 +128,12 @@ def test_every_rule_stands_at_the_deepest_field_that_has_all_it_looks_at():
             looked_at = set(re.findall(r"\b(?:self|oldSelf)\b(?:\.(\w+))?", each.cel))
             (only,) = looked_at if len(looked_at) == 1 else ("",)
             assert f".{only}." not in each.cel or not only, f"{each.cel} belongs below {only}"
+
+
+def test_whatever_cel_goes_through_has_a_bound(schema):
+    for path, node in nodes(schema):
+        if any("self.all(" in rule["rule"] for rule in node.get("x-kubernetes-validations", ())):
+            assert {"maxItems", "maxProperties"} & node.keys(), path
 
 
 def test_only_the_operator_writes_a_status_and_nobody_notes_which_of_its_fields(schema):

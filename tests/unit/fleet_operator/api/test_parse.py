@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleet_operator.api import FailureAction, Role, parse_job, read_job
+from fleet_operator.api import FailureAction, Role, parse_job
 from fleet_operator.errors import InvalidJob, Problem
 from tests.support import jobs
 
@@ -27,42 +27,6 @@ def test_refuses(case):
 @pytest.mark.parametrize("document", jobs.VALID.values(), ids=jobs.VALID.keys())
 def test_accepts(document):
     assert parse_job(document).name == document["metadata"]["name"]
-
-
-def test_fields_of_a_newer_definition_are_left_out_of_what_the_api_server_gives():
-    stored = jobs.manifest(runPolicy={"backoffLimit": 3, "mood": "calm"})
-    stored["spec"] |= {"colour": "red", "trainer": {"replicas": 2, "shape": {"round": True}}}
-    before = copy.deepcopy(stored)
-    job = read_job(stored)
-    assert (job.spec.run_policy.backoff_limit, job.spec.trainer.replicas) == (3, 2)
-    assert stored == before
-    with pytest.raises(InvalidJob):
-        parse_job(stored)
-
-
-def stored(*, uid: str = "u", generation: int = 1, servers: int = 2, **status: object) -> dict[str, Any]:
-    document = jobs.manifest(pserver={"replicas": servers}) | {"status": status}
-    document["metadata"] |= {"uid": uid, "generation": generation, "managedFields": [{"manager": "kubectl"}]}
-    return document
-
-
-def test_the_spec_is_read_once_for_each_generation():
-    known = read_job(stored(state="Pending"))
-    again = read_job(stored(state="Running", servers=3), known)
-    assert again.spec is known.spec
-    assert again == known.with_status(again.status)
-    assert again.status.state == "Running"
-    for changed in (stored(generation=2, servers=3), stored(uid="another", servers=3)):
-        assert read_job(changed, known).replicas(Role.PSERVER) == 3
-    with pytest.raises(InvalidJob, match=r"status\.state"):
-        read_job(stored(state="Confused"), known)
-
-
-def test_what_else_is_wrong_with_a_stored_object_is_told():
-    stored = jobs.manifest(colour="red", trainer={"replicas": 0})
-    with pytest.raises(InvalidJob) as caught:
-        read_job(stored)
-    assert [problem.path for problem in caught.value.problems] == ["spec.trainer.replicas"]
 
 
 def test_tells_all_problems_at_once_in_whole_sentences():

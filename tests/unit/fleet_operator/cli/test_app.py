@@ -140,6 +140,30 @@ def test_render_prints_what_the_operator_would_make(fleetjob, write):
     ]
 
 
+def test_render_prints_what_a_job_has_beside_its_pods(fleetjob, write):
+    job = job_manifest("pass")
+    job["spec"] |= {
+        "checkpoint": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}},
+        "network": {"policy": True},
+        "scheduling": {"gang": "Volcano", "queue": "night"},
+    }
+    job["spec"]["pserver"] |= {"replicas": 2, "podDisruptionBudget": True}
+    _, out, _ = fleetjob("render", "-f", write(job))
+    documents = list(yaml.safe_load_all(out))
+    assert [each["kind"] for each in documents] == [
+        "Service",
+        *(2 * ["PersistentVolumeClaim"]),
+        "NetworkPolicy",
+        "PodDisruptionBudget",
+        "PodGroup",
+        *(3 * ["Pod"]),
+    ]
+    claims = [each["metadata"]["name"] for each in documents if each["kind"] == "PersistentVolumeClaim"]
+    mounted = documents[-3]["spec"]["volumes"][-1]["persistentVolumeClaim"]["claimName"]
+    assert claims[0] == mounted
+    assert "&id" not in out
+
+
 def test_a_mistake_of_our_own_is_a_sentence_too(fleetjob, write, monkeypatch):
     def broken(document, **_):
         raise ZeroDivisionError("by zero")

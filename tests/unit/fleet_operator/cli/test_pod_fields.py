@@ -112,6 +112,15 @@ def test_an_unknown_field(document, path, expected):
             "found a list of 0, expected a map",
             id="a-list",
         ),
+        *(
+            pytest.param(
+                at(f"{MAIN}.resources", {which: {name: 1}}),
+                f"{POD}.containers[0].resources.{which}",
+                f"found {name!r}, expected names of resources: cpu, memory, ephemeral-storage",
+                id=f"no-name-of-a-resource-{name}",
+            )
+            for which, name in (("limits", "gpu"), ("requests", "nvidia.com/"), ("limits", "hugepages"))
+        ),
         pytest.param(
             at(f"{POD}.hostPID", "yes"),
             f"{POD}.hostPID",

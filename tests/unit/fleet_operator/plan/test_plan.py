@@ -285,5 +285,5 @@ def test_the_time_of_a_condition_is_that_of_its_last_change():
     story = Story()
     story.sees(pserver(0), pserver(1), after=0)
     story.sees(pserver(0), pserver(1), pending(trainer(0)), pending(trainer(1)), after=10)
-    times = {each.type.value: each.last_transition_time.second for each in story.job.status.conditions}
+    times = {each.type: each.last_transition_time.second for each in story.job.status.conditions}
     assert times == {"PodsCreated": 10, "Running": 0}
