@@ -131,5 +131,5 @@ proto: setup  ## generate the control protocol's Python modules and their types
 	  --plugin=protoc-gen-mypy=../../$(BIN)/protoc-gen-mypy --mypy_out=. \
 	  --plugin=protoc-gen-mypy_grpc=../../$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=. $(PROTO)
 
-pod-fields: setup  ## generate the fields of pods that `fleetjob validate` knows, from a real API server
+pod-fields: setup assets  ## generate the fields of pods that `fleetjob validate` knows, from a real API server
 	$(BIN)/python -m tools.pod_fields

@@ -15,6 +15,7 @@ GETS = ".venv/bin/python -m tools.assets"
         ("test", ".venv/bin/pytest"),
         ("e2e", ".venv/bin/pytest tests/e2e"),
         ("bench-operator", ".venv/bin/python -m benchmarks.operator"),
+        ("pod-fields", ".venv/bin/python -m tools.pod_fields"),
     ],
 )
 def test_the_programs_are_there_before_anything_starts_them(verb: str, starts: str):
