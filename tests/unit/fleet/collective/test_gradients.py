@@ -1,6 +1,6 @@
 """The averaging of gradients in one process: what it hands back, and what it refuses."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import pytest
@@ -20,6 +20,12 @@ class Alone:
 
     place = Place(0, 1, "localhost", 1)
 
+    def __init__(self) -> None:
+        self.used: list[set[torch.device]] = []
+
+    def use(self, devices: Iterable[torch.device]) -> None:
+        self.used.append(set(devices))
+
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
         pass
 
@@ -36,9 +42,12 @@ def process_group() -> Iterator[None]:
 
 
 def distributed(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None, **options: Any
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module | None = None,
+    group: Alone | None = None,
+    **options: Any,
 ) -> Any:
-    averager = GradientAverager(named_parameters(optimizer, model), cast("Any", Alone()), **options)
+    averager = GradientAverager(named_parameters(optimizer, model), cast("Any", group or Alone()), **options)
     averager.start()
     return distribute(optimizer, averager, cast("Any", None), model)
 
@@ -69,6 +78,22 @@ def test_fused_optimizers_step_parameters_of_any_layout(late):
 def linear() -> torch.nn.Module:
     torch.manual_seed(0)
     return torch.nn.Linear(2, 1)
+
+
+def test_buckets_are_made_where_the_gradients_are_whenever_a_model_moves():
+    """Another dtype stands in for another device: a bucket holds gradients of one of each."""
+    group, first, second = Alone(), linear(), linear()
+    alone = torch.optim.SGD(first.parameters(), lr=0.1)
+    together = distributed(torch.optim.SGD(second.parameters(), lr=0.1), second, group)
+    for dtype in (torch.float64, torch.float64, torch.float32):
+        for model, optimizer in ((first, alone), (second, together)):
+            model.half().to(dtype)  # there and back: gradients move with their model
+            optimizer.zero_grad()
+            model(torch.ones(1, 2, dtype=dtype)).square().sum().backward()
+            optimizer.step()
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert group.used == [{torch.device("cpu")}] * 3  # at the start, and for each of the two kinds
 
 
 def test_a_parameter_that_is_unfrozen_later_is_named():

@@ -57,7 +57,7 @@ class _Slot:
         """Return the gradient as torch would lay it out, also if the parameter's layout has changed since."""
         strides = self.parameter.stride()
         if self.view.stride() == strides or not is_dense(self.parameter.shape, strides):
-            return self.view
+            return self.view.detach()  # a model that moves sets the data of its gradients
         return torch.empty_like(self.parameter).copy_(self.view)
 
 
@@ -86,6 +86,7 @@ class GradientAverager:
     ) -> None:
         self._group = group
         self._overlap = overlap
+        self._bucket_bytes = bucket_bytes
         self._scale = 1.0 / group.place.size
         self._all = list(named_parameters)
         self._named = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
@@ -96,7 +97,6 @@ class GradientAverager:
         self._paused = False
         self._handles: list[Callable[[], None]] = []
         self.step = 0
-        self._allocate(bucket_bytes)
 
     @property
     def parameters(self) -> list[torch.Tensor]:
@@ -105,6 +105,7 @@ class GradientAverager:
 
     def start(self) -> None:
         """Take every parameter's value from trainer 0, and hook the gradients."""
+        self._group.use(parameter.device for _, parameter in self._all)
         for name, parameter in self._all:
             self._group.broadcast_(parameter.detach(), f"the first value of {name}")
         for position, (_, parameter) in enumerate(self._named):
@@ -140,12 +141,23 @@ class GradientAverager:
                 "for the gradients that it had still to give; expected the script to end with that error, too"
             )
 
-    def _allocate(self, bucket_bytes: int) -> None:
+    def _fit(self) -> None:
+        """Lay out buckets where the gradients are: before the first pass, and after a model has moved."""
+        if self._slots and all(
+            slot.view.device == slot.parameter.device and slot.view.dtype == slot.parameter.dtype
+            for slot in self._slots.values()
+        ):
+            return
+        self._group.use(parameter.device for parameter in self.parameters)
+        self._buckets.clear()
+        self._allocate()
+
+    def _allocate(self) -> None:
         extents = [
             Extent((parameter.dtype, parameter.device), parameter.numel() * parameter.element_size())
             for _, parameter in self._named
         ]
-        for members in plan_buckets(extents, bucket_bytes=bucket_bytes):
+        for members in plan_buckets(extents, bucket_bytes=self._bucket_bytes):
             parameters = [self._named[position][1] for position in members]
             size = sum(parameter.numel() for parameter in parameters)
             flat = torch.zeros(size + len(members), dtype=parameters[0].dtype, device=parameters[0].device)
@@ -164,6 +176,7 @@ class GradientAverager:
                 return
             self.check_ended()
             if self._end is None:
+                self._fit()
                 self._end = _queue_end(self._finish)
             self._put(position)
             if self._overlap:

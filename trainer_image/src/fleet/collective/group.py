@@ -7,6 +7,7 @@ theirs, and gloo would end the process where the two differ in size.
 
 import contextlib
 import hashlib
+import logging
 import os
 import stat
 import sys
@@ -21,6 +22,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fleet.collective.deadlines import Deadlines
+from fleet.collective.devices import Facts, backend_of, difference, gpu_number, why_not_nccl
+from fleet.collective.faults import own_fault, reason_of
+from fleet.collective.marks import Marks
 from fleet.collective.rendezvous import Place, meet
 from fleet.collective.standing import Way
 from fleet.collective.watch import Watch
@@ -28,13 +32,14 @@ from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError, 
 
 __all__ = ["Group"]
 
+_log = logging.getLogger(__name__)
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
 
 class Group:
     """All trainers of a job, connected.
 
-    CPU tensors travel by gloo and CUDA tensors by NCCL; callers need not know which.
+    Callers need not know what carries their tensors; see `fleet.collective.devices`.
     """
 
     def __init__(self, place: Place, deadlines: Deadlines, store: Store, watch: Watch) -> None:
@@ -44,6 +49,9 @@ class Group:
         self._watch = watch
         self._calls = 0
         self._calling: dist.ProcessGroup | None = None  # none while the trainers are still connecting
+        self._everybodys: dict[int, Facts] = {}
+        self._marks: dict[torch.device, Marks] = {}
+        self._uses = 0
 
     @classmethod
     def connect(cls, place: Place, deadlines: Deadlines, environ: Mapping[str, str]) -> "Group":
@@ -52,7 +60,8 @@ class Group:
         Raises
         ------
         ConfigurationError
-            The address or device cannot be used, or the script has made a process group of its own.
+            The address or device cannot be used, the script has made a process group of its own, or
+            another trainer has another version of PyTorch or NCCL.
         DeadlineExceededError
             A trainer did not come; the message names who.
         """
@@ -61,15 +70,16 @@ class Group:
                 "torch.distributed is initialized already; expected fleet.init to be the one that does: "
                 "remove init_process_group, or do without fleet.init"
             )
-        backend = _backend(environ)
+        facts = _facts(environ)
         store = meet(place, deadlines)
         watch = Watch(store.clone(), place, deadlines, _end_this_thread)
         watch.start()
         group = cls(place, deadlines, store, watch)
+        group._compare(facts)
         before = _sockets()
         with group._naming("connecting to the other trainers"):
             dist.init_process_group(
-                backend,
+                backend_of(group._everybodys),
                 store=PrefixStore("group", store),
                 rank=place.rank,
                 world_size=place.size,
@@ -77,7 +87,7 @@ class Group:
             )
             calling = dist.new_group(backend="gloo", timeout=deadlines.stalled)
             group._calling = cast("dist.ProcessGroup", calling)
-        group.wait([dist.all_reduce(torch.zeros(1), async_op=True)], "the start of the job")
+        group._check(torch.device("cpu"), "the start of the job")
         group.barrier("the start of the job")
         _keep_from_children(_sockets() - before)
         return group
@@ -112,6 +122,30 @@ class Group:
             self._meet(what)
             dist.all_reduce(values, _OPERATIONS[operation], group=self._calling, async_op=True).wait()
 
+    def use(self, devices: Iterable[torch.device]) -> None:
+        """Make sure that tensors of these devices can travel; every trainer calls this before they do.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer's tensors are on devices of another kind.
+        FleetError
+            The devices cannot be connected; the message says why.
+        """
+        used = sorted(set(devices), key=str)
+        ours = " and ".join(sorted({device.type for device in used}))
+        self._uses += 1
+        for rank, theirs in self.agree(f"devices ({self._uses})", ours).items():
+            if theirs != ours:
+                raise ConfigurationError(
+                    f"{self.place.name(rank)} has its parameters on {theirs} where this trainer, "
+                    f"{self.place.rank}, has them on {ours}; move the model alike in every trainer, before "
+                    "the first backward()"
+                )
+        for device in used:
+            if device.type == "cuda" and device not in self._marks:
+                self._connect(device)
+
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
         """Replace `values` by trainer 0's; all trainers have agreed on their shape and dtype."""
         travelling = values.contiguous()  # what travels is memory, not elements
@@ -130,14 +164,15 @@ class Group:
 
         Those of a GPU are waited for by the GPU only: this returns at once, and the watch goes on to look.
         """
-        on_gpu = device is not None and device.type == "cuda"
-        event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-        with self._naming(what, way, until=event.query if event is not None else None):
+        marks = self._marks.get(device) if device is not None else None
+        captured = marks is not None and torch.cuda.is_current_stream_capturing()  # waited for in replays
+        mark = marks.next() if marks is not None and not captured else None
+        with self._naming(what, way, until=mark.reached if mark is not None else None):
             for work in works:
                 if work is not None:
                     work.wait()
-            if event is not None:
-                event.record(torch.cuda.current_stream(device))
+            if mark is not None:
+                mark.put()
 
     def agree(self, key: str, value: str) -> dict[int, str]:
         """Publish a value and return every trainer's.
@@ -152,6 +187,40 @@ class Group:
             self._store.set(f"{key}/{self.place.rank}", value)
             self._meet(what)
             return self._read(key)
+
+    def _compare(self, facts: Facts) -> None:
+        """Learn what every trainer has, before any connects; raise where they could not train together."""
+        self._store.set(f"facts/{self.place.rank}", facts.to_text())
+        with self._naming("comparing versions and devices"):
+            everybodys = self._read("facts")
+        self._everybodys = {rank: Facts.from_text(text) for rank, text in everybodys.items()}
+        found = difference(self._everybodys, self.place.rank)
+        if found is not None:
+            rank, how = found
+            raise ConfigurationError(
+                f"{self.place.name(rank)} {how}; expected the same on every trainer: give all one image"
+            )
+
+    def _connect(self, device: torch.device) -> None:
+        """Connect the trainers' GPUs, which the first operation on them does."""
+        carrier = "NCCL"
+        if reason := why_not_nccl(self._everybodys):
+            carrier = "gloo"
+            _log.warning("CUDA tensors travel through the host's memory, which is slow: %s", reason)
+        elif len({facts.model for facts in self._everybodys.values()}) > 1:
+            models = ", ".join(f"trainer {rank}: {facts.model}" for rank, facts in self._everybodys.items())
+            _log.warning("the trainers' GPUs differ, and all wait for the slowest (%s)", models)
+        before = _sockets()
+        self._check(device, f"connecting the trainers' GPUs by {carrier}")
+        self._marks[device] = Marks(device)
+        _keep_from_children(_sockets() - before)
+
+    def _check(self, device: torch.device, what: str) -> None:
+        """Add up a number of each trainer, and wait for the sum."""
+        with self._naming(what):
+            total = torch.ones(1, device=device)
+            dist.all_reduce(total, async_op=True).wait()
+            total.item()  # the wait above is the GPU's only
 
     def _meet(self, what: str) -> None:
         """Wait until every trainer makes this call, and make sure that it is the same one."""
@@ -185,7 +254,9 @@ class Group:
             with self._watch.waiting(what, way, until):
                 yield
         except (dist.DistError, RuntimeError) as error:
-            reason = str(error).strip().partition("\n")[0]
+            reason = reason_of(error)
+            if help_ := own_fault(error):
+                raise FleetError(f"this trainer's device failed in {what}: {reason}; {help_}") from error
             if silent := self._watch.silent_now():
                 message = f"{self.place.names(silent)} vanished while {what} waited: {reason}"
                 raise PeerLostError(message) from error
@@ -205,19 +276,19 @@ class Group:
             self._store.wait(keys, timedelta(seconds=self._deadlines.silent_seconds))
 
 
-def _backend(environ: Mapping[str, str]) -> str:
-    """Choose the backends, and this process's GPU where there are any."""
+def _facts(environ: Mapping[str, str]) -> Facts:
+    """Return what this trainer has, and make its GPU, if it has one, the current device."""
+    version = torch.__version__.partition("+")[0]  # what follows names the build
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
-        return "gloo"
-    text = environ.get("FLAGS_selected_gpus") or environ.get("LOCAL_RANK") or "0"
-    count = torch.cuda.device_count()
-    if not text.isascii() or not text.isdigit() or int(text) >= count:
-        raise ConfigurationError(
-            f"the GPU of this process (FLAGS_selected_gpus, else LOCAL_RANK) is {text!r}; "
-            f"expected a number from 0 to {count - 1}, for {count} visible GPUs"
-        )
-    torch.cuda.set_device(int(text))
-    return "cpu:gloo,cuda:nccl"
+        return Facts(version)
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    number = gpu_number(environ, torch.cuda.device_count())
+    if number is None:
+        return Facts(version, nccl)
+    if number:  # the first is current already, and choosing it would make a context that may stay unused
+        torch.cuda.set_device(number)
+    properties = torch.cuda.get_device_properties(number)
+    return Facts(version, nccl, str(properties.uuid), properties.name)
 
 
 def _end_this_thread(error: FleetError) -> None:

@@ -79,7 +79,8 @@ class Watch:
         way : Way
         until : callable, optional
             The wait goes on after the block until this is true: of a GPU, which waits while the script does
-            not. Called from the watch's thread.
+            not. Called from the watch's thread, whose current device is none in particular: it must make no
+            call of CUDA.
         """
         self._standing = self._standing.begin(what, way)
         self._waiting = waiting = (self._standing, time.monotonic())
@@ -139,11 +140,10 @@ class Watch:
         if (going_on := self._going_on) is None:
             return None
         standing, since, done = going_on
-        with contextlib.suppress(RuntimeError):  # a device that fails is the training thread's to tell
-            if not done():
-                # Only one that waits for long holds the script up as well, which could yet come elsewhere.
-                lasting = time.monotonic() - since > self._deadlines.silent_seconds
-                return standing if lasting else replace(standing, way=Way.OTHER), since
+        if not done():
+            # Only one that waits for long holds the script up as well, which could yet come elsewhere.
+            lasting = time.monotonic() - since > self._deadlines.silent_seconds
+            return standing if lasting else replace(standing, way=Way.OTHER), since
         if self._going_on is going_on:
             self._going_on = None
         return None

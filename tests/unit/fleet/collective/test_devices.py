@@ -1,0 +1,67 @@
+"""What carries the trainers' tensors, given what each trainer has."""
+
+import pytest
+
+from fleet.collective.devices import Facts, backend_of, difference, gpu_number, why_not_nccl
+from fleet.errors import ConfigurationError
+
+CPU = Facts("2.9.0")
+A, B = Facts("2.9.0", "2.27", "GPU-a", "H200"), Facts("2.9.0", "2.27", "GPU-b", "H200")
+NO_OWN = Facts("2.9.0", "2.27")
+
+
+@pytest.mark.parametrize(
+    ("environ", "count", "expected"),
+    [
+        pytest.param({}, 1, 0, id="the-first-where-nobody-says"),
+        pytest.param({"LOCAL_RANK": "1"}, 2, 1, id="one-for-each-process"),
+        pytest.param({"LOCAL_RANK": "1"}, 1, None, id="more-processes-than-gpus"),
+        pytest.param({"LOCAL_RANK": "0", "FLAGS_selected_gpus": "1"}, 2, 1, id="the-one-that-is-selected"),
+    ],
+)
+def test_which_gpu_is_a_process_s(environ, count, expected):
+    assert gpu_number(environ, count) == expected
+
+
+@pytest.mark.parametrize("environ", [{"FLAGS_selected_gpus": "1"}, {"LOCAL_RANK": "one"}])
+def test_a_gpu_that_is_not_there_is_named(environ):
+    with pytest.raises(ConfigurationError, match=r"is '1|one'; expected a number from 0 to 0, for 1 visible"):
+        gpu_number(environ, 1)
+
+
+@pytest.mark.parametrize(
+    ("everybodys", "backend", "reason"),
+    [
+        pytest.param({0: A, 1: B}, "cpu:gloo,cuda:nccl", "", id="a-gpu-each"),
+        pytest.param({0: A, 1: NO_OWN}, "gloo", "trainer 1 has no GPU of its own", id="one-gpu-for-two"),
+        pytest.param({0: A, 1: A}, "gloo", "the trainers 0 and 1 have the same GPU", id="the-same-gpu"),
+        pytest.param({0: CPU, 1: CPU}, "gloo", "trainer 0 has no GPU of its own", id="no-gpus"),
+    ],
+)
+def test_what_carries_tensors(everybodys, backend, reason):
+    assert backend_of(everybodys) == backend
+    assert why_not_nccl(everybodys) == reason
+
+
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        pytest.param(B, None, id="alike"),
+        pytest.param(
+            Facts("2.8.0"), (1, "has PyTorch 2.8.0 where this trainer, 0, has 2.9.0"), id="another-pytorch"
+        ),
+        pytest.param(
+            Facts("2.9.0", "2.26", "GPU-b"),
+            (1, "has NCCL 2.26 where this trainer, 0, has 2.27"),
+            id="another-nccl",
+        ),
+        pytest.param(Facts("2.9.0", "2.26"), None, id="another-nccl-that-is-not-used"),
+        pytest.param(Facts("2.9.0", "2.27", "GPU-b", "A100"), None, id="another-model-of-gpu"),
+    ],
+)
+def test_what_trainers_must_have_in_common(theirs, expected):
+    assert difference({0: A, 1: theirs}, 0) == expected
+
+
+def test_facts_travel_as_text():
+    assert Facts.from_text(A.to_text()) == A

@@ -1,0 +1,109 @@
+"""What a group tells of its waits; nothing here has a GPU, so the errors and captures of one are made up."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from fleet.collective.deadlines import Deadlines
+from fleet.collective.group import Group
+from fleet.collective.marks import Marks
+from fleet.collective.rendezvous import Place
+from fleet.collective.standing import Way
+from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError
+
+CPU = torch.device("cpu")
+ASSERTION = torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch for it in the manual.")
+SAME_GPU = (
+    "NCCL error in: ProcessGroupNCCL.cpp:93, invalid usage (run with NCCL_DEBUG=WARN)\n"
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+    "Last error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
+)
+ABORTED = "NCCL communicator was aborted on rank 0."
+
+
+class Watched:
+    """Stands in for the watch: every other trainer lives."""
+
+    def __init__(self) -> None:
+        self.until: list[Callable[[], bool] | None] = []
+
+    @contextlib.contextmanager
+    def waiting(self, what: str, way: Way, until: Callable[[], bool] | None) -> Iterator[None]:
+        self.until.append(until)
+        yield
+
+    def silent_now(self) -> list[int]:
+        return []
+
+
+class Work:
+    """An operation that ends with an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def wait(self) -> None:
+        raise self._error
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+@pytest.fixture
+def group(watched: Watched) -> Group:
+    return Group(Place(0, 1, "localhost", 1), Deadlines(), HashStore(), cast("Any", watched))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ASSERTION, "device-side assert triggered; CUDA_LAUNCH_BLOCKING=1 shows which"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB."), "Tried 2 GiB.; make the batch or the"),
+        (dist.DistBackendError(SAME_GPU), "Duplicate GPU detected : .* 1000; NCCL_DEBUG=INFO shows"),
+    ],
+)
+def test_an_error_of_the_own_device_is_told_as_that(group, error, words):
+    expected = f"this trainer's device failed in the average of step 0's gradients: .*{words}"
+    with pytest.raises(FleetError, match=expected) as caught:
+        group.wait([cast("Any", Work(error))], "the average of step 0's gradients")
+    assert caught.type is FleetError
+
+
+def test_an_error_that_another_trainer_may_have_made_still_looks_for_it(group):
+    with pytest.raises(DeadlineExceededError, match="though every trainer is alive: NCCL communicator was"):
+        group.wait([cast("Any", Work(dist.DistBackendError(ABORTED)))], "the average")
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_wait_goes_on_until_the_gpu_is_there_unless_a_graph_is_captured(
+    group, watched, monkeypatch, capturing
+):
+    group._marks[CPU] = Marks(CPU)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    group.wait([], "the average", device=CPU)
+    (until,) = watched.until
+    assert until is None if capturing else until()
+
+
+def test_the_first_operation_on_a_device_is_waited_for_by_name(group, watched, monkeypatch):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise dist.DistBackendError(SAME_GPU)
+
+    monkeypatch.setattr(dist, "all_reduce", refuse)
+    with pytest.raises(FleetError, match="failed in connecting the trainers' GPUs by NCCL: Duplicate GPU"):
+        group._connect(CPU)
+    assert len(watched.until) == 1
+    assert CPU not in group._marks
+
+
+def test_trainers_whose_models_are_on_other_devices_are_named(group, monkeypatch):
+    monkeypatch.setattr(group, "agree", lambda _, ours: {0: ours, 1: "cuda"})
+    with pytest.raises(ConfigurationError, match=r"trainer 1 has its parameters on cuda where .* on cpu"):
+        group.use([CPU, CPU])
