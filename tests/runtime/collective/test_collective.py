@@ -158,7 +158,9 @@ def test_training_is_that_of_one_process_with_all_shards(trainers, tmp_path):
         assert process.returncode == 0, err
     first, second = (torch.load(tmp_path / f"model-{rank}.pt") for rank in (0, 1))
     assert all(torch.equal(first[name], second[name]) for name in first)
-    assert json.loads((tmp_path / "words-1").read_text())["counters"]["bytes_reduced"] > 0
+    words = json.loads((tmp_path / "words-1").read_text())
+    assert words["counters"]["bytes_reduced"] > 0
+    assert (words["joined"], words["completedTrainers"]) == (True, "0-1")  # all were at stop_worker together
 
 
 ONE_GPU = """

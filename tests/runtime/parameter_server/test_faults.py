@@ -1,5 +1,6 @@
 """Real processes killed with -9: who notices, who waits, and who ends with which status."""
 
+import json
 import time
 from pathlib import Path
 
@@ -17,7 +18,10 @@ pytestmark = pytest.mark.timeout(300)
 
 def test_a_trainer_that_is_killed_comes_back_under_a_higher_attempt(tmp_path):
     with job(tmp_path, servers=2, trainers=2) as running:
-        servers = [running.server(index, SCRIPT, "25") for index in range(2)]
+        words = [tmp_path / f"words-{index}" for index in range(2)]
+        servers = [
+            running.server(index, SCRIPT, "25", FLEET_TERMINATION_LOG=str(words[index])) for index in range(2)
+        ]
         survivor = running.trainer(0, SCRIPT, "25")
         victim = running.trainer(1, SCRIPT, "25", KILL_AT_STEP="7", LEAVE_CHILD="")
         assert victim.wait(120) == -9
@@ -30,6 +34,8 @@ def test_a_trainer_that_is_killed_comes_back_under_a_higher_attempt(tmp_path):
         survivor.expect(0, "made step 25", seconds=120)
         for server in servers:
             server.expect(0, "trainer 1 joined again (attempt 1) at step 7", seconds=60)
+        for each in words:  # who ends well has seen all others complete, and says so
+            assert json.loads(each.read_text())["completedTrainers"] == "0-1"
 
 
 def test_a_server_that_comes_back_without_its_state_ends_the_trainers(tmp_path):

@@ -179,11 +179,11 @@ def test_a_trainer_that_completes_early_leaves_the_divisor_to_the_others():
         loss_of(model_0).backward()
         loss_of(model_1).backward()
         at_once(zero.step, one.step)
-        one.complete()
+        assert one.complete() == {1}
         model_0.zero_grad()
         loss_of(model_0).backward()
         zero.step()
-        zero.complete()
+        assert zero.complete() == {0, 1}  # each knows who has completed by then
         # Equal gradients, averaged over two and then over one: as one process makes them.
         assert all(torch.equal(value, values(model_0)[name]) for name, value in after_steps(2).items())
         job.servers[0].join()

@@ -116,8 +116,7 @@ class Executor:
         self._closed = True
         trainer, self._trainer = self._trainer, None
         if trainer is not None:
-            trainer.complete()
-            lifecycle.finish()
+            lifecycle.finish(trainer.complete())
 
     def _start_up(self, program: Program, *, distributed: bool) -> list[npt.NDArray[Any]]:
         module = source_of(program).module
@@ -138,7 +137,7 @@ class Executor:
             server.serve()
         finally:
             server.close()
-        lifecycle.finish()
+        lifecycle.finish(server.completed_trainers)
         return []
 
     def _session(self, program: Program) -> Trainer:

@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from fleet.errors import EXIT_FAILURE, ConfigurationError, FleetError
 if TYPE_CHECKING:
     from fleet.role_maker import Role
 
-__all__ = ["finish", "one_sentence", "start"]
+__all__ = ["finish", "joined", "one_sentence", "start"]
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
 FLUSH_SECONDS = 0.5
@@ -52,6 +52,8 @@ class _Lifecycle:
         self.started = False
         self.failed = False
         self.identity = "this process"
+        self.joined = False
+        self.completed: Collection[int] = ()
         self._observing = False
         self._status: int | None = None
         self._wakeup: tuple[int, int] | None = None
@@ -161,14 +163,19 @@ class _Lifecycle:
     def leave_progress(self) -> None:
         """Write the last words of a replica that ends well; one process of a pod speaks for all."""
         if not self.failed and os.environ.get("LOCAL_RANK", "0") == "0":
-            termination.write_progress(progress.snapshot(), os.environ)
+            state = progress.snapshot()
+            if self.started:
+                known = termination.format_indexes(self.completed)
+                state = {"joined": self.joined, "completedTrainers": known, **state}
+            termination.write_progress(state, os.environ)
 
     def _leave_sentence(self, error: BaseException) -> None:
         sentence = one_sentence(error)
         if isinstance(error, FleetError):
             with contextlib.suppress(OSError, ValueError):  # a closed stderr must not hide the exit status
                 print(f"{self.identity}: {sentence}", file=sys.stderr, flush=True)
-        termination.write_failure(f"{self.identity}: {sentence}", os.environ)
+        stage = "" if not self.started else " (joined)" if self.joined else " (not joined)"
+        termination.write_failure(f"{self.identity}{stage}: {sentence}", os.environ)
 
     def undo_in_child(self) -> None:
         """Give a forked child the handlers of before: its end is not the replica's end."""
@@ -209,12 +216,23 @@ def start(role: "Role") -> None:
     _lifecycle.handle_sigterm()
 
 
-def finish() -> None:
+def joined() -> None:
+    """Note that this replica has joined its job: what goes wrong from here on may go better the next time."""
+    _lifecycle.joined = True
+
+
+def finish(completed: Collection[int] = ()) -> None:
     """Leave the progress as the termination message: this replica has done its work.
 
     What the script reports afterwards is added when the process exits.
+
+    Parameters
+    ----------
+    completed : collection of int
+        The trainers, by index, that this replica knows to have completed, itself among them if it is one.
     """
     if _lifecycle.started:
+        _lifecycle.completed = completed
         _lifecycle.leave_progress()
 
 

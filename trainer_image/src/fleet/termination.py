@@ -1,17 +1,20 @@
 """The termination message: the last words of a replica, where the kubelet or the local cluster reads them.
 
-A replica that ends well leaves its progress as one line of JSON; one that fails leaves one sentence. Both
-stay under the 4096 bytes that Kubernetes keeps.
+A replica that ends well leaves one line of JSON: whether it had joined its job (`joined`), the trainers that
+it knows to have completed (`completedTrainers`, as ``0-2,4``), and its progress. One that fails leaves one
+sentence, in which ``(joined)`` or ``(not joined)`` follows its name. Both stay under the 4096 bytes that
+Kubernetes keeps. The operator reads both, so their form is part of the contract.
 """
 
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-__all__ = ["message_path", "progress_message", "write_failure", "write_progress"]
+__all__ = ["format_indexes", "message_path", "progress_message", "write_failure", "write_progress"]
 
 KUBELET_PATH = Path("/dev/termination-log")
 MAX_PROGRESS_BYTES = 3000
@@ -27,6 +30,15 @@ def message_path(environ: Mapping[str, str]) -> Path | None:
     if named:
         return Path(named)
     return KUBELET_PATH if os.access(KUBELET_PATH, os.W_OK) else None
+
+
+def format_indexes(indexes: Collection[int]) -> str:
+    """Write indexes as an Indexed Job does: ranges in order, as in ``0-2,4``."""
+    ranges = []
+    for _, group in groupby(enumerate(sorted(indexes)), key=lambda pair: pair[1] - pair[0]):
+        members = [index for _, index in group]
+        ranges.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    return ",".join(ranges)
 
 
 def progress_message(state: Mapping[str, Any]) -> str:

@@ -79,7 +79,7 @@ def test_each_error_has_its_exit_status_and_one_sentence(replica, words, error, 
     code, out, err = ended(replica(f"start(); print('before'); raise errors.{error}('a is 1;\\nexpected 2')"))
     assert (code, out) == (status, "before\n")
     assert err.splitlines()[-1] == "trainer 1: a is 1; expected 2"
-    assert words.read_text() == "trainer 1: a is 1; expected 2\n"
+    assert words.read_text() == "trainer 1 (not joined): a is 1; expected 2\n"
     assert ("Traceback" in err) is (error != "RoleError")
 
 
@@ -87,19 +87,20 @@ def test_an_unexpected_error_keeps_its_traceback(replica, words):
     code, _, err = ended(replica("start(); report(step=1); {}['missing']"))
     assert code == 1
     assert "Traceback" in err
-    assert words.read_text().startswith("trainer 1: KeyError: 'missing' (at ")
+    assert words.read_text().startswith("trainer 1 (not joined): KeyError: 'missing' (at ")
 
 
 def test_a_thread_that_dies_of_our_error_ends_the_replica(replica, words):
     body = """
     start()
+    lifecycle.joined()
     def run():
         raise errors.PeerLostError("pserver 0 is gone")
     threading.Thread(target=run).start()
     wait_in_a_lock()
     """
     assert ended(replica(body))[0] == 91
-    assert words.read_text() == "trainer 1: pserver 0 is gone\n"
+    assert words.read_text() == "trainer 1 (joined): pserver 0 is gone\n"
 
 
 @pytest.mark.parametrize(("name", "status"), [("fleet-sender", 1), ("the user's", 0)])
@@ -219,14 +220,16 @@ def test_a_forked_child_ends_alone(replica, words):
 def test_a_replica_that_ends_well_leaves_its_progress(replica, words):
     body = """
     start()
+    lifecycle.joined()
     report(step=3, total_steps=3, loss=0.5)
-    lifecycle.finish()
+    lifecycle.finish({3, 1, 0})
     report(test_accuracy=0.97)
     """
     assert ended(replica(body))[0] == 0
     state = json.loads(words.read_text())
     assert (state["role"], state["index"], state["step"]) == ("TRAINER", 1, 3)
     assert state["metrics"] == {"test_accuracy": 0.97}
+    assert (state["joined"], state["completedTrainers"]) == (True, "0-1,3")
 
 
 def test_a_plain_script_that_reports_is_served_and_leaves_its_progress(replica, words):

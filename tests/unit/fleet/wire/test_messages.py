@@ -19,14 +19,14 @@ from fleet.errors import (
 from fleet.wire import Hello
 from fleet.wire.messages import (
     MAX_TEXT_BYTES,
-    pack_blocks,
     pack_error,
     pack_hello,
     pack_hyper,
-    read_blocks,
+    pack_numbers,
     read_error,
     read_hello,
     read_hyper,
+    read_numbers,
 )
 
 NUMBERS = st.one_of(st.floats(allow_nan=False), st.integers(), st.booleans(), st.none(), st.text())
@@ -70,12 +70,12 @@ def test_what_is_no_greeting_is_refused(payload):
 
 @given(st.lists(st.integers(0, 2**32 - 1)))
 def test_block_numbers_survive(blocks):
-    payload = pack_blocks(blocks)
-    assert read_blocks(payload) == tuple(blocks)
+    payload = pack_numbers(blocks)
+    assert read_numbers(payload) == tuple(blocks)
     for cut in range(len(payload)):
         if cut % 4:
             with pytest.raises(RemoteProtocolError, match=f"{cut} bytes, expected a multiple of 4"):
-                read_blocks(payload[:cut])
+                read_numbers(payload[:cut])
 
 
 @pytest.mark.parametrize(

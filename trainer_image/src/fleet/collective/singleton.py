@@ -1,7 +1,7 @@
 """The `fleet` of a collective job: one object per process, with the original's methods."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, overload
 
 import numpy as np
@@ -85,6 +85,7 @@ class Fleet(SavingCalls):
         keep_freed_memory(os.environ)
         place, deadlines = place_of(role, os.environ), Deadlines.from_environ(os.environ)
         self._role, self._group = role, Group.connect(place, deadlines, os.environ)
+        lifecycle.joined()
 
     def is_worker(self) -> bool:
         """Return True: in a collective job every process trains."""
@@ -160,7 +161,7 @@ class Fleet(SavingCalls):
             averager.close()
         group.close()
         self._stopped = True
-        lifecycle.finish()
+        lifecycle.finish(range(_pods(self.worker_num(), os.environ)))
 
     def barrier_worker(self) -> None:
         """Wait until every trainer has called this."""
@@ -323,6 +324,12 @@ class Fleet(SavingCalls):
                 "after everything that needs the other trainers"
             )
         return self._group
+
+
+def _pods(processes: int, environ: Mapping[str, str]) -> int:
+    """Return how many pods a job's processes are in: each of them is one trainer of the job."""
+    slots = environ.get("LOCAL_WORLD_SIZE", "")
+    return processes // int(slots) if slots.isdecimal() and 0 < int(slots) <= processes else processes
 
 
 def _travelling(array: npt.NDArray[Any], mode: str) -> npt.NDArray[Any]:

@@ -29,7 +29,7 @@ from fleet.parameter_server.waiting import WaitLog, wait_for_ports
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import Identity, Kind, job_hash
-from fleet.wire.messages import pack_blocks, pack_hyper
+from fleet.wire.messages import pack_hyper, pack_numbers
 
 if TYPE_CHECKING:
     from fleet.parameter_server.proto import control_pb2
@@ -133,7 +133,7 @@ class Client:
         for block in absent:
             by_server.setdefault(block.server, []).append(block.id)
         for peer in self._holders():
-            peer.send(Kind.STEP_END, pack_blocks(by_server.get(peer.server, ())), step=self._sending)
+            peer.send(Kind.STEP_END, pack_numbers(by_server.get(peer.server, ())), step=self._sending)
 
     def send_step(
         self, step: int, hyper_parameters: Sequence[dict[str, Any]], gradients: Mapping[int, memoryview]
@@ -286,13 +286,14 @@ class Client:
         """Have the servers load one checkpoint; see `agreement.agree`."""
         return agree(self.ask_all, self.plan.endpoints, self._settings.deadline_seconds)
 
-    def complete(self) -> None:
-        """Tell every server that this trainer has finished, and wait until each knows."""
+    def complete(self) -> frozenset[int]:
+        """Tell every server that this trainer has finished, wait until each knows, and return who has."""
         self.check()
         for peer in self._peers:
             peer.send(Kind.COMPLETE)
         self.wait_until(lambda: self._open == 0, lambda: "the parameter servers to take note of the end")
         self.close()
+        return frozenset.intersection(*(peer.completed_trainers for peer in self._peers))
 
     def close(self) -> None:
         """End the session now; whoever still waits in it, or comes later, gets an error."""

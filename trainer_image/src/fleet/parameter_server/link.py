@@ -4,7 +4,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Protocol
 
 from fleet import progress
@@ -33,7 +33,15 @@ from fleet.wire import (
     pack_header,
     read_header,
 )
-from fleet.wire.messages import pack_error, pack_hello, read_blocks, read_error, read_hello, read_hyper
+from fleet.wire.messages import (
+    pack_error,
+    pack_hello,
+    pack_numbers,
+    read_error,
+    read_hello,
+    read_hyper,
+    read_numbers,
+)
 
 __all__ = ["Link", "LinkOwner", "greet"]
 
@@ -189,9 +197,9 @@ class Link:
         else:
             self._line.send(Kind.PARAM, self.form.leaving(block, value), step=step, block=block)
 
-    def complete(self) -> None:
-        """Enqueue the answer to COMPLETE."""
-        self._line.send(Kind.COMPLETE)
+    def complete(self, completed: Collection[int]) -> None:
+        """Enqueue the answer to COMPLETE: the trainers that have completed, this one among them."""
+        self._line.send(Kind.COMPLETE, pack_numbers(sorted(completed)))
 
     def fail(self, error: FleetError, timeout_seconds: float) -> None:
         """Tell the trainer of an error, now or when it comes back, and close."""
@@ -231,7 +239,7 @@ class Link:
                 self._owner.begins(trainer)
                 self._mode.begin(trainer, header.step, read_hyper(bytes(payload)))
             case Kind.STEP_END:
-                self._owner.answer(self._mode.end(trainer, header.step, read_blocks(bytes(payload))))
+                self._owner.answer(self._mode.end(trainer, header.step, read_numbers(bytes(payload))))
             case Kind.PULL:
                 self._asked = True
                 self._owner.answer(self._mode.pull(trainer))

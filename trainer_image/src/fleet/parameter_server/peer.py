@@ -33,7 +33,7 @@ from fleet.parameter_server.wire_form import WireForm
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import HEADER_BYTES, Conversation, Header, Hello, Identity, Kind, Side, pack_header
-from fleet.wire.messages import pack_hello, read_error, read_hello
+from fleet.wire.messages import pack_hello, read_error, read_hello, read_numbers
 
 if TYPE_CHECKING:
     from fleet.parameter_server.parameters import ParameterStore
@@ -109,6 +109,8 @@ class Peer:
         self._shares: bool | None = None
         """Whether memory is shared; None before the first greeting."""
         self._completed = False
+        self.completed_trainers: frozenset[int] = frozenset()
+        """The trainers that had completed with this server when it heard that this one has."""
         self._greeting: socket.socket | None = None
         """What connects with the server, as long as that has not greeted."""
         self._closing = threading.Event()
@@ -207,6 +209,7 @@ class Peer:
         if header.kind is Kind.ERROR:
             raise read_error(bytes(payload))
         if header.kind is Kind.COMPLETE:
+            self.completed_trainers = frozenset(read_numbers(bytes(payload)))
             self._completed = True
             self.send(Kind.GOODBYE)
         elif header.kind in (Kind.PARAM, Kind.UNCHANGED):

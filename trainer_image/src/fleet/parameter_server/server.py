@@ -169,7 +169,8 @@ class Server:
             raise
         if self._closing:
             return
-        self._wait_for_goodbyes()
+        # For trainers whose connection broke before they could learn that they may go.
+        wait_for_all((link.left for link in list(self._links.values())), self._settings.silent_seconds)
         self._dismiss(None)
         if missed:
             raise PeerLostError(f"{_named(missed)} vanished for good; every other trainer has completed")
@@ -190,6 +191,11 @@ class Server:
         if self._control is not None:
             self._control.stop()
             self._control = None
+
+    @property
+    def completed_trainers(self) -> tuple[int, ...]:
+        """The trainers that have finished."""
+        return self._membership.completed
 
     # What the control service asks.
 
@@ -330,11 +336,11 @@ class Server:
 
     def completed(self, link: Link) -> None:
         """Take note that a trainer has finished."""
-        link.complete()
-        with self._changed:
-            self._membership.complete(link.identity.trainer)
-            self.meetings.release()
         trainer = link.identity.trainer
+        with self._changed:
+            link.complete({*self._membership.completed, trainer})  # before it counts, which may end the line
+            self._membership.complete(trainer)
+            self.meetings.release()
         _log.info("trainer %d completed at step %d", trainer, self._mode.step_of(trainer))
 
     def ended(self, link: Link, error: FleetError | None) -> None:
@@ -454,10 +460,6 @@ class Server:
             named = ", ".join(f"parameter server {self._plan.endpoints[each]}" for each in missing.servers)
             return f"step {missing.step} waits for the part of {named} in {missing.block}"
         return f"step {missing.step} waits for {missing.block} of {_named(missing.trainers)}"
-
-    def _wait_for_goodbyes(self) -> None:
-        """Stay for trainers whose connection broke before they could learn that they may go."""
-        wait_for_all((link.left for link in list(self._links.values())), self._settings.silent_seconds)
 
     def _wait_until_told(self) -> None:
         """Stay for trainers that have no connection just now, and come back to hear why the server ends.

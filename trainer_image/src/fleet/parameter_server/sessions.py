@@ -83,6 +83,7 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
         cross_step=strategy.cross_step,
     )
     trainer.start()
+    lifecycle.joined()
     _trainers[source] = trainer
     return trainer
 
@@ -129,6 +130,7 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
         )
     release(source)
     server.start()
+    lifecycle.joined()
     return server
 
 

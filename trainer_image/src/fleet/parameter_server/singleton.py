@@ -256,7 +256,7 @@ class Fleet(Saving):
             server.serve()
         finally:
             server.close()
-        lifecycle.finish()
+        lifecycle.finish(server.completed_trainers)
 
     def init_worker(self) -> None:
         """Join the parameter servers, and take the values that they hold.
@@ -333,8 +333,7 @@ class Fleet(Saving):
 
     def stop_worker(self) -> None:
         """Tell the servers that this trainer has finished; the model keeps the last values."""
-        self._started_trainer().complete()
-        lifecycle.finish()
+        lifecycle.finish(self._started_trainer().complete())
 
     def _transpile(self, program: Program, strategy: DistributedStrategy) -> None:
         role = self._started_role()

@@ -171,8 +171,13 @@ class Trainer:
             self.flow.attach()
         return status
 
-    def complete(self) -> None:
+    def complete(self) -> frozenset[int]:
         """Finish: the servers go on without this trainer. The module keeps the last values.
+
+        Returns
+        -------
+        frozenset of int
+            The trainers that have completed, as all servers know; see `Client.complete`.
 
         Raises
         ------
@@ -184,8 +189,9 @@ class Trainer:
         self._mode.stop()
         if isinstance(self.flow, GradientFlow):
             self.flow.check_earlier()
-        self._client.complete()
+        known = self._client.complete()
         self._completed = True
+        return known
 
     def export(self) -> dict[str, Tensor]:
         """Return the model as one process's ``load_state_dict`` takes it; see `named_state`.

@@ -13,7 +13,8 @@ __all__ = ["Conversation", "Identity"]
 _TENSORS = frozenset({Kind.GRAD, Kind.PARAM})
 _TEXTS = frozenset({Kind.HELLO, Kind.HYPER, Kind.ERROR})
 _OF_A_BLOCK = frozenset({Kind.GRAD, Kind.PARAM, Kind.UNCHANGED})
-_BYTES_PER_BLOCK_NUMBER = 4
+_BYTES_PER_NUMBER = 4
+_MOST_TRAINERS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,9 @@ class Conversation:
         elif header.kind in _TEXTS:
             low, high = 0, MAX_TEXT_BYTES
         elif header.kind is Kind.STEP_END:
-            low, high = 0, _BYTES_PER_BLOCK_NUMBER * len(self._block_bytes)
+            low, high = 0, _BYTES_PER_NUMBER * len(self._block_bytes)
+        elif header.kind is Kind.COMPLETE and self._side is Side.SERVER:
+            low, high = 0, _BYTES_PER_NUMBER * _MOST_TRAINERS
         else:
             low = high = 0
         if not low <= header.payload_bytes <= high:

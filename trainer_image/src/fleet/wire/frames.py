@@ -52,7 +52,7 @@ class Kind(enum.IntEnum):
     UNCHANGED = 7
     """No trainer had a gradient for this block: it was not stepped and keeps its value."""
     COMPLETE = 8
-    """The trainer has finished for good; the server answers with the same kind."""
+    """The trainer has finished for good; the server answers with the same kind, and names all that have."""
     ERROR = 9
     """An error of the sender, its type and its sentence; the sender closes the connection after it."""
     CONFIRM = 10

@@ -1,4 +1,4 @@
-"""The small payloads: greetings, hyper-parameters, lists of absent blocks, errors.
+"""The small payloads: greetings, hyper-parameters, lists of absent blocks or of completed trainers, errors.
 
 Tensors are not here: their bytes go from the socket straight into the arrays of the receiver.
 """
@@ -25,14 +25,14 @@ __all__ = [
     "MAX_TEXT_BYTES",
     "Hello",
     "HyperParameters",
-    "pack_blocks",
     "pack_error",
     "pack_hello",
     "pack_hyper",
-    "read_blocks",
+    "pack_numbers",
     "read_error",
     "read_hello",
     "read_hyper",
+    "read_numbers",
 ]
 
 MAX_TEXT_BYTES: Final = 1 << 20
@@ -41,7 +41,7 @@ MAX_TEXT_BYTES: Final = 1 << 20
 HyperParameters = tuple[dict[str, Any], ...]
 """One mapping of names to numbers, booleans, None or tuples of these per param group, in group order."""
 
-_BLOCK_BYTES: Final = 4
+_NUMBER_BYTES: Final = 4
 _ERRORS: Final[dict[str, type[FleetError]]] = {
     kind.__name__: kind
     for kind in (
@@ -134,25 +134,25 @@ def read_hyper(payload: bytes) -> HyperParameters:
     return tuple({name: _tuples(value) for name, value in group.items()} for group in document)
 
 
-def pack_blocks(blocks: Sequence[int]) -> bytes:
-    """Encode block numbers, four bytes each, little endian."""
-    numbers = array.array("I", blocks)
+def pack_numbers(numbers: Sequence[int]) -> bytes:
+    """Encode the numbers of blocks or trainers, four bytes each, little endian."""
+    packed = array.array("I", numbers)
     if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers.tobytes()
+        packed.byteswap()
+    return packed.tobytes()
 
 
-def read_blocks(payload: bytes) -> tuple[int, ...]:
-    """Decode block numbers.
+def read_numbers(payload: bytes) -> tuple[int, ...]:
+    """Decode the numbers of blocks or trainers.
 
     Raises
     ------
     RemoteProtocolError
-        The payload is not a whole number of block numbers.
+        The payload is no whole number of them.
     """
-    if len(payload) % _BLOCK_BYTES:
+    if len(payload) % _NUMBER_BYTES:
         raise RemoteProtocolError(
-            f"a list of blocks has {len(payload)} bytes, expected a multiple of {_BLOCK_BYTES}"
+            f"a list of numbers has {len(payload)} bytes, expected a multiple of {_NUMBER_BYTES}"
         )
     numbers = array.array("I", payload)
     if sys.byteorder == "big":
