@@ -224,6 +224,7 @@ def test_a_trainer_with_another_version_of_pytorch_is_named_to_all(trainers):
         assert words in err
 
 
+@pytest.mark.serial
 def test_a_killed_trainer_is_named_within_five_seconds_though_it_has_forked(trainers, tmp_path):
     body = """
     fleet.init()

@@ -156,6 +156,7 @@ def test_who_compiles_nothing_does_without_torch_dynamo(launch, tmp_path):
         assert (tmp_path / "logs" / log).read_text().endswith("False\n")
 
 
+@pytest.mark.serial
 def test_the_first_failure_stops_the_rest_with_all_their_children(launch):
     body = """
     spawn_family()
@@ -177,6 +178,7 @@ def test_the_first_failure_stops_the_rest_with_all_their_children(launch):
     assert [pid for pid in pids if alive(pid)] == []
 
 
+@pytest.mark.serial
 def test_what_ignores_sigterm_is_killed_after_three_seconds(launch):
     body = """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -16,6 +16,7 @@ IMPATIENT = {"FLAGS_rpc_deadline": "10000", "FLEET_HEARTBEAT_SECONDS": "0.2"}
 pytestmark = pytest.mark.timeout(300)
 
 
+@pytest.mark.serial
 def test_a_trainer_that_is_killed_comes_back_under_a_higher_attempt(tmp_path):
     with job(tmp_path, servers=2, trainers=2) as running:
         words = [tmp_path / f"words-{index}" for index in range(2)]

@@ -414,6 +414,7 @@ def test_a_server_that_dies_while_it_is_busy_is_named_by_the_deadline(monkeypatc
             step.may_end.set()
 
 
+@pytest.mark.serial
 def test_a_partition_that_heals_in_time_is_named_and_costs_nothing_else(monkeypatch, caplog):
     settings = replace(PATIENT, heartbeat_seconds=0.1, deadline_seconds=20.0)
     with (

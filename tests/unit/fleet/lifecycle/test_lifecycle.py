@@ -139,6 +139,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
+@pytest.mark.serial
 def test_sigterm_ends_a_replica_within_two_seconds(replica, words, wait):
     process = replica(f"start()\nprint('buffered')\nready()\n{wait}")
     assert process.stdout.read(6) == "ready "
@@ -161,6 +162,7 @@ def as_pid_1() -> bool:
 
 
 @pytest.mark.skipif(not as_pid_1(), reason="needs the right to make a PID namespace")
+@pytest.mark.serial
 def test_sigterm_ends_a_replica_that_is_pid_1(words, tmp_path):
     body = "assert os.getpid() == 1\nstart()\nready()\nwait_in_a_lock()"
     command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c", PRELUDE + body]
