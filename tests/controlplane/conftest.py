@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from tests.support.operator_process import (
     NAMESPACE,
     POD_GROUPS,
     OperatorProcess,
+    grant_lease,
     install,
     refusals,
 )
@@ -82,6 +84,7 @@ async def faulty(
     namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
 ) -> AsyncIterator[Faulty]:
     """An operator of its own for the namespace, behind a proxy; for modules that run `alone`."""
+    await asyncio.to_thread(grant_lease, control_plane, namespace.name)
     async with proxy_for(operator.kubeconfig).running() as proxy:
         config = tmp_path / "kubeconfig"
         config.write_text(operator.kubeconfig.read_text().replace(control_plane.server, proxy.server))

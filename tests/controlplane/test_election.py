@@ -13,7 +13,7 @@ from tests.support.fault_proxy import Answer, Held, Lost, Reset, proxy_for
 from tests.support.forked_operator import ForkedOperator
 from tests.support.jobs import manifest
 from tests.support.kube import attempt
-from tests.support.operator_process import NAMESPACE, refusals
+from tests.support.operator_process import NAMESPACE, grant_lease, refusals
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,6 +40,7 @@ async def operators(
         "FLEET_OPERATOR_LEASE": namespace.name,
         "FLEET_OPERATOR_NAMESPACES": namespace.name,
     }
+    await asyncio.to_thread(grant_lease, control_plane, namespace.name)
     async with proxy_for(operator.kubeconfig).running() as proxy:
         text = operator.kubeconfig.read_text().replace(control_plane.server, proxy.server)
         (folder / "one").mkdir()

@@ -10,7 +10,7 @@ import pytest
 from tests.support.forked_operator import ForkedOperator
 from tests.support.jobs import manifest
 from tests.support.kube import client_for, fresh_namespace
-from tests.support.operator_process import ACCOUNT, NAMESPACE
+from tests.support.operator_process import ACCOUNT, NAMESPACE, grant_lease
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,10 +23,10 @@ pytestmark = pytest.mark.usefixtures("alone")
 LIMITED = "limited"
 
 
-def limited_kubeconfig(control_plane: ControlPlane, folder: Path) -> Path:
+def limited_kubeconfig(control_plane: ControlPlane, folder: Path, lease: str) -> Path:
     """Make an account that may hold a Lease, and nothing else so far; return how to be it."""
     control_plane.kubectl("create", "serviceaccount", LIMITED, "-n", NAMESPACE)
-    bind(control_plane, NAMESPACE, f"--role={ACCOUNT}")
+    grant_lease(control_plane, lease, LIMITED)
     token = control_plane.kubectl("create", "token", LIMITED, "-n", NAMESPACE, "--duration=1h").strip()
     return control_plane.write_kubeconfig(folder / "kubeconfig", token, NAMESPACE)
 
@@ -51,7 +51,7 @@ async def test_a_namespace_that_is_gone_keeps_no_other_unserved_and_is_served_on
     namespace: Namespace, control_plane: ControlPlane, tmp_path: Path
 ):
     gone = f"{namespace.name}-later"
-    kubeconfig = limited_kubeconfig(control_plane, tmp_path)
+    kubeconfig = limited_kubeconfig(control_plane, tmp_path, namespace.name)
     bind(control_plane, namespace.name, f"--clusterrole={ACCOUNT}")
     operator = ForkedOperator(
         tmp_path,

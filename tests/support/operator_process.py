@@ -84,6 +84,41 @@ def install(control_plane: ControlPlane, features: Sequence[str] = ()) -> str:
     return control_plane.kubectl("create", "token", ACCOUNT, "-n", NAMESPACE, "--duration=2h").strip()
 
 
+def grant_lease(control_plane: ControlPlane, name: str, account: str = ACCOUNT) -> None:
+    """Let an operator of a test's own elect by a Lease of its own: the chart grants but the one it names."""
+    rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
+    leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
+    role = {
+        "metadata": {"name": f"lease-{name}"},
+        "rules": [
+            {**leases, "resourceNames": [name], "verbs": ["get", "update"]},
+            {**leases, "verbs": ["create"]},
+        ],
+    }
+    binding = {
+        "metadata": {"name": f"lease-{name}"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": f"lease-{name}"},
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}],
+    }
+    control_plane.request("POST", f"{rbac}/roles", role)
+    control_plane.request("POST", f"{rbac}/rolebindings", binding)
+    attributes = {"namespace": NAMESPACE, "group": "coordination.k8s.io", "resource": "leases", "name": name}
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": f"system:serviceaccount:{NAMESPACE}:{account}",
+            "resourceAttributes": {**attributes, "verb": "update"},
+        },
+    }
+    deadline = time.monotonic() + READY_SECONDS
+    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    while not control_plane.request("POST", path, review)["status"]["allowed"]:
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{account} still may not update the Lease {name} after {READY_SECONDS:g} s")
+        time.sleep(0.02)
+
+
 def refusals(log: str) -> list[str]:
     """Return the lines of an operator's log that tell of rights it lacks, but for those that tests caused."""
     lacking: list[str] = []

@@ -155,15 +155,15 @@ def test_each_feature_is_a_right_of_its_own_and_a_setting(helm, feature, granted
     assert Settings.from_environment(env).features == (feature,)
 
 
-def test_leases_are_granted_in_its_own_namespace_only(helm):
-    role = one(render(helm), "Role")
+def test_its_own_lease_is_granted_in_its_own_namespace_only(helm):
+    manifests = render(helm)
+    role = one(manifests, "Role")
     assert role["metadata"]["namespace"] == "fleet-system"
+    env = {each["name"]: each.get("value") for each in container(manifests)["env"]}
+    leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
     assert role["rules"] == [
-        {
-            "apiGroups": ["coordination.k8s.io"],
-            "resources": ["leases"],
-            "verbs": ["get", "create", "update"],
-        }
+        leases | {"verbs": ["create"]},
+        leases | {"resourceNames": [env["FLEET_OPERATOR_LEASE"]], "verbs": ["get", "update"]},
     ]
 
 
