@@ -438,6 +438,10 @@ def test_what_comes_after_the_end_is_explained(trainers, call):
         (lambda fleet: fleet.barrier_worker(), "fleet.init was not called; expected it before anything else"),
         (lambda fleet: fleet.worker_num(), "fleet.init was not called"),
         (lambda fleet: fleet.run_server(), "run_server: a collective job has no servers"),
+        (
+            lambda fleet: fleet.is_server("folder"),
+            "model_dir is 'folder', and a collective job has no",
+        ),
         (lambda fleet: fleet.init(role_maker=PS_ROLE), "the role of a job with parameter servers; expected"),
     ],
 )

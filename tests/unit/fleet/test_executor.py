@@ -1,5 +1,8 @@
 """The executor on local programs: what goes in, what comes out, and what is refused by name."""
 
+import copy
+import json
+import pickle
 from typing import Any
 
 import numpy as np
@@ -107,6 +110,45 @@ def test_what_was_fetched_does_not_change_afterwards(model):
     before = weight.copy()
     executor.run(program, FEED)
     assert np.array_equal(weight, before)
+
+
+def test_a_fetched_loss_is_read_as_in_pytorch_and_as_in_paddle(model):
+    (loss,) = fleet.Executor().run(program_of(model), FEED, ["loss"])
+    number = loss.item()
+    assert loss[0] == loss[-1] == float(loss) == number
+    assert f"{loss:.4f}" == f"{loss[0]:.4f}" == f"{number:.4f}"
+    assert "%f" % loss == "%f" % loss[0] == f"{number:f}"  # noqa: UP031 (as scripts of Paddle do)
+    assert (loss.shape, loss.dtype, str(loss)) == ((), np.dtype("float32"), str(np.float32(number)))
+    with pytest.raises(IndexError):
+        loss[1]
+
+
+def test_what_becomes_of_a_fetched_number_is_numpys_own(model, tmp_path):
+    (loss,) = fleet.Executor().run(program_of(model), FEED, ["loss"])
+    plain = loss.view(np.ndarray)
+    made = (loss * 2, 1 - loss, loss < 1, np.sqrt(loss), np.mean([loss, loss]), loss.sum(), loss[()])
+    assert all(isinstance(each, np.generic) for each in made)
+    assert loss * 2 == plain * 2
+    assert type(np.stack([loss, loss])) is type(np.asarray(loss)) is np.ndarray
+    np.save(tmp_path / "loss.npy", loss)
+    for back in (np.load(tmp_path / "loss.npy"), pickle.loads(pickle.dumps(loss))):  # noqa: S301
+        assert type(back) is np.ndarray
+        assert (back.shape, back.dtype, back) == ((), loss.dtype, loss)
+    for copied in (copy.copy(loss), copy.deepcopy(loss)):
+        assert copied[0] == loss
+        assert copied is not loss
+    assert repr(loss) == repr(plain)
+    assert torch.from_numpy(loss).item() == loss
+    loss += 1
+    assert loss[0] == plain.item()
+    assert json.dumps(loss.tolist()) == json.dumps(loss.item())
+
+
+@pytest.mark.parametrize(("name", "given"), [("feed", FEED), ("fetch_list", ["loss"])])
+def test_what_only_a_training_step_takes_is_refused_elsewhere(model, name, given):
+    startup = program_of(model).startup_program
+    with pytest.raises(ConfigurationError, match=f"{name} has .*, and the program makes no training step"):
+        fleet.Executor().run(startup, **{name: given})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from fleet.parameter_server import fleet as parameter_server
 PLACE = {
     "init": "(role_maker=None)",
     "is_worker": "()",
-    "is_server": "()",
+    "is_server": "(model_dir=None)",
     "is_first_worker": "()",
     "worker_index": "()",
     "worker_num": "()",

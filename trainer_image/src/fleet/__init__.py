@@ -154,7 +154,20 @@ __all__ = [
 ]
 
 
+_RUN_BY_AN_EXECUTOR = "run the program itself with fleet.Executor, in one process for each device"
+_LEFT_TO_PYTORCH = "PyTorch runs the model, and has settings of its own"
+_NOT_HERE = {
+    "ParallelExecutor": f"{_RUN_BY_AN_EXECUTOR} (python -m fleet.launch)",
+    "CompiledProgram": f"{_RUN_BY_AN_EXECUTOR} (python -m fleet.launch)",
+    "BuildStrategy": _LEFT_TO_PYTORCH,
+    "ExecutionStrategy": _LEFT_TO_PYTORCH,
+}
+"""The original's names that scripts may use and that are not here, and what to do instead."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _NOT_HERE:
+        raise AttributeError(f"fleet has no {name}: {_NOT_HERE[name]}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_MODULE_OF[name]), name)

@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from fleet import lifecycle
 from fleet.environment import process_environment
 from fleet.errors import ConfigurationError, FleetError
+from fleet.fetched import fetched
 from fleet.parameter_server.preview import previewed
 from fleet.parameter_server.sessions import find_trainer, sends, source_of, start_server, start_trainer
 from fleet.parameter_server.trainer import Trainer
@@ -88,7 +89,8 @@ class Executor:
         Returns
         -------
         list of numpy.ndarray
-            One per entry of `fetch_list`.
+            One per entry of `fetch_list`. A number, as the loss is, has no axes, and answers both
+            ``float(loss)`` and ``loss[0]``.
 
         Raises
         ------
@@ -101,6 +103,8 @@ class Executor:
             raise ConfigurationError("run() after close(); make another Executor")
         chosen = program if program is not None else default_main_program()
         role = chosen.attrs.get("role")
+        if role == "pserver" or not _computes(chosen):
+            _check_unasked(feed, fetch_list)
         if role == "pserver":
             return self._run_server(chosen)
         if not _computes(chosen):
@@ -218,6 +222,16 @@ def _clip(clip: GradClip | None, parameters: Collection[Parameter]) -> None:
             torch.nn.utils.clip_grad_norm_(parameters, clip.clip_norm)
 
 
+def _check_unasked(feed: Mapping[str, Any] | None, fetch_list: Sequence[str | Variable] | None) -> None:
+    """Refuse data and questions that are for a training step."""
+    for name, given in (("feed", feed), ("fetch_list", fetch_list)):
+        if given:
+            raise ConfigurationError(
+                f"{name} has {', '.join(map(str, given))}, and the program makes no training step: it "
+                f"prepares one, or serves; give {name} with a trainer's main program"
+            )
+
+
 def _computes(program: Program) -> bool:
     return any(op.type == "forward" for op in program.global_block().ops)
 
@@ -242,7 +256,7 @@ def _fetch(name: str, outputs: Mapping[str, Any], source: Source) -> npt.NDArray
     tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
     if tensor.dtype is torch.bfloat16:  # which numpy lacks; float32 has each of its values
         tensor = tensor.float()
-    return tensor.detach().to("cpu", copy=True).numpy()
+    return fetched(tensor.detach().to("cpu", copy=True).numpy())
 
 
 def _summary(value: object) -> str:

@@ -1,6 +1,12 @@
 """What the launchers start: environments from flags, and errors that name the flag."""
 
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import pytest
+import yaml
 
 from fleet.allocator import COPY_PAST_CACHES
 from fleet.errors import ConfigurationError
@@ -12,10 +18,11 @@ def ps_commands(*argv: str, environ: dict[str, str] | None = None) -> list[Comma
     return ps.commands(ps.parse([*argv, "train.py", "--lr", "0.1"]), environ or {})
 
 
-def collective_commands(*argv: str, environ: dict[str, str] | None = None) -> list[Command]:
+def collective_commands(*argv: str, environ: dict[str, str] | None = None, visible: int = 0) -> list[Command]:
     arguments = collective.parse([*argv, "train.py"])
     environ = environ or {}
-    return collective.commands(collective.node(arguments, environ), arguments, environ)
+    place = collective.node(arguments, environ, lambda: visible)
+    return collective.commands(place, arguments, environ)
 
 
 def test_servers_come_first_and_every_process_knows_its_place():
@@ -111,6 +118,60 @@ def test_selected_gpus_give_one_worker_each():
 
 
 @pytest.mark.parametrize(
+    ("argv", "environ", "workers"),
+    [
+        pytest.param((), {}, 4, id="one-each"),
+        pytest.param(("--worker_num", "2"), {}, 2, id="a-number-counts-first"),
+        pytest.param((), {"NPROC_PER_NODE": "3"}, 3, id="a-scheduler-s-number-too"),
+    ],
+)
+def test_visible_gpus_have_a_worker_each_where_nobody_says_a_number(argv, environ, workers):
+    started = collective_commands(*argv, environ=environ, visible=4)
+    assert len(started) == workers
+    own = [command.environ.get("FLAGS_selected_gpus") for command in started]
+    assert own == (["0", "1", "2", "3"] if workers == 4 else [None] * workers)
+    assert "CUDA_VISIBLE_DEVICES" not in started[0].environ
+
+
+# What a launcher has no word on: a job's own names, a port that only one process can have, torchrun's flags.
+UNKNOWN_HERE = re.compile("FLEET_JOB_NAME|FLEET_JOB_UID|FLEET_METRICS_PORT|FLEET_MAX_TRAINERS|PET_.*")
+CONTRACT = sorted((Path(__file__).parents[4] / "contract" / "env").glob("*.yaml"))
+
+
+def launched(job: dict[str, Any], first: dict[str, str]) -> dict[tuple[str, int], Mapping[str, str]]:
+    """Return what the launchers give each replica of a job of the contract, by role and index."""
+    if job["spec"]["mode"] == "ParameterServer":
+        endpoints, workers = first["PADDLE_PSERVERS_IP_PORT_LIST"], first["PADDLE_TRAINERS"]
+        environ = {"FLEET_SYNC_MODE": job["spec"]["syncMode"]} if "syncMode" in job["spec"] else None
+        commands = ps_commands("--endpoints", endpoints, "--worker_num", workers, environ=environ)
+        return {
+            ("pserver" if command.is_server else "trainer", int(command.name.split()[1])): command.environ
+            for command in commands
+        }
+    listed = first["PADDLE_TRAINER_ENDPOINTS"].split(",")
+    nodes = list(dict.fromkeys(endpoint.partition(":")[0] for endpoint in listed))
+    argv = ("--cluster_node_ips", ",".join(nodes), "--worker_num", first["NPROC_PER_NODE"], "--node_ip")
+    return {
+        ("trainer", i): collective_commands(*argv, node, "--started_port", first["MASTER_PORT"])[0].environ
+        for i, node in enumerate(nodes)
+    }
+
+
+@pytest.mark.parametrize("path", CONTRACT, ids=lambda path: path.stem)
+def test_a_launched_process_has_what_a_replica_of_a_job_has(path):
+    contract = yaml.safe_load(path.read_text())
+    replicas = contract["replicas"]
+    environs = launched(contract["job"], replicas[0]["env"])
+    for replica in replicas:
+        expected = {name: value for name, value in replica["env"].items() if not UNKNOWN_HERE.fullmatch(name)}
+        environ = environs[replica["role"], replica["index"]]
+        if "PADDLE_PSERVER_IPS" in expected and replica["role"] == "trainer":  # which runs on this machine
+            expected |= {"PADDLE_CURRENT_IP": ps.LOOPBACK, "POD_IP": ps.LOOPBACK}
+        assert {name: environ.get(name) for name in expected} == expected
+        assert "PADDLE_TRAINER_IPS" not in environ
+
+
+@pytest.mark.parametrize(
     ("argv", "message"),
     [
         (("--worker_num", "0"), "--worker_num is 0; expected a whole number, 1 to 1024"),
@@ -124,6 +185,10 @@ def test_selected_gpus_give_one_worker_each():
         (("--endpoints", "a:1,a:1"), "--endpoints is 'a:1,a:1', which names an endpoint twice"),
         (("--endpoints", "a:99999"), "the port of 'a:99999' in --endpoints is 99999; expected"),
         (("--endpoints", "a:1,"), "--endpoints has ''; expected host:port"),
+        (
+            ("--endpoints", "a:1", "--start_port", "7000"),
+            "--start_port is '7000' and --endpoints is 'a:1', which says each server's port",
+        ),
         (
             ("--endpoints", "a:1", "--server_num", "2"),
             "--server_num is 2 but --endpoints names 1; expected equal",
@@ -160,6 +225,11 @@ def test_a_bad_flag_of_launch_ps_is_named(argv, message):
             ("--selected_gpus", "0,1", "--worker_num", "1"),
             {},
             "--worker_num is 1 but --selected_gpus names 2",
+        ),
+        (
+            ("--use_paddlecloud", "--cluster_node_ips", "a,b"),
+            POD,
+            "--use_paddlecloud is set, and --cluster_node_ips is 'a,b'; expected the scheduler's",
         ),
         (("--use_paddlecloud",), {}, "PET_NNODES and NNODES are not"),
         ((), POD | {"PET_NODE_RANK": "2"}, "PET_NODE_RANK is 2; expected a whole number, 0 to 1"),

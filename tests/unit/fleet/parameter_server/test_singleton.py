@@ -109,6 +109,23 @@ def test_a_model_dir_without_a_checkpoint_is_refused_by_name(tmp_path):
         fleet.init_server(str(tmp_path))
 
 
+def test_a_model_dir_that_is_server_was_told_is_what_the_server_begins_with(tmp_path):
+    fleet = started(role_maker.Role.SERVER)
+    assert fleet.is_server(model_dir=tmp_path)
+    fleet.distributed_optimizer(sgd())
+    with pytest.raises(CheckpointError, match=f"{tmp_path} has no checkpoint"):
+        fleet.init_server()
+
+
+@pytest.mark.parametrize("owner", [package, singleton])
+def test_what_the_original_has_and_this_has_not_says_what_to_use(owner):
+    with pytest.raises(AttributeError, match=r"no ParallelExecutor: run the program itself with fleet\.Exec"):
+        owner.ParallelExecutor  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no CompiledProgram: run the program itself"):
+        owner.CompiledProgram  # noqa: B018
+    assert not hasattr(owner, "BuildStrategy")
+
+
 def test_a_collective_role_is_refused():
     collective = role_maker.UserDefinedCollectiveRoleMaker(0, ["10.0.0.1:6175"])
     with pytest.raises(ConfigurationError, match=r"collective job.*fleet\.collective"):

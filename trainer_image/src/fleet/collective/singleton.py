@@ -91,8 +91,13 @@ class Fleet(SavingCalls):
         """Return True: in a collective job every process trains."""
         return True
 
-    def is_server(self) -> bool:
-        """Return False: a collective job has no servers."""
+    def is_server(self, model_dir: str | os.PathLike[str] | None = None) -> bool:
+        """Return False: a collective job has no servers, and so none that begins with a checkpoint."""
+        if model_dir is not None:
+            raise ConfigurationError(
+                f"is_server: model_dir is {str(model_dir)!r}, and a collective job has no servers that would "
+                "load it; expected fleet.load_persistables(dirname) on every trainer"
+            )
         return False
 
     def is_first_worker(self) -> bool:

@@ -11,12 +11,13 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleet.errors import ConfigurationError
 from fleet.launch import flags, supervisor
+from fleet.launch.gpus import ask_torch, has_device_files, visible_gpus
 from fleet.launch.supervisor import Command
 
 __all__ = ["Node", "commands", "main", "node", "parse"]
@@ -27,7 +28,10 @@ DEFAULT_PORT = "6170"
 
 @dataclass(frozen=True)
 class Node:
-    """The place of this node in the job: `num_local` workers here, on each of `num_nodes` nodes."""
+    """The place of this node in the job: `num_local` workers here, on each of `num_nodes` nodes.
+
+    `gpus` are those that were selected, `gpu_each` whether each worker has one of the visible GPUs.
+    """
 
     host: str
     rank: int
@@ -37,6 +41,7 @@ class Node:
     master_port: int
     endpoints: tuple[str, ...]
     gpus: str = ""
+    gpu_each: bool = False
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -57,7 +62,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--started_port", "--start_port", help="the first worker's port, also the rendezvous (default: 6170)"
     )
-    parser.add_argument("--worker_num", help="number of workers on this node (default: 1, or one per GPU)")
+    parser.add_argument(
+        "--worker_num", help="number of workers on this node (default: one per visible GPU, else 1)"
+    )
     parser.add_argument("--selected_gpus", help="this node's GPUs to use, comma separated: one worker each")
     parser.add_argument(
         "--log_level", default="20", help="level of the launcher's log (default: %(default)s)"
@@ -66,8 +73,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def node(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Node:
+def node(
+    arguments: argparse.Namespace, environ: Mapping[str, str], count_gpus: Callable[[], int] = lambda: 0
+) -> Node:
     """Find this node's place: from the flags, else from the environment, else alone.
+
+    Parameters
+    ----------
+    arguments
+        What :func:`parse` returned.
+    environ
+        The environment of the launcher.
+    count_gpus
+        Counts the visible GPUs; called where nothing says how many workers there are.
 
     Raises
     ------
@@ -75,13 +93,24 @@ def node(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Node:
         A flag or a variable has a value that cannot be used, or they contradict each other; the message
         names it, its value and what was expected.
     """
-    num_local = _num_local(arguments, environ)
+    num_local, gpu_each = _num_local(arguments, environ, count_gpus)
+    place = _place(arguments, environ, num_local)
+    return replace(place, gpus=arguments.selected_gpus or "", gpu_each=gpu_each)
+
+
+def _place(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
     described = _value(environ, "NNODES") is not None
+    given = [name for name in ("cluster_node_ips", "node_ip") if getattr(arguments, name) is not None]
+    if arguments.use_paddlecloud and given:
+        raise ConfigurationError(
+            f"--use_paddlecloud is set, and --{given[0]} is {getattr(arguments, given[0])!r}; expected the "
+            "scheduler's environment or the flags to say which nodes there are"
+        )
     if arguments.use_paddlecloud and not described:
         raise ConfigurationError(
             "--use_paddlecloud is set, but PET_NNODES and NNODES are not; expected a scheduler's environment"
         )
-    if arguments.cluster_node_ips is None and arguments.node_ip is None and described:
+    if described and not given:
         return _described(arguments, environ, num_local)
     ips = flags.hosts("--cluster_node_ips", arguments.cluster_node_ips or arguments.node_ip or LOOPBACK)
     host = arguments.node_ip or (ips[0] if len(ips) == 1 else LOOPBACK)
@@ -91,8 +120,7 @@ def node(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Node:
         )
     port = _port(arguments, DEFAULT_PORT, "--started_port", num_local)
     endpoints = tuple(f"{ip}:{port + i}" for ip in ips for i in range(num_local))
-    gpus = arguments.selected_gpus or ""
-    return Node(host, ips.index(host), len(ips), num_local, ips[0], port, endpoints, gpus)
+    return Node(host, ips.index(host), len(ips), num_local, ips[0], port, endpoints)
 
 
 def _described(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
@@ -112,12 +140,16 @@ def _described(arguments: argparse.Namespace, environ: Mapping[str, str], num_lo
             f"PADDLE_TRAINER_ENDPOINTS has {len(endpoints)} endpoints; expected {num_nodes * num_local}, "
             f"for {num_nodes} nodes with {num_local} workers each"
         )
-    gpus = arguments.selected_gpus or ""
-    return Node(host, rank, num_nodes, num_local, master[1], port, endpoints, gpus)
+    return Node(host, rank, num_nodes, num_local, master[1], port, endpoints)
 
 
-def _num_local(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Return the number of workers on this node; every source that says one must say the same."""
+def _num_local(
+    arguments: argparse.Namespace, environ: Mapping[str, str], count_gpus: Callable[[], int]
+) -> tuple[int, bool]:
+    """Return the number of workers on this node, and whether each has a GPU of its own.
+
+    Every source that says a number must say the same.
+    """
     gpus = None
     if arguments.selected_gpus is not None:
         texts = arguments.selected_gpus.split(",")
@@ -130,10 +162,13 @@ def _num_local(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int
             raise ConfigurationError(
                 f"--worker_num is {number} but --selected_gpus names {gpus}; expected one worker per GPU"
             )
-        return number
+        return number, gpus is not None
     if gpus is not None:
-        return gpus
-    return 1 if _value(environ, "NPROC_PER_NODE") is None else _number(environ, "NPROC_PER_NODE", least=1)
+        return gpus, True
+    if _value(environ, "NPROC_PER_NODE") is not None:
+        return _number(environ, "NPROC_PER_NODE", least=1), False
+    counted = count_gpus()
+    return max(1, counted), counted > 0
 
 
 def _value(environ: Mapping[str, str], name: str) -> tuple[str, str] | None:
@@ -197,7 +232,7 @@ def _worker(place: Node, local_rank: int, argv: list[str], shared: Mapping[str, 
     }
     if place.endpoints:
         environ["PADDLE_CURRENT_ENDPOINT"] = place.endpoints[rank]
-    if place.gpus:  # counted among the visible devices
+    if place.gpu_each:  # counted among the visible devices
         environ["FLAGS_selected_gpus"] = str(local_rank)
     return Command(f"worker {rank}", False, argv, environ, f"workerlog.{local_rank}")
 
@@ -209,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         level = flags.whole_number("--log_level", arguments.log_level, least=0, most=50)
         logging.basicConfig(level=level)
         flags.check_script(arguments.training_script)
-        place = node(arguments, os.environ)
+        place = node(arguments, os.environ, lambda: visible_gpus(os.environ, has_device_files, ask_torch))
         started = commands(place, arguments, os.environ)
         show = flags.truth("--print_config", arguments.print_config)
         if place.rank == 0:

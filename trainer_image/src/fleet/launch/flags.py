@@ -137,6 +137,8 @@ def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, st
     """Return the environment that all processes share: ours, without any role, with a share of the cores."""
     shared = {name: value for name, value in environ.items() if name not in ROLE_VARIABLES}
     shared.setdefault("PYTHONUNBUFFERED", "1")
+    shared.setdefault("FLEET_SYNC_MODE", "Sync")
+    shared.setdefault("FLEET_RESTARTS", "0")
     shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     return shared
 

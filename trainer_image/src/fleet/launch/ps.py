@@ -16,6 +16,7 @@ from fleet.launch.supervisor import Command
 __all__ = ["commands", "main", "parse"]
 
 LOOPBACK = "127.0.0.1"
+DEFAULT_PORT = "6170"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -30,9 +31,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--server_num", default=None, help="number of servers (default: 2, or as many as --endpoints has)"
     )
-    parser.add_argument(
-        "--start_port", default="6170", help="the first server's port; others follow (default: %(default)s)"
-    )
+    parser.add_argument("--start_port", help="the first server's port; others follow (default: 6170)")
     parser.add_argument(
         "--endpoints", default="", help="the servers' host:port list, in place of --start_port"
     )
@@ -82,8 +81,14 @@ def _servers(arguments: argparse.Namespace) -> list[tuple[str, int]]:
     number = None if wanted is None else flags.whole_number("--server_num", wanted, least=1, most=1024)
     if not arguments.endpoints:
         number = 2 if number is None else number
-        first = flags.whole_number("--start_port", arguments.start_port, least=1, most=65536 - number)
+        wanted = DEFAULT_PORT if arguments.start_port is None else arguments.start_port
+        first = flags.whole_number("--start_port", wanted, least=1, most=65536 - number)
         return [(LOOPBACK, first + i) for i in range(number)]
+    if arguments.start_port is not None:
+        raise ConfigurationError(
+            f"--start_port is {arguments.start_port!r} and --endpoints is {arguments.endpoints!r}, which "
+            "says each server's port; expected one of them"
+        )
     servers = [flags.endpoint("--endpoints", text) for text in arguments.endpoints.split(",")]
     if len(set(servers)) != len(servers):
         raise ConfigurationError(

@@ -92,8 +92,16 @@ class Fleet(Saving):
         """Whether this process trains."""
         return self._started_role().is_worker
 
-    def is_server(self) -> bool:
-        """Whether this process holds parameters."""
+    def is_server(self, model_dir: str | os.PathLike[str] | None = None) -> bool:
+        """Whether this process holds parameters.
+
+        Parameters
+        ----------
+        model_dir : path, optional
+            As the original's documentation has it: what `init_server` begins with, where it names nothing.
+        """
+        if model_dir is not None:
+            self._model_dir = os.fspath(model_dir)
         return self._started_role().is_server
 
     def is_first_worker(self) -> bool:
@@ -218,12 +226,12 @@ class Fleet(Saving):
         self._optimizer = DistributedOptimizer(optimizer, minimize)
         return self._optimizer
 
-    def init_server(self, model_dir: str | None = None) -> None:
+    def init_server(self, model_dir: str | os.PathLike[str] | None = None) -> None:
         """Cut this server's slices from the model that this process built, and begin to accept trainers.
 
         Parameters
         ----------
-        model_dir : str, optional
+        model_dir : path, optional
             A checkpoint, or a folder of numbered ones of which the newest counts, to go on from: one that
             `save_persistables` or `save_check_point` wrote. Otherwise ``FLEET_CHECKPOINT_DIR``, where it is
             set and there is a checkpoint in it.

@@ -1,0 +1,54 @@
+"""How many GPUs workers will see, with whoever counts them left out."""
+
+import pytest
+
+from fleet.errors import ConfigurationError
+from fleet.launch import gpus
+
+
+@pytest.mark.parametrize(
+    ("environ", "has_device", "count"),
+    [
+        pytest.param({}, True, 4, id="torch-counts-them"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "GPU-5ebe9f43,MIG-1"}, True, 4, id="whatever-their-names"),
+        pytest.param({}, False, 0, id="no-driver-no-question"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": ""}, True, 0, id="all-hidden"),
+        pytest.param({"CUDA_VISIBLE_DEVICES": "-1"}, True, 0, id="all-hidden-by-a-number"),
+    ],
+)
+def test_visible_gpus(environ, has_device, count):
+    asked = []
+
+    def ask(given):
+        asked.append(given)
+        return 4
+
+    assert gpus.visible_gpus(environ, lambda: has_device, ask) == count
+    assert asked == ([environ] if count else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("nvidia0", True), ("dxg", True), ("kfd", True), ("nvidiactl", False), ("nvidia-uvm", False)],
+)
+def test_a_driver_shows_in_the_devices(tmp_path, name, found):
+    (tmp_path / name).touch()
+    assert gpus.has_device_files(tmp_path) is found
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        pytest.param("raise SystemExit('no torch here')", "no torch here", id="an-error"),
+        pytest.param("print('many')", "invalid literal", id="no-number"),
+    ],
+)
+def test_a_count_that_fails_says_how_to_do_without(monkeypatch, question, words):
+    monkeypatch.setattr(gpus, "_QUESTION", question)
+    with pytest.raises(ConfigurationError, match=f"how many GPUs this node has: {words}.*--worker_num"):
+        gpus.ask_torch({})
+
+
+def test_the_answer_is_given_in_the_workers_environment(monkeypatch):
+    monkeypatch.setattr(gpus, "_QUESTION", "import os; print(len(os.environ['CUDA_VISIBLE_DEVICES']))")
+    assert gpus.ask_torch({"CUDA_VISIBLE_DEVICES": "0,1"}) == 3
