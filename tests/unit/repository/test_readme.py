@@ -17,7 +17,7 @@ RUN_BY = {
     "kubectl apply": "tests/e2e/test_examples.py::test_the_job_succeeds_at_the_first_attempt",
     "kubectl wait": "tests/controlplane/test_life.py::test_a_job_runs_succeeds_and_is_cleaned_up",
     "python -m fleet.launch_ps": (
-        "tests/runtime/examples/test_examples.py::test_digits_learns_with_parameter_servers"
+        "tests/runtime/examples/test_examples.py::test_digits_learns_with_parameter_servers_and_data_loaders_that_fork"
     ),
     "python -m fleet.launch ": (
         "tests/runtime/examples/test_examples.py::test_collective_learns_by_averaged_gradients"
