@@ -66,7 +66,7 @@ def test_a_killed_trainer_joins_again_and_the_job_succeeds(tmp_path):
     with LocalRun(tmp_path / "run", long_digits()) as run:
         run.says("trainer-1 step", SECONDS)
         run.kill("trainer-1")
-        line = run.says("trainer-1 was killed by SIGKILL (exit code 137)")
+        line = run.says("trainer-1 was ended by SIGKILL (exit code 137)")
         assert "restarting (1 of 6)" in line
         assert run.wait(SECONDS) == 0, run.stderr
         assert run.result()["metrics"]["test_accuracy"] >= 0.95
@@ -78,7 +78,7 @@ def test_a_killed_server_takes_its_parameters_along_and_restarts_the_whole_job(t
     with LocalRun(tmp_path / "run", long_digits()) as run:
         run.says("trainer-1 step", SECONDS)
         run.kill("pserver-0")
-        run.says("pserver-0 was killed by SIGKILL (exit code 137); restarting the whole job (1 of 6)")
+        run.says("pserver-0 was ended by SIGKILL (exit code 137); restarting the whole job (1 of 6)")
         assert run.wait(SECONDS) == 0, run.stderr
         assert run.result()["metrics"]["test_accuracy"] >= 0.95
         codes = exit_codes(run)

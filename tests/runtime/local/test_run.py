@@ -108,8 +108,8 @@ def test_a_failure_restarts_the_replica_up_to_the_limit_and_is_named(tmp_path):
         tmp_path / "run", job_manifest("raise SystemExit('no data at /mnt')", runPolicy={"backoffLimit": 1})
     ) as run:
         assert run.wait() == 1, run.stderr
-        assert "trainer-0 failed (exit code 1): no data at /mnt; restarting (1 of 1)" in run.stderr
-        assert "trainer-0 failed (exit code 1): no data at /mnt; the job fails" in run.stderr
+        assert "trainer-0 failed with exit code 1: no data at /mnt; restarting (1 of 1)" in run.stderr
+        assert "trainer-0 failed with exit code 1: no data at /mnt; the job fails" in run.stderr
         result = run.result()
         assert result["state"] == "Failed"
         # The server had nothing more to serve: cleanPodPolicy Running stopped it.
@@ -132,7 +132,7 @@ def test_a_killed_trainer_is_named_at_once_and_restarted(tmp_path, policy, said)
     with LocalRun(tmp_path / "run", job) as run:
         run.kill("trainer-0")
         killed_at = time.monotonic()
-        line = run.says("trainer-0 was killed by SIGKILL (exit code 137)")
+        line = run.says("trainer-0 was ended by SIGKILL (exit code 137)")
         assert time.monotonic() - killed_at < 5
         assert said in line
         assert run.wait() == 0, run.stderr
@@ -150,7 +150,7 @@ def test_a_killed_server_is_named_at_once_and_fails_the_job_where_the_policy_say
         run.pid("trainer-0")
         run.kill("pserver-0")
         killed_at = time.monotonic()
-        assert "the job fails" in run.says("pserver-0 was killed by SIGKILL (exit code 137)")
+        assert "the job fails" in run.says("pserver-0 was ended by SIGKILL (exit code 137)")
         assert time.monotonic() - killed_at < 5
         assert run.wait() == 1
         assert [each["exit_codes"] for each in run.result()["replicas"]] == [[137], [143]]
@@ -161,7 +161,7 @@ def test_a_program_that_does_not_exist_fails_the_job_and_is_named(tmp_path):
     job["spec"]["trainer"]["template"]["spec"]["containers"][0]["command"] = ["no-such-program"]
     with LocalRun(tmp_path / "run", job) as run:
         assert run.wait() == 1, run.stderr
-        assert "trainer-0 did not start: cannot start 'no-such-program'" in run.stderr
+        assert "trainer-0 could not run (StartError): cannot start 'no-such-program'" in run.stderr
         assert run.result()["replicas"][1]["exit_codes"] == [128]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import JobState
+from fleet_operator.plan.failure import failure_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -14,31 +15,14 @@ if TYPE_CHECKING:
     from fleet_operator.cli.view import ReplicaView
     from fleet_operator.cluster.processes import LocalPod
 
-SIGNALLED = 128
-START_ERROR = "StartError"
-MAX_REASON = 300
 ABSENT = "-"
 """What tables show where there is nothing to show."""
 
 
 def describe_exit(pod: LocalPod) -> str:
     """Return how a pod that failed ended, and why as far as it said so."""
-    code = pod.exit_code or 0
-    if pod.reason == START_ERROR:
-        return f"{pod.replica} did not start: {pod.message}"
-    if (name := signal_name(code)) is not None:
-        return f"{pod.replica} was killed by {name} (exit code {code})"
-    words = (pod.message or "").strip().splitlines()
-    why = f": {words[-1].strip()[:MAX_REASON]}" if words else ""
-    return f"{pod.replica} failed (exit code {code}){why}"
-
-
-def signal_name(code: int) -> str | None:
-    """Return the name of the signal that an exit code stands for, if it does."""
-    try:
-        return signal.Signals(code - SIGNALLED).name if code > SIGNALLED else None
-    except ValueError:
-        return None
+    observed = replace(pod.observed(), name=pod.replica)
+    return failure_sentence(observed, observed.container or "")
 
 
 def consequence(before: FleetJob, after: FleetJob, role: Role, index: int) -> str | None:

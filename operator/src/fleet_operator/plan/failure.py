@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from fleet_operator.api import LastFailure, Mode, Role
 from fleet_operator.plan.node_loss import silent_since
 from fleet_operator.plan.pods import EXIT_PEER_LOST, has_failed, has_succeeded
 from fleet_operator.plan.times import stamp
+from fleet_operator.plan.words import last_sentence, parse_words
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +28,7 @@ __all__ = [
     "VANISHED",
     "Failure",
     "Kind",
+    "failure_sentence",
     "find_failures",
     "loses_parameters",
 ]
@@ -36,6 +39,8 @@ VANISHED = "PodsVanished"
 """The reason of what nobody saw: pods that are gone, together with all who could say how they ended."""
 
 _SIGNALS = {
+    129: "SIGHUP",
+    130: "SIGINT",
     132: "SIGILL",
     134: "SIGABRT",
     135: "SIGBUS",
@@ -44,9 +49,9 @@ _SIGNALS = {
     139: "SIGSEGV",
     143: "SIGTERM",
 }
-_STOPPED = 143
 _MESSAGE_CHARACTERS = 1024  # of a termination message that may be a log's end; the status holds one of them
-_SENTENCE_CHARACTERS = 300
+_EARLY = timedelta(minutes=1)
+_NEVER_RAN = frozenset({"ContainerCannotRun", "StartError"})
 # Reasons of pods that a node or the control plane ended, where no DisruptionTarget condition says so.
 _DISRUPTIVE = frozenset(
     {"Evicted", "NodeAffinity", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated"}
@@ -136,7 +141,7 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
     if has_failed(pod):
         main = situation.job.template(replica.role).main_container.name
         by_main = pod.container in (None, main)
-        told = _tell(pod, _sentence(pod, main), now)
+        told = _tell(pod, failure_sentence(pod, main), now)
         return Failure(replica, _kind(pod, main), told, reasons, by_main)
     if has_succeeded(pod) and not situation.has_completed(replica):
         sentence = (
@@ -194,13 +199,32 @@ def _outlived_a_server(situation: Situation, trainer: Replica) -> bool:
 
 def _kind(pod: ObservedPod, main: str) -> Kind:
     """Return the kind of a failure; only the main container's exit codes have been agreed on."""
-    stopped_server = pod.role is Role.PSERVER and pod.exit_code == _STOPPED
-    if pod.disruption or pod.deleted_at or stopped_server or _ended_by_node(pod):
+    if _is_disrupted(pod):
         return Kind.DISRUPTION
     if pod.container not in (None, main):
         return Kind.ORDINARY
-    by_code = {EXIT_BAD_CONFIGURATION: Kind.BAD_CONFIGURATION, EXIT_STATE_LOST: Kind.STATE_LOST}
-    return by_code.get(pod.exit_code or 0, Kind.ORDINARY)
+    if pod.exit_code == EXIT_BAD_CONFIGURATION and _ended_before_work(pod):
+        return Kind.BAD_CONFIGURATION
+    return Kind.STATE_LOST if pod.exit_code == EXIT_STATE_LOST else Kind.ORDINARY
+
+
+def _is_disrupted(pod: ObservedPod) -> bool:
+    """Whether somebody or something else ended a pod: only then is an end by SIGTERM, too, no failure."""
+    return bool(pod.disruption or pod.deleted_at or _ended_by_node(pod))
+
+
+def _ended_before_work(pod: ObservedPod) -> bool:
+    """Whether a replica ended before it had joined its job.
+
+    It says so itself. Where no runtime speaks, a script that ends within a minute has not got far: argparse
+    and shells end with this code for what they were told wrongly, and so may anything else for any reason.
+    """
+    joined = parse_words(pod.message).joined
+    if joined is not None:
+        return not joined
+    if pod.started_at is None or pod.finished_at is None:
+        return True
+    return pod.finished_at - pod.started_at <= _EARLY
 
 
 def _ended_by_node(pod: ObservedPod) -> bool:
@@ -221,21 +245,29 @@ def _tell(pod: ObservedPod, sentence: str, now: datetime) -> LastFailure:
     )
 
 
-def _sentence(pod: ObservedPod, main: str) -> str:
-    """Say what happened to a pod that failed."""
+def failure_sentence(pod: ObservedPod, main: str) -> str:
+    """Say what happened to a pod that failed, wherever people are told: in the status, and of a local run.
+
+    Parameters
+    ----------
+    pod : ObservedPod
+        The pod, under the name by which people know it.
+    main : str
+        Its main container.
+    """
     code = pod.exit_code
-    last_line = (pod.message or "").strip().rpartition("\n")[2].strip()[:_SENTENCE_CHARACTERS]
-    because = f": {last_line}" if last_line else ""
-    if pod.disruption or pod.deleted_at or _ended_by_node(pod):
+    said = last_sentence(pod.message)
+    because = f": {said}" if said else ""
+    if _is_disrupted(pod):
         cause = pod.disruption or ("it was deleted" if pod.deleted_at else pod.reason)
         return f"{pod.name} was disrupted ({cause}){because}"
-    if code is None:
+    if code is None or pod.reason in _NEVER_RAN:
         return f"{pod.name} could not run ({pod.reason or 'no reason given'}){because}"
     if pod.reason == "OOMKilled":
         return f"{pod.name} ran out of memory (OOMKilled); container {pod.container} needs a higher limit"
     if pod.container not in (None, main):
         return f"{pod.name} failed with exit code {code} in container {pod.container}{because}"
-    if code == EXIT_BAD_CONFIGURATION:
+    if code == EXIT_BAD_CONFIGURATION and _ended_before_work(pod):
         return f"{pod.name} refused its configuration (exit code 2){because}"
     if code == EXIT_STATE_LOST:
         return f"{pod.name} found that a parameter server had lost its state (exit code 90){because}"

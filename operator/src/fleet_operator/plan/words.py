@@ -13,10 +13,12 @@ from dataclasses import dataclass
 
 from fleet_operator.plan.indexes import parse_any_indexes
 
-__all__ = ["LastWords", "parse_words"]
+__all__ = ["LastWords", "last_sentence", "parse_words"]
 
 MOST_TRAINERS = 1000
 """More than a role may have."""
+
+_SENTENCE_CHARACTERS = 300
 
 _FAILED = re.compile(r"(?:trainer|pserver) \d+ \((?P<not>not )?joined\): ", re.ASCII)
 
@@ -49,3 +51,11 @@ def parse_words(message: str | None) -> LastWords:
     if not isinstance(document, dict) or not isinstance(joined := document.get("joined"), bool):
         return LastWords()
     return LastWords(joined, parse_any_indexes(document.get("completedTrainers"), below=MOST_TRAINERS))
+
+
+def last_sentence(message: str | None) -> str:
+    """Return what a person is told of a message: its last line, which is an error's; empty if it is none."""
+    text = (message or "").strip()
+    if text.startswith("{") and parse_words(text).joined is not None:
+        return ""  # the progress of one that was about to end well
+    return _FAILED.sub("", text.rpartition("\n")[2].strip(), count=1)[:_SENTENCE_CHARACTERS]

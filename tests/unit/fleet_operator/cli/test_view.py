@@ -31,7 +31,7 @@ def a_pod(role: Role = Role.TRAINER, index: int = 0, *, attempt: Attempt = FIRST
     name = f"tiny-{role.value}-{index}"
     return replace(
         LocalPod(
-            manifest={"metadata": {"name": name}, "spec": {}},
+            manifest={"metadata": {"name": name}, "spec": {"containers": [{"name": "fleet"}]}},
             uid=f"{name}.{attempt}",
             role=role,
             index=index,
@@ -75,15 +75,18 @@ class Watched:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"exit_code": 137}, "trainer-0 was killed by SIGKILL (exit code 137)"),
-        ({"exit_code": 139}, "trainer-0 was killed by SIGSEGV (exit code 139)"),
-        ({"exit_code": 3}, "trainer-0 failed (exit code 3)"),
+        ({"exit_code": 137}, "trainer-0 was ended by SIGKILL (exit code 137)"),
+        ({"exit_code": 139}, "trainer-0 was ended by SIGSEGV (exit code 139)"),
+        ({"exit_code": 3}, "trainer-0 failed with exit code 3"),
         (
             {"exit_code": 1, "message": "Traceback\nValueError: no\n"},
-            "trainer-0 failed (exit code 1): ValueError: no",
+            "trainer-0 failed with exit code 1: ValueError: no",
         ),
-        ({"exit_code": 250}, "trainer-0 failed (exit code 250)"),
-        ({"exit_code": 128, "reason": "StartError", "message": "no x"}, "trainer-0 did not start: no x"),
+        ({"exit_code": 250}, "trainer-0 failed with exit code 250"),
+        (
+            {"exit_code": 128, "reason": "StartError", "message": "no x"},
+            "trainer-0 could not run (StartError): no x",
+        ),
     ],
 )
 def test_how_a_failure_is_told(fields, said):
@@ -97,7 +100,7 @@ def test_a_failure_is_told_with_what_the_plan_does_about_it():
     restarts = RoleStatus(role=Role.TRAINER, restarts=(ReplicaRestarts(index=1, count=1),))
     watched.status(state=JobState.RESTARTING, failures=1, roles=(restarts,))
     assert watched.said[-2:] == [
-        "trainer-1 was killed by SIGKILL (exit code 137); restarting (1 of 6)",
+        "trainer-1 was ended by SIGKILL (exit code 137); restarting (1 of 6)",
         "the job is Restarting",
     ]
     replica = watched.view.replicas[Role.TRAINER, 1]
@@ -122,7 +125,7 @@ def test_what_follows_a_failure(status, said):
     watched = Watched()
     watched.live(a_pod(), 1)
     watched.status(**status)
-    assert f"trainer-0 failed (exit code 1){said}" in watched.said
+    assert f"trainer-0 failed with exit code 1{said}" in watched.said
 
 
 def test_a_failure_that_the_plan_ignores_is_told_alone():
@@ -131,7 +134,7 @@ def test_a_failure_that_the_plan_ignores_is_told_alone():
     watched.view.tell_failures(older_than=NOW)
     assert watched.said[-1].endswith("has started: process 11, address 127.1.1.2")
     watched.view.tell_failures()
-    assert watched.said[-1] == "trainer-0 failed (exit code 1)"
+    assert watched.said[-1] == "trainer-0 failed with exit code 1"
 
 
 def test_a_pod_that_was_deleted_has_not_failed():

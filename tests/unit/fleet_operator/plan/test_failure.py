@@ -1,5 +1,7 @@
 """What went wrong with a replica, in a sentence, and what it says about trying again."""
 
+from datetime import datetime
+
 import pytest
 
 from fleet_operator.build import ClusterHosts
@@ -8,6 +10,11 @@ from fleet_operator.plan.model import Observed, ObservedPod, PodPhase
 from fleet_operator.plan.situation import Situation
 from tests.support import jobs
 from tests.support.plans import T0, at, ended, pserver, trainer
+
+
+def lasted(seconds: float) -> dict[str, datetime]:
+    """Return the times of a container that ran for so long."""
+    return {"started_at": at(-seconds), "finished_at": at(0)}
 
 
 def failure_of(*pods: ObservedPod) -> Failure:
@@ -45,15 +52,57 @@ def failure_of(*pods: ObservedPod) -> Failure:
         ),
         pytest.param(
             ended(pserver(0), 143),
-            Kind.DISRUPTION,
+            Kind.ORDINARY,
             "digits-pserver-0 was ended by SIGTERM (exit code 143)",
-            id="a-server-that-was-stopped-has-not-failed",
+            id="nor-has-a-server-that-nobody-had-asked-to-stop",
+        ),
+        pytest.param(
+            ended(pserver(0), 143, disruption="TerminationByKubelet"),
+            Kind.DISRUPTION,
+            "digits-pserver-0 was disrupted (TerminationByKubelet)",
+            id="stopped-as-its-node-shut-down",
+        ),
+        pytest.param(
+            ended(pserver(0), 143, deleted_at=at(30)),
+            Kind.DISRUPTION,
+            "digits-pserver-0 was disrupted (it was deleted)",
+            id="a-server-that-was-deleted",
         ),
         pytest.param(
             ended(trainer(0), 2, message="PADDLE_TRAINER_ID is 7"),
             Kind.BAD_CONFIGURATION,
             "digits-trainer-0 refused its configuration (exit code 2): PADDLE_TRAINER_ID is 7",
             id="wrong-configuration",
+        ),
+        pytest.param(
+            ended(trainer(0), 2, message="trainer 0 (not joined): no data", **lasted(7200)),
+            Kind.BAD_CONFIGURATION,
+            "digits-trainer-0 refused its configuration (exit code 2): no data",
+            id="wrong-configuration-however-late-if-it-had-not-joined",
+        ),
+        pytest.param(
+            ended(trainer(0), 2, message="trainer 0 (joined): no disk", **lasted(5)),
+            Kind.ORDINARY,
+            "digits-trainer-0 failed with exit code 2: no disk",
+            id="a-mistake-that-was-found-at-work",
+        ),
+        pytest.param(
+            ended(trainer(0), 2, message='{"joined": true, "step": 900}', **lasted(5)),
+            Kind.ORDINARY,
+            "digits-trainer-0 failed with exit code 2",
+            id="a-script-that-ended-itself-so-at-work",
+        ),
+        pytest.param(
+            ended(trainer(0), 2, message="train.py: error: no such option: --lr", **lasted(60)),
+            Kind.BAD_CONFIGURATION,
+            "digits-trainer-0 refused its configuration (exit code 2): train.py: error: no such option: --lr",
+            id="a-script-without-fleet-that-ends-within-a-minute",
+        ),
+        pytest.param(
+            ended(trainer(0), 2, message="grep: no such file", **lasted(61)),
+            Kind.ORDINARY,
+            "digits-trainer-0 failed with exit code 2: grep: no such file",
+            id="a-script-without-fleet-that-ran-for-longer",
         ),
         pytest.param(
             ended(trainer(0), 2, container="download"),
@@ -102,6 +151,12 @@ def failure_of(*pods: ObservedPod) -> Failure:
             Kind.ORDINARY,
             "digits-trainer-0 could not run (StartError): exec: python3: not found",
             id="never-ran",
+        ),
+        pytest.param(
+            ended(trainer(0), 128, reason="StartError", message="exec: python3: not found"),
+            Kind.ORDINARY,
+            "digits-trainer-0 could not run (StartError): exec: python3: not found",
+            id="never-ran-though-there-is-a-code",
         ),
         pytest.param(
             ended(trainer(0), 1, phase=PodPhase.RUNNING),

@@ -424,11 +424,15 @@ def test_a_server_that_ends_before_the_trainers_began_has_failed():
     assert f"tell Warning ReplicaFailed: {sentence}" in lines
 
 
-def test_a_server_that_was_asked_to_stop_is_replaced_and_has_not_failed():
-    story = Story()
-    lines = story.sees(pserver(0), ended(pserver(1), 143), pending(trainer(0)), pending(trainer(1)))
-    assert lines[0] == "Restarting pservers 1/2 trainers 0/2 restarts 1 failures 0"
-    assert "tell Warning ReplicaDisrupted: digits-pserver-1 was ended by SIGTERM (exit code 143)" in lines
+@pytest.mark.parametrize(
+    ("asked", "state", "failures"), [({}, "Failed", 1), ({"deleted_at": at(30)}, "Restarting", 0)]
+)
+def test_a_server_that_ends_by_sigterm_has_failed_unless_somebody_stopped_it(asked, state, failures):
+    story = Story(runPolicy={"backoffLimit": 0})
+    stopped = ended(pserver(1), 143, **asked)
+    lines = story.sees(pserver(0), stopped, pending(trainer(0)), pending(trainer(1)))
+    assert lines[0].split()[0] == state
+    assert lines[0].endswith(f"failures {failures}")
 
 
 @pytest.mark.parametrize(
