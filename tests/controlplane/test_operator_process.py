@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from tests.support.digits_job import TRAINERS
+import yaml
+
+from fleet_operator.api.names import METRICS_PORT
+from fleet_operator.cluster.client import ApiError
+from tests.support.digits_job import SERVERS, TRAINERS
 from tests.support.jobs import manifest
-from tests.support.kube import attempt, is_running, runs_again
-from tests.support.operator_process import NAMESPACE, OperatorProcess
+from tests.support.kube import attempt, is_running, runs_again, told_of
+from tests.support.operator_process import CRD, NAMESPACE, OperatorProcess
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.controlplane import ControlPlane
     from tests.support.kube import Manifest, Namespace
+
+
+async def until_taken(namespace: Namespace, document: Manifest) -> Manifest:
+    """Create a job as soon as the API server has learnt of the definition that lets it in."""
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(ApiError):
+                return await namespace.create_job(document)
+            await asyncio.sleep(0.1)
+
+
+async def until_refused(namespace: Namespace, document: Manifest) -> None:
+    """Wait until the API server has learnt of the definition that does not let a job in."""
+    async with asyncio.timeout(20):
+        with contextlib.suppress(ApiError):
+            while await namespace.create_job(document, dry_run=True):  # noqa: ASYNC110 there is only the asking
+                await asyncio.sleep(0.1)
 
 
 async def test_an_operator_that_is_killed_goes_on_where_it_was(
@@ -90,6 +113,31 @@ async def test_a_job_that_another_version_has_run_goes_on_with_what_that_said(
     assert [each for each in ended["conditions"] if each["type"] == "Evaluated"] == [foreign]
     assert (ended["evaluations"], ended["restarts"]) == ({"best": 0.9}, 1)
     assert "evaluator" in {each["role"] for each in ended["roles"]}
+
+
+async def test_a_job_that_an_older_definition_let_in_runs_on_under_this_one(
+    namespace: Namespace, operator: OperatorProcess, control_plane: ControlPlane
+):
+    operator.stop()
+    breaks_a_rule = manifest(trainer={"replicas": 2, "port": METRICS_PORT})
+    older = yaml.safe_load(CRD.read_text())
+    spec = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    del spec["properties"]["trainer"]["properties"]["port"]["x-kubernetes-validations"]
+    control_plane.kubectl("replace", "-f", "-", stdin=yaml.safe_dump(older))
+    try:
+        job = await until_taken(namespace, breaks_a_rule)
+    finally:
+        control_plane.kubectl("replace", "-f", str(CRD))
+    await until_refused(namespace, manifest("another", trainer={"port": METRICS_PORT}))
+    job["status"] = {"state": "Running", "startTime": "2026-11-22T12:00:00Z", "restarts": 0, "roles": []}
+    await namespace.client.replace(namespace.path("fleetjobs", "digits", subresource="status"), job)
+    operator.start()
+    await namespace.until_running("digits", *SERVERS, *TRAINERS)
+    accepted = told_of(await namespace.until_state("digits", "Running"), "Accepted")
+    assert accepted["reason"] == "AcceptedBefore"
+    assert f"spec.trainer.port: found {METRICS_PORT}" in accepted["message"]
+    await namespace.end(*TRAINERS)
+    await namespace.until_state("digits", "Succeeded")
 
 
 async def test_a_stopped_operator_ends_quickly_and_well(namespace: Namespace, operator: OperatorProcess):

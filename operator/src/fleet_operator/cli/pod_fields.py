@@ -84,6 +84,8 @@ def _problems(
         return
     if kind in _SCALARS:
         wanted, words = _SCALARS[kind]
+        if kind == "integer" and isinstance(value, float) and value.is_integer():
+            return  # 30.0 is written as 30 on its way to the cluster
         if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "boolean"):
             yield Problem(path, _shown(value), words), False
     elif kind.startswith("["):

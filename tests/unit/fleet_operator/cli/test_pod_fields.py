@@ -148,7 +148,8 @@ def test_a_value_of_another_kind(document, path, told):
 
 
 def test_what_a_cluster_accepts_is_accepted():
-    for name, document in VALID.items():
+    whole = at(f"{POD}.terminationGracePeriodSeconds", 30.0)
+    for name, document in (VALID | {"a-whole-number": whole}).items():
         found = pod_fields.find(document)
         assert (found.unknown, found.misfit) == ((), ()), name
 
