@@ -124,7 +124,7 @@ BEHAVIOURS = (
     Behaviour(
         "a-job-that-does-not-get-to-run-in-time-fails-and-says-what-it-waited-for",
         {"pserver-0": (MUTE,)},
-        {"runPolicy": {"pendingDeadlineSeconds": 2}},
+        {"runPolicy": {"pendingDeadlineSeconds": 2}, "startupPolicy": "InOrder"},
         state="Failed",
         reason="PendingDeadlineExceeded",
         says="trainers are created once all parameter servers are ready",

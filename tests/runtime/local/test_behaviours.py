@@ -12,6 +12,7 @@ import pytest
 from fleet_operator.api import ConditionType, parse_job
 from fleet_operator.cli import run
 from fleet_operator.cli.run import RunOptions, prepare, run_job
+from fleet_operator.cluster import processes
 from fleet_operator.cluster.processes import ProcessCluster
 from tests.support.behaviours import BEHAVIOURS, LIFE, pause_in
 from tests.support.local import Lines, job_manifest
@@ -67,3 +68,17 @@ async def test_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         assert {(tmp_path / f"first-{index}").read_text() for index in (0, 1)} == {first}
     if behaviour.left is not None:
         assert {pod.replica for pod in clusters[0].pods} == behaviour.left
+
+
+@pytest.mark.parametrize("patience", [pytest.param(0.5, id="in-time"), pytest.param(60.0, id="not-before")])
+async def test_a_server_that_runs_and_does_not_listen_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, patience: float
+):
+    monkeypatch.setattr(processes, "READY_TELL_SECONDS", patience)
+    asleep = "import time; time.sleep(60)"
+    document = job_manifest(asleep, server=asleep)
+    options = RunOptions(workdir=tmp_path, logs=tmp_path / "logs", environ=os.environ, timeout_seconds=3)
+    await asyncio.wait_for(run_job(prepare(parse_job(document)), options, Lines()), 55)
+    said = [line for line in caplog.messages if line.startswith("trainers wait for pserver-0, which has run")]
+    assert bool(said) == (patience < 3)
+    assert all("its log may say why" in line for line in said)

@@ -92,10 +92,11 @@ def test_processes_that_share_memory_copy_past_the_caches_unless_the_user_says_o
         assert run.log("trainer-0").splitlines()[1] == expected
 
 
-def test_trainers_wait_for_their_servers_in_order(tmp_path):
+def test_trainers_wait_for_their_servers_where_the_manifest_says_so(tmp_path):
     listen = "socket.create_server((os.environ['POD_IP'], 6174))"
     slow = f"import socket, os, time; time.sleep(0.7); s = {listen}; time.sleep(1)"
-    with LocalRun(tmp_path / "run", job_manifest("pass", server=slow)) as run:
+    job = job_manifest("pass", server=slow, startupPolicy="InOrder")
+    with LocalRun(tmp_path / "run", job) as run:
         run.wait()
         said = [line.split(" s  ")[1] for line in run.stderr.splitlines() if " s  " in line]
         expected = ("pserver-0 has started", "pserver-0 is ready", "trainer-0 has started")

@@ -19,7 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import CleanPodPolicy, JobState, Mode, Role
+from fleet_operator.api import CleanPodPolicy, JobState, Mode, Role, StartupPolicy
 from fleet_operator.api.names import METRICS_PORT
 from fleet_operator.cli.clock import now
 from fleet_operator.cli.view import JobView
@@ -119,6 +119,9 @@ class RunResult:
 def prepare(job: FleetJob) -> FleetJob:
     """Return the job as it runs here, with a uid.
 
+    Where the manifest leaves ``startupPolicy`` out, all replicas start together. Trainers wait for the
+    servers' ports anyway, and on one machine nothing is saved by starting them later.
+
     Raises
     ------
     InvalidJob
@@ -127,7 +130,10 @@ def prepare(job: FleetJob) -> FleetJob:
     if problems := refusals(job.to_manifest()):
         raise InvalidJob(f"{job.name}, as a run on this machine,", problems)
     metadata = {"uid": str(uuid.uuid4()), "resource_version": "1", "creation_timestamp": now()}
-    return job.model_copy(update={"metadata": job.metadata.model_copy(update=metadata)})
+    spec = job.spec
+    if "startup_policy" not in spec.model_fields_set:
+        spec = spec.model_copy(update={"startup_policy": StartupPolicy.ANY_ORDER})
+    return job.model_copy(update={"metadata": job.metadata.model_copy(update=metadata), "spec": spec})
 
 
 async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunResult:

@@ -53,7 +53,7 @@ MESSAGE_BYTES = 4096  # of a termination log, as the kubelet keeps
 TAIL_BYTES, TAIL_LINES = 2048, 80  # of the log of a container that failed without a termination message
 THREADS = "OMP_NUM_THREADS"
 READY_POLL_SECONDS = 0.1
-READY_TELL_SECONDS = 10.0
+READY_TELL_SECONDS = 60.0  # a server that is being started imports torch, and builds its model
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,11 +429,13 @@ class ProcessCluster:
             waited += READY_POLL_SECONDS
             if waited >= tell_at:
                 logger.warning(
-                    "%s does not listen on %s:%d yet, %.0f s after its start",
+                    "trainers wait for %s, which has run for %.0f s and does not listen on %s:%d yet;"
+                    " its log may say why: %s",
                     pod.replica,
+                    waited,
                     pod.host,
                     port,
-                    waited,
+                    pod.log,
                 )
                 tell_at *= 2
         if (now := self._find(pod.uid)) is not None and not now.ended:

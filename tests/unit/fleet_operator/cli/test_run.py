@@ -1,0 +1,24 @@
+"""A job as it runs on this machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet_operator.api import StartupPolicy, parse_job
+from fleet_operator.cli.run import prepare
+from tests.support.local import job_manifest
+
+
+@pytest.mark.parametrize(
+    ("spec", "policy"),
+    [
+        pytest.param({}, StartupPolicy.ANY_ORDER, id="replicas-start-together-where-nothing-is-said"),
+        pytest.param(
+            {"startupPolicy": "InOrder"}, StartupPolicy.IN_ORDER, id="an-order-that-is-said-is-kept"
+        ),
+    ],
+)
+def test_the_order_in_which_replicas_start(spec, policy):
+    job = parse_job(job_manifest("pass", **spec))
+    assert prepare(job).spec.startup_policy is policy
+    assert job.spec.startup_policy is StartupPolicy.IN_ORDER, "a cluster's default stays"
