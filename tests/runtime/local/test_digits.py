@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,26 @@ def test_digits_trains_from_its_manifest(tmp_path):
         assert result["metrics"]["test_accuracy"] >= 0.95
         assert exit_codes(run) == {"pserver-0": [0], "pserver-1": [0], "trainer-0": [0], "trainer-1": [0]}
         assert all(each["restarts"] == 0 for each in result["replicas"])
+        assert "warning" not in run.stderr
+        said = {name: (run.logs / f"{name}.log").read_text().splitlines()[1:] for name in exit_codes(run)}
+        server, trainer = "\n".join(said["pserver-0"]), "\n".join(said["trainer-1"])
+        assert re.search(
+            r"parameter server \S+:6174 serves \d+ blocks of \d+ parameters \(\d+ values\) in mode sync;"
+            r" waiting for trainers 0 and 1 to join\n",
+            server,
+        )
+        for index in (0, 1):
+            assert f"trainer {index} joined at step 0\n" in server
+            assert f"trainer {index} has completed, at step 660\n" in server
+        assert server.endswith("every trainer has completed, at step 660")
+        assert re.match(
+            r"trainer 1 joined parameter servers \S+:6174 and \S+:6174 at step 0 with \d+ blocks of 6"
+            r" parameters \(\d+ values\) in mode sync\ntrainer 1 has completed, at step 660\ntest accuracy",
+            trainer,
+        )
+        assert all(len(lines) <= 12 for lines in said.values()), "the log of each step"
+        started = run.stderr.index("trainer-1 has started")
+        assert started < run.stderr.index("pserver-0 is ready")  # nobody waits until torch is imported
         assert (run.logs / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -50,12 +71,7 @@ def test_digits_trains_in_the_mode_that_its_manifest_asks_for(tmp_path):
     job: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     script = str(ROOT / "examples" / "digits" / "train.py")
     job["spec"] |= {"syncMode": "Geo", "pserver": {"replicas": 1}, "trainer": {"replicas": 1}}
-    # The script itself, with a log that says more.
-    run_it = (
-        "import logging, runpy, sys; logging.basicConfig(level='INFO'); "
-        f"sys.argv[1:] = ['--epochs', '15']; runpy.run_path({script!r}, run_name='__main__')"
-    )
-    job["spec"]["template"]["spec"]["containers"][0]["command"] = ["python", "-c", run_it]
+    job["spec"]["template"]["spec"]["containers"][0]["command"] = ["python", script, "--epochs", "15"]
     with LocalRun(tmp_path / "run", job) as run:
         assert run.wait(SECONDS) == 0, run.stderr
         assert run.result()["metrics"]["test_accuracy"] >= 0.9

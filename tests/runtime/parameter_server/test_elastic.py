@@ -82,7 +82,7 @@ def test_a_job_that_all_its_trainers_have_left_fails():
         one.close()
         job.servers[0].join()
         assert isinstance(job.servers[0].failure, PeerLostError)
-        assert "trainer 0, trainer 1 vanished for good" in str(job.servers[0].failure)
+        assert "trainers 0 and 1 vanished for good" in str(job.servers[0].failure)
 
 
 def test_a_trainer_that_comes_too_late_has_lost_its_peers(monkeypatch):
@@ -166,7 +166,7 @@ def test_digits_are_learned_by_one_trainer_then_three_then_two(tmp_path):
         surplus.process.send_signal(signal.SIGTERM)
         surplus.wait()
         for server in servers:
-            server.wait_for_output("trainer 2 lost its connection.* goes on with trainer 0, trainer 1")
+            server.wait_for_output("trainer 2 lost its connection.* goes on with trainers 0 and 1")
         enough.touch()
         for trainer in trainers:
             trainer.expect(0, "accuracy 0.9", seconds=60)

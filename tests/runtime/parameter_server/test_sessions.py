@@ -229,8 +229,8 @@ def test_without_wait_port_joining_waits_in_the_open_and_not_for_ever(caplog, mo
         trainer, _, _ = job.make_trainer(config=DistributeTranspilerConfig(wait_port=False))
         with pytest.raises(PeerLostError, match=f"parameter server {job.endpoints[0]} does not answer"):
             trainer.start()
-    assert f"waiting to join parameter server {job.endpoints[0]}, for 1 s now" in caplog.text
-    assert "waiting for the parameter servers" not in caplog.text
+    assert f"waiting to join parameter server {job.endpoints[0]}, for 1 s" in caplog.text
+    assert " to listen" not in caplog.text
 
 
 def test_a_step_whose_gradients_are_absent_everywhere_changes_nothing():
@@ -443,9 +443,9 @@ def test_a_wait_says_for_what_and_for_whom(caplog, monkeypatch):
         loss_of(model).backward()
         stepping = threading.Thread(target=zero.step, daemon=True)
         stepping.start()
-        said = r"waiting for 0\.bias of step 0 from .* \(step 0 waits for .* of trainer 1\), for \d+ s now"
+        said = r"waiting for 0\.bias of step 0 from .* \(step 0 waits for .* of trainer 1\), for \d+ s"
         wait_for(lambda: re.search(said, caplog.text), "the trainer's words")
-        said = rf"parameter server {job.endpoints[0]}: step 0 waits for .* of trainer 1, for \d+ s now"
+        said = rf"parameter server {job.endpoints[0]}: step 0 waits for .* of trainer 1, for \d+ s"
         wait_for(lambda: re.search(said, caplog.text), "the server's words")
         one.complete()
         stepping.join(10)

@@ -199,7 +199,7 @@ _lifecycle = _Lifecycle()
 def start(role: "Role") -> None:
     """Prepare this process to be the replica `role`; every later call changes nothing.
 
-    Installs the handling of SIGTERM and of uncaught errors, and serves the progress where
+    Installs the handling of SIGTERM and of uncaught errors, shows the log, and serves the progress where
     ``FLEET_METRICS_PORT`` is set: on this replica's own address when ``PADDLE_CURRENT_IP`` is one of this
     machine's loopback addresses, on all interfaces in a pod.
 
@@ -211,6 +211,7 @@ def start(role: "Role") -> None:
     if _lifecycle.started:
         return
     _lifecycle.started = True
+    _show_log()
     _lifecycle.name("PSERVER" if role.kind.name == "SERVER" else "TRAINER", role.index)
     _lifecycle.observe()
     _lifecycle.handle_sigterm()
@@ -248,6 +249,15 @@ def one_sentence(error: BaseException) -> str:
 
 def _exit_code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, FleetError) else EXIT_FAILURE
+
+
+def _show_log() -> None:
+    """Print what this package logs, from INFO on, unless the script has set up logging: then as it says."""
+    logger, last_resort = logging.getLogger("fleet"), logging.lastResort
+    if logger.hasHandlers() or logger.level != logging.NOTSET or last_resort is None:
+        return
+    logger.setLevel(logging.INFO)
+    last_resort.setLevel(logging.INFO)  # prints the message alone, and only where no handler is set up
 
 
 def _serve_progress(environ: Mapping[str, str]) -> None:

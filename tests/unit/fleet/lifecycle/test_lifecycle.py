@@ -269,3 +269,28 @@ def test_a_taken_metrics_port_is_a_warning(replica):
         code, _, err = ended(replica("start()", FLEET_METRICS_PORT=port, PADDLE_CURRENT_IP="127.0.0.1"))
     assert code == 0
     assert f"the progress is not served: 127.0.0.1 port {port}" in err
+
+
+@pytest.mark.parametrize(
+    ("before", "shown"),
+    [
+        pytest.param("", "trainer 0 joined\nlate\n", id="all-of-it-where-nobody-has-said"),
+        pytest.param("logging.basicConfig()", "WARNING:fleet.x:late\n", id="as-the-script-has-set-it-up"),
+        pytest.param(
+            "logging.getLogger('fleet').setLevel('WARNING')", "late\n", id="from-a-level-of-its-own"
+        ),
+    ],
+)
+def test_a_replica_shows_what_the_package_logs(replica, before, shown):
+    process = replica(
+        f"""
+        import logging
+        {before}
+        start()
+        logging.getLogger("fleet.x").info("trainer 0 joined")
+        logging.getLogger("fleet.x").warning("late")
+        logging.getLogger("another").info("never shown")
+        """
+    )
+    status, _, err = ended(process)
+    assert (status, err) == (0, shown)

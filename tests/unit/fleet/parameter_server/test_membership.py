@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 
 from fleet.errors import ConfigurationError, PeerLostError
-from fleet.parameter_server.membership import NOT_JOINED, SILENT, Absence, AlreadyJoinedError, Membership
+from fleet.parameter_server.membership import (
+    LOST,
+    NOT_JOINED,
+    SILENT,
+    Absence,
+    AlreadyJoinedError,
+    Membership,
+    describe_absences,
+)
 from fleet.parameter_server.settings import Settings
 
 SETTINGS = Settings(heartbeat_seconds=2.0, deadline_seconds=100.0)  # silent after 10 s
@@ -56,7 +64,7 @@ def test_a_lost_connection_counts_at_once_even_if_the_trainer_beats(members):
     members.admit(1, 0, now=0.0)
     members.lost(1, 5.0)
     members.heard(1, 6.0)
-    assert members.absences(6.0) == [Absence(1, 5.0, "lost its connection", 105.0)]
+    assert members.absences(6.0) == [Absence(1, 5.0, LOST, 105.0)]
 
 
 def test_a_trainer_that_comes_back_is_present_again(members):
@@ -193,3 +201,26 @@ def test_who_comes_after_all_others_have_left_is_too_late(elastic):
     elastic.complete(0)
     with pytest.raises(PeerLostError, match="trainer 2 came after every other one had left"):
         elastic.admit(2, 0, now=1.0)
+
+
+@pytest.mark.parametrize(
+    ("reasons", "sentence"),
+    [
+        pytest.param([NOT_JOINED, NOT_JOINED], "waiting for trainers 0 and 1 to join", id="two-of-one-kind"),
+        pytest.param([LOST], "waiting for trainer 0 to connect again", id="a-lost-connection"),
+        pytest.param([SILENT], "waiting for a sign of life of trainer 0", id="silence"),
+        pytest.param(
+            [LOST, NOT_JOINED, LOST],
+            "waiting for trainer 1 to join and trainers 0 and 2 to connect again",
+            id="a-kind-after-the-other",
+        ),
+        pytest.param(
+            [NOT_JOINED] * 100,
+            "waiting for trainers 0, 1, 2, 3, 4 and 95 more to join",
+            id="more-than-a-sentence-holds",
+        ),
+    ],
+)
+def test_who_is_waited_for_is_one_plain_sentence(reasons, sentence):
+    absences = [Absence(trainer, 0.0, reason, 100.0) for trainer, reason in enumerate(reasons)]
+    assert describe_absences(absences) == sentence

@@ -1,5 +1,6 @@
 """The `fleet` of a collective job: one object per process, with the original's methods."""
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, overload
@@ -33,6 +34,8 @@ MAX_DIFFERENCE = 300
 _HERE: Final = Where(servers=False)
 _COMBINED = frozenset({"int64", "float16", "float32", "float64"})
 _SUMMED = frozenset({"complex64", "complex128"})
+
+_log = logging.getLogger(__name__)
 
 
 class Fleet(SavingCalls):
@@ -86,6 +89,9 @@ class Fleet(SavingCalls):
         place, deadlines = place_of(role, os.environ), Deadlines.from_environ(os.environ)
         self._role, self._group = role, Group.connect(place, deadlines, os.environ)
         lifecycle.joined()
+        _log.info(
+            "trainer %d joined the %d trainers at %s:%d", role.index, place.size, place.host, place.port
+        )
 
     def is_worker(self) -> bool:
         """Return True: in a collective job every process trains."""
@@ -166,6 +172,7 @@ class Fleet(SavingCalls):
             averager.close()
         group.close()
         self._stopped = True
+        _log.info("trainer %d has completed, as every trainer has", self._started_role().index)
         lifecycle.finish(range(_pods(self.worker_num(), os.environ)))
 
     def barrier_worker(self) -> None:

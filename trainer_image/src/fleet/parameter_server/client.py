@@ -20,6 +20,7 @@ from fleet.errors import (
 from fleet.parameter_server.agreement import agree, check_equal
 from fleet.parameter_server.control_client import ControlClient, Pending
 from fleet.parameter_server.heartbeat import Heartbeat
+from fleet.parameter_server.naming import name_trainers
 from fleet.parameter_server.parameters import ParameterStore
 from fleet.parameter_server.peer import Peer
 from fleet.parameter_server.reduction import Contribution
@@ -472,7 +473,7 @@ class Client:
 
     def _wait_for_trainers(self, log: WaitLog, what: str, trainers: Sequence[int]) -> None:
         """Say for whom a call waits; DeadlineExceededError once it has waited for too long."""
-        missing = ", ".join(f"trainer {trainer}" for trainer in trainers)
+        missing = name_trainers(trainers)
         waited = log.note(what, lambda: f"{what} waits for {missing}")
         if waited >= self._settings.stalled_seconds:
             raise DeadlineExceededError(f"{what} waited {waited:.0f} s for {missing}")

@@ -6,13 +6,30 @@ from operator import itemgetter
 from typing import Final
 
 from fleet.errors import ConfigurationError, PeerLostError
+from fleet.parameter_server.naming import name_trainers
 from fleet.parameter_server.settings import Settings
 
-__all__ = ["NOT_JOINED", "SILENT", "Absence", "AlreadyJoinedError", "Membership"]
+__all__ = [
+    "LOST",
+    "NOT_JOINED",
+    "SILENT",
+    "Absence",
+    "AlreadyJoinedError",
+    "Membership",
+    "describe_absences",
+]
 
 
 NOT_JOINED: Final = "has not joined; the server began to wait"
+LOST: Final = "lost its connection"
 SILENT: Final = "was heard last"
+
+_AWAITED: Final = {
+    NOT_JOINED: "{} to join",
+    LOST: "{} to connect again",
+    SILENT: "a sign of life of {}",
+}
+"""What the server waits for, by the reason of an absence."""
 
 
 class AlreadyJoinedError(ConfigurationError):
@@ -191,8 +208,18 @@ class Membership:
                 return Absence(trainer, self._started, NOT_JOINED, until)
             return Absence(trainer, self._first_join, NOT_JOINED, self._first_join + deadline)
         if member.lost is not None:
-            return Absence(trainer, member.lost, "lost its connection", member.lost + deadline)
+            return Absence(trainer, member.lost, LOST, member.lost + deadline)
         silent_since = member.heard + self._settings.silent_seconds
         if now >= silent_since:
             return Absence(trainer, member.heard, SILENT, silent_since + deadline)
         return None
+
+
+def describe_absences(absences: Sequence[Absence]) -> str:
+    """Return for what of whom the server waits: ``waiting for trainers 0 and 1 to join``."""
+    awaited = [
+        what.format(name_trainers(trainers))
+        for reason, what in _AWAITED.items()
+        if (trainers := [absence.trainer for absence in absences if absence.reason == reason])
+    ]
+    return f"waiting for {' and '.join(awaited)}"

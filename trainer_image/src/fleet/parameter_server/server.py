@@ -30,8 +30,9 @@ from fleet.parameter_server.elastic import elastic_facts
 from fleet.parameter_server.keeper import Keeper
 from fleet.parameter_server.link import Link, greet
 from fleet.parameter_server.meetings import Meetings
-from fleet.parameter_server.membership import SILENT, Absence, Membership
+from fleet.parameter_server.membership import SILENT, Absence, Membership, describe_absences
 from fleet.parameter_server.modes import Answer, Missing, NormExchange, NormPart, mode_of_server
+from fleet.parameter_server.naming import describe_blocks, name_servers, name_trainers
 from fleet.parameter_server.proto import control_pb2
 from fleet.parameter_server.server_checkpoints import ServerCheckpoints
 from fleet.parameter_server.settings import Settings
@@ -132,10 +133,11 @@ class Server:
         self._control = ControlService(f"{bracketed}:{port}", self, most)
         self._control.start()
         _log.info(
-            "parameter server %s serves %d blocks in mode %s",
+            "parameter server %s serves %s in mode %s; %s",
             self._plan.endpoint,
-            len(self._plan.blocks),
+            describe_blocks(self._plan.blocks),
             self._plan.agreement["mode"],
+            describe_absences(self._membership.absences(time.monotonic())),
         )
 
     def serve(self) -> None:
@@ -173,8 +175,10 @@ class Server:
         wait_for_all((link.left for link in list(self._links.values())), self._settings.silent_seconds)
         self._dismiss(None)
         if missed:
-            raise PeerLostError(f"{_named(missed)} vanished for good; every other trainer has completed")
-        _log.info("parameter server %s: every trainer has completed", self._plan.endpoint)
+            raise PeerLostError(
+                f"{name_trainers(missed)} vanished for good; every other trainer has completed"
+            )
+        _log.info("every trainer has completed, at step %d", self._mode.step)
 
     def close(self) -> None:
         """Stop serving now; safe to repeat."""
@@ -239,10 +243,10 @@ class Server:
         restored, step = self.checkpoints.tell(trainer)
         _log.log(
             logging.WARNING if again else logging.INFO,
-            "trainer %d joined %s(attempt %d) at step %d",
+            "trainer %d joined%s%s at step %d",
             trainer,
-            "again " if again else "",
-            attempt,
+            " again" if again else "",
+            f" (attempt {attempt})" if attempt else "",
             step,
         )
         initial = self._shard.initial_checksums
@@ -341,7 +345,7 @@ class Server:
             link.complete({*self._membership.completed, trainer})  # before it counts, which may end the line
             self._membership.complete(trainer)
             self.meetings.release()
-        _log.info("trainer %d completed at step %d", trainer, self._mode.step_of(trainer))
+        _log.info("trainer %d has completed, at step %d", trainer, self._mode.step_of(trainer))
 
     def ended(self, link: Link, error: FleetError | None) -> None:
         """Take note that a link receives nothing more."""
@@ -375,7 +379,9 @@ class Server:
         if link is not None:
             link.fail(error, 1.0)
         _log.error(
-            "%s; %s", error, f"training goes on with {_named(remaining)}" if remaining else "none is left"
+            "%s; %s",
+            error,
+            f"training goes on with {name_trainers(remaining)}" if remaining else "none is left",
         )
         self.answer(self._mode.complete(trainer))
 
@@ -419,11 +425,7 @@ class Server:
             raise lost[0][1]
         self._name_silent({absence.trainer for absence in absences if absence.reason == SILENT})
         subject = tuple((absence.trainer, absence.reason) for absence in absences) or None
-        words = ", ".join(
-            f"trainer {absence.trainer} {absence.reason} {now - absence.since:.0f} s ago"
-            for absence in absences
-        )
-        log.note(subject, lambda: f"parameter server {self._plan.endpoint} waits: {words}")
+        log.note(subject, lambda: describe_absences(absences))
         return lost
 
     def _vanished(self, absence: Absence, now: float) -> PeerLostError:
@@ -457,9 +459,9 @@ class Server:
 
     def _describe(self, missing: Missing) -> str:
         if missing.servers:
-            named = ", ".join(f"parameter server {self._plan.endpoints[each]}" for each in missing.servers)
+            named = name_servers(self._plan.endpoints[each] for each in missing.servers)
             return f"step {missing.step} waits for the part of {named} in {missing.block}"
-        return f"step {missing.step} waits for {missing.block} of {_named(missing.trainers)}"
+        return f"step {missing.step} waits for {missing.block} of {name_trainers(missing.trainers)}"
 
     def _wait_until_told(self) -> None:
         """Stay for trainers that have no connection just now, and come back to hear why the server ends.
@@ -492,7 +494,3 @@ class Server:
         if error is not None:
             self._wait_until_told()
         self.close()
-
-
-def _named(trainers: Sequence[int]) -> str:
-    return ", ".join(f"trainer {trainer}" for trainer in trainers)

@@ -1,5 +1,6 @@
 """One trainer's training: what the loop form and the program form both run on."""
 
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from fleet.parameter_server.modes import (
     TrainerMode,
     mode_of_trainer,
 )
+from fleet.parameter_server.naming import describe_blocks, name_servers
 from fleet.parameter_server.parameters import ParameterStore
 from fleet.parameter_server.reduction import Contribution
 from fleet.parameter_server.settings import Settings
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from fleet.role_maker import JobIdentity
 
 __all__ = ["Trainer"]
+
+_log = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -105,6 +109,14 @@ class Trainer:
             raise
         self._mode.start()
         self.flow.attach()
+        _log.info(
+            "trainer %d joined %s at step %d with %s in mode %s",
+            self.plan.trainer_id,
+            name_servers(self.plan.endpoints),
+            self.current_step,
+            describe_blocks(self.plan.blocks),
+            self.plan.agreement["mode"],
+        )
 
     def step(self) -> None:
         """Make one step; see `GradientFlow.step`.
@@ -191,6 +203,7 @@ class Trainer:
             self.flow.check_earlier()
         known = self._client.complete()
         self._completed = True
+        _log.info("trainer %d has completed, at step %d", self.plan.trainer_id, self.current_step)
         return known
 
     def export(self) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from fleet.errors import DeadlineExceededError
+from fleet.parameter_server.naming import name_servers
 
 __all__ = ["WaitLog", "split_endpoint", "wait_for_ports"]
 
@@ -53,7 +54,7 @@ class WaitLog:
         waited = now - self._since
         if waited >= self._next:
             self._next = 2 * waited
-            _log.warning("%s, for %.0f s now", describe(), waited)
+            _log.warning("%s, for %.0f s", describe(), waited)
         return waited
 
 
@@ -92,11 +93,11 @@ def wait_for_ports(endpoints: Sequence[str], deadline_seconds: float) -> None:
                 missing.remove(endpoint)
         if not missing:
             return
-        named = ", ".join(missing)
-        log.note("ports", lambda: f"waiting for the parameter servers {named} ({reason})")  # noqa: B023
+        named = name_servers(missing)
+        log.note("ports", lambda: f"waiting for {named} to listen ({reason})")  # noqa: B023
         if time.monotonic() >= deadline:
             raise DeadlineExceededError(
-                f"the parameter servers {named} accept no connections after {deadline_seconds:g} s "
-                f"({reason}); expected a server at each endpoint: are they running, are the addresses right?"
+                f"no connection to {named} after {deadline_seconds:g} s ({reason}); expected a server at "
+                "each endpoint: are they running, are the addresses right?"
             )
         time.sleep(_POLL_SECONDS)

@@ -80,7 +80,7 @@ def test_the_log_says_once_over_whom_the_mean_is_when_a_trainer_has_finished(cap
         setup.send(trainer, 0, 3.0, step=1)
         setup.send(trainer, 1, 3.0, step=1)
     assert [record.getMessage() for record in caplog.records] == [
-        "from step 1 on the mean is over trainer 0, trainer 2: the others have finished"
+        "from step 1 on the mean is over trainers 0 and 2: the others have finished"
     ]
     assert setup.value(0) == -6.0
 

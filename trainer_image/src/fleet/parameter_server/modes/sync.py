@@ -27,6 +27,7 @@ from fleet.parameter_server.modes.interface import (
     TrainerMode,
 )
 from fleet.parameter_server.modes.norms import KnownNorm, NormBook, NormPart
+from fleet.parameter_server.naming import name_trainers
 from fleet.parameter_server.shard import Shard
 from fleet.transpiler.config import DistributedMode
 from fleet.wire import HyperParameters
@@ -351,7 +352,7 @@ class SyncServer:
         if self._averaged_over == self._live:
             return
         self._averaged_over = frozenset(self._live)
-        trainers = ", ".join(f"trainer {trainer}" for trainer in sorted(self._live))
+        trainers = name_trainers(sorted(self._live))
         _log.warning("from step %d on the mean is over %s: the others have finished", step, trainers)
 
     def _average(
