@@ -265,11 +265,12 @@ def options_page() -> str:
 
 
 def _rules(rules: tuple[Rule, ...], *, servers: bool) -> str:
-    return "<br>".join(
+    told = "<br>".join(
         _cell(f"{_when(rule, servers)}{rule.verdict.value}: {rule.text}")
         for rule in rules
         if (rule.servers if servers else rule.collective)
     )
+    return told or "not asked for there"
 
 
 def _when(rule: Rule, servers: bool) -> str:

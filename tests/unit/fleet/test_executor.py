@@ -206,6 +206,21 @@ def test_a_trainers_program_needs_its_startup_program_first(model):
         fleet.Executor().run(transpiler.get_trainer_program(), FEED)
 
 
+def test_a_place_is_the_trainers(model, monkeypatch):
+    moved: list[str] = []
+    monkeypatch.setattr(torch.nn.Module, "to", lambda _, device: moved.append(device))
+    transpiler = fleet.DistributeTranspiler()
+    transpiler.transpile(0, program=program_of(model), pservers="127.0.0.1:1", trainers=1)
+    executor = fleet.Executor(fleet.CUDAPlace(1))
+    executor.run(transpiler.get_startup_program("127.0.0.1:1"))
+    assert moved == []
+    executor.run(program_of(model).startup_program)
+    assert moved == ["cuda:1"]
+    make: Any = fleet.Executor
+    with pytest.raises(ConfigurationError, match=r"place is 'gpu'; expected fleet\.CPUPlace\(\)"):
+        make("gpu")
+
+
 def test_after_close_nothing_runs(model):
     executor = fleet.Executor()
     executor.close()

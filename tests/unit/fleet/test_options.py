@@ -67,6 +67,8 @@ TRIALS: dict[str, tuple[Any, ...]] = {
     "config.collective_mode": ("grad_allreduce", "local_sgd", "single_process_multi_thread"),
     "FLEET_SYNC_MODE": SYNC_MODES[1:],
 }
+ELSEWHERE = {"transpile.current_endpoint", "Executor.place"}
+"""Options that are tried below, or by the test that their row names."""
 WAYS = [
     *(Where(True, mode, by_executor) for mode in MODES for by_executor in (False, True)),
     Where(False),
@@ -91,7 +93,8 @@ def _leave_the_test_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_field_has_a_row_and_a_trial_and_nothing_else_has():
     fields = {f"strategy.{name}" for name in OF_STRATEGY} | {f"config.{name}" for name in OF_CONFIG}
-    assert OPTIONS.keys() == TRIALS.keys() == fields | {"FLEET_SYNC_MODE"}
+    assert OPTIONS.keys() == TRIALS.keys() | ELSEWHERE
+    assert TRIALS.keys() == fields | {"FLEET_SYNC_MODE"}
 
 
 def test_what_is_carried_out_names_a_test_that_there_is():
@@ -198,6 +201,20 @@ def test_a_transpiler_called_by_hand_carries_each_value_out_or_refuses_it(name, 
         if rule.verdict is not Verdict.SAYS_THE_MODE:
             assert bool(message) == (rule.verdict is Verdict.REFUSED)
         assert not message or names(message, name, value)
+
+
+def test_a_current_endpoint_changes_no_program():
+    made = []
+    given: tuple[dict[str, Any], ...] = ({}, {"current_endpoint": "10.0.0.9:6174"})
+    for arguments in given:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        program = package.Program.capture(model, lambda model, x: model(x).mean(), sgd)
+        transpiler = package.DistributeTranspiler()
+        transpiler.transpile(0, program=program, trainers=2, **arguments)
+        made.append((transpiler.get_trainer_program(), *transpiler.get_pserver_programs("127.0.0.1:6174")))
+    assert made[0] == made[1]
 
 
 def test_a_refusal_says_option_value_way_and_what_works_instead():

@@ -21,6 +21,12 @@ class Named:
         return {}
 
 
+class Local(Named):
+    """One whose trainers step by themselves."""
+
+    steps_locally = True
+
+
 def test_defaults():
     strategy = DistributedStrategy()
     assert dataclasses.asdict(strategy) | {"transpiler": None} == {
@@ -137,6 +143,10 @@ def test_compensating_for_delay_is_async_where_no_mode_is_named(strategy):
         (
             {"transpiler": DistributeTranspilerConfig(geo_sgd_mode=True, half_async=True)},
             r"strategy\.transpiler: config\.geo_sgd_mode = True and config\.half_async = True",
+        ),
+        (
+            {"mode": Local(), "server_kernels": "fused"},
+            r"server_kernels is 'fused', and .* strategy\.mode gives the servers step nothing; .*fused=True",
         ),
         ({"mode": "nccl2"}, r"the original's mode is strategy\.transpiler\.mode"),
         ({"transpiler": {}}, r"strategy\.transpiler is \{\}; expected a DistributeTranspilerConfig"),

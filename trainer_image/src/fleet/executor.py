@@ -46,7 +46,7 @@ class Executor:
     Parameters
     ----------
     place : CPUPlace or CUDAPlace, optional
-        Where the model computes; the CPU otherwise.
+        Where a trainer's model computes; the CPU otherwise. A parameter server computes on the CPU.
 
     Examples
     --------
@@ -61,6 +61,10 @@ class Executor:
 
     def __init__(self, place: Place | None = None) -> None:
         self._place = place if place is not None else CPUPlace()
+        if not isinstance(self._place, Place):
+            raise ConfigurationError(
+                f"Executor: place is {place!r}; expected fleet.CPUPlace(), fleet.CUDAPlace(number) or nothing"
+            )
         self._trainer: Trainer | None = None
         self._closed = False
 

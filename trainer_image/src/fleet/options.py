@@ -3,6 +3,7 @@
 A value that a way to train does not carry out is refused by its name there, and never passed over. The
 checks of the strategy, the transpiler and both fleets read this table, ``docs/reference/options.md`` is made
 from it, and a test tries every field in every way. A field that is added without a row fails that test.
+Beside the fields stand the other options that some way to train reads, and another leaves alone.
 """
 
 from collections.abc import Mapping
@@ -331,6 +332,20 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
         _not_in_collective(
             "the gradients of every step are averaged, which is 'grad_allreduce'; to exchange every k steps "
             "use GEO with parameter servers, fleet.create_geo_strategy(k)"
+        ),
+    ),
+    "transpile.current_endpoint": (
+        Rule(
+            verdict=Verdict.CHANGES_NOTHING,
+            text="only the original's collective modes read it; a server is asked for by its endpoint",
+            collective=False,
+        ),
+    ),
+    "Executor.place": (
+        Rule(
+            verdict=Verdict.CARRIED_OUT,
+            text="CUDAPlace: trainers compute on that GPU; a parameter server computes on the processor",
+            shown_by="tests/unit/fleet/test_executor.py::test_a_place_is_the_trainers",
         ),
     ),
     "FLEET_SYNC_MODE": (

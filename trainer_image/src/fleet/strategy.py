@@ -115,6 +115,11 @@ class DistributedStrategy:
                 f"strategy.wire_dtype is {self.wire_dtype!r}, and transpiler.enable_dc_asgd compensates for "
                 "the delay of values that are not rounded; leave one of them at its default"
             )
+        if self.server_kernels != "default" and getattr(self.mode, "steps_locally", False):
+            raise ConfigurationError(
+                f"strategy.server_kernels is {self.server_kernels!r}, and in the mode that strategy.mode "
+                "gives the servers step nothing; give your own optimizer fused=True instead"
+            )
         self._check_mode()
 
     def check_works(self, where: Where) -> None:
