@@ -115,17 +115,19 @@ async def test_a_job_that_another_version_has_run_goes_on_with_what_that_said(
     assert "evaluator" in {each["role"] for each in ended["roles"]}
 
 
-async def test_a_job_that_an_older_definition_let_in_runs_on_under_this_one(
+async def test_what_another_definition_let_in_runs_on_or_is_told_of(
     namespace: Namespace, operator: OperatorProcess, control_plane: ControlPlane
 ):
     operator.stop()
     breaks_a_rule = manifest(trainer={"replicas": 2, "port": METRICS_PORT})
-    older = yaml.safe_load(CRD.read_text())
-    spec = older["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    other = yaml.safe_load(CRD.read_text())
+    spec = other["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     del spec["properties"]["trainer"]["properties"]["port"]["x-kubernetes-validations"]
-    control_plane.kubectl("replace", "-f", "-", stdin=yaml.safe_dump(older))
+    spec["properties"]["syncMode"]["enum"].append("Gossip")
+    control_plane.kubectl("replace", "-f", "-", stdin=yaml.safe_dump(other))
     try:
         job = await until_taken(namespace, breaks_a_rule)
+        await namespace.create_job(manifest("newer", syncMode="Gossip"))
     finally:
         control_plane.kubectl("replace", "-f", str(CRD))
     await until_refused(namespace, manifest("another", trainer={"port": METRICS_PORT}))
@@ -136,6 +138,10 @@ async def test_a_job_that_an_older_definition_let_in_runs_on_under_this_one(
     accepted = told_of(await namespace.until_state("digits", "Running"), "Accepted")
     assert accepted["reason"] == "AcceptedBefore"
     assert f"spec.trainer.port: found {METRICS_PORT}" in accepted["message"]
+    refused = told_of(await namespace.until_state("newer", "Pending"), "Accepted")
+    assert (refused["status"], refused["reason"]) == ("False", "NotAccepted")
+    assert refused["message"].startswith("spec.syncMode: found 'Gossip', expected one of 'Sync', 'Async'")
+    assert not [name for name in await namespace.all("pods") if name["metadata"]["name"].startswith("newer")]
     await namespace.end(*TRAINERS)
     await namespace.until_state("digits", "Succeeded")
 
