@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import shutil
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +16,8 @@ from tests.support.fault_proxy import Answer, Held, Lost, Reset, proxy_for
 from tests.support.forked_operator import ForkedOperator
 from tests.support.jobs import manifest
 from tests.support.kube import attempt
-from tests.support.operator_process import NAMESPACE, grant_lease, refusals
+from tests.support.operator_process import CHART, LEASES, grant_lease, refusals
+from tools import assets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,7 +31,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("alone")
 
 LEASE_SECONDS = 3
-LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
 
 @contextlib.asynccontextmanager
@@ -169,3 +172,60 @@ async def test_a_leader_that_is_paused_amid_a_pass_does_not_go_on_with_it(
         await one.until_leading(holds=False)
         assert proxy.writes()[before:] == []
         assert "CreatePod: the lease" in one.log.read_text()
+
+
+async def test_a_lease_that_somebody_deletes_is_made_anew_by_its_holder_and_nobody_else_leads(
+    namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
+):
+    async with operators(control_plane, operator, tmp_path, namespace) as (one, two, _):
+        held = await namespace.client.get(f"{LEASES}/{namespace.name}")
+        await namespace.client.delete(f"{LEASES}/{namespace.name}", {})
+        async with asyncio.timeout(20):
+            while "made the lease" not in one.log.read_text():  # noqa: ASYNC110 there is only the asking
+                await asyncio.sleep(0.05)
+        now = await namespace.client.get(f"{LEASES}/{namespace.name}")
+        assert now["spec"]["holderIdentity"] == held["spec"]["holderIdentity"]
+        assert now["metadata"]["uid"] != held["metadata"]["uid"]
+        assert (await asyncio.to_thread(one.leads), await asyncio.to_thread(two.leads)) == (True, False)
+        assert "is lost" not in one.log.read_text()
+
+
+IN_THE_CHART = """
+apiVersion: coordination.k8s.io/v1
+kind: Lease
+metadata:
+  name: {{ include "fleet-operator.fullname" . | quote }}
+  namespace: {{ .Release.Namespace }}
+"""
+
+
+@pytest.mark.parametrize("how", [(), ("--force",)], ids=["merged", "forced"])
+def test_an_upgrade_leaves_the_lease_of_a_chart_that_had_it_to_its_holder(
+    control_plane: ControlPlane, namespace: Namespace, tmp_path: Path, how: tuple[str, ...]
+):
+    before = shutil.copytree(CHART, tmp_path / "before")
+    (before / "templates" / "lease.yaml").write_text(IN_THE_CHART)
+    release = f"fleet-{namespace.name}"
+    lease = ("lease", f"{release}-fleet-operator", "-n", namespace.name)
+
+    def helm(*arguments: str | Path) -> str:
+        where = ("--kubeconfig", control_plane.kubeconfig, "--namespace", namespace.name)
+        command = [assets.find(["helm"])["helm"], *arguments, *where]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+    def upgrade() -> str:
+        helm("upgrade", release, CHART, *settings, *how)
+        return helm("get", "manifest", release)
+
+    settings = ("--set", "replicas=0,crd.install=false")
+    helm("install", release, before, *settings)
+    spec = {"holderIdentity": "one", "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:00:00.000000Z"}
+    control_plane.kubectl("patch", *lease, "--type=merge", "-p", json.dumps({"spec": spec}))
+    uid = json.loads(control_plane.kubectl("get", *lease, "-o", "json"))["metadata"]["uid"]
+    assert "kind: Lease" in upgrade(), "once more, with the annotation for which Helm leaves it"
+    assert "kind: Lease" not in upgrade()
+    assert "kind: Lease" not in upgrade()
+    kept = json.loads(control_plane.kubectl("get", *lease, "-o", "json"))
+    assert (kept["metadata"]["uid"], kept["spec"]) == (uid, spec)
+    helm("uninstall", release)
+    assert release in control_plane.kubectl("get", *lease)

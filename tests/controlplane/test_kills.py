@@ -2,7 +2,7 @@
 
 For each call there are two lives: in one the operator is killed when the call comes, which then never reaches
 the API server, and in the other when it has been carried out, before the operator hears of it. All calls
-count: the Lease as it is made, lists, what kopf asks, watches, and all writes of a job in which one trainer
+count: the Lease as it is taken, lists, what kopf asks, watches, and all writes of a job in which one trainer
 fails and runs again, from the operator's start to the job's last Service. The last test sees that no call is
 left. Renewals of the Lease come by the clock, not by what a life does, and so no life has one: what fails of
 those is in `test_election`. What is made anew for other settings is in `test_network_policies`.
@@ -21,7 +21,7 @@ import pytest_asyncio
 from tests.support.digits_job import SERVERS, TRAINERS
 from tests.support.kube import client_for, fresh_namespace
 from tests.support.lives import Kill, Life, Lifetime, Witness
-from tests.support.operator_process import refusals
+from tests.support.operator_process import grant_lease, refusals
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.usefixtures("alone"), pytest.mark.asyncio(loop_scope="
 
 CALLS = {
     ("GET", "leases"): 1,
-    ("POST", "leases"): 1,
+    ("PUT", "leases"): 1,
     ("GET", "fleetjobs"): 3,  # listed, by kopf too, and listed again when kopf has
     ("GET", "pods"): 1,
     ("GET", "services"): 1,
@@ -94,6 +94,7 @@ class Lives:
 
     async def _live(self, kill: Kill | None) -> Life:
         async with self._places, fresh_namespace(self._witness.client) as namespace:
+            await asyncio.to_thread(grant_lease, self._control_plane, namespace.name)
             folder = self._folder / namespace.name
             folder.mkdir()
             life = Life(kill, self._witness.stories[namespace.name])

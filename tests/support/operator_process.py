@@ -34,6 +34,7 @@ CRD = ROOT / "crds" / "fleetjobs.fleetjob.dev.yaml"
 POD_GROUPS = Path(__file__).parent / "podgroups.yaml"
 NAMESPACE = "fleet-system"
 ACCOUNT = "fleet-operator"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 METRICS_READER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
 """Who may read metrics beside the operator's namespace, where a test says so."""
 
@@ -74,7 +75,10 @@ def install(control_plane: ControlPlane, features: Sequence[str] = ()) -> str:
     if rendered.returncode != 0:
         raise AssertionError(f"helm could not render the chart: {rendered.stderr}")
     left_out = ("CustomResourceDefinition", "Deployment")
-    documents = [each for each in yaml.safe_load_all(rendered.stdout) if each["kind"] not in left_out]
+    documents = [
+        each for each in yaml.safe_load_all(rendered.stdout) if each and each["kind"] not in left_out
+    ]
+    documents.append(_free_lease(ACCOUNT))
     control_plane.kubectl("create", "namespace", NAMESPACE)
     control_plane.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=yaml.safe_dump_all(documents))
     roles = {(each["kind"], each["metadata"]["name"]): each for each in documents if "rules" in each}
@@ -85,7 +89,10 @@ def install(control_plane: ControlPlane, features: Sequence[str] = ()) -> str:
 
 
 def grant_lease(control_plane: ControlPlane, name: str, account: str = ACCOUNT) -> None:
-    """Let an operator of a test's own elect by a Lease of its own: the chart grants but the one it names."""
+    """Let an operator of a test's own elect by a Lease of its own: the chart grants but the one it names.
+
+    The Lease is there, and free: where there is none, the first operator waits as long as one is valid.
+    """
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
     leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"]}
     role = {
@@ -100,6 +107,7 @@ def grant_lease(control_plane: ControlPlane, name: str, account: str = ACCOUNT) 
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": f"lease-{name}"},
         "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}],
     }
+    control_plane.request("POST", LEASES, _free_lease(name))
     control_plane.request("POST", f"{rbac}/roles", role)
     control_plane.request("POST", f"{rbac}/rolebindings", binding)
     attributes = {"namespace": NAMESPACE, "group": "coordination.k8s.io", "resource": "leases", "name": name}
@@ -117,6 +125,16 @@ def grant_lease(control_plane: ControlPlane, name: str, account: str = ACCOUNT) 
         if time.monotonic() > deadline:
             raise AssertionError(f"{account} still may not update the Lease {name} after {READY_SECONDS:g} s")
         time.sleep(0.02)
+
+
+def _free_lease(name: str) -> Manifest:
+    """Return a Lease that was released, which is taken at once."""
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": {"holderIdentity": "", "leaseDurationSeconds": 1},
+    }
 
 
 def refusals(log: str) -> list[str]:

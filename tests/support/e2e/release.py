@@ -46,6 +46,8 @@ class Release:
         """Uninstall it and wait until all of it is gone; a second call does nothing."""
         if self.installed:
             self._helm("uninstall", self.name, "--cascade", "foreground", "--wait", "--timeout", "120s")
+            # The operators' own, which the chart's notes say how to remove.
+            self.kubectl("-n", self.namespace, "delete", "lease", self.deployment, "--ignore-not-found")
             self.installed = False
 
     def _helm(self, *arguments: str | Path) -> None:

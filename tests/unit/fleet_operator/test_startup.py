@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from tests.support.fake_api import FakeApi
+
 KUBECONFIG = """
 current-context: here
 contexts: [{name: here, context: {cluster: c, user: u}}]
@@ -85,9 +87,17 @@ async def test_a_server_name_that_kopf_cannot_be_told_is_refused_in_a_sentence(
     assert "tls-server-name kubernetes.example is not supported for the operator" in caplog.text
 
 
+def api_with_a_free_lease() -> FakeApi:
+    """Return an API with a job, and a lease that was released, which is taken at once."""
+    api = api_with_a_job()
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/default/leases/{Settings().lease}"
+    api.put(lease, {"spec": {"holderIdentity": "", "leaseDurationSeconds": 1}})
+    return api
+
+
 @pytest.mark.timeout(60)
 async def test_a_signal_while_kopf_starts_ends_the_operator(monkeypatch: pytest.MonkeyPatch):
-    api, sent = api_with_a_job(), list[int]()
+    api, sent = api_with_a_free_lease(), list[int]()
 
     def registry(*arguments: Any, **options: Any) -> kopf.OperatorRegistry:
         made = registry_for(*arguments, **options)
@@ -112,7 +122,7 @@ async def test_a_signal_while_kopf_starts_ends_the_operator(monkeypatch: pytest.
 
 @pytest.mark.timeout(60)
 async def test_a_term_in_which_kopf_does_not_begin_to_watch_ends(monkeypatch: pytest.MonkeyPatch):
-    api, told = api_with_a_job(), asyncio.Event()
+    api, told = api_with_a_free_lease(), asyncio.Event()
 
     class Told(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

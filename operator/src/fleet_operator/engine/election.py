@@ -9,6 +9,10 @@ compares times of day: whatever the clocks of two machines say, and however long
 holder has sent its last write before the other begins. A release is the last word: a try that was under way
 ends before it, or was broken off; a renewal then either came before it or finds another version of the lease.
 
+A lease that is not there, or says nothing of a holder, may have been held a moment ago: somebody deleted or
+replaced it. Its holder makes it anew while it believes in itself; anybody else keeps away for a whole lease,
+at the very first installation as well, which looks the same. Only a release says that nobody holds it.
+
 A request that is under way then may still be carried out afterwards: no lease can take it back. That is why
 each bears what makes it harmless: a status the version it was decided on, a deletion the uid it means, and a
 creation the name that only one object can have. The same holds for the lease itself: one that was about to be
@@ -86,6 +90,7 @@ class Election:
         self._trying = asyncio.Lock()
         self._releases = 0
         self._seen: tuple[str, float] = ("", 0.0)  # another's lease: its resourceVersion, and since when
+        self._gone_since: float | None = None  # since when we have found no lease
         self._holder: str | None = None
         self.asked = False
         """Whether the API server has ever said who holds the lease."""
@@ -176,23 +181,23 @@ class Election:
             return holds
 
     async def _take(self) -> bool:
-        """Take the lease if nobody has it, or nobody has renewed it for as long as it is valid."""
+        """Take the lease if it was released, or nobody has renewed it for as long as it is valid."""
         try:
             found = await self._client.get(f"{self._collection}/{self.name}")
         except ApiError as error:
             if error.status != 404:
                 raise
-            self._may_hold = True
-            self._lease = await self._client.create(self._collection, self._manifest({}))
-            logger.info("leading: made the lease %s as %s", self.name, self.identity)
-            return True
+            return await self._make()
+        self._gone_since = None
         spec, version = found.get("spec") or {}, found["metadata"]["resourceVersion"]
         now = self._clock.monotonic()
         if version != self._seen[0]:
             self._seen = (version, now)
-        holder = spec.get("holderIdentity") or ""
+        holder = spec.get("holderIdentity")
         valid = now - self._seen[1] < spec.get("leaseDurationSeconds", self._seconds)
-        if holder not in ("", self.identity) and valid:
+        ours = holder in ("", self.identity) or (holder is None and self.leads)
+        if valid and not ours:
+            holder = holder or "nobody, as it says,"
             if holder != self._holder:
                 logger.info("standing by: %s holds the lease %s", holder, self.name)
             self._holder = holder
@@ -202,6 +207,25 @@ class Election:
         self._lease = await self._client.replace(f"{self._collection}/{self.name}", found)
         self._holder = None
         logger.info("leading: took the lease %s as %s", self.name, self.identity)
+        return True
+
+    async def _make(self) -> bool:
+        """Make the lease, unless somebody else may hold the one that was there before."""
+        now = self._clock.monotonic()
+        if self._gone_since is None:
+            self._gone_since = now
+        if not self.leads and now - self._gone_since < self._seconds:
+            if now == self._gone_since:
+                logger.info(
+                    "standing by: there is no lease %s; it is made in %g s unless somebody who holds it does",
+                    self.name,
+                    self._seconds,
+                )
+            return False
+        self._may_hold = True
+        self._lease = await self._client.create(self._collection, self._manifest({}))
+        self._gone_since = None
+        logger.info("leading: made the lease %s as %s", self.name, self.identity)
         return True
 
     async def _renew(self) -> bool:

@@ -44,7 +44,10 @@ class Candidate:
 
 @pytest.fixture
 def api() -> FakeApi:
-    return FakeApi()
+    """Return an API with a lease that was released."""
+    api = FakeApi()
+    api.put(LEASE, {"spec": {"holderIdentity": "", "leaseDurationSeconds": 1}})
+    return api
 
 
 def spec(api: FakeApi) -> Mapping[str, Any]:
@@ -58,7 +61,7 @@ async def test_the_first_to_ask_leads_and_the_second_stands_by(api: FakeApi):
     assert await one.tries()
     assert not await two.tries()
     assert (one.leads, two.leads, two.election.asked) == (True, False, True)
-    assert (spec(api)["holderIdentity"], spec(api)["leaseTransitions"]) == ("one", 0)
+    assert (spec(api)["holderIdentity"], spec(api)["leaseTransitions"]) == ("one", 1)
     one.election.check()
     with pytest.raises(NotLeadingError):
         two.election.check()
@@ -85,7 +88,7 @@ async def test_a_holder_stops_before_its_lease_can_be_taken(api: FakeApi):
             taken_after = tenths / 10
         assert not (one.leads and two.leads)
     assert taken_after == 15
-    assert spec(api)["leaseTransitions"] == 1
+    assert spec(api)["leaseTransitions"] == 2
 
 
 async def test_operators_freeze_in_peering(api: FakeApi):
@@ -246,9 +249,10 @@ async def test_what_a_try_that_was_broken_off_has_taken_is_released_all_the_same
     api: FakeApi, monkeypatch: pytest.MonkeyPatch, first: str
 ):
     one, two = Candidate(api, "one"), Candidate(api, "two")
-    if first == "take":
-        await two.tries()
-        await two.election.release()
+    if first == "make":
+        api.vanish(LEASE)
+        await one.tries()
+        one.clock.seconds = 15
     elif first == "renew":
         await one.tries()
     slow = Slow(api, monkeypatch)
@@ -304,11 +308,68 @@ async def test_a_process_started_again_under_its_old_name_takes_its_lease_up_at_
     await Candidate(api, "one").tries()
     again = Candidate(api, "one")
     assert await again.tries()
-    assert spec(api)["leaseTransitions"] == 0
+    assert spec(api)["leaseTransitions"] == 1
+
+
+async def test_where_there_is_no_lease_it_is_made_after_the_time_for_which_one_is_valid(api: FakeApi):
+    api.vanish(LEASE)
+    one = Candidate(api, "one")
+    for seconds in (0, 3, 14.9):
+        one.clock.seconds = seconds
+        assert not await one.tries()
+        assert (one.election.asked, LEASE in api.objects) == (True, False)
+    one.clock.seconds = 15
+    assert await one.tries()
+    assert (spec(api)["holderIdentity"], spec(api)["leaseTransitions"]) == ("one", 0)
+
+
+async def vanished(api: FakeApi) -> None:
+    api.vanish(LEASE)
+
+
+async def emptied(api: FakeApi) -> None:
+    lease = {key: value for key, value in (await api.get(LEASE)).items() if key != "spec"}
+    api.put(LEASE, lease)
+
+
+@pytest.mark.parametrize("lost", [vanished, emptied])
+async def test_a_lease_that_somebody_removes_is_made_anew_by_its_holder_who_leads_on(
+    api: FakeApi, lost: Callable[[FakeApi], Awaitable[None]]
+):
+    one, two = Candidate(api, "one"), Candidate(api, "two")
+    await one.tries()
+    await two.tries()
+    await lost(api)
+    assert not await two.tries(), "the first may lead still"
+    one.clock.seconds = two.clock.seconds = 3
+    assert not await one.tries()  # the renewal fails
+    assert one.leads
+    assert await one.tries()
+    assert not await two.tries()
+    assert spec(api)["holderIdentity"] == "one"
+
+
+@pytest.mark.parametrize("lost", [vanished, emptied])
+async def test_no_two_lead_when_the_lease_is_removed_and_its_holder_cannot_be_heard(
+    api: FakeApi, lost: Callable[[FakeApi], Awaitable[None]]
+):
+    one, two = Candidate(api, "one"), Candidate(api, "two")
+    await one.tries()  # and is cut off
+    await lost(api)
+    taken_after = None
+    for tenths in range(200):
+        one.clock.seconds = two.clock.seconds = tenths / 10
+        if taken_after is None and await two.tries():
+            taken_after = tenths / 10
+        assert not (one.leads and two.leads)
+    assert taken_after == 15
+    one.clock.seconds = 20
+    assert not await one.tries()
 
 
 async def test_keep_renews_until_it_cannot(api: FakeApi, monkeypatch: pytest.MonkeyPatch):
     election = Election(api, namespace="ns", name="fleet", identity="one", duration=timedelta(seconds=0.3))
+    await election.acquire()
     renewals: asyncio.Queue[bool] = asyncio.Queue()
     replace = api.replace
 
@@ -317,7 +378,6 @@ async def test_keep_renews_until_it_cannot(api: FakeApi, monkeypatch: pytest.Mon
         return await replace(path, manifest)
 
     monkeypatch.setattr(api, "replace", noted)
-    await election.acquire()
     keeping = asyncio.create_task(election.keep())
     async with asyncio.timeout(10):
         assert [await renewals.get() for _ in range(3)] == [True] * 3
