@@ -31,15 +31,16 @@ def is_serial(item: pytest.Item | None) -> bool:
 def arrange(items: list[pytest.Item], root: Path) -> None:
     """Put tests in the order in which they are handed out, and together what one process should run.
 
-    Serial tests come last. Those of the control plane share one; modules of which the tests share what is
-    made once for all of them say so by a group of their own.
+    Serial tests come first: nothing is under way then that would have to stand still for them. Those of the
+    control plane share one; modules of which the tests share what is made once for all of them say so by a
+    group of their own.
     """
 
     def folder(item: pytest.Item) -> str:
         return item.path.relative_to(root).parts[0]
 
     def place(item: pytest.Item) -> tuple[bool, int]:
-        return is_serial(item), ORDER.index(folder(item)) if folder(item) in ORDER else len(ORDER)
+        return not is_serial(item), ORDER.index(folder(item)) if folder(item) in ORDER else len(ORDER)
 
     items.sort(key=place)
     for item in items:
