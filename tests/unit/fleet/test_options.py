@@ -3,7 +3,9 @@
 import dataclasses
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +16,11 @@ from fleet import DistributedStrategy, DistributeTranspilerConfig, lifecycle
 from fleet.collective import Fleet as CollectiveFleet
 from fleet.errors import ConfigurationError
 from fleet.options import MODES, OPTIONS, Verdict, Where, refusal, rule_for
-from fleet.parameter_server import Fleet
-from fleet.role_maker import Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
+from fleet.parameter_server import Fleet, sessions
+from fleet.role_maker import JobIdentity, Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
 from fleet.role_maker.variables import SYNC_MODES
 from fleet.transpiler import DistributedMode
+from tests.support.programs import captured
 
 ROOT = Path(__file__).parents[3]
 OF_STRATEGY = [field.name for field in dataclasses.fields(DistributedStrategy) if field.name != "transpiler"]
@@ -193,26 +196,32 @@ def test_a_transpiler_called_by_hand_carries_each_value_out_or_refuses_it(name, 
     for value in TRIALS[name]:
         config = DistributeTranspilerConfig(**base | {name.removeprefix("config."): value})
         rule = rule_for(name, config.split_method if name.endswith("method") else value, Where(True, mode))
-        model = torch.nn.Linear(3, 1)
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        program = package.Program.capture(model, lambda model, x: model(x).mean(), sgd)
-        transpiler = package.DistributeTranspiler(config)
-        message = refusal_of(lambda: transpiler.transpile(0, program=program, trainers=2))  # noqa: B023
+        transpile = partial(package.DistributeTranspiler(config).transpile, 0, captured(), trainers=2)
+        message = refusal_of(transpile)
         if rule.verdict is not Verdict.SAYS_THE_MODE:
             assert bool(message) == (rule.verdict is Verdict.REFUSED)
         assert not message or names(message, name, value)
+
+
+@pytest.mark.parametrize(
+    ("job", "said"),
+    [("Geo", ["FLEET_SYNC_MODE is Geo, and the script has transpiled for Sync, which counts"]), ("Sync", [])],
+)
+def test_a_script_that_transpiles_by_hand_says_that_its_mode_counts(monkeypatch, caplog, job, said):
+    monkeypatch.setenv("FLEET_SYNC_MODE", job)
+    monkeypatch.setattr(sessions, "Trainer", lambda *_, **__: SimpleNamespace(start=lambda: None))
+    transpiler = package.DistributeTranspiler()
+    transpiler.transpile(0, program=captured(), trainers=2)
+    sessions.start_trainer(transpiler.get_trainer_program(), JobIdentity())
+    assert caplog.messages == said
 
 
 def test_a_current_endpoint_changes_no_program():
     made = []
     given: tuple[dict[str, Any], ...] = ({}, {"current_endpoint": "10.0.0.9:6174"})
     for arguments in given:
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 1)
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        program = package.Program.capture(model, lambda model, x: model(x).mean(), sgd)
         transpiler = package.DistributeTranspiler()
-        transpiler.transpile(0, program=program, trainers=2, **arguments)
+        transpiler.transpile(0, program=captured(), trainers=2, **arguments)
         made.append((transpiler.get_trainer_program(), *transpiler.get_pserver_programs("127.0.0.1:6174")))
     assert made[0] == made[1]
 

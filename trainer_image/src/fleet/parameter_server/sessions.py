@@ -24,8 +24,7 @@ from fleet.role_maker import JobIdentity, Role, RoleKind
 from fleet.role_maker.interface import sync_mode_of
 from fleet.role_maker.variables import SYNC_MODES, Variables
 from fleet.strategy import DistributedStrategy
-from fleet.transpiler import DistributedMode
-from fleet.transpiler.lowering import TrainerPlan, server_plan, startup_plan, trainer_plan
+from fleet.transpiler.lowering import ServerPlan, TrainerPlan, server_plan, startup_plan, trainer_plan
 
 __all__ = ["find_trainer", "sends", "source_of", "start_server", "start_trainer", "train_as"]
 
@@ -71,7 +70,7 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
             "fleet.init_worker(), once"
         )
     plan = trainer_plan(program) if sends(program) else startup_plan(program)
-    strategy = _strategy_of(source, plan.mode)
+    strategy = _strategy_of(source, plan)
     lifecycle.start(_trainer_role(plan, job))
     keep_freed_memory(os.environ)
     trainer = Trainer(
@@ -119,9 +118,7 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
             job=job,
         )
     )
-    server = Server(
-        plan, source.parameters, job, _settings(_strategy_of(source, plan.mode)), state_of(source)
-    )
+    server = Server(plan, source.parameters, job, _settings(_strategy_of(source, plan)), state_of(source))
     directory = model_dir or os.environ.get("FLEET_CHECKPOINT_DIR", "").strip()
     if directory and server.keeper.load(directory) is None and model_dir:
         raise CheckpointError(
@@ -154,16 +151,17 @@ def source_of(program: Program) -> Source:
     return program.source
 
 
-def _strategy_of(source: Source, mode: DistributedMode) -> DistributedStrategy:
+def _strategy_of(source: Source, plan: TrainerPlan | ServerPlan) -> DistributedStrategy:
     """Return how a session trains; where the script transpiled by hand, say that its word counts."""
     if (strategy := _strategies.get(source)) is not None:
         return strategy
     asked = sync_mode_of(Variables(os.environ))
-    if asked != SYNC_MODES[0] and asked != SYNC_MODES[mode]:
+    found = plan.custom.name if plan.custom is not None else SYNC_MODES[plan.mode]
+    if asked not in (SYNC_MODES[0], found):
         _log.warning(
             "FLEET_SYNC_MODE is %s, and the script has transpiled for %s, which counts",
             asked,
-            SYNC_MODES[mode],
+            found,
         )
     return _DEFAULTS
 
