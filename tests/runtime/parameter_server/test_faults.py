@@ -86,7 +86,7 @@ def test_a_trainer_alone_says_whom_it_waits_for_and_gives_up(tmp_path):
         trainer = running.trainer(0, SCRIPT, "1")
         trainer.expect(
             EXIT_PEER_LOST,
-            f"waiting for the parameter servers {running.endpoints[0]}",
-            f"the parameter servers {running.endpoints[0]} accept no connections after 6 s",
+            f"waiting for parameter server {running.endpoints[0]} to listen",
+            f"no connection to parameter server {running.endpoints[0]} after 6 s",
             seconds=120,
         )
