@@ -25,7 +25,7 @@ MODE = ElasticAveraging(period=4, alpha=0.5)
 @pytest.fixture(autouse=True)
 def _leave_the_test_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "start", lambda _: None)
-    monkeypatch.setattr(lifecycle, "finish", lambda: None)
+    monkeypatch.setattr(lifecycle, "finish", lambda *_: None)
 
 
 def test_its_arithmetic():

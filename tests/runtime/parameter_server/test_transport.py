@@ -18,6 +18,7 @@ from fleet.parameter_server.shared_memory import SharedBlocks
 from fleet.parameter_server.sockets import receive_exactly
 from fleet.program import ClipGradByGlobalNorm
 from tests.support.parameter_server import QUICK, Loopback, loopback, small_model
+from tests.support.processes import wait_for
 from tests.support.threads import at_once, one_torch_thread
 from tests.support.training import assert_same_bits, values_of
 
@@ -69,6 +70,52 @@ def test_shared_memory_learns_what_tcp_learns_to_the_bit(mode: Mode | None, grad
     assert_same_bits(learnt[1], learnt[0])
     model_bytes = sum(value.numel() * value.element_size() for value in learnt[0].values())
     assert sent[0] - sent[1] > model_bytes
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shared_memory"])
+@pytest.mark.parametrize(
+    ("mode", "cross_step"),
+    [
+        pytest.param(None, False, id="sync"),
+        pytest.param(None, True, id="sync-cross-step"),
+        pytest.param(Async(), False, id="async"),
+        pytest.param(HalfAsync(2, 2), False, id="half-async"),
+        pytest.param(Geo(push_nums=2), False, id="geo"),
+    ],
+)
+def test_what_a_script_has_of_a_parameter_is_whole_and_follows_it_within_a_step(mode, cross_step, transport):
+    inputs = torch.ones(4, 20)
+    with loopback(servers=2, mode=mode, settings=replace(CALM, transport=transport)) as job:
+        trainer, model, _ = job.make_trainer(cross_step=cross_step)
+        before_all = [parameter.detach() for parameter in model.parameters()]
+        trainer.start()
+        first = values_of(model)
+        held = [
+            dict(zip(first, before_all, strict=True)),
+            {name: parameter.detach() for name, parameter in model.named_parameters()},
+            model.state_dict(),
+            {name: torch.from_numpy(value.detach().numpy()) for name, value in model.named_parameters()},
+        ]
+        for _ in range(3):
+            model.zero_grad()
+            loss = model(inputs).square().mean()
+            before = values_of(model)
+            loss.backward()
+            if mode is None or isinstance(mode, Async):  # whose servers answer before the step ends
+                wait_for(lambda: trainer._client.values_arrived, "the new values")
+            for view in held:
+                assert_same_bits(view, before)
+            trainer.step()
+            if cross_step:
+                for view in held:
+                    assert_same_bits(view, before)
+                model(inputs)
+            for view in held:
+                assert_same_bits(view, values_of(model))
+        trainer.complete()
+        for view in held:
+            assert_same_bits(view, values_of(model))
+        assert not torch.equal(model[0].weight, first["0.weight"])
 
 
 def test_half_async_applies_each_gradient_once_through_shared_memory():

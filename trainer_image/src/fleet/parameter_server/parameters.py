@@ -1,8 +1,9 @@
-"""A trainer's parameters in two arenas: one that the module reads, one in which new values land.
+"""A trainer's parameters, and the memory beside them in which new values land.
 
 A write from a socket moves no version counter, and autograd and the user's code still need the old values
-while new ones arrive. So they land beside, and `adopt` exchanges the two: no element is copied. A value that
-lies in memory which a server shares needs no place beside: `adopt` copies it to where the module reads.
+while new ones arrive. So they land beside, or stay in memory which a server shares, and `adopt` copies them
+to where the parameter lies. That place never changes: whoever has another view of it, an entry of a
+``state_dict()`` or a numpy array, sees whole values, the old ones before `adopt` and the new ones after.
 """
 
 import threading
@@ -29,7 +30,7 @@ class ParameterStore:
     blocks : sequence of PlannedBlock
         All blocks of the job.
     parameters : mapping of name to Parameter
-        The module's own; their storage moves into an arena here.
+        The module's own.
     """
 
     def __init__(self, blocks: Sequence[PlannedBlock], parameters: Mapping[str, Parameter]) -> None:
@@ -40,17 +41,10 @@ class ParameterStore:
         self.parameters: Mapping[str, Parameter] = named
         extents = {name: Extent(parameter.dtype, tuple(parameter.shape)) for name, parameter in named.items()}
         self._extents = extents
-        exchanged = {name for name, parameter in named.items() if _may_move(parameter)}
-        present = Arena({name: extents[name] for name in extents if name in exchanged})
         self._lock = threading.Lock()
         self._landing: Arena[str] | None = None
         self._slots = [
-            _Slot(
-                named[name],
-                of_param,
-                partial(self._make_landing, name),
-                present[name] if name in exchanged else None,
-            )
+            _Slot(named[name], of_param, partial(self._make_landing, name))
             for name, of_param in by_name.items()
         ]
         self._slot_by_name = dict(zip(by_name, self._slots, strict=True))
@@ -102,7 +96,6 @@ class _Slot:
         parameter: Parameter,
         blocks: Sequence[PlannedBlock],
         make_landing: Callable[[], Tensor],
-        present: Tensor | None,
     ) -> None:
         self.blocks = blocks
         self.elsewhere: dict[int, memoryview] = {}
@@ -112,10 +105,6 @@ class _Slot:
         self._ranges = {block.id: slice(block.begin * size, block.end * size) for block in blocks}
         self._make_landing = make_landing
         self._landing: Tensor | None = None
-        self._present = present
-        if present is not None:
-            present.copy_(parameter.detach())
-            parameter.data = present
 
     @property
     def landed(self) -> Tensor:
@@ -131,40 +120,24 @@ class _Slot:
 
     @torch.no_grad()
     def adopt(self, unchanged: Collection[int]) -> None:
-        kept = [block for block in self.blocks if block.id in unchanged]
-        if len(kept) == len(self.blocks):
+        changed = [block.id for block in self.blocks if block.id not in unchanged]
+        if not changed:
             return
         elsewhere, self.elsewhere = self.elsewhere, {}
-        if elsewhere and self._present is not None:
-            self._fill(self._present, elsewhere, unchanged)
-        else:
-            for number, found in elsewhere.items():
-                copy_bytes(found, self.landing(number))
-            for block in kept:
-                flat, value = self.landed.view(-1), self._parameter.detach().reshape(-1)
-                flat[block.begin : block.end].copy_(value[block.begin : block.end])
-            if self._present is None:
-                self._parameter.copy_(self.landed)
-                return
-            self._present, self._landing = self.landed, self._present
-        self._parameter.data = self._present
-        torch.autograd.graph.increment_version(self._parameter)
-
-    def _fill(self, present: Tensor, elsewhere: Mapping[int, memoryview], unchanged: Collection[int]) -> None:
-        """Copy new values to where the module reads: those from elsewhere, and those that have landed."""
-        whole = bytes_of(present)
-        for block in self.blocks:
-            if block.id not in unchanged:
-                value = elsewhere[block.id] if block.id in elsewhere else self.landing(block.id)
-                copy_bytes(value, whole[self._ranges[block.id]])
-
-
-def _may_move(parameter: Parameter) -> bool:
-    """Whether nothing else can rely on where the parameter lies."""
-    storage = parameter.untyped_storage()
-    return (
-        parameter.device.type == "cpu"
-        and parameter.is_contiguous()
-        and not parameter.is_shared()  # type: ignore[no-untyped-call]
-        and storage.nbytes() == parameter.numel() * parameter.element_size()
-    )
+        parameter = self._parameter
+        if parameter.device.type == "cpu" and parameter.is_contiguous():
+            whole = bytes_of(parameter)
+            for block in changed:
+                copy_bytes(
+                    elsewhere[block] if block in elsewhere else self.landing(block),
+                    whole[self._ranges[block]],
+                )
+            torch.autograd.graph.increment_version(parameter)
+            return
+        for block, found in elsewhere.items():
+            copy_bytes(found, self.landing(block))
+        flat, value = self.landed.view(-1), parameter.detach().reshape(-1)
+        for kept in self.blocks:
+            if kept.id in unchanged:
+                flat[kept.begin : kept.end].copy_(value[kept.begin : kept.end])
+        parameter.copy_(self.landed)
