@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tests.support.controlplane import ControlPlane
     from tests.support.fault_proxy import Call, Fault
     from tests.support.faulty import Faulty
-    from tests.support.kube import Namespace
+    from tests.support.kube import Manifest, Namespace
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -159,6 +159,51 @@ async def test_lists_and_watches_that_fail_are_asked_for_again(faulty: Faulty, f
                     if (call.verb, call.resource) == (verb, resource)
                 ]
                 assert later - one >= fault.retry_after
+
+
+async def remove_ended(namespace: Namespace, *pods: str) -> None:
+    """Remove pods the moment they have ended."""
+
+    def have_ended(found: dict[str, Manifest]) -> bool:
+        return all(found[pod]["status"]["phase"] == "Succeeded" for pod in pods)
+
+    await namespace.until_pods("digits", "pods that have ended", have_ended)
+    for pod in pods:
+        await namespace.delete("pods", pod)
+    await namespace.until_pods("digits", "their removal", lambda found: not found.keys() & {*pods})
+
+
+@pytest.mark.parametrize(
+    ("ended", "removed", "words"),
+    [
+        pytest.param(("digits-pserver-0", *TRAINERS), ("digits-trainer-1",), None, id="a-server-is-left"),
+        pytest.param(
+            (*SERVERS, *TRAINERS),
+            (*SERVERS, "digits-trainer-1"),
+            '{"joined":true,"completedTrainers":"0-1"}',
+            id="the-last-trainer-is-left",
+        ),
+    ],
+)
+async def test_a_job_that_ends_while_no_operator_runs_has_succeeded_whoever_removes_its_pods(
+    faulty: Faulty, ended: tuple[str, ...], removed: tuple[str, ...], words: str | None
+):
+    await faulty.run(runPolicy={"backoffLimit": 0})
+    await faulty.kill()
+    await faulty.namespace.end(*ended, message=words)
+    await remove_ended(faulty.namespace, *removed)
+    await faulty.start()
+    await faulty.namespace.until_state("digits", "Succeeded")
+    await faulty.was_done_once()
+
+
+async def test_a_pod_that_is_removed_as_soon_as_it_has_ended_has_completed(faulty: Faulty):
+    await faulty.run(runPolicy={"backoffLimit": 0})
+    await faulty.namespace.end("digits-trainer-1")
+    await remove_ended(faulty.namespace, "digits-trainer-1")
+    await faulty.namespace.end("digits-trainer-0")
+    await faulty.namespace.until_state("digits", "Succeeded")
+    await faulty.was_done_once()
 
 
 async def test_an_api_server_that_takes_two_seconds_is_waited_for(faulty: Faulty):

@@ -153,7 +153,8 @@ for name, value in torch.load(f"model-{rank}.pt").items():
 
 
 def test_training_is_that_of_one_process_with_all_shards(trainers, tmp_path):
-    for process in trainers(TOGETHER + ALONE):
+    life = {"FLEET_CHECKPOINT_DIR": str(tmp_path), "FLEET_JOB_UID": "uid-1", "FLEET_LIFE": "0"}
+    for process in trainers(TOGETHER + ALONE, **life):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
     first, second = (torch.load(tmp_path / f"model-{rank}.pt") for rank in (0, 1))
@@ -161,6 +162,10 @@ def test_training_is_that_of_one_process_with_all_shards(trainers, tmp_path):
     words = json.loads((tmp_path / "words-1").read_text())
     assert words["counters"]["bytes_reduced"] > 0
     assert (words["joined"], words["completedTrainers"]) == (True, "0-1")  # all were at stop_worker together
+    *_, again = trainers("fleet.init()\nraise SystemExit('it trains again')", ranks=(1,), **life)
+    _, err = again.communicate(timeout=60)
+    assert again.returncode == 0, err
+    assert "this training has ended before" in err
 
 
 ONE_GPU = """

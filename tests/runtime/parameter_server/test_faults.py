@@ -20,8 +20,10 @@ pytestmark = pytest.mark.timeout(300)
 def test_a_trainer_that_is_killed_comes_back_under_a_higher_attempt(tmp_path):
     with job(tmp_path, servers=2, trainers=2) as running:
         words = [tmp_path / f"words-{index}" for index in range(2)]
+        life = {"FLEET_CHECKPOINT_DIR": str(tmp_path), "FLEET_LIFE": "0"}
         servers = [
-            running.server(index, SCRIPT, "25", FLEET_TERMINATION_LOG=str(words[index])) for index in range(2)
+            running.server(index, SCRIPT, "25", FLEET_TERMINATION_LOG=str(words[index]), **life)
+            for index in range(2)
         ]
         survivor = running.trainer(0, SCRIPT, "25")
         victim = running.trainer(1, SCRIPT, "25", KILL_AT_STEP="7", LEAVE_CHILD="")
@@ -37,6 +39,10 @@ def test_a_trainer_that_is_killed_comes_back_under_a_higher_attempt(tmp_path):
             server.expect(0, "trainer 1 joined again (attempt 1) at step 7", seconds=60)
         for each in words:  # who ends well has seen all others complete, and says so
             assert json.loads(each.read_text())["completedTrainers"] == "0-1"
+            each.unlink()
+        again = running.server(0, SCRIPT, "25", FLEET_TERMINATION_LOG=str(words[0]), **life)
+        again.expect(0, "this training has ended before", seconds=60)
+        assert json.loads(words[0].read_text())["completedTrainers"] == "0-1"
 
 
 def test_a_server_that_comes_back_without_its_state_ends_the_trainers(tmp_path):

@@ -17,7 +17,7 @@ from fleet.environment import process_environment
 from fleet.errors import ConfigurationError, FleetError
 from fleet.fetched import fetched
 from fleet.parameter_server.preview import previewed
-from fleet.parameter_server.sessions import find_trainer, sends, source_of, start_server, start_trainer
+from fleet.parameter_server.sessions import find_trainer, sends, serve, source_of, start_server, start_trainer
 from fleet.parameter_server.trainer import Trainer
 from fleet.place import CPUPlace, Place
 from fleet.program import (
@@ -140,12 +140,7 @@ class Executor:
             source_of(program)
             previewed(program)
             return []
-        server = start_server(program, _job())
-        try:
-            server.serve()
-        finally:
-            server.close()
-        lifecycle.finish(server.completed_trainers)
+        serve(start_server(program, _job()))
         return []
 
     def _session(self, program: Program) -> Trainer:

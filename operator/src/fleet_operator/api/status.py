@@ -189,6 +189,9 @@ class FleetJobStatus(StatusModel):
     restarts: int = Field(default=0, description="Restarts of single replicas and of the whole job.")
     failures: int = Field(default=0, description="Those that count against runPolicy.backoffLimit.")
     job_restarts: int = Field(default=0, description="How often all replicas were started anew.")
+    unseen_restarts: int | None = Field(
+        default=None, description="Its latest restarts in a row after pods had vanished, their ends unseen."
+    )
     not_before: Timestamp | None = Field(default=None, description="Back-off: new pods wait for this.")
     start_time: Timestamp | None = None
     completion_time: Timestamp | None = None

@@ -21,7 +21,9 @@ _TRAINING_ROLE = {Role.PSERVER: "PSERVER", Role.TRAINER: "TRAINER"}
 _ROLE_INDEX = {Role.PSERVER: "PADDLE_PSERVER_ID", Role.TRAINER: "PADDLE_TRAINER_ID"}
 
 
-def role_env(job: FleetJob, role: Role, index: int, hosts: Hosts, *, restarts: int = 0) -> dict[str, str]:
+def role_env(
+    job: FleetJob, role: Role, index: int, hosts: Hosts, *, restarts: int = 0, life: int = 0
+) -> dict[str, str]:
     """Return the environment of one replica.
 
     Parameters
@@ -34,6 +36,8 @@ def role_env(job: FleetJob, role: Role, index: int, hosts: Hosts, *, restarts: i
         Where each replica is reached.
     restarts : int
         How often this replica was started before, alone or with the whole job.
+    life : int
+        The life of the job in which its present training began.
 
     Returns
     -------
@@ -54,6 +58,7 @@ def role_env(job: FleetJob, role: Role, index: int, hosts: Hosts, *, restarts: i
     }
     if job.spec.checkpoint is not None:
         env["FLEET_CHECKPOINT_DIR"] = job.spec.checkpoint.mount_path
+        env["FLEET_LIFE"] = str(life)
     if job.spec.mode is Mode.COLLECTIVE:
         return env | _collective(job, index, hosts)
     return env | _parameter_server(job, role, index, hosts)

@@ -35,7 +35,9 @@ _MOST_CORES = 10_000  # no node has more: a limit beyond that asks for none
 _UNITS = {"m": Decimal("0.001"), "": Decimal(1), "k": Decimal(1000)}
 
 
-def build_pod(job: FleetJob, role: Role, index: int, attempt: Attempt, hosts: Hosts) -> dict[str, Any]:
+def build_pod(
+    job: FleetJob, role: Role, index: int, attempt: Attempt, hosts: Hosts, *, life: int = 0
+) -> dict[str, Any]:
     """Return the manifest of one replica's pod.
 
     Parameters
@@ -48,6 +50,8 @@ def build_pod(job: FleetJob, role: Role, index: int, attempt: Attempt, hosts: Ho
         Which life of the replica.
     hosts : Hosts
         Where each replica is reached.
+    life : int
+        The life of the job in which its present training began.
 
     Returns
     -------
@@ -60,7 +64,7 @@ def build_pod(job: FleetJob, role: Role, index: int, attempt: Attempt, hosts: Ho
     spec = template.spec.to_manifest()
     main = template.main_container.name
     main_container = next(each for each in spec["containers"] if each["name"] == main)
-    env = role_env(job, role, index, hosts, restarts=attempt.job + attempt.replica)
+    env = role_env(job, role, index, hosts, restarts=attempt.job + attempt.replica, life=life)
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
         _complete_container(container, env)
     _complete_main(main_container, job, role, index)

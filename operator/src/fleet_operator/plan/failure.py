@@ -132,7 +132,7 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
     now, pod = situation.now, situation.present.get(replica)
     if replica in situation.vanished:
         return _gone(situation, replica)
-    if pod is None or replica in situation.stranded:
+    if pod is None or replica in situation.stranded or situation.has_completed(replica):
         return None  # what ended a stranded one has been answered before
     reasons = frozenset(each for each in (pod.reason, pod.disruption) if each is not None)
     given_up = situation.silent_nodes.get(replica)

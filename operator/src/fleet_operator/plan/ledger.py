@@ -56,6 +56,7 @@ class Ledger:
     restarts: int = 0
     failures: int = 0
     not_before: datetime | None = None
+    unseen_restarts: int = 0  # the latest of the job in a row, after pods had vanished, their ends unseen
     roles: Mapping[Role, RoleLedger] = field(default_factory=dict)
 
     @classmethod
@@ -69,12 +70,24 @@ class Ledger:
                 created=parse_indexes(told.created_indexes),
                 completed=parse_indexes(told.completed_indexes),
             )
-        return cls(status.job_restarts, status.restarts, status.failures, status.not_before, roles)
+        return cls(
+            status.job_restarts,
+            status.restarts,
+            status.failures,
+            status.not_before,
+            status.unseen_restarts or 0,
+            roles,
+        )
 
     @property
     def has_begun(self) -> bool:
         """Whether any replica of the present life of the job has been seen."""
         return any(own.created or own.completed for own in self.roles.values())
+
+    @property
+    def training(self) -> int:
+        """The life in which the present training began: none is begun anew because pods have vanished."""
+        return self.job_restarts - min(self.unseen_restarts, self.job_restarts)
 
     def attempt(self, replica: Replica) -> Attempt:
         """Return the attempt that a replica's pod must have."""
@@ -161,9 +174,14 @@ class Ledger:
         own = replace(own, restarts={**own.restarts, **given_up}, created=own.created - surplus)
         return replace(self, roles={**self.roles, role: own})
 
-    def with_job_restart(self, not_before: datetime) -> Self:
-        """Return the ledger with all replicas about to be started anew after a failure."""
-        return replace(self.with_new_life(), restarts=self.restarts + 1, not_before=not_before)
+    def with_job_restart(self, not_before: datetime, *, unseen: bool = False) -> Self:
+        """Return the ledger with all replicas about to be started anew, after a failure or `unseen` ends."""
+        return replace(
+            self.with_new_life(),
+            restarts=self.restarts + 1,
+            not_before=not_before,
+            unseen_restarts=self.unseen_restarts + 1 if unseen else 0,
+        )
 
     def with_new_life(self) -> Self:
         """Return the ledger with all replicas to be started anew.
@@ -182,7 +200,9 @@ class Ledger:
             )
             for role, own in self.roles.items()
         }
-        return replace(self, job_restarts=self.job_restarts + 1, not_before=None, roles=roles)
+        return replace(
+            self, job_restarts=self.job_restarts + 1, not_before=None, unseen_restarts=0, roles=roles
+        )
 
     def with_failures(self, count: int) -> Self:
         """Return the ledger with more failures counted."""

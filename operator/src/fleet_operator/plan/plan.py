@@ -187,15 +187,16 @@ def failed(situation: Situation) -> Plan | None:
             situation, JobState.FAILED, verdict.reason, verdict.sentence, last_failure=cause, events=events
         )
     if isinstance(verdict, RestartJob):
-        ledger = _job_restarted(ledger, before, situation.now)
+        unseen = all(VANISHED in failure.reasons for failure in failures)
+        ledger = _job_restarted(ledger, before, situation.now, unseen=unseen)
         why = "its parameters are lost, so " if lost else ""
         restarting = (True, vanished or "JobRestarting", f"{cause.message}; {why}all replicas start anew")
     else:
-        unseen = {failure.replica for failure in failures if failure.unseen}
+        unwitnessed = {failure.replica for failure in failures if failure.unseen}
         for replica in verdict.replicas:
             pause = backoff(min(ledger.attempt(replica).replica, before) + 1)
             not_before = stamp(situation.now + pause)
-            ledger = ledger.with_replica_restart(replica, not_before, unseen=replica in unseen)
+            ledger = ledger.with_replica_restart(replica, not_before, unseen=replica in unwitnessed)
         restarting = (True, vanished or "ReplicaRestarting", f"{cause.message}; it is started again")
     situation = situation.with_ledger(ledger)
     return step(situation, {ConditionType.RESTARTING: restarting}, last_failure=cause, events=events)
@@ -215,10 +216,10 @@ def stranded(situation: Situation) -> Plan | None:
     return step(situation, {ConditionType.RESTARTING: (True, "JobRestarting", sentence)})
 
 
-def _job_restarted(ledger: Ledger, before: int, now: datetime) -> Ledger:
+def _job_restarted(ledger: Ledger, before: int, now: datetime, *, unseen: bool = False) -> Ledger:
     """Return the ledger with the whole job started anew, after a pause that grows with restarts so far."""
     pause = backoff(min(ledger.job_restarts, before) + 1)
-    return ledger.with_job_restart(stamp(now + pause))
+    return ledger.with_job_restart(stamp(now + pause), unseen=unseen)
 
 
 def stuck(situation: Situation) -> Plan | None:

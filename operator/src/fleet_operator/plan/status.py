@@ -73,6 +73,7 @@ def build_status(
         restarts=ledger.restarts,
         failures=ledger.failures,
         job_restarts=ledger.job_restarts,
+        unseen_restarts=ledger.unseen_restarts or None,
         not_before=ledger.not_before,
         start_time=start,
         completion_time=completion,

@@ -176,8 +176,11 @@ def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ..
     service = () if there else (CreateService(build_service(job)),)
     extras = () if blocked else ensure(situation.extras, situation.observed)
     hosts = cache(situation.hosts)  # every pod's environment lists every host
-    pods = (CreatePod(build_pod(job, each.role, each.index, ledger.attempt(each), hosts)) for each in due)
-    return (*service, *extras, *pods)
+    pods = (
+        build_pod(job, each.role, each.index, ledger.attempt(each), hosts, life=ledger.training)
+        for each in due
+    )
+    return (*service, *extras, *map(CreatePod, pods))
 
 
 def _is_pausing(situation: Situation, creation: Creation) -> bool:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fleet_operator.api import Role
+from fleet_operator.plan.model import CreatePod
+from tests.support import jobs
 from tests.support.plans import Story, at, ended, pending, pserver, trainer
 
 if TYPE_CHECKING:
@@ -119,15 +121,44 @@ def test_a_trainer_that_was_started_again_after_a_failure_has_not_completed_befo
     assert story.job.status.job_restarts == 1
 
 
-@pytest.mark.parametrize("again", [(), (pending(trainer(1, "0.1")),), (trainer(1, "0.1"),)])
+@pytest.mark.parametrize("again", [(), (pending(trainer(1, "0.1")),), (ended(trainer(1, "0.1"), 91),)])
 def test_a_trainer_that_was_started_again_unseen_has_completed_before_if_servers_say_so(
     again: tuple[ObservedPod, ...],
 ):
     story = running()
     story.sees(*ALL[:3], after=5)
-    assert story.sees(done(pserver(0)), *ALL[1:3], *again, after=7)[0].startswith(("Running", "Restarting"))
     lines = story.sees(done(pserver(0)), done(pserver(1)), done(trainer(0), "0"), *again, after=8)
     assert lines[0].startswith("Succeeded")
+
+
+def test_a_trainer_that_runs_again_is_left_to_its_end():
+    story = running()
+    story.sees(*ALL[:3], after=5)
+    lines = story.sees(done(pserver(0)), done(pserver(1)), done(trainer(0)), trainer(1, "0.1"), after=8)
+    assert lines[0].startswith("R")
+
+
+def lives_told(story: Story) -> set[str]:
+    """Return what the pods that a plan creates are told of the life in which their training began."""
+    pods = [each.manifest for each in story.plan.actions if isinstance(each, CreatePod)]
+    env = (variable for pod in pods for variable in pod["spec"]["containers"][0]["env"])
+    return {variable["value"] for variable in env if variable["name"] == "FLEET_LIFE"}
+
+
+def test_a_training_is_the_same_until_something_else_than_unseen_ends_begins_it_anew():
+    checkpoint = {"mountPath": "/data", "claimName": "data"}
+    story = Story(jobs.collective_manifest(checkpoint=checkpoint))
+    story.sees()
+    assert lives_told(story) == {"0"}
+    story.sees(trainer(0), trainer(1))
+    story.sees(after=5)
+    story.sees(after=60)
+    assert (story.job.status.job_restarts, lives_told(story)) == (1, {"0"})
+    again = trainer(0, "1.0"), trainer(1, "1.0")
+    story.sees(*again, after=70)
+    story.sees(again[0], ended(again[1], 1), after=80)
+    story.sees(after=300)
+    assert (story.job.status.job_restarts, lives_told(story)) == (2, {"2"})
 
 
 def test_in_an_elastic_job_a_server_speaks_only_for_whom_it_names():

@@ -9,6 +9,7 @@ files, everything else is JSON.
 
 from fleet.checkpoint.calls import Savable, SavingCalls
 from fleet.checkpoint.claim import Claims
+from fleet.checkpoint.finished import FINISHED_NAME, end_if_finished, leave_mark, read_mark
 from fleet.checkpoint.folders import CHECKPOINT_PREFIX, find_checkpoint, keep_newest, numbers_in, saves_in
 from fleet.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest
 from fleet.checkpoint.named import named_state
@@ -21,6 +22,7 @@ from fleet.checkpoint.writer import commit, tidy, write_shard, write_trainer_par
 
 __all__ = [
     "CHECKPOINT_PREFIX",
+    "FINISHED_NAME",
     "MANIFEST_NAME",
     "TRAINERS_STATE",
     "Checkpoint",
@@ -37,10 +39,13 @@ __all__ = [
     "cut_state",
     "decode",
     "encode",
+    "end_if_finished",
     "find_checkpoint",
     "keep_newest",
+    "leave_mark",
     "named_state",
     "numbers_in",
+    "read_mark",
     "restore_part",
     "restore_states",
     "saves_in",

@@ -12,7 +12,7 @@ import torch
 import fleet as package
 from fleet import lifecycle
 from fleet.allocator import keep_freed_memory
-from fleet.checkpoint import Claims, SavingCalls
+from fleet.checkpoint import Claims, SavingCalls, end_if_finished, leave_mark
 from fleet.collective.deadlines import Deadlines
 from fleet.collective.gradients import GradientAverager
 from fleet.collective.group import Group
@@ -85,6 +85,7 @@ class Fleet(SavingCalls):
         if reason is not None:
             raise ConfigurationError(f"{reason} (of a FleetJob: spec.syncMode)")
         lifecycle.start(role)
+        end_if_finished(os.environ)
         keep_freed_memory(os.environ)
         place, deadlines = place_of(role, os.environ), Deadlines.from_environ(os.environ)
         self._role, self._group = role, Group.connect(place, deadlines, os.environ)
@@ -173,7 +174,10 @@ class Fleet(SavingCalls):
         group.close()
         self._stopped = True
         _log.info("trainer %d has completed, as every trainer has", self._started_role().index)
-        lifecycle.finish(range(_pods(self.worker_num(), os.environ)))
+        trainers = range(_pods(self.worker_num(), os.environ))
+        if self.is_first_worker():
+            leave_mark(os.environ, trainers)
+        lifecycle.finish(trainers)
 
     def barrier_worker(self) -> None:
         """Wait until every trainer has called this."""

@@ -198,8 +198,8 @@ class Server:
 
     @property
     def completed_trainers(self) -> tuple[int, ...]:
-        """The trainers that have finished."""
-        return self._membership.completed
+        """The trainers that have finished, once nobody is left to wait for."""
+        return () if self._membership.live else self._membership.completed
 
     # What the control service asks.
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from fleet import lifecycle
 from fleet.allocator import keep_freed_memory
-from fleet.checkpoint import CHECKPOINT_PREFIX, MANIFEST_NAME
+from fleet.checkpoint import CHECKPOINT_PREFIX, MANIFEST_NAME, end_if_finished, leave_mark
 from fleet.errors import CheckpointError, ConfigurationError
 from fleet.parameter_server.preview import previewed
 from fleet.parameter_server.server import Server
@@ -26,7 +26,7 @@ from fleet.role_maker.variables import SYNC_MODES, Variables
 from fleet.strategy import DistributedStrategy
 from fleet.transpiler.lowering import ServerPlan, TrainerPlan, server_plan, startup_plan, trainer_plan
 
-__all__ = ["find_trainer", "sends", "source_of", "start_server", "start_trainer", "train_as"]
+__all__ = ["find_trainer", "sends", "serve", "source_of", "start_server", "start_trainer", "train_as"]
 
 _log = logging.getLogger(__name__)
 _DEFAULTS: Final = DistributedStrategy()
@@ -104,7 +104,7 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
     ConfigurationError
         There is no checkpoint where one was named, it cannot be loaded, or the endpoint is taken.
     SystemExit
-        The environment asks for the program to be printed instead.
+        The environment asks for the program to be printed instead, or this training has ended before.
     """
     previewed(program)
     source, plan = source_of(program), server_plan(program)
@@ -118,6 +118,7 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
             job=job,
         )
     )
+    end_if_finished(os.environ)
     server = Server(plan, source.parameters, job, _settings(_strategy_of(source, plan)), state_of(source))
     directory = model_dir or os.environ.get("FLEET_CHECKPOINT_DIR", "").strip()
     if directory and server.keeper.load(directory) is None and model_dir:
@@ -129,6 +130,23 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
     server.start()
     lifecycle.joined()
     return server
+
+
+def serve(server: Server) -> None:
+    """Serve until every trainer has completed, leave the mark of that, and the progress as the last words.
+
+    Raises
+    ------
+    FleetError
+        As of `Server.serve`.
+    """
+    try:
+        server.serve()
+    finally:
+        server.close()
+    if server.completed_trainers:
+        leave_mark(os.environ, server.completed_trainers)
+    lifecycle.finish(server.completed_trainers)
 
 
 def sends(program: Program) -> bool:

@@ -15,7 +15,7 @@ from fleet.numbers import like, numbers_of
 from fleet.parameter_server.optimizer import DistributedOptimizer
 from fleet.parameter_server.reduction import Contribution
 from fleet.parameter_server.saving import Saving
-from fleet.parameter_server.sessions import find_trainer, start_server, start_trainer, train_as
+from fleet.parameter_server.sessions import find_trainer, serve, start_server, start_trainer, train_as
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import Trainer
 from fleet.program import Program
@@ -260,11 +260,7 @@ class Fleet(Saving):
         if self._server is None:
             raise ConfigurationError("fleet.run_server was called before fleet.init_server")
         server, self._server = self._server, None
-        try:
-            server.serve()
-        finally:
-            server.close()
-        lifecycle.finish(server.completed_trainers)
+        serve(server)
 
     def init_worker(self) -> None:
         """Join the parameter servers, and take the values that they hold.

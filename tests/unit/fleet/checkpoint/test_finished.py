@@ -1,0 +1,60 @@
+"""The mark of a training that has ended: who believes it, and who does not."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fleet.checkpoint import FINISHED_NAME, leave_mark, read_mark
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def environ(folder: Path, **changes: str) -> dict[str, str]:
+    return {"FLEET_CHECKPOINT_DIR": str(folder), "FLEET_JOB_UID": "uid-1", "FLEET_LIFE": "0"} | changes
+
+
+def test_a_training_that_has_ended_is_known_by_its_mark(tmp_path: Path):
+    assert read_mark(environ(tmp_path)) is None
+    leave_mark(environ(tmp_path), {1, 0})
+    assert read_mark(environ(tmp_path)) == (0, 1)
+    assert [path.name for path in tmp_path.iterdir()] == [FINISHED_NAME]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"FLEET_JOB_UID": "uid-2"}, id="a-new-job-with-the-same-folder"),
+        pytest.param({"FLEET_LIFE": "1"}, id="a-job-that-was-started-anew"),
+        pytest.param({"FLEET_LIFE": ""}, id="an-operator-that-tells-of-no-lives"),
+        pytest.param({"FLEET_JOB_UID": ""}, id="a-script-started-by-hand"),
+    ],
+)
+def test_to_another_training_the_mark_says_nothing(tmp_path: Path, changes: dict[str, str]):
+    leave_mark(environ(tmp_path), {0})
+    assert read_mark(environ(tmp_path, **changes)) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "[" * 10_000, '{"job": "uid-1", "life": "0"}', '{"completedTrainers": [0]}']
+    + [
+        json.dumps({"job": "uid-1", "life": "0", "completedTrainers": each})
+        for each in ("0", [], [True], [-1])
+    ],
+)
+def test_what_is_no_mark_says_nothing(tmp_path: Path, text: str):
+    (tmp_path / FINISHED_NAME).write_text(text)
+    assert read_mark(environ(tmp_path)) is None
+
+
+def test_a_folder_that_takes_no_mark_is_told_of_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.WARNING):
+        leave_mark(environ(tmp_path / "gone"), {0})
+    assert "could not be noted in" in caplog.text

@@ -1,0 +1,86 @@
+"""The mark that a training leaves in the job's checkpoint folder when all of it has completed.
+
+The pods of a job may all be gone before its operator has seen how they ended. It starts them again then, with
+the training of before (``FLEET_LIFE``), and who is to hold the parameters finds here that nothing is left to
+do. A job that was started anew for a failure, a suspension or another number of trainers has another
+training, and another job has another uid: to them the mark says nothing.
+"""
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from fleet import lifecycle
+
+__all__ = ["FINISHED_NAME", "end_if_finished", "leave_mark", "read_mark"]
+
+FINISHED_NAME: Final = "finished.json"
+_MOST_BYTES: Final = 1 << 16
+_log = logging.getLogger(__name__)
+
+
+def leave_mark(environ: Mapping[str, str], completed: Collection[int]) -> None:
+    """Note that the training has ended with these trainers; a folder that refuses it is only told of."""
+    training = _training(environ)
+    if training is None:
+        return
+    folder, identity = training
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{FINISHED_NAME}-", delete=False) as file:
+            json.dump({**identity, "completedTrainers": sorted(completed)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(file.name).replace(folder / FINISHED_NAME)
+    except OSError as error:
+        _log.warning("that the training has ended could not be noted in %s: %s", folder, error)
+
+
+def read_mark(environ: Mapping[str, str]) -> tuple[int, ...] | None:
+    """Return the trainers with which this very training has ended; None where no mark says that it has."""
+    training = _training(environ)
+    if training is None:
+        return None
+    folder, identity = training
+    try:
+        with (folder / FINISHED_NAME).open("rb") as file:
+            found = json.loads(file.read(_MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or any(found.get(key) != value for key, value in identity.items()):
+        return None
+    trainers = found.get("completedTrainers")
+    numbers = isinstance(trainers, list) and all(type(each) is int and each >= 0 for each in trainers)
+    return tuple(trainers) if numbers and trainers else None
+
+
+def end_if_finished(environ: Mapping[str, str]) -> None:
+    """End this replica well if its training has ended already; it must have been told who it is.
+
+    Raises
+    ------
+    SystemExit
+        With status 0: there is nothing left to do.
+    """
+    completed = read_mark(environ)
+    if completed is None:
+        return
+    _log.warning(
+        "this training has ended before, as %s in %s says: nothing is left to do",
+        FINISHED_NAME,
+        environ["FLEET_CHECKPOINT_DIR"],
+    )
+    lifecycle.joined()
+    lifecycle.finish(completed)
+    raise SystemExit(0)
+
+
+def _training(environ: Mapping[str, str]) -> tuple[Path, dict[str, Any]] | None:
+    """Return the folder and what this training is known by; None where the operator has not told them."""
+    folder, uid, life = (
+        environ.get(name) for name in ("FLEET_CHECKPOINT_DIR", "FLEET_JOB_UID", "FLEET_LIFE")
+    )
+    return (Path(folder), {"job": uid, "life": life}) if folder and uid and life else None
