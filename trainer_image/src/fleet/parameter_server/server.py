@@ -171,8 +171,7 @@ class Server:
             raise
         if self._closing:
             return
-        # For trainers whose connection broke before they could learn that they may go.
-        wait_for_all((link.left for link in list(self._links.values())), self._settings.silent_seconds)
+        self._wait_for_goodbyes()
         self._dismiss(None)
         if missed:
             raise PeerLostError(
@@ -462,6 +461,10 @@ class Server:
             named = name_servers(self._plan.endpoints[each] for each in missing.servers)
             return f"step {missing.step} waits for the part of {named} in {missing.block}"
         return f"step {missing.step} waits for {missing.block} of {name_trainers(missing.trainers)}"
+
+    def _wait_for_goodbyes(self) -> None:
+        """Stay for trainers whose connection broke before they could learn that they may go."""
+        wait_for_all((link.left for link in list(self._links.values())), self._settings.silent_seconds)
 
     def _wait_until_told(self) -> None:
         """Stay for trainers that have no connection just now, and come back to hear why the server ends.
