@@ -48,6 +48,9 @@ __all__ = [
     "TrainerSpec",
 ]
 
+START_DEADLINE_SECONDS = 3600
+"""For how long replicas wait for others to start, where runPolicy.pendingDeadlineSeconds does not say."""
+
 
 class Mode(StrEnum):
     """How the replicas train together."""
@@ -389,6 +392,11 @@ class FleetJob(Model):
     def managed_elsewhere(self) -> bool:
         """Whether another controller takes care of the job."""
         return self.spec.run_policy.managed_by not in (None, CONTROLLER)
+
+    @property
+    def start_deadline_seconds(self) -> int:
+        """For how long a replica may wait for peers that have never been there, which pull their images."""
+        return self.spec.run_policy.pending_deadline_seconds or START_DEADLINE_SECONDS
 
     @property
     def starts_together(self) -> bool:

@@ -55,6 +55,7 @@ def role_env(
         "FLEET_SYNC_MODE": job.spec.sync_mode.value,
         "FLEET_RESTARTS": str(restarts),
         "FLEET_METRICS_PORT": str(replica_ports(job, role, index).metrics),
+        "FLEET_START_DEADLINE_SECONDS": str(job.start_deadline_seconds),
     }
     if job.spec.checkpoint is not None:
         env["FLEET_CHECKPOINT_DIR"] = job.spec.checkpoint.mount_path

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import LastFailure, Mode, Role
 from fleet_operator.plan.node_loss import silent_since
+from fleet_operator.plan.pending import not_running_since
 from fleet_operator.plan.pods import EXIT_PEER_LOST, has_failed, has_succeeded
 from fleet_operator.plan.times import stamp
 from fleet_operator.plan.words import last_sentence, parse_words
@@ -65,6 +66,7 @@ class Kind(Enum):
     ORDINARY = auto()  # may go better the next time
     BAD_CONFIGURATION = auto()  # found before any work: it would go the same way the next time
     STATE_LOST = auto()  # one replica cannot go on by itself: only all can start anew
+    STARTING = auto()  # gave up waiting for peers that have not run yet: what they wait for is not its fault
     DISRUPTION = auto()  # not the job's doing
 
 
@@ -83,7 +85,7 @@ class Failure:
     @property
     def counts(self) -> bool:
         """Whether it counts against the limit of restarts."""
-        return self.kind is not Kind.DISRUPTION and not self.follows
+        return self.kind not in (Kind.DISRUPTION, Kind.STARTING) and not self.follows
 
     @property
     def exit_code(self) -> int | None:
@@ -142,7 +144,10 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
         main = situation.job.template(replica.role).main_container.name
         by_main = pod.container in (None, main)
         told = _tell(pod, failure_sentence(pod, main), now)
-        return Failure(replica, _kind(pod, main), told, reasons, by_main)
+        kind = _kind(pod, main)
+        if kind is Kind.ORDINARY and by_main and _gave_up_starting(situation, replica, pod):
+            kind = Kind.STARTING
+        return Failure(replica, kind, told, reasons, by_main)
     if has_succeeded(pod) and not situation.has_completed(replica):
         sentence = (
             f"{pod.name} ended with exit code 0 before every trainer had started;"
@@ -176,7 +181,7 @@ def _follows(situation: Situation, failure: Failure) -> bool:
     peer is being evicted, or has gone silent with its node, ends with 91; in a collective job everybody ends
     with the first.
     """
-    if failure.kind is Kind.DISRUPTION:
+    if failure.kind in (Kind.DISRUPTION, Kind.STARTING):
         return False
     if failure.kind is Kind.STATE_LOST and _outlived_a_server(situation, failure.replica):
         return True
@@ -225,6 +230,16 @@ def _ended_before_work(pod: ObservedPod) -> bool:
     if pod.started_at is None or pod.finished_at is None:
         return True
     return pod.finished_at - pod.started_at <= _EARLY
+
+
+def _gave_up_starting(situation: Situation, replica: Replica, pod: ObservedPod) -> bool:
+    """Whether a replica that found no peer can have missed but those that have not got as far as to run."""
+    began = not_running_since(situation.job.status)
+    patience = timedelta(seconds=situation.job.start_deadline_seconds)
+    if pod.exit_code != EXIT_PEER_LOST or began is None or situation.now >= began + patience:
+        return False
+    others = (each for each in situation.replicas if each != replica and each not in situation.vanished)
+    return any(not (situation.has_started(each) or situation.ledger.is_replaced(each)) for each in others)
 
 
 def _ended_by_node(pod: ObservedPod) -> bool:

@@ -10,7 +10,17 @@ from fleet_operator.api import ConditionStatus, ConditionType
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJobStatus
 
-__all__ = ["pending_deadline", "pending_since"]
+__all__ = ["not_running_since", "pending_deadline", "pending_since"]
+
+
+def not_running_since(status: FleetJobStatus) -> datetime | None:
+    """Return since when not all replicas of a job run, whatever was restarted meanwhile; None as below."""
+    running, resumed = status.condition(ConditionType.RUNNING), status.condition(ConditionType.SUSPENDED)
+    if running is None or running.status is not ConditionStatus.FALSE:
+        return None
+    if resumed is None:
+        return running.last_transition_time
+    return max(running.last_transition_time, resumed.last_transition_time)
 
 
 def pending_since(status: FleetJobStatus) -> datetime | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import ConditionType, JobState, LastFailure, Role
+from fleet_operator.api import ConditionType, Gang, JobState, LastFailure, Role
 from fleet_operator.plan.backoff import backoff
 from fleet_operator.plan.deadline import deadline
 from fleet_operator.plan.ending import clean_up, end_job
@@ -176,6 +176,7 @@ def failed(situation: Situation) -> Plan | None:
         counted_before=ledger.failures,
         limit=job.spec.run_policy.backoff_limit,
         together=job.starts_together or bool(situation.completed(Role.PSERVER)) or lost,
+        group=job.gang is Gang.KUEUE or lost,
     )
     cause, before = verdict.cause.told, ledger.restarts
     vanished = VANISHED if cause.reason == VANISHED else None

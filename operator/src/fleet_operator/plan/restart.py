@@ -81,6 +81,7 @@ def judge(
     counted_before: int,
     limit: int,
     together: bool,
+    group: bool = False,
 ) -> Verdict:
     """Decide what failures lead to.
 
@@ -98,19 +99,24 @@ def judge(
         Whether replicas can only be started all together: in mode Collective, under Kueue, once a server has
         completed, because a trainer that starts again would find no server, and when a server has taken
         parameters with it that trainers work on.
+    group : bool
+        Whether that holds for those, too, that gave up waiting for peers that have not run yet.
 
     Notes
     -----
     The first rule that matches a failure decides about it. Without one, a wrong configuration fails the job:
     it is found before any work and stays wrong however often it is tried. A disruption is nobody's failure:
     what it ended is replaced under every policy, and it never counts. Of several failures the gravest action
-    is taken. The restart of a whole job counts once, however many replicas had failed.
+    is taken. The restart of a whole job counts once, however many replicas had failed. One that gave up
+    waiting for peers that have not run yet is started again alone, even where replicas start together: these
+    peers pull their images still, and would begin anew.
     """
     answers = [_answer(action, rules, failure) for failure in failures]
     own = [answer for answer in answers if answer.counts]
     for answer in answers:
         if answer.action is FailureAction.FAIL_JOB:
             return _failed(answer, counted=len(own))
+    together = together and (group or not all(each.kind is Kind.STARTING for each in failures))
     whole = together or any(answer.action is FailureAction.RESTART_JOB for answer in answers)
     cause = next(iter(own), answers[0]).failure
     counted = min(1, len(own)) if whole else len(own)
@@ -133,7 +139,7 @@ def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failur
         ruled = rules[rule].action
         counts = counts and ruled is not RuleAction.IGNORE
         action = _SAME.get(ruled, FailureAction.RESTART_REPLICA)
-    elif failure.kind is Kind.DISRUPTION:
+    elif failure.kind in (Kind.DISRUPTION, Kind.STARTING):
         action = FailureAction.RESTART_REPLICA
     elif failure.kind is Kind.BAD_CONFIGURATION:
         action = FailureAction.FAIL_JOB

@@ -42,6 +42,25 @@ def test_after_the_first_join_the_deadline_of_the_others_runs(members):
     assert members.absences(41.0) == [Absence(1, 40.0, NOT_JOINED, 140.0)]
 
 
+def test_who_has_never_joined_has_the_time_for_starting_and_who_is_lost_has_not():
+    members = Membership(2, replace(SETTINGS, start_deadline_seconds=3600), started=0.0)
+    assert members.absences(1.0)[0].deadline == 3600.0
+    members.admit(0, 0, now=40.0)
+    members.connected(0, 40.0)
+    members.lost(0, 50.0)
+    assert members.absences(51.0) == [
+        Absence(0, 50.0, LOST, 150.0),
+        Absence(1, 40.0, NOT_JOINED, 3640.0),
+    ]
+
+
+def test_the_servers_of_an_elastic_job_wait_no_longer_for_who_never_joins():
+    settings = replace(SETTINGS, start_deadline_seconds=3600, max_trainers=4)
+    members = Membership(2, settings, started=0.0)
+    members.admit(0, 0, now=40.0)
+    assert members.absences(41.0) == [Absence(1, 40.0, NOT_JOINED, 140.0)]
+
+
 def test_a_trainer_that_beats_is_present(members):
     members.admit(0, 0, now=0.0)
     members.admit(1, 0, now=0.0)

@@ -16,6 +16,7 @@ def test_every_variable_is_read():
     environ = {
         "FLEET_HEARTBEAT_SECONDS": "0.5",
         "FLAGS_rpc_deadline": "2500",
+        "FLEET_START_DEADLINE_SECONDS": "600",
         "FLEET_SOCKET_BUFFER_BYTES": "65536",
         "FLAGS_rpc_retry_times": "7",
         "FLAGS_rpc_send_thread_num": "1",
@@ -25,8 +26,22 @@ def test_every_variable_is_read():
         "OTHER": "x",
     }
     assert Settings.from_environ(environ) == Settings(
-        0.5, 2.5, 65536, send_queue_size=9, max_merge_var_num=5, retry_times=7, max_trainers=4
+        0.5,
+        2.5,
+        65536,
+        start_deadline_seconds=600,
+        send_queue_size=9,
+        max_merge_var_num=5,
+        retry_times=7,
+        max_trainers=4,
     )
+
+
+def test_peers_that_have_never_been_there_have_a_deadline_of_their_own():
+    settings = Settings(deadline_seconds=180)
+    assert (settings.starting_seconds, settings.stalled_seconds) == (180, 1800)
+    settings = Settings(deadline_seconds=180, start_deadline_seconds=3600)
+    assert (settings.starting_seconds, settings.stalled_seconds) == (3600, 3600)
 
 
 def test_trying_again_may_be_switched_off():
@@ -53,7 +68,13 @@ def test_a_malformed_count_is_named(name, value, expected):
 
 
 @pytest.mark.parametrize(
-    "name", ["FLEET_HEARTBEAT_SECONDS", "FLAGS_rpc_deadline", "FLEET_SOCKET_BUFFER_BYTES"]
+    "name",
+    [
+        "FLEET_HEARTBEAT_SECONDS",
+        "FLAGS_rpc_deadline",
+        "FLEET_SOCKET_BUFFER_BYTES",
+        "FLEET_START_DEADLINE_SECONDS",
+    ],
 )
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", "1e999"])
 def test_a_malformed_value_is_named(name, value):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fleet_operator.api import FleetJobStatus
+from fleet_operator.plan.model import ObservedPod
 from fleet_operator.plan.pending import pending_deadline, pending_since
 from tests.support.plans import Story, at, ended, pending, pserver, trainer
 
@@ -133,3 +134,38 @@ def test_time_in_suspension_does_not_count():
     story.edit(suspend=False)
     story.sees(after=600)
     assert story.sees(after=610)[-1] == "look again after 50 s"
+
+
+def waits_for_an_image(**run_policy: int) -> tuple[Story, ObservedPod]:
+    """Return a collective job of which one trainer runs, and the other pulls its image still."""
+    story = Story(mode="Collective", pserver=None, runPolicy={"backoffLimit": 0, **run_policy})
+    pulling = pending(trainer(1))
+    story.sees(trainer(0), pulling)
+    return story, pulling
+
+
+def test_a_replica_that_gave_up_waiting_for_one_that_pulls_its_image_is_started_again_alone_and_not_counted():
+    story, pulling = waits_for_an_image()
+    lines = story.sees(ended(trainer(0), 91), pulling, after=180)
+    assert lines[0] == "Restarting trainers 0/2 restarts 1 failures 0"
+    assert [line for line in lines if line.startswith("delete")] == ["delete digits-trainer-0 0.0"]
+    again = story.sees(ended(trainer(0, "0.1"), 91), pulling, after=400)
+    assert again[0] == "Restarting trainers 0/2 restarts 2 failures 0"
+
+
+def test_it_is_a_failure_like_any_other_once_the_deadline_is_over_or_everybody_runs():
+    story, pulling = waits_for_an_image()
+    assert story.sees(ended(trainer(0), 91), pulling, after=3599)[0].endswith("failures 0")
+    assert story.sees(ended(trainer(0, "0.1"), 91), pulling, after=3600)[0].startswith("Failed")
+    story, pulling = waits_for_an_image(pendingDeadlineSeconds=600)
+    assert story.sees(ended(trainer(0), 91), pulling, after=601)[0].startswith("Failed")
+    story, _ = waits_for_an_image()
+    assert story.sees(ended(trainer(0), 91), trainer(1), after=100)[0].startswith("Failed")
+
+
+def test_a_trainer_of_servers_that_are_not_there_yet_counts_as_little():
+    story = Story(startupPolicy="AnyOrder", failurePolicy={"action": "FailJob"})
+    pods = (pserver(0), pending(pserver(1)), trainer(1))
+    story.sees(*pods, trainer(0))
+    lines = story.sees(*pods, ended(trainer(0), 91), after=180)
+    assert lines[0] == "Restarting pservers 1/2 trainers 1/2 restarts 1 failures 0"

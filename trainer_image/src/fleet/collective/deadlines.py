@@ -16,7 +16,9 @@ class Deadlines:
 
     heartbeat_seconds: float = 2.0
     lost_seconds: float = 180.0
-    """For how long a trainer may be silent, or absent at the start, before it counts as lost for good."""
+    """For how long a trainer may be silent before it counts as lost for good."""
+    start_seconds: float | None = None
+    """For how long one that has never been there is waited for; None: as long as for one that is lost."""
 
     @property
     def silent_seconds(self) -> float:
@@ -28,12 +30,19 @@ class Deadlines:
         """How long a trainer that is alive may keep the others waiting; an evaluation may take its time."""
         return timedelta(seconds=10 * self.lost_seconds)
 
+    @property
+    def starting_seconds(self) -> float:
+        """For how long a trainer that has never been there is waited for."""
+        return self.start_seconds or self.lost_seconds
+
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Deadlines":
-        """Read ``FLEET_HEARTBEAT_SECONDS`` and ``FLAGS_rpc_deadline`` (milliseconds)."""
+        """Read ``FLEET_HEARTBEAT_SECONDS``, ``FLAGS_rpc_deadline`` (ms), ``FLEET_START_DEADLINE_SECONDS``."""
+        start = environ.get("FLEET_START_DEADLINE_SECONDS")
         return cls(
             heartbeat_seconds=_positive(environ, "FLEET_HEARTBEAT_SECONDS", "2"),
             lost_seconds=_positive(environ, "FLAGS_rpc_deadline", "180000") / 1000,
+            start_seconds=_positive(environ, "FLEET_START_DEADLINE_SECONDS", "") if start else None,
         )
 
 

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
 from fleet.collective.deadlines import Deadlines
-from fleet.errors import ConfigurationError, DeadlineExceededError
+from fleet.errors import ConfigurationError, DeadlineExceededError, PeerLostError
 
 if TYPE_CHECKING:
     from fleet.role_maker import Role
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Place", "meet", "place_of"]
 
 TRY_SECONDS = 5.0
+TELL_SECONDS = 300.0
 
 _log = logging.getLogger(__name__)
 
@@ -85,34 +86,63 @@ def meet(place: Place, deadlines: Deadlines) -> Store:
         Trainer 0 cannot listen at its address.
     DeadlineExceededError
         A trainer did not come before the deadline; the message names who.
+    PeerLostError
+        Trainer 0, which has the store, was there and is gone.
     """
-    started = time.monotonic()
-    store = _open(place, deadlines, started)
+    wait = _Wait(deadlines.starting_seconds)
+    store = _open(place, deadlines, wait)
     store.set(f"joined/{place.rank}", place.name(place.rank))
     missing = list(range(place.size))
-    while missing := _absent(store, missing):
-        waited = time.monotonic() - started
-        if waited > deadlines.lost_seconds:
+    while missing := _absent(place, store, missing):
+        if wait.is_over(place.names(missing)):
             raise DeadlineExceededError(
-                f"{place.names(missing)} did not come within {waited:.0f} s; expected {place.size} trainers "
-                f"to meet at {place.host}:{place.port}: see the logs of who is missing, "
-                "or raise FLAGS_rpc_deadline"
+                f"{place.names(missing)} did not come within {wait.seconds:.0f} s; expected {place.size} "
+                f"trainers to meet at {place.host}:{place.port}: see the logs of who is missing, or raise "
+                "runPolicy.pendingDeadlineSeconds (FLEET_START_DEADLINE_SECONDS; without, FLAGS_rpc_deadline)"
             )
-        if waited > TRY_SECONDS / 2:
-            _log.warning("waiting for %s since %.0f s", place.names(missing), waited)
     return store
 
 
-def _absent(store: Store, ranks: list[int]) -> list[int]:
+class _Wait:
+    """One wait for others to start, told in the log ever more rarely, but at least once in five minutes."""
+
+    def __init__(self, limit_seconds: float) -> None:
+        self._limit = limit_seconds
+        self._started = time.monotonic()
+        self._next = TRY_SECONDS / 2
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has lasted."""
+        return time.monotonic() - self._started
+
+    def is_over(self, who: str) -> bool:
+        """Whether it has lasted long enough; if not, say for whom it is, if it is time to."""
+        waited = self.seconds
+        if waited > self._limit:
+            return True
+        if waited >= self._next:
+            _log.warning("waiting for %s since %.0f s", who, waited)
+            self._next = waited + min(waited, TELL_SECONDS)
+        return False
+
+
+def _absent(place: Place, store: Store, ranks: list[int]) -> list[int]:
     """Wait a little for the given trainers and return those that are still missing."""
     try:
         store.wait([f"joined/{rank}" for rank in ranks], timedelta(seconds=TRY_SECONDS))
     except DistError:
-        return [rank for rank in ranks if not store.check([f"joined/{rank}"])]
+        try:
+            return [rank for rank in ranks if not store.check([f"joined/{rank}"])]
+        except (DistError, RuntimeError) as error:
+            raise PeerLostError(
+                f"{place.name(0)} was there and is gone, before all trainers had come: {_first_line(error)}; "
+                "see its log"
+            ) from error
     return []
 
 
-def _open(place: Place, deadlines: Deadlines, started: float) -> Store:
+def _open(place: Place, deadlines: Deadlines, wait: _Wait) -> Store:
     if place.rank == 0 and not place.launcher_has_store:
         try:
             return TCPStore(
@@ -132,13 +162,13 @@ def _open(place: Place, deadlines: Deadlines, started: float) -> Store:
             seconds = timedelta(seconds=TRY_SECONDS)
             store = TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=seconds)
         except (DistError, RuntimeError) as error:
-            waited = time.monotonic() - started
-            if waited > deadlines.lost_seconds:
+            if wait.is_over(place.name(0)):
                 raise DeadlineExceededError(
-                    f"{place.name(0)} did not listen at {place.host}:{place.port} within {waited:.0f} s: "
-                    f"{_first_line(error)}. See its log, or raise FLAGS_rpc_deadline"
+                    f"{place.name(0)} did not listen at {place.host}:{place.port} within "
+                    f"{wait.seconds:.0f} s: {_first_line(error)}. See its log, or raise "
+                    "runPolicy.pendingDeadlineSeconds (FLEET_START_DEADLINE_SECONDS; without, "
+                    "FLAGS_rpc_deadline)"
                 ) from error
-            _log.warning("waiting for %s since %.0f s", place.name(0), waited)
         else:
             store.set_timeout(timedelta(seconds=deadlines.lost_seconds))
             return store

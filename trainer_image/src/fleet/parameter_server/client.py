@@ -358,9 +358,9 @@ class Client:
 
     def _start(self) -> None:
         plan, settings = self.plan, self._settings
-        deadline = time.monotonic() + settings.deadline_seconds
+        deadline = time.monotonic() + settings.starting_seconds
         if plan.wait_port:
-            wait_for_ports(plan.endpoints, settings.deadline_seconds)
+            wait_for_ports(plan.endpoints, settings.starting_seconds)
         trainer = self._identity.trainer
         self._controls = [
             ControlClient(endpoint, trainer, self._job.attempt, settings.retry_times)

@@ -206,7 +206,9 @@ class Membership:
             if self._first_join is None:  # images are pulled, queues are waited for: not the peers' failure
                 until = self._started + self._settings.stalled_seconds
                 return Absence(trainer, self._started, NOT_JOINED, until)
-            return Absence(trainer, self._first_join, NOT_JOINED, self._first_join + deadline)
+            # The others of an elastic job train without it.
+            patience = deadline if self._settings.max_trainers else self._settings.starting_seconds
+            return Absence(trainer, self._first_join, NOT_JOINED, self._first_join + patience)
         if member.lost is not None:
             return Absence(trainer, member.lost, LOST, member.lost + deadline)
         silent_since = member.heard + self._settings.silent_seconds

@@ -42,6 +42,8 @@ class Settings:
     """In which dtype, where in another than their own. The strategy says it."""
     fused: bool = False
     """Whether servers step with fused kernels. The strategy says it."""
+    start_deadline_seconds: float | None = None
+    """How long peers that have never been there are waited for; None: as long as one that is lost."""
 
     @property
     def silent_seconds(self) -> float:
@@ -58,15 +60,21 @@ class Settings:
         """How long a peer that is alive may keep the others waiting.
 
         Much longer than the deadline of a lost one: an evaluation, or a checkpoint of one trainer only, is
-        no failure. But nobody waits for ever.
+        no failure. But nobody waits for ever. It may wait itself, for one that has not started yet.
         """
-        return 10 * self.deadline_seconds
+        return max(10 * self.deadline_seconds, self.starting_seconds)
+
+    @property
+    def starting_seconds(self) -> float:
+        """How long peers that have never been there are waited for."""
+        return self.start_deadline_seconds or self.deadline_seconds
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Settings":
         """Read the settings.
 
-        ``FLEET_HEARTBEAT_SECONDS``, ``FLAGS_rpc_deadline`` (ms), ``FLAGS_rpc_retry_times``,
+        ``FLEET_HEARTBEAT_SECONDS``, ``FLAGS_rpc_deadline`` (ms), ``FLEET_START_DEADLINE_SECONDS``,
+        ``FLAGS_rpc_retry_times``,
         ``FLEET_SOCKET_BUFFER_BYTES``, ``FLEET_MAX_TRAINERS``, ``FLAGS_communicator_send_queue_size`` and
         ``FLAGS_communicator_max_merge_var_num``; ``FLAGS_rpc_{send,get,prefetch}_thread_num`` are checked.
 
@@ -81,6 +89,7 @@ class Settings:
         return cls(
             heartbeat_seconds=_positive(environ, "FLEET_HEARTBEAT_SECONDS", 2.0),
             deadline_seconds=_positive(environ, "FLAGS_rpc_deadline", 180_000.0) / 1000,
+            start_deadline_seconds=_positive(environ, "FLEET_START_DEADLINE_SECONDS", 0) or None,
             socket_buffer_bytes=int(_positive(environ, "FLEET_SOCKET_BUFFER_BYTES", 0))
             if buffer_bytes
             else None,

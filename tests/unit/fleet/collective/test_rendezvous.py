@@ -1,0 +1,42 @@
+"""How trainers of a collective job wait for one another to start."""
+
+import socket
+
+import pytest
+
+from fleet.collective import rendezvous
+from fleet.collective.deadlines import Deadlines
+from fleet.collective.rendezvous import Place, meet
+from fleet.errors import DeadlineExceededError
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize(
+    ("rank", "said"),
+    [
+        pytest.param(0, r"trainer 1 did not come within", id="trainer-0-waits-for-the-others"),
+        pytest.param(1, r"did not listen at 127.0.0.1:\d+ within", id="the-others-wait-for-trainer-0"),
+    ],
+)
+def test_who_has_never_been_there_is_waited_for_by_a_deadline_of_its_own(rank, said, monkeypatch, caplog):
+    monkeypatch.setattr(rendezvous, "TRY_SECONDS", 0.2)
+    place = Place(rank, 2, "127.0.0.1", free_port())
+    with pytest.raises(DeadlineExceededError, match=said) as raised:
+        meet(place, Deadlines(lost_seconds=0.1, start_seconds=1.5))
+    seconds = float(str(raised.value).split("within ")[1].split(" s")[0])
+    assert seconds >= 1.0, "not that for a lost one"
+    assert "FLEET_START_DEADLINE_SECONDS" in str(raised.value)
+    assert caplog.text.count("waiting for trainer") >= 1
+
+
+def test_the_deadline_for_starting_is_that_for_a_lost_trainer_unless_it_is_told():
+    told = {"FLAGS_rpc_deadline": "2500", "FLEET_START_DEADLINE_SECONDS": "600"}
+    assert Deadlines.from_environ({"FLAGS_rpc_deadline": "2500"}).starting_seconds == 2.5
+    assert Deadlines.from_environ(told).starting_seconds == 600
