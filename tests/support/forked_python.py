@@ -66,7 +66,7 @@ class ForkedPython:
         finally:
             os.close(write)
         self._answers = os.fdopen(answers, "rb", buffering=0)
-        self.pid = int.from_bytes(self._answers.read(4), "big")
+        self.pid = self._answer()
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -91,9 +91,15 @@ class ForkedPython:
 
     def _ended(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._answers], [], [], timeout)[0]:
-            self.returncode = int.from_bytes(self._answers.read(4), "big", signed=True)
+            self.returncode = self._answer()
             self._answers.close()
         return self.returncode
+
+    def _answer(self) -> int:
+        answer = self._answers.read(4)
+        if len(answer) < 4:  # 0 would be no process, and no status
+            raise AssertionError("the process that programs are forked from has ended; it has said why")
+        return int.from_bytes(answer, "big", signed=True)
 
 
 _connection: socket.socket | None = None
@@ -139,7 +145,7 @@ def _watched(request: dict[str, Any], output: int, errors: int, answers: int) ->
         os.dup2(errors, 2)
         os.closerange(3, max(output, errors, answers) + 1)
         return request
-    os.write(answers, program.to_bytes(4, "big"))
+    os.write(answers, program.to_bytes(4, "big", signed=True))
     for descriptor in (output, errors):
         os.close(descriptor)
     _, status = os.waitpid(program, 0)
