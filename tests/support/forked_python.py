@@ -12,6 +12,7 @@ and, when that has ended, with its exit status.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
@@ -83,7 +84,8 @@ class ForkedPython:
     def send_signal(self, number: int) -> None:
         """Send it a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """End it at once."""
