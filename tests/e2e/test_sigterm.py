@@ -60,7 +60,7 @@ def test_sigterm_ends_a_replica_within_two_seconds(namespace: Kubectl, role: str
     # The clock is that of the node, whose kubelet says when the container ended.
     later = "(sleep 1; kill -TERM 1) >/dev/null 2>&1 </dev/null &"
     signalled = int(namespace("exec", pod, "--", "sh", "-c", f"{later} date +%s")) + 1
-    # A server that SIGTERM ended is replaced, a trainer has failed: the status tells the end of both.
+    # Nobody deletes the pod, so an end by SIGTERM is a failure in either role, and the status tells it.
     job = namespace.wait_until(
         "fleetjob",
         "endless",
