@@ -30,7 +30,7 @@ from fleet_operator.api.parse import (
     without_nulls,
 )
 from fleet_operator.api.status import FleetJobStatus
-from fleet_operator.errors import InvalidJob
+from fleet_operator.errors import InvalidJob, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,15 +104,16 @@ def _with_spec_of(known: FleetJob, metadata: Mapping[str, Any], status: FleetJob
 def _read_status(stored: Mapping[str, Any]) -> FleetJobStatus:
     """Return the status, without what it says to people only where that cannot be read."""
     told = without_nulls(stored.get("status") or {})
+    if not isinstance(told, dict):
+        raise InvalidJob(shown_name(stored), [Problem("status", repr(told), "a map")])
     try:
         return FleetJobStatus.model_validate(told)
     except ValidationError as error:
         wrong = {detail["loc"][:2] for detail in error.errors(include_url=False)}
-    conditions = [each for i, each in enumerate(told.get("conditions", ())) if ("conditions", i) not in wrong]
     fields = {where[0] for where in wrong if where[0] in _TOLD}
     legible = {name: value for name, value in told.items() if name not in fields}
-    if isinstance(told.get("conditions"), list):
-        legible["conditions"] = conditions
+    if isinstance(conditions := told.get("conditions"), list):
+        legible["conditions"] = [each for i, each in enumerate(conditions) if ("conditions", i) not in wrong]
     try:
         return FleetJobStatus.model_validate(legible)
     except ValidationError as error:

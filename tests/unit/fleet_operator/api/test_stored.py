@@ -98,6 +98,7 @@ def test_a_choice_of_a_newer_definition_holds_a_job_back_whether_it_has_begun_or
         pytest.param(at("spec.trainer", 5), "spec.trainer", id="another-shape"),
         pytest.param(at("spec.mode", ...), "spec.mode", id="a-field-that-is-missing"),
         pytest.param(jobs.manifest() | {"status": {"restarts": "some"}}, "status.restarts", id="a-memory"),
+        pytest.param(jobs.manifest() | {"status": "running"}, "status", id="a-status-that-is-text"),
     ],
 )
 def test_what_has_not_the_shape_of_a_job_is_told(document, path):
@@ -143,3 +144,4 @@ def test_what_a_status_says_to_people_only_and_cannot_be_read_is_left_out():
     assert [each.type for each in job.status.conditions] == ["Running"]
     assert isinstance(job.status.conditions[0], Condition)
     assert (job.status.progress, job.status.last_failure, job.status.restarts) == (None, None, 2)
+    assert read_job(jobs.manifest() | {"status": BEGUN | {"conditions": 5}}).status.conditions == ()
