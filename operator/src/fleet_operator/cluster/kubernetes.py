@@ -347,6 +347,7 @@ class KubernetesCluster:
             self._rejections.pop(key, None)
             self._refusals.pop(key, None)
             self._unknown_fields.forget(key)
+            self._view.pods.let_go(key)  # they may go after their job
 
 
 def metrics_readers(

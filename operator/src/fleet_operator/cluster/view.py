@@ -378,7 +378,6 @@ class ClusterView:
 
     def _forget(self, key: Key) -> None:
         self._foreign.pop(key, None)
-        self.pods.let_go(key)
         if self._on_deleted is not None:
             self._on_deleted(key)
         self.notify(key)

@@ -304,6 +304,16 @@ async def test_of_deleted_pods_only_the_latest_of_the_present_life_are_known(api
         assert world.observe().departed == ()
 
 
+async def test_nothing_is_remembered_of_pods_that_go_after_their_job(api: FakeApi):
+    async with started(api) as world:
+        await world.cluster.apply(world.job, world.pod())
+        world.taken("DELETED")
+        world.told.clear()
+        api.vanish(POD)
+        await world.until(lambda: world.told)
+        assert (world.view.pods.of_job(KEY), world.view.pods.departed(KEY)) == ((), ())
+
+
 async def test_a_deletion_that_took_long_is_waited_for_from_its_end(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ):
