@@ -188,6 +188,10 @@ def test_a_launched_process_has_what_a_replica_of_a_job_has(path):
         (("--endpoints", "a:99999"), "the port of 'a:99999' in --endpoints is 99999; expected"),
         (("--endpoints", "a:1,"), "--endpoints has ''; expected host:port"),
         (
+            ("--print_program", "--log_dir", "x"),
+            "--log_dir is 'x', and --print_program prints to the",
+        ),
+        (
             ("--endpoints", "a:1", "--start_port", "7000"),
             "--start_port is '7000' and --endpoints is 'a:1', which says each server's port",
         ),

@@ -44,7 +44,7 @@ ROLE_VARIABLES = frozenset(
 def add_common_flags(parser: argparse.ArgumentParser, *, log_dir: str | None) -> None:
     """Add the flags and the positional arguments that both launchers take."""
     parser.add_argument(
-        "--log_dir", default=log_dir, help="directory of the log files (default: %(default)s; none: no files)"
+        "--log_dir", help=f"directory of the log files (default: {log_dir or 'no files'}; empty: no files)"
     )
     parser.add_argument(
         "--print_config",

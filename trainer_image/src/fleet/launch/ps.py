@@ -17,6 +17,7 @@ __all__ = ["commands", "main", "parse"]
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = "6170"
+DEFAULT_LOGS = "logs"
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -40,7 +41,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         action="store_true",
         help="print the programs of each server and of worker 0, and do not train",
     )
-    flags.add_common_flags(parser, log_dir="logs")
+    flags.add_common_flags(parser, log_dir=DEFAULT_LOGS)
     return parser.parse_args(argv)
 
 
@@ -59,6 +60,11 @@ def commands(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[
     ConfigurationError
         A flag has a value that cannot be used; the message names flag, value and what was expected.
     """
+    if arguments.print_program and arguments.log_dir:
+        raise ConfigurationError(
+            f"--log_dir is {arguments.log_dir!r}, and --print_program prints to the terminal and writes no "
+            "logs; expected one of them"
+        )
     num_workers = flags.whole_number("--worker_num", arguments.worker_num, least=1, most=1024)
     servers = _servers(arguments)
     shared = COPY_PAST_CACHES | flags.base_environ(environ, num_workers + len(servers))
@@ -162,9 +168,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.print_program:
             return _print_programs(started)
         flags.check_free("--endpoints" if arguments.endpoints else "--start_port", _servers(arguments))
+        log_dir = DEFAULT_LOGS if arguments.log_dir is None else arguments.log_dir
         if show:
-            flags.print_commands(started, arguments.log_dir)
-        return supervisor.run(started, Path(arguments.log_dir) if arguments.log_dir else None)
+            flags.print_commands(started, log_dir or None)
+        return supervisor.run(started, Path(log_dir) if log_dir else None)
     except ConfigurationError as error:
         print(f"launch_ps: {error}", file=sys.stderr)
         return error.exit_code
