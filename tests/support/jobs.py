@@ -130,6 +130,12 @@ INVALID = (
         ("Collective", "expected nothing"),
     ),
     InvalidCase(
+        "collective-not-in-step",
+        at("spec.syncMode", "Async", _COLLECTIVE),
+        "spec.syncMode",
+        ("'Async'", "expected Sync", "collective"),
+    ),
+    InvalidCase(
         "no-template", at("spec.template", ...), "spec.template", ("nothing", "each role has its own")
     ),
     InvalidCase(

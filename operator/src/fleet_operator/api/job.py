@@ -229,7 +229,8 @@ class FleetJobSpec(Model):
     trainer: TrainerSpec = Field(description="How many trainers there are and what they run.")
     sync_mode: SyncMode = Field(
         default=SyncMode.SYNC,
-        description="Sync: all trainers move step by step. Async, HalfAsync, Geo: each at its own pace.",
+        description="Sync: all trainers move step by step. Async, HalfAsync, Geo: each at its own pace,"
+        " with mode ParameterServer only.",
     )
     failure_policy: FailurePolicy = FailurePolicy()
     success_policy: SuccessPolicy = Field(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from fleet_operator.api.base import MAX_PORT, MAX_REPLICAS
 from fleet_operator.api.checkpoint import CheckpointScope
 from fleet_operator.api.failure_policy import FailureAction, RuleAction
-from fleet_operator.api.job import FleetJob, Mode
+from fleet_operator.api.job import FleetJob, Mode, SyncMode
 from fleet_operator.api.names import MAX_NAME_LENGTH, METRICS_PORT, NAME_PATTERN
 from fleet_operator.api.placement import Gang
 from fleet_operator.api.role import Role
@@ -240,6 +240,13 @@ RULES = (
         cel="self.mode != 'Collective' || !has(self.pserver)",
         holds=lambda job: job.spec.mode is not Mode.COLLECTIVE or job.spec.pserver is None,
         found=lambda _: "parameter servers",
+    ),
+    Rule(
+        field="syncMode",
+        expected="Sync, because trainers of a collective job exchange the gradients of every step",
+        cel="self.mode != 'Collective' || self.syncMode == 'Sync'",
+        holds=lambda job: job.spec.mode is not Mode.COLLECTIVE or job.spec.sync_mode is SyncMode.SYNC,
+        found=lambda job: repr(job.spec.sync_mode.value),
     ),
     Rule(
         field="template",
