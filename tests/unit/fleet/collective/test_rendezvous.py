@@ -40,3 +40,4 @@ def test_the_deadline_for_starting_is_that_for_a_lost_trainer_unless_it_is_told(
     told = {"FLAGS_rpc_deadline": "2500", "FLEET_START_DEADLINE_SECONDS": "600"}
     assert Deadlines.from_environ({"FLAGS_rpc_deadline": "2500"}).starting_seconds == 2.5
     assert Deadlines.from_environ(told).starting_seconds == 600
+    assert Deadlines(lost_seconds=180, start_seconds=30).starting_seconds == 180, "never a shorter one"

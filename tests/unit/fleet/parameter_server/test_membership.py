@@ -13,6 +13,7 @@ from fleet.parameter_server.membership import (
     AlreadyJoinedError,
     Membership,
     describe_absences,
+    loss_of,
 )
 from fleet.parameter_server.settings import Settings
 
@@ -59,6 +60,16 @@ def test_the_servers_of_an_elastic_job_wait_no_longer_for_who_never_joins():
     members = Membership(2, settings, started=0.0)
     members.admit(0, 0, now=40.0)
     assert members.absences(41.0) == [Absence(1, 40.0, NOT_JOINED, 140.0)]
+
+
+def test_who_has_never_joined_is_told_with_the_deadline_for_starting_and_who_is_lost_with_the_other():
+    never = str(loss_of(Absence(1, 40.0, NOT_JOINED, 3640.0), 3641.0, step=0, lost_seconds=180.0))
+    assert "trainer 1 has not joined within 3601 s" in never
+    assert "runPolicy.pendingDeadlineSeconds" in never
+    assert "180000" not in never, "the deadline of one that is lost is not what is over"
+    lost = str(loss_of(Absence(1, 40.0, LOST, 220.0), 221.0, step=7, lost_seconds=180.0))
+    assert "lost its connection 181 s ago, at step 7" in lost
+    assert "FLAGS_rpc_deadline is 180000 ms" in lost
 
 
 def test_a_trainer_that_beats_is_present(members):

@@ -42,6 +42,8 @@ def test_peers_that_have_never_been_there_have_a_deadline_of_their_own():
     assert (settings.starting_seconds, settings.stalled_seconds) == (180, 1800)
     settings = Settings(deadline_seconds=180, start_deadline_seconds=3600)
     assert (settings.starting_seconds, settings.stalled_seconds) == (3600, 3600)
+    settings = Settings(deadline_seconds=180, start_deadline_seconds=30)
+    assert settings.starting_seconds == 180, "a pod that runs has still to import and to load"
 
 
 def test_trying_again_may_be_switched_off():

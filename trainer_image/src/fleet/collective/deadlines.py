@@ -32,8 +32,8 @@ class Deadlines:
 
     @property
     def starting_seconds(self) -> float:
-        """For how long a trainer that has never been there is waited for."""
-        return self.start_seconds or self.lost_seconds
+        """For how long a trainer that has never been there is waited for: never less than for a lost one."""
+        return max(self.start_seconds or 0.0, self.lost_seconds)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Deadlines":

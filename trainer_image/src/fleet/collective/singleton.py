@@ -70,7 +70,7 @@ class Fleet(SavingCalls):
         RoleError
             The environment does not describe a collective job; the message names the variable.
         DeadlineExceededError
-            A trainer did not come before ``FLAGS_rpc_deadline``; the message names who.
+            A trainer did not come before the deadline for starting; the message names who.
         """
         if self._group is not None:
             raise ConfigurationError("fleet.init was called a second time; expected once per process")

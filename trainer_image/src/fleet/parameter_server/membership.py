@@ -17,10 +17,11 @@ __all__ = [
     "AlreadyJoinedError",
     "Membership",
     "describe_absences",
+    "loss_of",
 ]
 
 
-NOT_JOINED: Final = "has not joined; the server began to wait"
+NOT_JOINED: Final = "has not joined"
 LOST: Final = "lost its connection"
 SILENT: Final = "was heard last"
 
@@ -225,3 +226,18 @@ def describe_absences(absences: Sequence[Absence]) -> str:
         if (trainers := [absence.trainer for absence in absences if absence.reason == reason])
     ]
     return f"waiting for {' and '.join(awaited)}"
+
+
+def loss_of(absence: Absence, now: float, *, step: int, lost_seconds: float) -> PeerLostError:
+    """Return the error that a trainer's absence has become, which says which deadline is over."""
+    waited = f"{now - absence.since:.0f} s"
+    if absence.reason == NOT_JOINED:
+        return PeerLostError(
+            f"trainer {absence.trainer} has not joined within {waited}; see its log, or raise "
+            "runPolicy.pendingDeadlineSeconds (FLEET_START_DEADLINE_SECONDS; without, FLAGS_rpc_deadline)"
+        )
+    return PeerLostError(
+        f"trainer {absence.trainer} {absence.reason} {waited} ago, at step {step}; it has vanished for good, "
+        f"as FLAGS_rpc_deadline is {lost_seconds * 1000:.0f} ms (a trainer that ends well calls "
+        "fleet.stop_worker())"
+    )

@@ -30,7 +30,7 @@ from fleet.parameter_server.elastic import elastic_facts
 from fleet.parameter_server.keeper import Keeper
 from fleet.parameter_server.link import Link, greet
 from fleet.parameter_server.meetings import Meetings
-from fleet.parameter_server.membership import SILENT, Absence, Membership, describe_absences
+from fleet.parameter_server.membership import SILENT, Absence, Membership, describe_absences, loss_of
 from fleet.parameter_server.modes import Answer, Missing, NormExchange, NormPart, mode_of_server
 from fleet.parameter_server.naming import describe_blocks, name_servers, name_trainers
 from fleet.parameter_server.proto import control_pb2
@@ -428,12 +428,8 @@ class Server:
         return lost
 
     def _vanished(self, absence: Absence, now: float) -> PeerLostError:
-        return PeerLostError(
-            f"trainer {absence.trainer} {absence.reason} {now - absence.since:.0f} s ago, at step "
-            f"{self._mode.step_of(absence.trainer)}; it has vanished for good, as FLAGS_rpc_deadline is "
-            f"{self._settings.deadline_seconds * 1000:.0f} ms (a trainer that ends well calls "
-            "fleet.stop_worker())"
-        )
+        step = self._mode.step_of(absence.trainer)
+        return loss_of(absence, now, step=step, lost_seconds=self._settings.deadline_seconds)
 
     def _name_silent(self, silent: set[int]) -> None:
         for trainer in sorted(silent - self._silent):

@@ -66,8 +66,12 @@ class Settings:
 
     @property
     def starting_seconds(self) -> float:
-        """How long peers that have never been there are waited for."""
-        return self.start_deadline_seconds or self.deadline_seconds
+        """How long peers that have never been there are waited for: at least as long as one that is lost.
+
+        The job's pendingDeadlineSeconds may be short, and is kept when its pods run; they have still to
+        import and to load before they join.
+        """
+        return max(self.start_deadline_seconds or 0.0, self.deadline_seconds)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Settings":

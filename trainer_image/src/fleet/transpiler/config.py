@@ -75,8 +75,8 @@ class DistributeTranspilerConfig:
         After how many steps a trainer of GEO sends what has changed.
     wait_port : bool
         Trainers wait until every server accepts connections before they start, and say for whom. Without
-        it a server that is not there yet is waited for in the call that joins it. Either way for
-        `FLAGS_rpc_deadline` at most.
+        it a server that is not there yet is waited for in the call that joins it. Either way for the
+        deadline for starting at most (`FLEET_START_DEADLINE_SECONDS`, else `FLAGS_rpc_deadline`).
     print_log : bool
         Log where each block goes.
 
