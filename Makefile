@@ -67,7 +67,7 @@ assets: setup  ## get what the tests start and is not there: kube-apiserver, etc
 
 # Many tests wait more than they compute, so that three processes keep two cores busy.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 5 ? cores * 3 / 2 : 8)))
-PARALLEL := --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
+PARALLEL := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 check: lint types  ## what a change needs first, in two minutes: lint, types, and the tests that start no programs
 	$(BIN)/pytest tests/unit -m "not programs" --quiet $(PYTEST_FLAGS)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.turns import Turns, arrange, is_serial
+from tests.support.turns import Scheduler, Turns, arrange, is_serial
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -29,10 +29,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 TURNS = pytest.StashKey[Turns]()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Say which tests stay together, before xdist asks."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say in which order tests are handed out."""
     arrange(items, Path(__file__).parent)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
+    """Say which tests stay together."""
+    return Scheduler(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:

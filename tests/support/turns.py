@@ -11,16 +11,21 @@ import fcntl
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Turns", "arrange", "is_serial"]
+    import pytest
+
+__all__ = ["Scheduler", "Turns", "arrange", "is_serial"]
 
 ORDER = ("controlplane", "runtime", "unit")
 """Folders by how long their longest tests take: whatever comes last should be short."""
+
+SHARING = ("test_equality.py", "test_golden.py", "test_wire_faults.py")
+"""Modules whose tests share what takes long to make."""
 
 
 def is_serial(item: pytest.Item | None) -> bool:
@@ -29,11 +34,9 @@ def is_serial(item: pytest.Item | None) -> bool:
 
 
 def arrange(items: list[pytest.Item], root: Path) -> None:
-    """Put tests in the order in which they are handed out, and together what one process should run.
+    """Put tests in the order in which they are handed out.
 
-    Serial tests come first: nothing is under way then that would have to stand still for them. Those of the
-    control plane share one; modules of which the tests share what is made once for all of them say so by a
-    group of their own.
+    Serial tests come first: nothing is under way then that would have to stand still for them.
     """
 
     def folder(item: pytest.Item) -> str:
@@ -43,11 +46,16 @@ def arrange(items: list[pytest.Item], root: Path) -> None:
         return not is_serial(item), ORDER.index(folder(item)) if folder(item) in ORDER else len(ORDER)
 
     items.sort(key=place)
-    for item in items:
-        if is_serial(item):
-            item.add_marker(pytest.mark.xdist_group("serial"))
-        elif folder(item) == "controlplane":
-            item.add_marker(pytest.mark.xdist_group("controlplane"))
+
+
+class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
+    """Hands out tests one by one, and to one process those that share what is made once for all of them."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        if "/controlplane/" in module:
+            return "controlplane"
+        return module if module.endswith(SHARING) else nodeid
 
 
 class Turns:

@@ -14,7 +14,7 @@ SCRIPT = Path(mixture.__file__)
 Values = dict[str, torch.Tensor]
 
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("equality")]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

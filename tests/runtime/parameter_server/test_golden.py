@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "golden.py"
 OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
 
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("golden")]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,6 @@ from fleet.wire.messages import pack_hello, pack_hyper, read_error, read_hello
 from tests.support.parameter_server import HOST, Loopback, loopback
 from tests.support.processes import wait_for
 
-pytestmark = pytest.mark.xdist_group("wire-faults")
-
 JOB = job_hash("loopback", "uid-1")
 ATTEMPTS = itertools.count()
 
