@@ -22,7 +22,14 @@ _ROLE_INDEX = {Role.PSERVER: "PADDLE_PSERVER_ID", Role.TRAINER: "PADDLE_TRAINER_
 
 
 def role_env(
-    job: FleetJob, role: Role, index: int, hosts: Hosts, *, restarts: int = 0, life: int = 0
+    job: FleetJob,
+    role: Role,
+    index: int,
+    hosts: Hosts,
+    *,
+    restarts: int = 0,
+    life: int = 0,
+    peers_run: bool = False,
 ) -> dict[str, str]:
     """Return the environment of one replica.
 
@@ -38,6 +45,8 @@ def role_env(
         How often this replica was started before, alone or with the whole job.
     life : int
         The life of the job in which its present training began.
+    peers_run : bool
+        Whether all others run already, so that there is none whose start must be waited for.
 
     Returns
     -------
@@ -55,8 +64,9 @@ def role_env(
         "FLEET_SYNC_MODE": job.spec.sync_mode.value,
         "FLEET_RESTARTS": str(restarts),
         "FLEET_METRICS_PORT": str(replica_ports(job, role, index).metrics),
-        "FLEET_START_DEADLINE_SECONDS": str(job.start_deadline_seconds),
     }
+    if not peers_run:
+        env["FLEET_START_DEADLINE_SECONDS"] = str(job.start_deadline_seconds)
     if job.spec.checkpoint is not None:
         env["FLEET_CHECKPOINT_DIR"] = job.spec.checkpoint.mount_path
         env["FLEET_LIFE"] = str(life)

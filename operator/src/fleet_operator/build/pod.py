@@ -36,7 +36,14 @@ _UNITS = {"m": Decimal("0.001"), "": Decimal(1), "k": Decimal(1000)}
 
 
 def build_pod(
-    job: FleetJob, role: Role, index: int, attempt: Attempt, hosts: Hosts, *, life: int = 0
+    job: FleetJob,
+    role: Role,
+    index: int,
+    attempt: Attempt,
+    hosts: Hosts,
+    *,
+    life: int = 0,
+    peers_run: bool = False,
 ) -> dict[str, Any]:
     """Return the manifest of one replica's pod.
 
@@ -52,6 +59,8 @@ def build_pod(
         Where each replica is reached.
     life : int
         The life of the job in which its present training began.
+    peers_run : bool
+        Whether all others run already.
 
     Returns
     -------
@@ -64,7 +73,8 @@ def build_pod(
     spec = template.spec.to_manifest()
     main = template.main_container.name
     main_container = next(each for each in spec["containers"] if each["name"] == main)
-    env = role_env(job, role, index, hosts, restarts=attempt.job + attempt.replica, life=life)
+    restarts = attempt.job + attempt.replica
+    env = role_env(job, role, index, hosts, restarts=restarts, life=life, peers_run=peers_run)
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
         _complete_container(container, env)
     _complete_main(main_container, job, role, index)

@@ -269,6 +269,10 @@ class Situation:
         """Whether a replica has got as far as to run in the present life of the job."""
         return self.has_completed(replica) or (replica in self.present and has_started(self.present[replica]))
 
+    def peers_run(self, replica: Replica) -> bool:
+        """Whether all replicas but this one have got as far as to run, so that it waits for no start."""
+        return all(self.has_started(each) for each in self.replicas if each != replica)
+
     def is_unseen(self, replica: Replica) -> bool:
         """Whether a replica may have ended unseen: it has no pod, or had none when it was replaced."""
         if self.has_completed(replica):

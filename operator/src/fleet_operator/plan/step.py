@@ -177,7 +177,15 @@ def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ..
     extras = () if blocked else ensure(situation.extras, situation.observed)
     hosts = cache(situation.hosts)  # every pod's environment lists every host
     pods = (
-        build_pod(job, each.role, each.index, ledger.attempt(each), hosts, life=ledger.training)
+        build_pod(
+            job,
+            each.role,
+            each.index,
+            ledger.attempt(each),
+            hosts,
+            life=ledger.training,
+            peers_run=ledger.is_replaced(each) and situation.peers_run(each),
+        )
         for each in due
     )
     return (*service, *extras, *map(CreatePod, pods))

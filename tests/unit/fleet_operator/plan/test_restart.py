@@ -10,6 +10,7 @@ import pytest
 from fleet_operator.api import FailureAction, FailureRule, LastFailure, Role, RuleAction
 from fleet_operator.plan.failure import Failure, Kind
 from fleet_operator.plan.ledger import Replica
+from fleet_operator.plan.model import CreatePod
 from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, RestartReplicas, Verdict, judge
 from tests.support import jobs
 from tests.support.plans import Story, at, ended, pending, pserver, trainer
@@ -337,6 +338,26 @@ def test_a_trainer_whose_servers_have_completed_can_only_start_with_them():
     lines = story.sees(*pods, ended(trainer(1), 1), after=2)
     told = "digits-trainer-1 failed with exit code 1; all replicas start anew"
     assert f"Restarting True JobRestarting: {told}" in lines
+
+
+@pytest.mark.parametrize(
+    ("others", "patience"),
+    [
+        pytest.param((pserver(0), pserver(1), trainer(0)), None, id="that-run"),
+        pytest.param((pserver(0), pserver(1), ended(trainer(0))), None, id="that-run-or-have-completed"),
+        pytest.param((pserver(0), pserver(1), pending(trainer(0))), "3600", id="that-start"),
+    ],
+)
+def test_who_is_started_again_waits_for_the_start_of_others_only_if_one_has_still_to_start(others, patience):
+    story = Story(startupPolicy="AnyOrder")
+    story.sees(*others, ended(trainer(1), 1))
+    story.sees(*others, after=5)
+    (created,) = (each.manifest for each in story.plan.actions if isinstance(each, CreatePod))
+    env = {each["name"]: each.get("value") for each in created["spec"]["containers"][0]["env"]}
+    assert (created["metadata"]["name"], env.get("FLEET_START_DEADLINE_SECONDS")) == (
+        "digits-trainer-1",
+        patience,
+    )
 
 
 ELASTIC: dict[str, Any] = {
