@@ -23,8 +23,8 @@ class Alone:
     def __init__(self) -> None:
         self.used: list[set[torch.device]] = []
 
-    def use(self, devices: Iterable[torch.device]) -> None:
-        self.used.append(set(devices))
+    def use(self, parameters: Iterable[torch.Tensor]) -> None:
+        self.used.append({parameter.device for parameter in parameters})
 
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
         pass

@@ -103,7 +103,15 @@ def test_the_first_operation_on_a_device_is_waited_for_by_name(group, watched, m
     assert CPU not in group._marks
 
 
-def test_trainers_whose_models_are_on_other_devices_are_named(group, monkeypatch):
-    monkeypatch.setattr(group, "agree", lambda _, ours: {0: ours, 1: "cuda"})
-    with pytest.raises(ConfigurationError, match=r"trainer 1 has its parameters on cuda where .* on cpu"):
-        group.use([CPU, CPU])
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        pytest.param("torch.float32 on cuda", id="on-another-device"),
+        pytest.param("torch.float64 on cpu", id="of-another-dtype-at-which-gloo-would-end-the-process"),
+    ],
+)
+def test_trainers_whose_models_differ_in_kind_are_named(group, monkeypatch, theirs):
+    monkeypatch.setattr(group, "agree", lambda _, ours: {0: ours, 1: theirs})
+    said = rf"trainer 1 has its parameters as {theirs} where .* as torch.float32 on cpu"
+    with pytest.raises(ConfigurationError, match=said):
+        group.use([torch.zeros(1), torch.zeros(2)])

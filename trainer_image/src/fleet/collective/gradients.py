@@ -105,7 +105,7 @@ class GradientAverager:
 
     def start(self) -> None:
         """Take every parameter's value from trainer 0, and hook the gradients."""
-        self._group.use(parameter.device for _, parameter in self._all)
+        self._group.use(parameter for _, parameter in self._all)
         for name, parameter in self._all:
             self._group.broadcast_(parameter.detach(), f"the first value of {name}")
         for position, (_, parameter) in enumerate(self._named):
@@ -148,7 +148,7 @@ class GradientAverager:
             for slot in self._slots.values()
         ):
             return
-        self._group.use(parameter.device for parameter in self.parameters)
+        self._group.use(self.parameters)
         self._buckets.clear()
         self._allocate()
 

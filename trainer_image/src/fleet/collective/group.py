@@ -122,25 +122,26 @@ class Group:
             self._meet(what)
             dist.all_reduce(values, _OPERATIONS[operation], group=self._calling, async_op=True).wait()
 
-    def use(self, devices: Iterable[torch.device]) -> None:
-        """Make sure that tensors of these devices can travel; every trainer calls this before they do.
+    def use(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Make sure that tensors like these can travel; every trainer calls this before they do.
 
         Raises
         ------
         ConfigurationError
-            Another trainer's tensors are on devices of another kind.
+            Another trainer's are of another dtype, or on devices of another kind.
         FleetError
             The devices cannot be connected; the message says why.
         """
-        used = sorted(set(devices), key=str)
-        ours = " and ".join(sorted({device.type for device in used}))
+        kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
+        used = sorted({device for _, device in kinds}, key=str)
+        ours = " and ".join(sorted({f"{dtype} on {device.type}" for dtype, device in kinds}))
         self._uses += 1
         for rank, theirs in self.agree(f"devices ({self._uses})", ours).items():
             if theirs != ours:
                 raise ConfigurationError(
-                    f"{self.place.name(rank)} has its parameters on {theirs} where this trainer, "
-                    f"{self.place.rank}, has them on {ours}; move the model alike in every trainer, before "
-                    "the first backward()"
+                    f"{self.place.name(rank)} has its parameters as {theirs} where this trainer, "
+                    f"{self.place.rank}, has them as {ours}; move and convert the model alike in every "
+                    "trainer, before the first backward()"
                 )
         for device in used:
             if device.type == "cuda" and device not in self._marks:
