@@ -1,5 +1,6 @@
 """Sessions of trainers with servers, in one process over loopback: who may join, and what a step does."""
 
+import itertools
 import logging
 import math
 import re
@@ -17,7 +18,7 @@ from fleet.parameter_server.modes.immediate import ImmediateServer
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import Trainer
 from fleet.transpiler import DistributeTranspilerConfig
-from tests.support.parameter_server import loopback, sgd, small_model
+from tests.support.parameter_server import Loopback, loopback, sgd, small_model
 from tests.support.processes import wait_for
 from tests.support.threads import at_once
 
@@ -231,6 +232,30 @@ def test_without_wait_port_joining_waits_in_the_open_and_not_for_ever(caplog, mo
             trainer.start()
     assert f"waiting to join parameter server {job.endpoints[0]}, for 1 s" in caplog.text
     assert " to listen" not in caplog.text
+
+
+def test_a_trainer_that_waits_to_join_a_server_stays_alive_to_those_that_it_has_joined(monkeypatch):
+    job = Loopback(servers=2)
+    try:
+        first = job.start_server(0).server
+        heartbeat, beats = first.heartbeat, itertools.count()
+        twice = threading.Event()
+
+        def count(trainer: int, attempt: int) -> Any:
+            if next(beats):
+                twice.set()
+            return heartbeat(trainer, attempt)
+
+        monkeypatch.setattr(first, "heartbeat", count)
+        trainer, _, _ = job.make_trainer(config=DistributeTranspilerConfig(wait_port=False))
+        joining = threading.Thread(target=trainer.start, daemon=True)
+        joining.start()
+        assert twice.wait(20), "a sign of life now and then, while the other server is not there"
+        job.start_server(1)
+        joining.join(60)
+        trainer.complete()
+    finally:
+        job.close()
 
 
 def test_a_step_whose_gradients_are_absent_everywhere_changes_nothing():

@@ -361,9 +361,8 @@ class Client:
         deadline = time.monotonic() + settings.starting_seconds
         if plan.wait_port:
             wait_for_ports(plan.endpoints, settings.starting_seconds)
-        trainer = self._identity.trainer
         self._controls = [
-            ControlClient(endpoint, trainer, self._job.attempt, settings.retry_times)
+            ControlClient(endpoint, self._identity.trainer, self._job.attempt, settings.retry_times)
             for endpoint in plan.endpoints
         ]
         replies = self._join(deadline)
@@ -401,13 +400,15 @@ class Client:
 
     def _join(self, deadline: float) -> "list[control_pb2.JoinReply]":
         checksums = self.store.checksums()
-        replies, log = [], WaitLog()
+        replies, log, beats, patience = [], WaitLog(), list[object](), self._settings.deadline_seconds
         for server, control in enumerate(self._controls):
             owned = {block.id: checksums[block.id] for block in self.plan.blocks_on(server)}
             remaining = max(1.0, deadline - time.monotonic())
 
-            def waiting(endpoint: str = control.endpoint) -> None:
-                log.note(endpoint, lambda: f"waiting to join parameter server {endpoint}")
+            def waiting(server: int = server, endpoint: str = control.endpoint) -> None:
+                if log.note(endpoint, lambda: f"waiting to join parameter server {endpoint}"):
+                    # Else they would give this trainer up; a call that nobody holds is cancelled.
+                    beats[:] = [each.heartbeat(patience) for each in self._controls[:server]]
 
             replies.append(
                 control.join(self._job.name, self._job.uid, self._agreement, owned, remaining, waiting)
