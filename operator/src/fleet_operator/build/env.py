@@ -29,6 +29,7 @@ def role_env(
     *,
     restarts: int = 0,
     life: int = 0,
+    unseen: bool = False,
     peers_run: bool = False,
 ) -> dict[str, str]:
     """Return the environment of one replica.
@@ -45,6 +46,8 @@ def role_env(
         How often this replica was started before, alone or with the whole job.
     life : int
         The life of the job in which its present training began.
+    unseen : bool
+        Whether nobody has seen how the pod before this one ended, so that it may have completed.
     peers_run : bool
         Whether all others run already, so that there is none whose start must be waited for.
 
@@ -69,7 +72,8 @@ def role_env(
         env["FLEET_START_DEADLINE_SECONDS"] = str(job.start_deadline_seconds)
     if job.spec.checkpoint is not None:
         env["FLEET_CHECKPOINT_DIR"] = job.spec.checkpoint.mount_path
-        env["FLEET_LIFE"] = str(life)
+        if unseen or role is Role.PSERVER or job.spec.mode is Mode.COLLECTIVE:
+            env["FLEET_LIFE"] = str(life)
     if job.spec.mode is Mode.COLLECTIVE:
         return env | _collective(job, index, hosts)
     return env | _parameter_server(job, role, index, hosts)

@@ -43,6 +43,7 @@ def build_pod(
     hosts: Hosts,
     *,
     life: int = 0,
+    unseen: bool = False,
     peers_run: bool = False,
 ) -> dict[str, Any]:
     """Return the manifest of one replica's pod.
@@ -59,6 +60,8 @@ def build_pod(
         Where each replica is reached.
     life : int
         The life of the job in which its present training began.
+    unseen : bool
+        Whether nobody has seen how the pod before this one ended.
     peers_run : bool
         Whether all others run already.
 
@@ -74,7 +77,7 @@ def build_pod(
     main = template.main_container.name
     main_container = next(each for each in spec["containers"] if each["name"] == main)
     restarts = attempt.job + attempt.replica
-    env = role_env(job, role, index, hosts, restarts=restarts, life=life, peers_run=peers_run)
+    env = role_env(job, role, index, hosts, restarts=restarts, life=life, unseen=unseen, peers_run=peers_run)
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
         _complete_container(container, env)
     _complete_main(main_container, job, role, index)

@@ -80,7 +80,6 @@ class Failure:
     reasons: frozenset[str] = frozenset()  # what rules may know it by
     by_main: bool = True  # whether the main container has ended, and not another one
     follows: bool = False  # from a disruption, or from a failure that has been counted
-    unseen: bool = False  # whether its pod is gone and nobody has seen how it ended
 
     @property
     def counts(self) -> bool:
@@ -159,13 +158,13 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
 
 def _gone(situation: Situation, replica: Replica) -> Failure:
     """Return what is known of a replica whose pod is gone: that it was deleted, or not even that."""
-    name, unseen = situation.name_of(replica), situation.is_unseen(replica)
+    name = situation.name_of(replica)
     reason, sentence, reasons = "Deleted", f"{name} was deleted", {"Deleted"}
     if replica not in situation.departed:
         reason, sentence = VANISHED, f"{name} is gone, and nobody has seen how it ended"
         reasons |= {VANISHED}
     told = LastFailure(pod=name, reason=reason, message=sentence, time=stamp(situation.now))
-    return Failure(replica, Kind.DISRUPTION, told, frozenset(reasons), unseen=unseen)
+    return Failure(replica, Kind.DISRUPTION, told, frozenset(reasons))
 
 
 def _lost(situation: Situation, replica: Replica, pod: ObservedPod) -> Failure:

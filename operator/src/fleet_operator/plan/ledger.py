@@ -107,6 +107,12 @@ class Ledger:
         restarts = self.roles[replica.role].restarts.get(replica.index)
         return restarts is not None and bool(restarts.unseen)
 
+    def may_have_ended(self, replica: Replica) -> bool:
+        """Whether nobody has seen how the pod before a replica's present one ended, so maybe well."""
+        if self.is_replaced(replica):
+            return self.was_unseen(replica)
+        return self.unseen_restarts > 0
+
     def not_before_of(self, replica: Replica) -> datetime | None:
         """Return when a replica's next pod may be created, if that was put off."""
         restarts = self.roles[replica.role].restarts.get(replica.index)

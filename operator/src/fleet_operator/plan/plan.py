@@ -193,11 +193,10 @@ def failed(situation: Situation) -> Plan | None:
         why = "its parameters are lost, so " if lost else ""
         restarting = (True, vanished or "JobRestarting", f"{cause.message}; {why}all replicas start anew")
     else:
-        unwitnessed = {failure.replica for failure in failures if failure.unseen}
         for replica in verdict.replicas:
             pause = backoff(min(ledger.attempt(replica).replica, before) + 1)
             not_before = stamp(situation.now + pause)
-            ledger = ledger.with_replica_restart(replica, not_before, unseen=replica in unwitnessed)
+            ledger = ledger.with_replica_restart(replica, not_before, unseen=situation.is_unseen(replica))
         restarting = (True, vanished or "ReplicaRestarting", f"{cause.message}; it is started again")
     situation = situation.with_ledger(ledger)
     return step(situation, {ConditionType.RESTARTING: restarting}, last_failure=cause, events=events)

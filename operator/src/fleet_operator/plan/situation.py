@@ -279,8 +279,8 @@ class Situation:
             return False
         pod = self.present.get(replica)
         if pod is not None:  # one that runs says so itself, as it ends; what found no peers has done nothing
-            unseen = self.ledger.was_unseen(replica) or self.ledger.unseen_restarts > 0
-            return unseen and (not has_started(pod) or pod.exit_code == EXIT_PEER_LOST)
+            found_nobody = not has_started(pod) or pod.exit_code == EXIT_PEER_LOST
+            return found_nobody and self.ledger.may_have_ended(replica)
         last = self.departed.get(replica)
         awaited = self.ledger.is_replaced(replica) and not self._is_recorded(replica)
         return self.ledger.was_unseen(replica) if awaited else last is None or not has_ended(last)

@@ -184,6 +184,7 @@ def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ..
             ledger.attempt(each),
             hosts,
             life=ledger.training,
+            unseen=ledger.may_have_ended(each),
             peers_run=ledger.is_replaced(each) and situation.peers_run(each),
         )
         for each in due

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fleet.checkpoint import FINISHED_NAME, leave_mark, read_mark
+from fleet import lifecycle
+from fleet.checkpoint import FINISHED_NAME, end_if_finished, leave_mark, read_mark
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,3 +59,20 @@ def test_a_folder_that_takes_no_mark_is_told_of_and_ends_nothing(
     with caplog.at_level(logging.WARNING):
         leave_mark(environ(tmp_path / "gone"), {0})
     assert "could not be noted in" in caplog.text
+
+
+def test_a_trainer_ends_well_by_a_mark_that_names_it_and_says_so_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lifecycle, "joined", lambda: None)
+    said: list[Any] = []
+    monkeypatch.setattr(lifecycle, "finish", said.append)
+    leave_mark(environ(tmp_path), {0, 2})
+    end_if_finished(environ(tmp_path), 1)  # it was given up: others completed without it
+    assert not caplog.records
+    with pytest.raises(SystemExit) as ended:
+        end_if_finished(environ(tmp_path), 2)
+    assert ended.value.code == 0
+    assert said == [(0, 2)]
+    [line] = caplog.messages
+    assert "this training has ended before, as finished.json in" in line

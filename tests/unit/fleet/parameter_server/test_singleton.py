@@ -9,9 +9,11 @@ import torch
 
 import fleet as package
 from fleet import lifecycle, role_maker
+from fleet.checkpoint import leave_mark
 from fleet.errors import CheckpointError, ConfigurationError
 from fleet.parameter_server import Fleet
 from fleet.parameter_server import fleet as singleton
+from fleet.parameter_server.client import Client
 from fleet.strategy import DistributedStrategy
 
 ENDPOINTS = ["10.0.0.1:6174", "10.0.0.2:6174"]
@@ -263,3 +265,17 @@ def test_forks_are_left_to_python():
 
     assert os.environ["GRPC_ENABLE_FORK_SUPPORT"] == "0"
     assert logging.getLogger("fleet.parameter_server").handlers == []
+
+
+def test_a_trainer_whose_training_has_ended_waits_for_no_server(tmp_path, monkeypatch):
+    known = {"FLEET_CHECKPOINT_DIR": str(tmp_path), "FLEET_JOB_UID": "uid-1", "FLEET_LIFE": "0"}
+    for name, value in known.items():
+        monkeypatch.setenv(name, value)
+    leave_mark(known, {0, 1, 2})
+    monkeypatch.setattr(lifecycle, "joined", lambda: None)
+    monkeypatch.setattr(Client, "start", lambda *_: pytest.fail("it joined the servers"))
+    fleet, model = started(), torch.nn.Linear(3, 1)
+    fleet.distributed_optimizer(sgd(model), model=model).minimize(lambda m: m(torch.ones(3)).sum())
+    with pytest.raises(SystemExit) as ended:
+        fleet.init_worker()
+    assert ended.value.code == 0

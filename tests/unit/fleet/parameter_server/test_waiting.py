@@ -88,3 +88,19 @@ def test_a_wait_for_ports_says_for_whom(caplog, monkeypatch):
         with pytest.raises(DeadlineExceededError):
             wait_for_ports([endpoint], deadline_seconds=0.5)
     assert f"waiting for parameter server {endpoint} to listen (" in caplog.text
+
+
+def test_a_wait_for_ports_looks_now_and_then_whether_it_is_needed(monkeypatch):
+    monkeypatch.setattr(waiting, "_POLL_SECONDS", 0.0)
+    looks = []
+
+    def look():
+        looks.append(len(looks))
+        if len(looks) == 3:
+            raise SystemExit(0)
+
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        with pytest.raises(SystemExit):
+            wait_for_ports([f"127.0.0.1:{silent.getsockname()[1]}"], 60.0, look)
+    assert len(looks) == 3

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fleet_operator.api import Role
+from fleet_operator.api import FleetJobStatus, Role
+from fleet_operator.plan.ledger import Ledger, Replica
 from fleet_operator.plan.model import CreatePod
 from tests.support import jobs
 from tests.support.plans import Story, at, ended, pending, pserver, trainer
@@ -159,6 +160,30 @@ def test_a_training_is_the_same_until_something_else_than_unseen_ends_begins_it_
     story.sees(again[0], ended(again[1], 1), after=80)
     story.sees(after=300)
     assert (story.job.status.job_restarts, lives_told(story)) == (2, {"2"})
+
+
+def test_a_trainer_beside_servers_is_told_of_its_training_only_where_its_end_before_was_not_seen():
+    """One that was seen to fail in saving its result would find the mark, and end well without the result."""
+    story = Story(checkpoint={"mountPath": "/data", "claimName": "data"})
+    servers, again = (pserver(0), pserver(1)), trainer(1, "0.1")
+    story.sees(*servers)
+    assert lives_told(story) == set()
+    story.sees(*ALL)
+    story.sees(*servers, trainer(0), after=5)
+    story.sees(*servers, trainer(0), after=30)
+    assert lives_told(story) == {"0"}
+    story.sees(*servers, trainer(0), again, after=40)
+    story.sees(*servers, trainer(0), ended(again, 1), after=50)
+    story.sees(*servers, trainer(0), after=120)
+    assert [each for each in story.plan.actions if isinstance(each, CreatePod)]
+    assert lives_told(story) == set()
+
+
+def test_a_replica_that_was_seen_to_fail_after_all_had_vanished_has_not_ended_well_before():
+    first, ledger = Replica(Role.TRAINER, 0), Ledger.of(FleetJobStatus()).with_job_restart(at(5), unseen=True)
+    assert ledger.may_have_ended(first)
+    assert not ledger.with_replica_restart(first, at(9)).may_have_ended(first)
+    assert ledger.with_replica_restart(first, at(9), unseen=True).may_have_ended(first)
 
 
 def test_in_an_elastic_job_a_server_speaks_only_for_whom_it_names():

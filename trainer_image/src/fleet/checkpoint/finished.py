@@ -1,9 +1,12 @@
 """The mark that a training leaves in the job's checkpoint folder when all of it has completed.
 
 The pods of a job may all be gone before its operator has seen how they ended. It starts them again then, with
-the training of before (``FLEET_LIFE``), and who is to hold the parameters finds here that nothing is left to
-do. A job that was started anew for a failure, a suspension or another number of trainers has another
-training, and another job has another uid: to them the mark says nothing.
+the training of before (``FLEET_LIFE``), and they find here that nothing is left to do. A job that was started
+anew for a failure, a suspension or another number of trainers has another training, and another job has
+another uid: to them the mark says nothing.
+
+Trainers beside servers are told of the training only where nobody has seen how the pod before ended: one that
+was seen to fail in saving its result, when all had completed, would end well without the result.
 """
 
 import json
@@ -57,8 +60,14 @@ def read_mark(environ: Mapping[str, str]) -> tuple[int, ...] | None:
     return tuple(trainers) if numbers and trainers else None
 
 
-def end_if_finished(environ: Mapping[str, str]) -> None:
+def end_if_finished(environ: Mapping[str, str], trainer: int | None = None) -> None:
     """End this replica well if its training has ended already; it must have been told who it is.
+
+    Parameters
+    ----------
+    environ : mapping of str to str
+    trainer : int, optional
+        The index of a trainer of whom the mark must say that it has completed: others may have been given up.
 
     Raises
     ------
@@ -66,7 +75,7 @@ def end_if_finished(environ: Mapping[str, str]) -> None:
         With status 0: there is nothing left to do.
     """
     completed = read_mark(environ)
-    if completed is None:
+    if completed is None or (trainer is not None and trainer not in completed):
         return
     _log.warning(
         "this training has ended before, as %s in %s says: nothing is left to do",

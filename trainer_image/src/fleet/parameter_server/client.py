@@ -94,8 +94,8 @@ class Client:
         self._barriers_passed = 0
         self._reductions_passed = 0
 
-    def start(self) -> None:
-        """Join every server, and take the values that they hold.
+    def start(self, look: Callable[[], None] = lambda: None) -> None:
+        """Join every server, and take the values that they hold; `look` is as in `wait_for_ports`.
 
         Raises
         ------
@@ -105,7 +105,7 @@ class Client:
             A server does not answer in time.
         """
         try:
-            self._start()
+            self._start(look)
         except BaseException:
             self.close()
             raise
@@ -356,11 +356,11 @@ class Client:
         """Return up to when a server is known to have lived, by the monotonic clock."""
         return self._heartbeat.lived(server) if self._heartbeat is not None else 0.0
 
-    def _start(self) -> None:
+    def _start(self, look: Callable[[], None]) -> None:
         plan, settings = self.plan, self._settings
         deadline = time.monotonic() + settings.starting_seconds
         if plan.wait_port:
-            wait_for_ports(plan.endpoints, settings.starting_seconds)
+            wait_for_ports(plan.endpoints, settings.starting_seconds, look)
         self._controls = [
             ControlClient(endpoint, self._identity.trainer, self._job.attempt, settings.retry_times)
             for endpoint in plan.endpoints

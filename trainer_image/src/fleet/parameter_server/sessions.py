@@ -8,6 +8,7 @@ import logging
 import os
 import weakref
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from fleet import lifecycle
@@ -60,7 +61,7 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
     PeerLostError
         A server does not answer before the deadline.
     SystemExit
-        The environment asks for the program to be printed instead.
+        The environment asks for the program to be printed instead, or this training has ended before.
     """
     previewed(program)
     source = source_of(program)
@@ -72,6 +73,8 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
     plan = trainer_plan(program) if sends(program) else startup_plan(program)
     strategy = _strategy_of(source, plan)
     lifecycle.start(_trainer_role(plan, job))
+    look = partial(end_if_finished, os.environ, plan.trainer_id)
+    look()
     keep_freed_memory(os.environ)
     trainer = Trainer(
         plan,
@@ -81,7 +84,7 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
         overlap=strategy.overlap,
         cross_step=strategy.cross_step,
     )
-    trainer.start()
+    trainer.start(look)
     lifecycle.joined()
     _trainers[source] = trainer
     return trainer

@@ -1,5 +1,6 @@
 """Waiting in the open: whoever waits says for whom and since when, first soon, then ever more rarely."""
 
+import itertools
 import logging
 import socket
 import threading
@@ -14,6 +15,7 @@ __all__ = ["WaitLog", "split_endpoint", "wait_for_ports"]
 
 FIRST_WORD_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.2
+_ATTEMPTS_BEFORE_A_LOOK: Final = 25
 _log = logging.getLogger(__name__)
 
 
@@ -71,8 +73,19 @@ def wait_for_all(events: Iterable[threading.Event], timeout_seconds: float) -> N
         event.wait(max(0.0, deadline - time.monotonic()))
 
 
-def wait_for_ports(endpoints: Sequence[str], deadline_seconds: float) -> None:
+def wait_for_ports(
+    endpoints: Sequence[str], deadline_seconds: float, look: Callable[[], None] = lambda: None
+) -> None:
     """Wait until every endpoint accepts TCP connections.
+
+    Parameters
+    ----------
+    endpoints : sequence of str
+        As ``host:port``.
+    deadline_seconds : float
+        For how long.
+    look : callable
+        Called at once, and every few seconds while some do not; what it raises ends the wait.
 
     Raises
     ------
@@ -83,7 +96,9 @@ def wait_for_ports(endpoints: Sequence[str], deadline_seconds: float) -> None:
     log = WaitLog()
     missing = list(endpoints)
     reason = ""
-    while True:
+    for attempt in itertools.count():
+        if attempt % _ATTEMPTS_BEFORE_A_LOOK == 0:
+            look()
         for endpoint in list(missing):
             try:
                 socket.create_connection(split_endpoint(endpoint), timeout=1.0).close()
