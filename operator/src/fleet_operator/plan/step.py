@@ -20,7 +20,7 @@ from fleet_operator.plan.status import build_status
 from fleet_operator.plan.telling import tell
 from fleet_operator.plan.terminating import given_up_at, may_be_forced
 from fleet_operator.plan.times import is_ahead, stamp
-from fleet_operator.plan.waiting import trouble, why_in_doubt, why_not_created, why_not_running
+from fleet_operator.plan.waiting import trouble, why_in_doubt, why_not_created, why_not_running, why_unended
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -98,14 +98,12 @@ def why_pending(situation: Situation) -> tuple[str, str, str | None]:
 def hold(situation: Situation) -> Plan:
     """Let no pod of the job run while it is suspended."""
     sentence = "runPolicy.suspend is true"
+    stays = why_unended(situation, (*situation.past, *situation.present.values()))
+    held = stays.sentence if stays is not None else "no pod of this job runs until it is false"
     told: dict[ConditionType, Told] = {
         ConditionType.PODS_CREATED: (False, "Suspended", sentence),
         ConditionType.RUNNING: (False, "Suspended", sentence),
-        ConditionType.SUSPENDED: (
-            True,
-            "Suspended",
-            f"{sentence}: no pod of this job runs until it is false",
-        ),
+        ConditionType.SUSPENDED: (True, "Suspended", f"{sentence}: {held}"),
     }
     if situation.job.status.is_true(ConditionType.RESTARTING):
         told[ConditionType.RESTARTING] = (False, "Suspended", sentence)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.plan.model import ObservedPod
 
-__all__ = ["PATIENCE", "given_up_at", "how_to_force", "may_be_forced"]
+__all__ = ["PATIENCE", "given_up_at", "how_to_force", "may_be_forced", "stuck_pods"]
 
 PATIENCE = timedelta(seconds=30)
 
@@ -38,21 +38,28 @@ def may_be_forced(pod: ObservedPod) -> bool:
     return is_on_lost_node(pod) or pod.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 
-def how_to_force(pods: Iterable[ObservedPod], namespace: str, now: datetime) -> str | None:
-    """Return what a person can do about pods that are waited for too long, or None if there are none.
+def stuck_pods(pods: Iterable[ObservedPod], now: datetime) -> list[str]:
+    """Return the names of pods that are waited for too long, and only a person may force.
 
     What a finalizer keeps goes when the finalizer does.
     """
-    stuck = sorted(
+    return sorted(
         pod.name
         for pod in pods
         if pod.deleted_at is not None
         and now >= given_up_at(pod.deleted_at)
         and not (pod.finalizers or may_be_forced(pod))
     )
+
+
+def how_to_force(pods: Iterable[ObservedPod], namespace: str, now: datetime) -> str | None:
+    """Return what a person can do about stuck pods, or None if there are none."""
+    stuck = stuck_pods(pods, now)
     if not stuck:
         return None
     command = f"kubectl delete pod {' '.join(stuck)} -n {namespace} --grace-period=0 --force"
-    return (
-        f"its node has not said that it has ended; if it is certain that it does not run any more: {command}"
-    )
+    if len(stuck) > 1:
+        found, certain = "their nodes have not said that they have ended", "they do not run any more"
+    else:
+        found, certain = "its node has not said that it has ended", "it does not run any more"
+    return f"{found}; if it is certain that {certain}: {command}"

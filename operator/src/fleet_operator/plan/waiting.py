@@ -13,7 +13,7 @@ from fleet_operator.plan.model import ObjectRef
 from fleet_operator.plan.naming import some
 from fleet_operator.plan.node_loss import silent_since
 from fleet_operator.plan.pods import is_up
-from fleet_operator.plan.terminating import how_to_force
+from fleet_operator.plan.terminating import how_to_force, stuck_pods
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from fleet_operator.plan.model import ObservedPod
     from fleet_operator.plan.situation import Situation
 
-__all__ = ["PASSING", "Waiting", "trouble", "why_in_doubt", "why_not_created", "why_not_running"]
+__all__ = [
+    "PASSING",
+    "Waiting",
+    "trouble",
+    "why_in_doubt",
+    "why_not_created",
+    "why_not_running",
+    "why_unended",
+]
 
 # What every pod passes through; anything else that a pod waits for is worth telling.
 PASSING = frozenset({"ContainerCreating", "PodInitializing"})
@@ -137,29 +145,28 @@ def _why_gang_waits(situation: Situation) -> Waiting | None:
     return None if why is None else Waiting(*why)
 
 
+def why_unended(situation: Situation, pods: Iterable[ObservedPod]) -> Waiting | None:
+    """Return which of these pods do not go, though they are being deleted, until a person sees to it."""
+    pods = tuple(pods)
+    stuck = stuck_pods(pods, situation.now)
+    if not stuck:
+        return None
+    return Waiting("PodTerminating", _or_forced(situation, pods, f"{some(stuck)} is being deleted"))
+
+
 def why_in_doubt(situation: Situation) -> Waiting | None:
     """Return why replicas that are taken to run may not do so: nobody has heard of a node for a while.
 
     Or a pod was deleted, and nobody has said yet that it has ended.
     """
     if not situation.silent_nodes:
-        return _unended(situation)
+        return why_unended(situation, situation.present.values())
     replica, given_up = next(iter(situation.silent_nodes.items()))
     pod, names = situation.present[replica], [situation.name_of(each) for each in situation.silent_nodes]
     until = "for as long as it takes" if given_up is None else f"until {given_up:%H:%M:%S} UTC"
     return Waiting(
         "NodeNotReady",
         f"{some(names)} is on node {pod.node}, which is {silent_since(pod)}; the node is waited for {until}",
-    )
-
-
-def _unended(situation: Situation) -> Waiting | None:
-    leaving = [pod for pod in situation.present.values() if pod.deleted_at is not None]
-    command = how_to_force(leaving, situation.job.metadata.namespace, situation.now)
-    if command is None:
-        return None
-    return Waiting(
-        "PodTerminating", f"{some(sorted(pod.name for pod in leaving))} is being deleted; {command}"
     )
 
 

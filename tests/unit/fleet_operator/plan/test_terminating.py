@@ -101,6 +101,33 @@ def test_a_pod_that_somebody_deletes_on_a_slow_node_puts_what_runs_in_doubt():
     assert f"Running True PodTerminating: digits-trainer-1 is being deleted; {FORCE}" in lines
 
 
+FORCE_ALL = (
+    "their nodes have not said that they have ended; if it is certain that they do not run any more:"
+    " kubectl delete pod digits-trainer-0 digits-trainer-1 -n default --grace-period=0 --force"
+)
+
+
+@pytest.mark.parametrize(
+    ("slow", "told"),
+    [
+        pytest.param((1,), f"digits-trainer-1 is being deleted; {FORCE}", id="one"),
+        pytest.param((0, 1), f"digits-trainer-0 (and 1 more) is being deleted; {FORCE_ALL}", id="several"),
+    ],
+)
+def test_a_suspended_job_tells_which_pods_are_still_there_and_how_to_force_them(slow, told):
+    story = Story()
+    story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
+    story.edit(suspend=True)
+    held = "Suspended True Suspended: runPolicy.suspend is true: "
+    going = [trainer(each, ready=True, deleted_at=at(30)) for each in slow]
+    passing = pserver(0, deleted_at=at(50))
+    assert f"{held}no pod of this job runs until it is false" in story.sees(*going, passing, after=59)
+    lines = story.sees(*going, passing, after=60)
+    assert f"{held}{told}" in lines
+    assert not [line for line in lines if line.startswith(("create", "delete", "tell"))]
+    assert f"{held}no pod of this job runs until it is false" in story.sees(after=70)
+
+
 def test_a_pod_that_a_finalizer_keeps_is_not_said_to_go_by_force():
     story = Story()
     others = (pserver(0), pserver(1), trainer(0))
