@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.behaviours import BEHAVIOURS, exit_code_of, pause_in
+from tests.support.behaviours import BEHAVIOURS, exit_code_of, is_pause
 from tests.support.digits_job import SERVERS, annotated
 from tests.support.jobs import collective_manifest, manifest
 from tests.support.kube import attempt, is_running, told_of
@@ -112,6 +112,6 @@ async def test_on_a_cluster(namespace: Namespace, behaviour: Behaviour):
     assert counted == (behaviour.failures, behaviour.job_restarts)
     assert behaviour.says in told["message"]
     if behaviour.pause_seconds is not None:
-        assert pause_in(job["status"]) == behaviour.pause_seconds
+        assert is_pause(job["status"], behaviour.pause_seconds)
     if behaviour.left is not None:
         await until_left(namespace, behaviour.left)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["BEHAVIOURS", "LATE", "LIFE", "MUTE", "NEVER", "Behaviour", "exit_code_of", "pause_in"]
+__all__ = ["BEHAVIOURS", "LATE", "LIFE", "MUTE", "NEVER", "Behaviour", "exit_code_of", "is_pause"]
 
 NEVER, LATE, MUTE = -1, -2, -3
 """In place of exit codes: a life that does not end by itself, one that outlives those of the others, and that
@@ -221,11 +221,15 @@ def exit_code_of(behaviour: Behaviour, replica: str, life: int) -> int | None:
     return code if code > 0 else None
 
 
-def pause_in(status: Mapping[str, Any]) -> float:
-    """Return how long after the last failure the replica that failed was to start again, in seconds."""
+def is_pause(status: Mapping[str, Any], seconds: int) -> bool:
+    """Whether the replica that failed was to start again so long after its failure was seen.
+
+    A status has whole seconds: what ends just before a full one is seen in the next.
+    """
     [pause] = [each["notBefore"] for role in status["roles"] for each in role.get("restarts", ())]
     failed = status["lastFailure"]["time"]
-    return (datetime.fromisoformat(pause) - datetime.fromisoformat(failed)).total_seconds()
+    after = (datetime.fromisoformat(pause) - datetime.fromisoformat(failed)).total_seconds()
+    return seconds <= after <= seconds + 1
 
 
 LIFE = """

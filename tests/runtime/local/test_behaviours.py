@@ -14,7 +14,7 @@ from fleet_operator.cli import run
 from fleet_operator.cli.run import RunOptions, prepare, run_job
 from fleet_operator.cluster import processes
 from fleet_operator.cluster.processes import ProcessCluster
-from tests.support.behaviours import BEHAVIOURS, LIFE, pause_in
+from tests.support.behaviours import BEHAVIOURS, LIFE, is_pause
 from tests.support.local import Lines, job_manifest
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ async def test_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert (status.failures, status.job_restarts) == (behaviour.failures, behaviour.job_restarts)
     assert behaviour.says in told.message
     if behaviour.pause_seconds is not None:
-        assert pause_in(status.to_manifest()) == behaviour.pause_seconds
+        assert is_pause(status.to_manifest(), behaviour.pause_seconds)
     if behaviour.first is not None:
         assert {(tmp_path / f"first-{index}").read_text() for index in (0, 1)} == {first}
     if behaviour.left is not None:

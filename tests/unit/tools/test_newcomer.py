@@ -39,6 +39,11 @@ exec sleep "${SLEEPS-0}"
 Start = Callable[..., subprocess.Popen[str]]
 
 
+def _heed_ctrl_c() -> None:
+    """Undo what a shell does to programs in its background: they ignore SIGINT, and a script cannot undo it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """A way to start the script in a process group of its own, with a home for its temporary files."""
@@ -61,6 +66,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=_heed_ctrl_c,
         )
         started.append(process)
         return process
