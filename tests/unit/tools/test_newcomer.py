@@ -40,7 +40,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 def _heed_ctrl_c() -> None:
-    """Undo what a shell does to programs in its background: they ignore SIGINT, and a script cannot undo it."""
+    """Undo what a shell does to programs in its background: they ignore SIGINT, which no script can change."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
