@@ -40,7 +40,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 def _heed_ctrl_c() -> None:
-    """Undo what a shell does to programs in its background: they ignore SIGINT, which no script can change."""
+    """Undo what a shell does to programs in its background: they ignore SIGINT, and no script can heed it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
