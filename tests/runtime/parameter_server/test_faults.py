@@ -42,6 +42,8 @@ def test_a_trainer_that_is_killed_comes_back_under_a_higher_attempt(tmp_path):
             each.unlink()
         again = running.server(0, SCRIPT, "25", FLEET_TERMINATION_LOG=str(words[0]), **life)
         again.expect(0, "this training has ended before", seconds=60)
+        late = running.trainer(1, SCRIPT, "25", FLEET_RESTARTS="2", **life)  # no server listens any more
+        late.expect(0, "this training has ended before", seconds=60)
         assert json.loads(words[0].read_text())["completedTrainers"] == "0-1"
 
 
