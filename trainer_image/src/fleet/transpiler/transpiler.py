@@ -7,6 +7,7 @@ from dataclasses import replace
 from fleet.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import TranspileError
 from fleet.program.defaults import default_main_program, default_startup_program
+from fleet.program.forward_writes import refuse_forward_writes
 from fleet.program.ir import Program
 from fleet.transpiler.clipping import check_clipping
 from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
@@ -91,6 +92,8 @@ class DistributeTranspiler:
         self.config.check()
         mode = self._programs_of(sync_mode)
         check_clipping(main, mode, self._mode)
+        if self._mode is None and mode is not DistributedMode.GEO:  # a trainer's values are the servers'
+            refuse_forward_writes(main.source)
         _check_trainers(trainer_id, trainers)
         endpoints = split_endpoints(pservers)
         if (problem := endpoints_problem(endpoints)) is not None:
