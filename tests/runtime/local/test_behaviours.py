@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fleet_operator.api import ConditionType, parse_job
+from fleet_operator.api import ConditionType, Role, parse_job
 from fleet_operator.cli import run
 from fleet_operator.cli.run import RunOptions, prepare, run_job
 from fleet_operator.cluster import processes
@@ -52,7 +52,9 @@ async def test_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
         env=[{"name": "LIVES", "value": lives}, {"name": "FIRST", "value": first}],
         **behaviour.spec,
     )
-    options = RunOptions(workdir=tmp_path, logs=tmp_path / "logs", environ=os.environ, timeout_seconds=50)
+    options = RunOptions(
+        workdirs=dict.fromkeys(Role, tmp_path), logs=tmp_path / "logs", environ=os.environ, timeout_seconds=50
+    )
     display = Lines()
     clusters = kept(monkeypatch)
     result = await asyncio.wait_for(run_job(prepare(parse_job(document)), options, display), 55)
@@ -77,7 +79,9 @@ async def test_a_server_that_runs_and_does_not_listen_is_named(
     monkeypatch.setattr(processes, "READY_TELL_SECONDS", patience)
     asleep = "import time; time.sleep(60)"
     document = job_manifest(asleep, server=asleep)
-    options = RunOptions(workdir=tmp_path, logs=tmp_path / "logs", environ=os.environ, timeout_seconds=3)
+    options = RunOptions(
+        workdirs=dict.fromkeys(Role, tmp_path), logs=tmp_path / "logs", environ=os.environ, timeout_seconds=3
+    )
     await asyncio.wait_for(run_job(prepare(parse_job(document)), options, Lines()), 55)
     said = [line for line in caplog.messages if line.startswith("trainers wait for pserver-0, which has run")]
     assert bool(said) == (patience < 3)

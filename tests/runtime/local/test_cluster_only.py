@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet_operator.api import parse_job
+from fleet_operator.api import Role, parse_job
 from fleet_operator.cli.run import RunOptions, prepare, run_job
 from fleet_operator.cluster.local_limits import not_applied
 from fleet_operator.errors import InvalidJob
@@ -52,7 +52,9 @@ async def test_all_that_is_left_out_is_said_once_and_the_job_runs(tmp_path: Path
             left_out |= set(case.left_out)
     # Of these every case has one; together they are none that the API knows.
     document["spec"]["scheduling"] = {"gang": "Volcano", "priorityClassName": "high"}
-    options = RunOptions(workdir=tmp_path, logs=tmp_path / "logs", environ=os.environ, timeout_seconds=50)
+    options = RunOptions(
+        workdirs=dict.fromkeys(Role, tmp_path), logs=tmp_path / "logs", environ=os.environ, timeout_seconds=50
+    )
     display = Lines()
     result = await asyncio.wait_for(run_job(prepare(parse_job(document)), options, display), 55)
     assert result.exit_status == 0, display.said

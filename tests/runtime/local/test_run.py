@@ -157,6 +157,25 @@ def test_a_killed_server_is_named_at_once_and_fails_the_job_where_the_policy_say
         assert [each["exit_codes"] for each in run.result()["replicas"]] == [[137], [143]]
 
 
+def test_a_script_runs_beside_its_manifest_and_where_its_template_says(tmp_path):
+    jobs, own = tmp_path / "run" / "jobs", tmp_path / "own"
+    for folder in (jobs, own):
+        folder.mkdir(parents=True)
+        (folder / "script.py").write_text("import os; print(os.getcwd())")
+    job = job_manifest("")
+    for role in ("pserver", "trainer"):
+        [container] = job["spec"][role]["template"]["spec"]["containers"]
+        container["command"] = ["python", "script.py"]
+    container["workingDir"] = str(own)
+    (jobs / "fleetjob.yaml").write_text(yaml.safe_dump(job))
+    with LocalRun(tmp_path / "run", jobs / "fleetjob.yaml") as run:
+        assert run.wait() == 0, run.stderr
+        assert f"working directories: {jobs} (pserver), {own} (trainer)" in run.stderr
+        assert run.log("pserver-0").splitlines()[1] == str(jobs)
+        assert run.log("trainer-0").splitlines()[1] == str(own)
+        assert "workingDir" not in run.stderr
+
+
 def test_a_program_that_does_not_exist_fails_the_job_and_is_named(tmp_path):
     job = job_manifest("pass", runPolicy={"backoffLimit": 0})
     job["spec"]["trainer"]["template"]["spec"]["containers"][0]["command"] = ["no-such-program"]

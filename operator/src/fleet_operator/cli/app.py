@@ -34,6 +34,16 @@ def run(
     log_dir: Annotated[
         Path | None, typer.Option(help="The folder of the replicas' logs. Default: logs/JOB-TIME.")
     ] = None,
+    workdir: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            resolve_path=True,
+            help="The replicas' working directory. Default: a template's workingDir if it is a folder here,"
+            " else the root of the manifest's project, or the manifest's folder if the script is only there.",
+        ),
+    ] = None,
     timeout: Annotated[
         float | None, typer.Option(min=0.1, help="Stop the run after so many seconds (exit status 124).")
     ] = None,
@@ -45,14 +55,15 @@ def run(
     130 after Ctrl-C and 143 after SIGTERM. No process of the job outlives this command.
     """
     from fleet_operator.cli.command import run_command
-    from fleet_operator.cli.manifest import check_manifest, load_manifest, project_root
+    from fleet_operator.cli.manifest import check_manifest, load_manifest
 
     job = check_manifest(load_manifest(filename), allow_unknown_fields=allow_unknown_fields)
     logs = log_dir or Path("logs") / f"{job.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{os.getpid()}"
     raise typer.Exit(
         run_command(
             job,
-            workdir=project_root(filename),
+            manifest=filename,
+            workdir=workdir,
             logs=logs.absolute(),
             as_json=as_json,
             timeout_seconds=timeout,

@@ -17,6 +17,7 @@ from fleet_operator.cli.curve import draw_loss_curves
 from fleet_operator.cli.display import DisplayHandler, LineDisplay, TableDisplay
 from fleet_operator.cli.result import to_json, to_text
 from fleet_operator.cli.run import RunOptions, prepare, run_job
+from fleet_operator.cli.workdir import choose_workdirs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,17 +30,26 @@ CURVE = "loss.png"
 
 
 def run_command(
-    job: FleetJob, *, workdir: Path, logs: Path, as_json: bool, timeout_seconds: float | None
+    job: FleetJob,
+    *,
+    manifest: Path,
+    workdir: Path | None,
+    logs: Path,
+    as_json: bool,
+    timeout_seconds: float | None,
 ) -> int:
     """Run a job, show it, tell how it ended, and return the exit status."""
     job = prepare(job)
+    workdirs = choose_workdirs(job, manifest, workdir)
     console = Console(stderr=True)
     display: Display = TableDisplay(console, now) if console.is_terminal else LineDisplay(console)
     logger = logging.getLogger("fleet_operator")
     handler = DisplayHandler(display)
     logger.addHandler(handler)
+    for remark in workdirs.remarks:
+        display.say(remark)
     try:
-        options = RunOptions(workdir, logs, dict(os.environ), timeout_seconds)
+        options = RunOptions(workdirs.folders, logs, dict(os.environ), timeout_seconds)
         result = asyncio.run(run_job(job, options, display))
     finally:
         logger.removeHandler(handler)

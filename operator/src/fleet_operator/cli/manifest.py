@@ -15,7 +15,6 @@ from fleet_operator.errors import InvalidJob, OperatorError, Problem
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
 
-ROOT_MARKS = (".git", "pyproject.toml", "Dockerfile")
 STDIN = Path("-")
 
 
@@ -99,16 +98,3 @@ def check_manifest(document: dict[str, Any], *, allow_unknown_fields: bool) -> F
         warning = f"warning: {problem.path}: Kubernetes {found.kubernetes} has no such field; a newer one may"
         print(warning, file=sys.stderr)
     return job
-
-
-def project_root(manifest: Path) -> Path:
-    """Return the working directory of a manifest's replicas: its project, as the image has it in WORKDIR.
-
-    It is the nearest folder above the manifest that holds ``.git``, ``pyproject.toml`` or ``Dockerfile``;
-    without one, the manifest's own folder.
-    """
-    folder = Path.cwd() if manifest == STDIN else manifest.resolve().parent
-    for candidate in (folder, *folder.parents):
-        if any((candidate / mark).exists() for mark in ROOT_MARKS):
-            return candidate
-    return folder

@@ -68,8 +68,8 @@ class RunOptions:
 
     Attributes
     ----------
-    workdir : Path
-        The replicas' working directory.
+    workdirs : mapping
+        The working directory of each role's replicas.
     logs : Path
         The folder of their logs; it is made.
     environ : mapping
@@ -78,7 +78,7 @@ class RunOptions:
         When to stop the run although the job has not finished.
     """
 
-    workdir: Path
+    workdirs: Mapping[Role, Path]
     logs: Path
     environ: Mapping[str, str]
     timeout_seconds: float | None = None
@@ -150,7 +150,7 @@ async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunRe
         ports = job_ports(job)
         addresses = claim_addresses(list(ports.values()), start=os.getpid(), environ=options.environ)
         claims.append(addresses)
-        if left_out := not_applied(job.to_manifest()):
+        if left_out := not_applied(job.to_manifest(), options.workdirs.values()):
             display.say(f"not applied on this machine: {', '.join(left_out)}")
         job = _without_cluster(job)
         options.logs.mkdir(parents=True, exist_ok=True)
@@ -196,7 +196,7 @@ def _settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSetting
     loopback = "lo" if sys.platform == "linux" else "lo0"
     threads = max(1, _num_cores() // sum(job.replicas(role) * _processes(job, role) for role in job.roles))
     return LocalSettings(
-        workdir=options.workdir,
+        workdirs=options.workdirs,
         logs=options.logs,
         scratch=scratch,
         environ=options.environ,

@@ -6,6 +6,7 @@ and listed once, is what only says where and how carefully a cluster runs it.
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api.names import CONTROLLER
@@ -13,7 +14,8 @@ from fleet_operator.cluster.local_env import field_value, main_container
 from fleet_operator.errors import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
+    from pathlib import Path
 
 ROLES = ("pserver", "trainer")
 APPLIED_TO_POD = {
@@ -32,6 +34,7 @@ APPLIED_TO_CONTAINER = {
     "ports",
     "terminationMessagePath",
     "terminationMessagePolicy",
+    "workingDir",  # refused where it is relative, applied where it is a folder here
 }
 NOT_APPLIED_TO_JOB = (
     "nodePool",
@@ -105,6 +108,13 @@ def _container_refusals(path: str, container: Mapping[str, Any]) -> Iterator[Pro
         words = container.get(name) or []
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             yield Problem(f"{path}.{name}", repr(words), "a list of texts (numbers in quotes)")
+    workdir = container.get("workingDir")
+    if workdir and not (isinstance(workdir, str) and workdir.startswith("/")):
+        yield Problem(
+            f"{path}.workingDir",
+            repr(workdir),
+            "an absolute path, without which no cluster starts the container; or none, and here --workdir",
+        )
     sources = container.get("envFrom") or []
     for index, source in enumerate(sources if isinstance(sources, list) else [sources]):
         where = f"{path}.envFrom[{index}]"
@@ -151,14 +161,24 @@ def _is_asked(value: Any) -> bool:
     return value is not None and value is not False and value != {}
 
 
-def not_applied(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of what the manifest asks for and a run on this machine leaves out."""
+def not_applied(document: Mapping[str, Any], workdirs: Collection[Path] = ()) -> tuple[str, ...]:
+    """Return the names of what the manifest asks for and a run on this machine leaves out.
+
+    Parameters
+    ----------
+    document : mapping
+        The manifest.
+    workdirs : collection of Path
+        The working directories of the run: a ``workingDir`` among them is applied.
+    """
     spec = document["spec"]
     names = [f"spec.{path}" for path in NOT_APPLIED_TO_JOB if _is_asked(_at(spec, path))]
     for template in templates(spec).values():
         pod_spec = template["spec"]
         main_index, main = main_container(pod_spec)
         names += [name for name in main if name not in APPLIED_TO_CONTAINER]
+        if (workdir := main.get("workingDir")) and PurePath(workdir) not in workdirs:
+            names.append("workingDir")
         names += [name for name in pod_spec if name not in APPLIED_TO_POD]
         names += [
             f"container {container['name']}"

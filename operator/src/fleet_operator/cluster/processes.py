@@ -143,8 +143,8 @@ class LocalSettings:
 
     Attributes
     ----------
-    workdir : Path
-        The working directory of every replica.
+    workdirs : mapping
+        The working directory of each role's replicas.
     logs : Path
         The folder of the replicas' logs; it exists.
     scratch : Path
@@ -160,7 +160,7 @@ class LocalSettings:
         Variables for replicas that do not set them, and variables that win.
     """
 
-    workdir: Path
+    workdirs: Mapping[Role, Path]
     logs: Path
     scratch: Path
     environ: Mapping[str, str]
@@ -322,9 +322,8 @@ class ProcessCluster:
             overrides=overrides,
         )
         self._put(pod)
-        self._guard.launch(
-            pod.uid, argv=command.argv, env=command.env, cwd=self._settings.workdir, log=pod.log
-        )
+        workdir = self._settings.workdirs[pod.role]
+        self._guard.launch(pod.uid, argv=command.argv, env=command.env, cwd=workdir, log=pod.log)
 
     def _new_pod(self, manifest: Mapping[str, Any]) -> LocalPod:
         uid = str(uuid.uuid4())

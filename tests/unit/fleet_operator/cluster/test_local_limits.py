@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +85,12 @@ def test_a_plain_job_is_not_refused():
             id="variables-from-a-secret",
         ),
         pytest.param(
+            with_container(workingDir="src"),
+            f"{CONTAINER}.workingDir",
+            "'src'",
+            id="a-relative-working-directory",
+        ),
+        pytest.param(
             with_container(envFrom=3), f"{CONTAINER}.envFrom[0]", "3", id="variables-from-what-is-no-list"
         ),
         pytest.param(
@@ -154,3 +161,10 @@ def test_what_is_left_out_is_listed_once():
         "affinity",
         "container proxy",
     )
+
+
+def test_a_working_directory_is_left_out_unless_the_run_has_it():
+    job = with_container(workingDir="/workspace")
+    assert not_applied(job) == ("image", "workingDir")
+    assert not_applied(job, [Path("/home")]) == ("image", "workingDir")
+    assert not_applied(job, [Path("/home"), Path("/workspace")]) == ("image",)

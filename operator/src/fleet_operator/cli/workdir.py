@@ -1,0 +1,190 @@
+"""Where the replicas of a run on this machine work, and whether the scripts of their commands are there.
+
+The working directory is the root of the manifest's project, as the image has it in WORKDIR, or the
+manifest's own folder where the scripts lie there only. A template's ``workingDir`` comes before it where
+this machine has that folder, and what the command line says before all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fleet_operator.cli.manifest import STDIN
+from fleet_operator.cluster.local_env import main_container
+from fleet_operator.cluster.local_limits import templates
+from fleet_operator.errors import InvalidJob, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fleet_operator.api import FleetJob, Role
+
+ROOT_MARKS = (".git", "pyproject.toml", "Dockerfile")
+PYTHON = re.compile(r"python(\d(\.\d+)?)?")
+SHELLS = ("bash", "sh")
+LAUNCHERS = ("torchrun", "accelerate")  # their first word that ends in .py is the script
+LAUNCHING_MODULES = ("fleet.launch", "fleet.launch_ps", "torch.distributed.launch", "torch.distributed.run")
+_WITH_VALUE = "WX"  # python's options of one letter that a value follows
+
+
+class Workdirs(NamedTuple):
+    """Where the replicas work, and what is said of it."""
+
+    folders: Mapping[Role, Path]
+    remarks: tuple[str, ...]
+
+
+class _Command(NamedTuple):
+    """What a template says of where its command runs."""
+
+    field: str  # the path of the container
+    script: str | None
+    folder: Path | None  # its workingDir, where it is honoured
+
+
+def project_root(manifest: Path) -> Path:
+    """Return the root of a manifest's project, as the image has it in WORKDIR.
+
+    It is the nearest folder above the manifest that holds ``.git``, ``pyproject.toml`` or ``Dockerfile``;
+    without one, the manifest's own folder.
+    """
+    folder = own_folder(manifest)
+    for candidate in (folder, *folder.parents):
+        if any((candidate / mark).exists() for mark in ROOT_MARKS):
+            return candidate
+    return folder
+
+
+def own_folder(manifest: Path) -> Path:
+    """Return the folder that a manifest lies in; standard input lies here."""
+    return Path.cwd() if manifest == STDIN else manifest.resolve().parent
+
+
+def script_of(words: Sequence[str]) -> str | None:
+    """Return the script that a command runs, or None where it names none or cannot be read as one that does.
+
+    Parameters
+    ----------
+    words : sequence of str
+        The container's ``command`` and ``args``.
+    """
+    if not words:
+        return None
+    program, *rest = words
+    name = program.rpartition("/")[2]
+    script: str | None = None
+    if PYTHON.fullmatch(name):
+        script = _python_script(rest)
+    elif name in LAUNCHERS:
+        script = _launched(rest)
+    elif name in SHELLS:
+        script = rest[0] if rest and not rest[0].startswith(("-", "+")) else None
+    elif "/" in program and not program.startswith("/"):
+        script = program
+    return None if script is None or "$(" in script else script
+
+
+def _python_script(words: Sequence[str]) -> str | None:
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if not word.startswith("-") or word == "-":
+            return None if word == "-" else word
+        if word.startswith("--"):
+            if word == "--check-hash-based-pycs":
+                del left[:1]
+            continue
+        for position, letter in enumerate(word[1:], start=1):
+            value = word[position + 1 :]
+            if letter == "c":
+                return None
+            if letter == "m":
+                module = value or (left.pop(0) if left else "")
+                return _launched(left) if module in LAUNCHING_MODULES else None
+            if letter in _WITH_VALUE:
+                if not value:
+                    del left[:1]
+                break
+    return None
+
+
+def _launched(words: Sequence[str]) -> str | None:
+    return next((word for word in words if word.endswith(".py") and word[0] not in "-$"), None)
+
+
+def choose_workdirs(job: FleetJob, manifest: Path, asked: Path | None = None) -> Workdirs:
+    """Return the working directory of each role.
+
+    Parameters
+    ----------
+    job : FleetJob
+        The job; `local_limits.refusals` has found nothing in it.
+    manifest : Path
+        Where it was read from; ``-`` is standard input.
+    asked : Path, optional
+        The working directory that the command line names.
+
+    Raises
+    ------
+    InvalidJob
+        A script is not there; the paths that were tried and the working directory are told.
+    """
+    used = templates(job.to_manifest()["spec"])
+    commands = {path: _command(f"{path}.spec", template["spec"], asked) for path, template in used.items()}
+    scripts = [each.script for each in commands.values() if each.script and each.folder is None]
+    folders = (asked,) if asked else (project_root(manifest), own_folder(manifest))
+    complete = [
+        folder for folder in dict.fromkeys(folders) if all((folder / script).exists() for script in scripts)
+    ]
+    folder = complete[0] if complete else folders[0]
+    problems = [_problem(each, folder, folders) for each in commands.values()]
+    if found := [problem for problem in problems if problem is not None]:
+        raise InvalidJob(f"{job.name}, as a run on this machine,", found)
+    own = {path: each.folder or folder for path, each in commands.items()}
+    shared = own.get("spec.template", folder)
+    by_role = {role: own.get(f"spec.{role.value}.template", shared) for role in job.roles}
+    return Workdirs(by_role, (_told(by_role), *_twice(scripts, complete)))
+
+
+def _command(path: str, pod_spec: Mapping[str, Any], asked: Path | None) -> _Command:
+    index, container = main_container(pod_spec)
+    words = [*(container.get("command") or ()), *(container.get("args") or ())]
+    wanted = container.get("workingDir")
+    folder = None
+    if asked is None and wanted and os.path.isdir(wanted):  # noqa: PTH112  no error where it may not be read
+        folder = Path(wanted)
+    return _Command(f"{path}.containers[{index}]", script_of(words), folder)
+
+
+def _problem(command: _Command, folder: Path, folders: Sequence[Path]) -> Problem | None:
+    """Return what is wrong with a command whose script is not where it is looked for."""
+    workdir = command.folder or folder
+    if command.script is None or (workdir / command.script).exists():
+        return None
+    looked_in = [workdir] if command.folder else folders
+    tried = " and ".join(dict.fromkeys(str(each / command.script) for each in looked_in))
+    there = (
+        f"a script that is there (tried: {tried}); the working directory is {workdir}: write the path of the"
+        " script from there, or name another folder with --workdir"
+    )
+    return Problem(f"{command.field}.command", repr(command.script), there)
+
+
+def _told(folders: Mapping[Role, Path]) -> str:
+    if len(set(folders.values())) == 1:
+        return f"working directory: {next(iter(folders.values()))}"
+    return f"working directories: {', '.join(f'{folder} ({role.value})' for role, folder in folders.items())}"
+
+
+def _twice(scripts: Sequence[str], complete: Sequence[Path]) -> tuple[str, ...]:
+    """Say so where other scripts of the same names lie beside the manifest."""
+    if len(complete) < 2:
+        return ()
+    runs, other = complete
+    for script in scripts:
+        if not (runs / script).samefile(other / script):
+            return (f"{runs / script} runs, not {other / script}: for that one, --workdir {other}",)
+    return ()
