@@ -221,7 +221,7 @@ def exit_code_of(behaviour: Behaviour, replica: str, life: int) -> int | None:
     return code if code > 0 else None
 
 
-def is_pause(status: Mapping[str, Any], seconds: int) -> bool:
+def is_pause(status: Mapping[str, Any], seconds: float) -> bool:
     """Whether the replica that failed was to start again so long after its failure was seen.
 
     A status has whole seconds: what ends just before a full one is seen in the next.

@@ -92,7 +92,7 @@ def test_a_wait_for_ports_says_for_whom(caplog, monkeypatch):
 
 def test_a_wait_for_ports_looks_now_and_then_whether_it_is_needed(monkeypatch):
     monkeypatch.setattr(waiting, "_POLL_SECONDS", 0.0)
-    looks = []
+    looks = list[int]()
 
     def look():
         looks.append(len(looks))
