@@ -16,6 +16,7 @@ def test_the_public_surface():
         "build_extras",
         "build_pod",
         "build_service",
+        "overwritten_sentence",
         "replica_ports",
         "role_env",
     ]

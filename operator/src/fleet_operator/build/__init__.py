@@ -3,6 +3,7 @@
 from fleet_operator.build.env import role_env
 from fleet_operator.build.extras import Extra, build_extras
 from fleet_operator.build.hosts import ClusterHosts, Hosts
+from fleet_operator.build.overwritten import overwritten_sentence
 from fleet_operator.build.pod import build_pod
 from fleet_operator.build.ports import ReplicaPorts, replica_ports
 from fleet_operator.build.service import build_service
@@ -15,6 +16,7 @@ __all__ = [
     "build_extras",
     "build_pod",
     "build_service",
+    "overwritten_sentence",
     "replica_ports",
     "role_env",
 ]

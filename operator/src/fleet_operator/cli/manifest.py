@@ -10,6 +10,7 @@ import yaml
 
 from fleet_operator.api import parse_job
 from fleet_operator.api.names import KIND
+from fleet_operator.build import overwritten_sentence
 from fleet_operator.errors import InvalidJob, OperatorError, Problem
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ def load_manifest(path: Path) -> dict[str, Any]:
 def check_manifest(document: dict[str, Any], *, allow_unknown_fields: bool) -> FleetJob:
     """Return the job that a manifest describes, looking at its templates as Kubernetes would.
 
+    Variables that a template sets in vain are warned of on standard error.
+
     Parameters
     ----------
     document : dict
@@ -97,4 +100,6 @@ def check_manifest(document: dict[str, Any], *, allow_unknown_fields: bool) -> F
     for problem in found.unknown:
         warning = f"warning: {problem.path}: Kubernetes {found.kubernetes} has no such field; a newer one may"
         print(warning, file=sys.stderr)
+    if (overwritten := overwritten_sentence(job)) is not None:
+        print(f"warning: {overwritten}", file=sys.stderr)
     return job

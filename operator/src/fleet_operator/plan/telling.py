@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import ConditionType, JobState, Role
+from fleet_operator.build import overwritten_sentence
 from fleet_operator.plan.model import Event, Plan
 from fleet_operator.plan.scaling import is_resized, joined_sentence, noted_sentence, scaled_sentence
 from fleet_operator.plan.status import only_counts_differ
@@ -61,10 +62,17 @@ def tell(
     return Plan(
         status=status,
         actions=actions,
-        events=(*_scaled(situation, status), *events, *news(before, status)),
+        events=(*_overwritten(situation), *_scaled(situation, status), *events, *news(before, status)),
         requeue_after=until(situation.now, *looks),
         urgent=bool(actions) or not (status == before or only_counts_differ(before, status)),
     )
+
+
+def _overwritten(situation: Situation) -> tuple[Event, ...]:
+    """Return the event that a new job sets variables in vain, if it does."""
+    job = situation.job
+    sentence = overwritten_sentence(job) if job.status.state is None else None
+    return () if sentence is None else (Event("Warning", "VariablesOverwritten", sentence),)
 
 
 def _scaled(situation: Situation, after: FleetJobStatus) -> tuple[Event, ...]:

@@ -77,6 +77,13 @@ def test_a_field_that_pods_do_not_have_is_told_before_anything_starts(fleetjob, 
     assert "spec.trainer.replicas: found 0" in err
 
 
+def test_a_variable_that_the_job_overwrites_is_warned_of(fleetjob, write):
+    job = job_manifest("pass", env=[{"name": "PADDLE_TRAINER_ID", "value": "3"}])
+    status, out, err = fleetjob("validate", "-f", write(job))
+    assert (status, out.endswith("FleetJob tiny is valid\n")) == (0, True)
+    assert err.startswith("warning: spec.trainer.template.spec.containers[0].env[0] (PADDLE_TRAINER_ID): ")
+
+
 def test_a_field_of_a_newer_kubernetes_can_be_let_pass(fleetjob, write):
     job = job_manifest("pass")
     main = job["spec"]["trainer"]["template"]["spec"]["containers"][0]

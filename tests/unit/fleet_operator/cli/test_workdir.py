@@ -17,7 +17,7 @@ def job(*, workdirs: dict[str, str] | None = None, **commands: str) -> Any:
     for role, command in commands.items():
         container = document["spec"][role]["template"]["spec"]["containers"][0]
         container["command"] = command.split()
-        if role in (workdirs or {}):
+        if workdirs and role in workdirs:
             container["workingDir"] = workdirs[role]
     return parse_job(document)
 

@@ -27,6 +27,16 @@ def test_first_creates_the_service_whose_names_the_environments_hold_then_the_se
     ]
 
 
+def test_a_variable_that_is_set_in_vain_is_told_once():
+    document = jobs.manifest()
+    [container] = document["spec"]["template"]["spec"]["containers"]
+    container["env"] = [{"name": "PADDLE_TRAINER_ID", "value": "3"}]
+    story = Story(document)
+    told = "tell Warning VariablesOverwritten: spec.template.spec.containers[0].env[0] (PADDLE_TRAINER_ID): "
+    assert [line.startswith(told) for line in story.sees() if line.startswith("tell")] == [True]
+    assert not [line for line in story.sees(pserver(0)) if line.startswith("tell")]
+
+
 def test_creates_the_trainers_once_all_servers_are_ready():
     assert Story().sees(pserver(0), pserver(1)) == [
         "Pending pservers 2/2 trainers 0/2 restarts 0 failures 0",
