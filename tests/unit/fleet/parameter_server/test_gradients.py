@@ -43,9 +43,9 @@ class Recorder:
 class Setup:
     """A model of two layers whose first weight is cut in two, its optimizer and its flow."""
 
-    def __init__(self, *, overlap: bool = True) -> None:
+    def __init__(self, *, overlap: bool = True, model: torch.nn.Module | None = None) -> None:
         torch.manual_seed(0)
-        self.model: Any = torch.nn.Sequential(torch.nn.Linear(100, 200), torch.nn.Linear(200, 1))
+        self.model: Any = model or torch.nn.Sequential(torch.nn.Linear(100, 200), torch.nn.Linear(200, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         program = Program.from_optimizer(self.optimizer, self.model)
         transpiler = DistributeTranspiler()
@@ -60,6 +60,13 @@ class Setup:
 
     def backward(self, layers: int = 2) -> None:
         self.model[2 - layers :](torch.ones(3, 100 if layers == 2 else 200)).square().mean().backward()
+
+
+def unscale(model: Any) -> None:
+    """Do what GradScaler.step() does before it calls the optimizer's."""
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(1))
+    scaler.unscale_(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 SENT = {"1.bias", "1.weight", "0.bias", "0.weight.block0", "0.weight.block1"}
@@ -160,6 +167,9 @@ def test_a_second_backward_names_both_remedies():
         pytest.param(lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3), id="clipped"),
         pytest.param(lambda model: model[0].weight.grad.mul_(0.5), id="unscaled"),
         pytest.param(lambda model: setattr(model[0].weight, "grad", torch.zeros(200, 100)), id="replaced"),
+        pytest.param(lambda model: model[0].weight.grad.data.clamp_(-1e-9, 1e-9), id="clamped-by-data"),
+        pytest.param(lambda model: setattr(model[1].bias.grad, "data", torch.zeros(1)), id="data-replaced"),
+        pytest.param(lambda model: unscale(model), id="unscaled-by-a-scaler"),
         pytest.param(lambda model: model.zero_grad(), id="reset-behind-the-optimizers-back"),
     ],
 )
@@ -170,6 +180,36 @@ def test_a_gradient_changed_after_it_was_sent_is_noticed(change):
     with pytest.raises(
         FleetError, match=r"gradient of .* changed after .*overlap=False.*strategy\.grad_clip"
     ):
+        setup.flow.step()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_gradients_that_stay_as_they_were_sent_pass_in_every_round(layout):
+    """Not a number is not equal to itself, and its bits are."""
+    convolution = torch.nn.Conv2d(2, 3, 2).to(memory_format=layout)
+    setup = Setup(model=convolution)
+    for _ in range(8):
+        setup.optimizer.zero_grad()
+        (convolution(torch.ones(1, 2, 3, 3)).sum() * float("nan")).backward()
+        assert convolution.weight.grad is not None
+        assert convolution.weight.grad.is_contiguous() == (layout is torch.contiguous_format)
+        setup.flow.step()
+    setup.optimizer.zero_grad()
+    convolution(torch.ones(1, 2, 3, 3)).sum().backward()
+    assert convolution.bias is not None
+    assert convolution.bias.grad is not None
+    convolution.bias.grad.data.mul_(0.5)
+    with pytest.raises(FleetError, match="gradient of bias was changed after"):
+        setup.flow.step()
+
+
+def test_a_gradient_that_the_arena_carries_is_compared_in_the_first_rounds():
+    convolution = torch.nn.Conv2d(2, 3, 2, bias=False).to(memory_format=torch.channels_last)
+    setup = Setup(model=convolution)
+    convolution(torch.ones(1, 2, 3, 3)).sum().backward()
+    assert convolution.weight.grad is not None
+    convolution.weight.grad.data.mul_(0.5)
+    with pytest.raises(FleetError, match="gradient of weight was changed after"):
         setup.flow.step()
 
 

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.arena import Arena, Extent, bytes_of
+from fleet.parameter_server.marks import Mark, covers_all
 from fleet.parameter_server.modes import TrainerMode
 from fleet.program.optimizers import KERNEL_FLAGS, read_hyper_parameters
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
@@ -38,12 +39,28 @@ def version_of(tensor: Tensor) -> int:
 
 @dataclass(slots=True)
 class _Sent:
-    """A gradient that has left, and its version counter when it did."""
+    """A gradient that has left, and what tells whether it is still what it was then."""
 
     gradient: Tensor
     version: int
+    address: int
     carried: Tensor
     """Whose memory is sent: the gradient itself, or its copy in the arena."""
+    payload: memoryview
+    """The bytes of `carried`."""
+    mark: Mark | None
+    """Of the payload; None where a comparison would cost a copy or keep a device waiting."""
+
+    @property
+    def unchanged(self) -> bool:
+        if version_of(self.gradient) != self.version or self.gradient.data_ptr() != self.address:
+            return False
+        if self.mark is None:
+            return True
+        present = self.payload
+        if self.carried is not self.gradient:
+            present = bytes_of(self.gradient.contiguous())
+        return self.mark.matches(present)
 
 
 class GradientFlow:
@@ -90,6 +107,8 @@ class GradientFlow:
         self._beginning = threading.Lock()
         self._staging: Arena[str] | None = None
         self._paused = False
+        self._round = 0
+        """How many steps this flow has made."""
 
     def attach(self) -> None:
         """Begin to listen to the backward pass."""
@@ -144,6 +163,7 @@ class GradientFlow:
         if self._outlasting:
             self._earlier = self._sent
         self._sent, self._hyper = {}, None
+        self._round += 1
 
     def check_earlier(self) -> None:
         """Check that nothing was changed while it was under way; called once the servers have it.
@@ -210,10 +230,24 @@ class GradientFlow:
         if gradient.device.type != "cpu" or not gradient.is_contiguous():
             carried = self._stage(name, gradient)
         payload = bytes_of(carried)
-        self._sent[name] = _Sent(gradient, version_of(gradient), carried)
+        self._sent[name] = _Sent(
+            gradient,
+            version_of(gradient),
+            gradient.data_ptr(),
+            carried,
+            payload,
+            self._mark(gradient, carried, payload),
+        )
         size = carried.element_size()
         for block in self._blocks[name]:
             self._mode.send(block, payload[block.begin * size : block.end * size])
+
+    def _mark(self, gradient: Tensor, carried: Tensor, payload: memoryview) -> Mark | None:
+        if not self._overlap or gradient.device.type != "cpu":
+            return None
+        if carried is not gradient and not covers_all(self._round):
+            return None
+        return Mark.of(payload, self._round)
 
     def _stage(self, name: str, gradient: Tensor) -> Tensor:
         """Copy a gradient that no socket can read into memory that it can."""
@@ -255,10 +289,10 @@ class GradientFlow:
 
     def _check_unchanged(self, name: str, sent: _Sent) -> None:
         present = self._parameters[name].grad
-        if present is sent.gradient and version_of(sent.gradient) == sent.version:
+        if present is sent.gradient and sent.unchanged:
             return
         raise FleetError(
-            f"the gradient of {name} was changed after it had been sent, by clipping or unscaling for "
-            f"instance, so the change would be lost. Use {_NO_OVERLAP}, or clip on the servers "
+            f"the gradient of {name} was changed after it had been sent, by clipping or by a GradScaler's "
+            f"unscaling for instance, so the change would be lost. Use {_NO_OVERLAP}, or clip on the servers "
             "(strategy.grad_clip)"
         )
