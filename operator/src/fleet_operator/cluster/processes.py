@@ -50,7 +50,9 @@ logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 30  # terminationGracePeriodSeconds where the pod has none
 MESSAGE_BYTES = 4096  # of a termination log, as the kubelet keeps
-TAIL_BYTES, TAIL_LINES = 2048, 80  # of the log of a container that failed without a termination message
+# Of the log of a process that failed without a termination message. The kubelet keeps 2048 bytes and 80
+# lines, which torchrun's summary fills alone; the exception stands above it.
+TAIL_BYTES, TAIL_LINES = 16384, 400
 THREADS = "OMP_NUM_THREADS"
 READY_POLL_SECONDS = 0.1
 READY_TELL_SECONDS = 60.0  # a server that is being started imports torch, and builds its model
@@ -407,7 +409,7 @@ class ProcessCluster:
             self._note(pod)
 
     def _last_words(self, pod: LocalPod, *, failed: bool) -> str | None:
-        """Return the termination message, as the kubelet finds it with FallbackToLogsOnError."""
+        """Return the termination message, else the end of the log, as FallbackToLogsOnError asks for."""
         words = ""
         with contextlib.suppress(OSError):
             words = pod.termination_log.read_bytes()[:MESSAGE_BYTES].decode(errors="replace")

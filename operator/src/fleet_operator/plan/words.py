@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from fleet_operator.plan.indexes import parse_any_indexes
+from fleet_operator.plan.torchrun import find_root_cause
 
 __all__ = ["LastWords", "last_sentence", "parse_words"]
 
@@ -54,8 +55,12 @@ def parse_words(message: str | None) -> LastWords:
 
 
 def last_sentence(message: str | None) -> str:
-    """Return what a person is told of a message: its last line, which is an error's; empty if it is none."""
+    """Return what a person is told of a message; empty if it tells of no error.
+
+    That is its last line, which is an error's, or what torchrun's summary has to say.
+    """
     text = (message or "").strip()
     if text.startswith("{") and parse_words(text).joined is not None:
         return ""  # the progress of one that was about to end well
-    return _FAILED.sub("", text.rpartition("\n")[2].strip(), count=1)[:_SENTENCE_CHARACTERS]
+    said = find_root_cause(text) or text.rpartition("\n")[2].strip()
+    return _FAILED.sub("", said, count=1)[:_SENTENCE_CHARACTERS]
