@@ -14,6 +14,7 @@ from fleet.parameter_server.membership import (
     Membership,
     describe_absences,
     loss_of,
+    loss_of_missed,
 )
 from fleet.parameter_server.settings import Settings
 
@@ -254,3 +255,15 @@ def test_who_comes_after_all_others_have_left_is_too_late(elastic):
 def test_who_is_waited_for_is_one_plain_sentence(reasons, sentence):
     absences = [Absence(trainer, 0.0, reason, 100.0) for trainer, reason in enumerate(reasons)]
     assert describe_absences(absences) == sentence
+
+
+@pytest.mark.parametrize(
+    ("missed", "completed", "sentence"),
+    [
+        ((1,), (0,), "trainer 1 vanished for good; every other trainer has completed"),
+        ((0,), (), "trainer 0 vanished for good, before any trainer had completed"),
+        ((0, 1), (), "trainers 0 and 1 vanished for good, before any trainer had completed"),
+    ],
+)
+def test_who_is_missed_at_the_end_is_told_with_what_became_of_the_others(missed, completed, sentence):
+    assert str(loss_of_missed(missed, completed)) == sentence

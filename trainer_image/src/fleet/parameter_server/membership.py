@@ -18,6 +18,7 @@ __all__ = [
     "Membership",
     "describe_absences",
     "loss_of",
+    "loss_of_missed",
 ]
 
 
@@ -241,3 +242,9 @@ def loss_of(absence: Absence, now: float, *, step: int, lost_seconds: float) -> 
         f"as FLAGS_rpc_deadline is {lost_seconds * 1000:.0f} ms (a trainer that ends well calls "
         "fleet.stop_worker())"
     )
+
+
+def loss_of_missed(missed: Sequence[int], completed: Sequence[int]) -> PeerLostError:
+    """Return the error of a training that has ended without some trainers, and what became of the others."""
+    others = "; every other trainer has completed" if completed else ", before any trainer had completed"
+    return PeerLostError(f"{name_trainers(missed)} vanished for good{others}")

@@ -30,7 +30,14 @@ from fleet.parameter_server.elastic import elastic_facts
 from fleet.parameter_server.keeper import Keeper
 from fleet.parameter_server.link import Link, greet
 from fleet.parameter_server.meetings import Meetings
-from fleet.parameter_server.membership import SILENT, Absence, Membership, describe_absences, loss_of
+from fleet.parameter_server.membership import (
+    SILENT,
+    Absence,
+    Membership,
+    describe_absences,
+    loss_of,
+    loss_of_missed,
+)
 from fleet.parameter_server.modes import Answer, Missing, NormExchange, NormPart, mode_of_server
 from fleet.parameter_server.naming import describe_blocks, name_servers, name_trainers
 from fleet.parameter_server.proto import control_pb2
@@ -155,7 +162,7 @@ class Server:
         try:
             while True:
                 with self._changed:
-                    missed = self._membership.missed
+                    missed, completed = self._membership.missed, self._membership.completed
                     if self._closing or not self._membership.live:
                         break
                     if self._failure is not None:
@@ -174,9 +181,7 @@ class Server:
         self._wait_for_goodbyes()
         self._dismiss(None)
         if missed:
-            raise PeerLostError(
-                f"{name_trainers(missed)} vanished for good; every other trainer has completed"
-            )
+            raise loss_of_missed(missed, completed)
         _log.info("every trainer has completed, at step %d", self._mode.step)
 
     def close(self) -> None:
