@@ -485,10 +485,10 @@ class Client:
         with self._changed:
             while not done():
                 self.check()
-                self._changed.wait(_LOOK_SECONDS)
                 waited = log.note("step", lambda: f"waiting for {describe()}")
                 if waited >= self._settings.stalled_seconds + self._settings.silent_seconds:
                     raise DeadlineExceededError(f"waited {waited:.0f} s for {describe()}")
+                self._changed.wait(_LOOK_SECONDS)  # last: what it was about may have come by its end
         return time.monotonic() - began
 
     def _describe_awaited(self) -> str:
@@ -496,5 +496,4 @@ class Client:
         blocks = [self.plan.blocks[block] for block in sorted(self._awaited)]
         servers = ", ".join(sorted({block.endpoint for block in blocks}))
         because = self._heartbeat.waiting_for() if self._heartbeat is not None else ""
-        first = blocks[0].name if blocks else "nothing"
-        return f"{first} of step {self.step} from {servers}" + (f" ({because})" if because else "")
+        return f"{blocks[0].name} of step {self.step} from {servers}" + (f" ({because})" if because else "")
