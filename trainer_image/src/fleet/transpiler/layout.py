@@ -224,7 +224,8 @@ def _cut(program: Program, config: DistributeTranspilerConfig, num_servers: int)
         if len(slices) > 1 and not optimizer.attr("elementwise"):
             raise TranspileError(
                 f"{optimizer.attr('optimizer')} computes over whole parameters, and {name} would be cut into "
-                f"{len(slices)} blocks; set config.slice_var_up = False"
+                f"{len(slices)} blocks. Keep parameters whole: strategy.transpiler.slice_var_up = False, or "
+                "DistributeTranspilerConfig(slice_var_up=False) for a transpiler of your own"
             )
         first = len(blocks)
         blocks.extend(
