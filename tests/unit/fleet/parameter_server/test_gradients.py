@@ -213,6 +213,16 @@ def test_a_gradient_that_the_arena_carries_is_compared_in_the_first_rounds():
         setup.flow.step()
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_step_of_the_users_own_optimizer_is_refused_until_training_has_ended(overlap):
+    setup = Setup(overlap=overlap)
+    setup.backward()
+    with pytest.raises(FleetError, match=r"step\(\) was called on the SGD .* optimizer = fleet\."):
+        setup.optimizer.step()
+    setup.flow.detach()
+    setup.optimizer.step()
+
+
 def test_hyper_parameters_changed_after_the_first_gradient_left_are_noticed():
     setup = Setup()
     setup.backward()

@@ -32,6 +32,15 @@ __all__ = ["GradientFlow"]
 _NO_OVERLAP = "DistributedStrategy(overlap=False), with which everything is sent in optimizer.step()"
 
 
+def _refuse_own_step(optimizer: Optimizer, *_: object) -> None:
+    name = type(optimizer).__name__
+    raise FleetError(
+        f"step() was called on the {name} that fleet.distributed_optimizer() had been given; it would train "
+        "this process alone. Keep what the function returns, and step that: "
+        "optimizer = fleet.distributed_optimizer(optimizer)"
+    )
+
+
 def version_of(tensor: Tensor) -> int:
     """Return the counter that moves with each change of a tensor in place."""
     return tensor._version  # noqa: SLF001 - torch documents it under this name, and has no other
@@ -111,7 +120,8 @@ class GradientFlow:
         """How many steps this flow has made."""
 
     def attach(self) -> None:
-        """Begin to listen to the backward pass."""
+        """Begin to listen to the backward pass, and to the step of the user's own optimizer."""
+        self._handles.append(self._optimizer.register_step_pre_hook(_refuse_own_step))
         if not self._overlap:
             return
         for name, parameter in self._parameters.items():
