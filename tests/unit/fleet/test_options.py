@@ -209,7 +209,7 @@ def test_a_transpiler_called_by_hand_carries_each_value_out_or_refuses_it(name, 
 )
 def test_a_script_that_transpiles_by_hand_says_that_its_mode_counts(monkeypatch, caplog, job, said):
     monkeypatch.setenv("FLEET_SYNC_MODE", job)
-    monkeypatch.setattr(sessions, "Trainer", lambda *_, **__: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(sessions, "Trainer", lambda *_, **__: SimpleNamespace(start=lambda _: None))
     transpiler = package.DistributeTranspiler()
     transpiler.transpile(0, program=captured(), trainers=2)
     sessions.start_trainer(transpiler.get_trainer_program(), JobIdentity())
