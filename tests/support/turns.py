@@ -24,8 +24,8 @@ __all__ = ["Scheduler", "Turns", "arrange", "is_serial"]
 ORDER = ("controlplane", "runtime", "unit")
 """Folders by how long their longest tests take: whatever comes last should be short."""
 
-SHARING = ("test_equality.py", "test_golden.py", "test_wire_faults.py")
-"""Modules whose tests share what takes long to make."""
+SHARING = ("test_equality.py", "test_golden.py", "test_local_address.py", "test_wire_faults.py")
+"""Modules whose tests share what takes long to make, or the addresses that they bind."""
 
 
 def is_serial(item: pytest.Item | None) -> bool:
@@ -49,7 +49,7 @@ def arrange(items: list[pytest.Item], root: Path) -> None:
 
 
 class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
-    """Hands out tests one by one, and to one process those that share what is made once for all of them."""
+    """Hands out tests one by one, and to one process those that share something."""
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
