@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fleet_operator.api import Role
 from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
-from fleet_operator.cluster.interface import ConflictError, Key
+from fleet_operator.cluster.interface import ClusterError, ConflictError, Key
 from fleet_operator.cluster.local_env import local_command, main_container
 from fleet_operator.cluster.local_guard import Exited, Guard, GuardianLostError, Started
 from fleet_operator.plan.model import (
@@ -307,10 +307,9 @@ class ProcessCluster:
                 return
             raise ConflictError(f"pod {name} of attempt {existing.attempt} is still there")
         pod = self._new_pod(manifest)
-        with pod.log.open("ab") as log:
-            moment = pod.created_at.astimezone().isoformat(timespec="seconds")
-            log.write(f"=== {pod.replica} of {job.name}, attempt {pod.attempt}, {moment} ===\n".encode())
-            pod = replace(pod, log_start=log.tell())
+        moment = pod.created_at.astimezone().isoformat(timespec="seconds")
+        head = f"=== {pod.replica} of {job.name}, attempt {pod.attempt}, {moment} ==="
+        pod = replace(pod, log_start=begin_log(pod.log, head))
         overrides = {**self._settings.overrides, "FLEET_TERMINATION_LOG": str(pod.termination_log)}
         variables = job.template(pod.role).main_container.env or ()
         if all(variable.name != THREADS for variable in variables):
@@ -446,6 +445,25 @@ class ProcessCluster:
         if self._lost is not None and not self._lost.done():
             self._lost.set_exception(error)
         self._none_alive.set()  # no end will be reported any more: close() waits for the processes themselves
+
+
+def begin_log(path: Path, head: str) -> int:
+    """Begin the log of a replica's next life; return where in the file what it says begins.
+
+    Raises
+    ------
+    ClusterError
+        The file cannot be written: the disk is full, say. The next pass tries again.
+    """
+    try:
+        with path.open("ab") as log:
+            log.write(f"{head}\n".encode())
+            return log.tell()
+    except OSError as error:
+        raise ClusterError(
+            f"the log {path} cannot be written: {error.strerror or error}; expected a folder with room that "
+            "may be written to. Make room, or choose another folder with --log-dir"
+        ) from error
 
 
 async def _accepts(host: str, port: int) -> bool:
