@@ -30,7 +30,7 @@ from fleet.errors import EXIT_FAILURE, ConfigurationError, FleetError
 if TYPE_CHECKING:
     from fleet.role_maker import Role
 
-__all__ = ["finish", "joined", "one_sentence", "start"]
+__all__ = ["failed", "finish", "joined", "one_sentence", "start"]
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
 FLUSH_SECONDS = 0.5
@@ -220,6 +220,11 @@ def start(role: "Role") -> None:
 def joined() -> None:
     """Note that this replica has joined its job: what goes wrong from here on may go better the next time."""
     _lifecycle.joined = True
+
+
+def failed() -> bool:
+    """Return whether this process ends by an error, which has been told."""
+    return _lifecycle.failed
 
 
 def finish(completed: Collection[int] = ()) -> None:

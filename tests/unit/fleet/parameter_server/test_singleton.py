@@ -1,5 +1,6 @@
 """The fleet of a parameter-server job: its questions, and every call that comes too early or twice."""
 
+import atexit
 import logging
 import warnings
 from typing import Any
@@ -14,6 +15,7 @@ from fleet.errors import CheckpointError, ConfigurationError
 from fleet.parameter_server import Fleet
 from fleet.parameter_server import fleet as singleton
 from fleet.parameter_server.client import Client
+from fleet.parameter_server.trainer import Trainer
 from fleet.strategy import DistributedStrategy
 
 ENDPOINTS = ["10.0.0.1:6174", "10.0.0.2:6174"]
@@ -279,3 +281,29 @@ def test_a_trainer_whose_training_has_ended_waits_for_no_server(tmp_path, monkey
     with pytest.raises(SystemExit) as ended:
         fleet.init_worker()
     assert ended.value.code == 0
+
+
+@pytest.mark.parametrize(
+    ("completed", "failed", "is_told"),
+    [
+        pytest.param(False, False, True, id="a-script-that-forgets-stop-worker"),
+        pytest.param(True, False, False, id="one-that-called-it"),
+        pytest.param(False, True, False, id="one-that-ends-by-an-error"),
+    ],
+)
+def test_a_script_that_ends_without_stop_worker_is_told_so(monkeypatch, caplog, completed, failed, is_told):
+    at_exit: list[Any] = []
+    monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
+    monkeypatch.setattr(lifecycle, "joined", lambda: None)
+    monkeypatch.setattr(lifecycle, "failed", lambda: failed)
+    monkeypatch.setattr(Trainer, "start", lambda *_: None)
+    fleet, model = started(), torch.nn.Linear(3, 1)
+    fleet.distributed_optimizer(sgd(model), model=model)
+    fleet.init_worker()
+    assert fleet._trainer is not None
+    fleet._trainer.completed = completed
+    ((call, *given),) = at_exit
+    call(*given)
+    assert (
+        "without fleet.stop_worker(): to the parameter servers trainer 1 is lost" in caplog.text
+    ) is is_told

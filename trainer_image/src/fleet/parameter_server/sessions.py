@@ -4,9 +4,11 @@ A program that is run by an `Executor` and a loop that calls ``optimizer.step()`
 session: whichever comes second finds what the first has started.
 """
 
+import atexit
 import logging
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -76,18 +78,33 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
     look = partial(end_if_finished, os.environ, plan.trainer_id)
     look()
     keep_freed_memory(os.environ)
+    settings = _settings(strategy)
     trainer = Trainer(
         plan,
         source,
         job,
-        _settings(strategy),
+        settings,
         overlap=strategy.overlap,
         cross_step=strategy.cross_step,
     )
     trainer.start(look)
     lifecycle.joined()
+    atexit.register(_remind, weakref.ref(trainer), settings.deadline_seconds)
     _trainers[source] = trainer
     return trainer
+
+
+def _remind(find: Callable[[], Trainer | None], deadline_seconds: float) -> None:
+    """Say, as the process ends, what the servers will wait for; an error has been told already."""
+    trainer = find()
+    if trainer is not None and not trainer.completed and not lifecycle.failed():
+        _log.warning(
+            "the script ends without fleet.stop_worker(): to the parameter servers trainer %d is lost, and "
+            "they wait %g s for it to come back (FLAGS_rpc_deadline). Call fleet.stop_worker(), or an "
+            "Executor's close(), after the last step",
+            trainer.plan.trainer_id,
+            deadline_seconds,
+        )
 
 
 def start_server(program: Program, job: JobIdentity, model_dir: str | None = None) -> Server:

@@ -73,7 +73,8 @@ class Trainer:
     ) -> None:
         self.plan = plan
         self._source = source
-        self._completed = False
+        self.completed = False
+        """Whether the servers know that this trainer has finished."""
         self._parameters: Mapping[str, Parameter] = source.parameters
         self._left_out = LeftOut(source.optimizer, source.parameters.values(), source.module)
         self._store = ParameterStore(self.plan.blocks, self._parameters)
@@ -202,7 +203,7 @@ class Trainer:
         if isinstance(self.flow, GradientFlow):
             self.flow.check_earlier()
         known = self._client.complete()
-        self._completed = True
+        self.completed = True
         _log.info("trainer %d has completed, at step %d", self.plan.trainer_id, self.current_step)
         return known
 
@@ -211,7 +212,7 @@ class Trainer:
 
         The values are the servers'; once this trainer has completed, those that the module keeps.
         """
-        if self._completed:
+        if self.completed:
             values = {name: parameter.detach().cpu().clone() for name, parameter in self._parameters.items()}
         else:
             self._settle()
