@@ -297,6 +297,22 @@ def test_a_parameter_that_is_unfrozen_later_is_named_for_no_server_has_it(name):
             make_steps(trainer, model, 1)
 
 
+@every_mode
+def test_what_a_script_writes_to_a_parameter_is_an_error_where_the_servers_would_overwrite_it(name):
+    with loopback(config=config(name)) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        make_steps(trainer, model, 5)
+        model[3].weight.data.clamp_(-1e-3, 1e-3)
+        if name == "geo":
+            make_steps(trainer, model, 1)
+            assert model[3].weight.abs().max() < 0.1
+            trainer.complete()
+        else:
+            with pytest.raises(FleetError, match=r"parameter 3\.weight was written to .* geo"):
+                make_steps(trainer, model, 1)
+
+
 def test_state_dict_of_geo_is_the_trainers_own():
     adam = lambda parameters: torch.optim.Adam(parameters, lr=0.01)  # noqa: E731
     with loopback(config=config("geo"), optimizer=adam) as job:

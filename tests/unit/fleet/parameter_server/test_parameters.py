@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from fleet.errors import FleetError
 from fleet.parameter_server.arena import Arena, Extent, bytes_of
 from fleet.parameter_server.parameters import ParameterStore
 from fleet.program import Program
@@ -130,6 +131,69 @@ def test_parameters_on_whose_place_others_rely_stay_there(make):
     assert (model.weight.data_ptr(), model.weight.stride()) == (place, strides)
     assert torch.equal(model.weight[:100], torch.full((100, 100), 1.0))
     assert torch.equal(model.weight[100:], torch.full((100, 100), 2.0))
+
+
+@pytest.mark.parametrize("rounds", [1, 7])
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda model: model.weight.data.clamp_(-0.01, 0.01), id="clamped"),
+        pytest.param(
+            lambda model: model.load_state_dict(torch.nn.Linear(100, 200).state_dict()), id="loaded"
+        ),
+        pytest.param(lambda model: setattr(model.weight, "data", torch.zeros(200, 100)), id="replaced"),
+    ],
+)
+def test_a_parameter_that_the_script_has_written_to_is_named(model, write, rounds):
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    model(torch.ones(1, 100)).sum().backward()
+    for round_ in range(rounds):
+        for block in blocks:
+            land(store, block, 1.0 + round_)
+        store.adopt()
+        store.check_kept()
+    write(model)
+    with pytest.raises(
+        FleetError, match=r"parameter (weight|bias) was written to .*fleet\.init_worker\(\).*geo"
+    ):
+        store.check_kept()
+    store.adopt()
+    store.check_kept()
+
+
+def exchange_for_a_while(model: Any) -> None:
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    model.load_state_dict(kept)
+
+
+@pytest.mark.parametrize("value", [1.0, float("nan")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(exchange_for_a_while, id="exchanged-and-put-back"),
+        pytest.param(lambda model: setattr(model.weight, "data", model.weight.data.clone()), id="moved"),
+        pytest.param(
+            lambda model: setattr(model.weight, "data", model.weight.data.t().contiguous().t()),
+            id="laid-out-anew",
+        ),
+        pytest.param(lambda model: (model.zero_grad(), model.weight.data.zero_()), id="without-a-gradient"),
+    ],
+)
+def test_what_no_value_of_the_servers_would_undo_is_no_error(model, change, value):
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    for _ in range(6):
+        for block in blocks:
+            land(store, block, value)
+        store.adopt()
+        model.zero_grad()
+        model(torch.ones(1, 100)).sum().backward()
+        change(model)
+        store.check_kept()
 
 
 def test_equal_values_have_equal_checksums(model):

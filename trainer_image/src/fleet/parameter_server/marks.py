@@ -2,7 +2,7 @@
 
 ``tensor.data`` and the kernels of torch's gradient scaler write without moving a version counter, so contents
 are compared, bit by bit. All of them in the first rounds, where a mistake of a script shows; then a stretch
-that moves on with each round, which costs about a microsecond.
+that moves on with each round, which costs about half a microsecond.
 """
 
 import zlib

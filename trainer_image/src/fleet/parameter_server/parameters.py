@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fleet.errors import FleetError
 from fleet.parameter_server.arena import Arena, Extent, bytes_of
+from fleet.parameter_server.marks import Mark
 from fleet.parameter_server.shared_memory import copy_bytes
 from fleet.transpiler.lowering import PlannedBlock
 
@@ -44,7 +46,7 @@ class ParameterStore:
         self._lock = threading.Lock()
         self._landing: Arena[str] | None = None
         self._slots = [
-            _Slot(named[name], of_param, partial(self._make_landing, name))
+            _Slot(name, named[name], of_param, partial(self._make_landing, name))
             for name, of_param in by_name.items()
         ]
         self._slot_by_name = dict(zip(by_name, self._slots, strict=True))
@@ -75,6 +77,17 @@ class ParameterStore:
         for slot in self._slots if names is None else [self._slot_by_name[name] for name in names]:
             slot.adopt(unchanged)
 
+    def check_kept(self) -> None:
+        """Check that parameters which have gradients hold what was adopted last, as far as marks of it tell.
+
+        Raises
+        ------
+        FleetError
+            The script has written to one, which the next values would overwrite.
+        """
+        for slot in self._slots:
+            slot.check_kept()
+
     def checksums(self) -> dict[int, int]:
         """Return the CRC-32 of every block's present value."""
         return {block: zlib.crc32(slot.value_bytes(block)) for block, slot in self._slot_of.items()}
@@ -93,6 +106,7 @@ class _Slot:
 
     def __init__(
         self,
+        name: str,
         parameter: Parameter,
         blocks: Sequence[PlannedBlock],
         make_landing: Callable[[], Tensor],
@@ -100,11 +114,16 @@ class _Slot:
         self.blocks = blocks
         self.elsewhere: dict[int, memoryview] = {}
         """By block the values that have not landed here, and are not adopted."""
+        self._name = name
         self._parameter = parameter
         size = parameter.element_size()
         self._ranges = {block.id: slice(block.begin * size, block.end * size) for block in blocks}
         self._make_landing = make_landing
         self._landing: Tensor | None = None
+        self._adopted = 0
+        """How many times values were adopted."""
+        self._kept: tuple[int, memoryview, Mark] | None = None
+        """Where the values adopted last lie, and their mark; None where a comparison would cost a copy."""
 
     @property
     def landed(self) -> Tensor:
@@ -133,7 +152,10 @@ class _Slot:
                     whole[self._ranges[block]],
                 )
             torch.autograd.graph.increment_version(parameter)
+            self._kept = parameter.data_ptr(), whole, Mark.of(whole, self._adopted)
+            self._adopted += 1
             return
+        self._kept = None
         for block, found in elsewhere.items():
             copy_bytes(found, self.landing(block))
         flat, value = self.landed.view(-1), parameter.detach().reshape(-1)
@@ -141,3 +163,21 @@ class _Slot:
             if kept.id in unchanged:
                 flat[kept.begin : kept.end].copy_(value[kept.begin : kept.end])
         parameter.copy_(self.landed)
+
+    def check_kept(self) -> None:
+        parameter = self._parameter
+        if self._kept is None or parameter.grad is None:
+            return
+        address, content, mark = self._kept
+        if parameter.data_ptr() != address:
+            if parameter.device.type != "cpu" or not parameter.is_contiguous():
+                return  # laid out anew by the script, as by model.to(memory_format=…)
+            content = bytes_of(parameter)
+        if not mark.matches(content):
+            raise FleetError(
+                f"the parameter {self._name} was written to after its values had come from the parameter "
+                "servers, whose next values would overwrite that. Load or set weights before "
+                "fleet.init_worker(), in every role alike; put back to the bit what an evaluation had "
+                "exchanged, before the next step; and to clamp or reset weights while training, use the mode "
+                "geo, in which trainers step by themselves (config.geo_sgd_mode = True)"
+            )

@@ -126,8 +126,12 @@ class Trainer:
         ------
         ConfigurationError
             Parameters have gradients that no server hears of; see `LeftOut.check`.
+        FleetError
+            The script has written to parameters; see `ParameterStore.check_kept`.
         """
         self._left_out.check()
+        if self.plan.custom is None and not self.steps_locally:
+            self._store.check_kept()
         self.flow.step()
 
     def barrier(self) -> None:
