@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -203,13 +202,22 @@ def test_a_transpiler_called_by_hand_carries_each_value_out_or_refuses_it(name, 
         assert not message or names(message, name, value)
 
 
+class _Completed:
+    """A trainer that asks no server for anything."""
+
+    completed = True
+
+    def start(self, look: Callable[[], None]) -> None:
+        look()
+
+
 @pytest.mark.parametrize(
     ("job", "said"),
     [("Geo", ["FLEET_SYNC_MODE is Geo, and the script has transpiled for Sync, which counts"]), ("Sync", [])],
 )
 def test_a_script_that_transpiles_by_hand_says_that_its_mode_counts(monkeypatch, caplog, job, said):
     monkeypatch.setenv("FLEET_SYNC_MODE", job)
-    monkeypatch.setattr(sessions, "Trainer", lambda *_, **__: SimpleNamespace(start=lambda _: None))
+    monkeypatch.setattr(sessions, "Trainer", lambda *_, **__: _Completed())
     transpiler = package.DistributeTranspiler()
     transpiler.transpile(0, program=captured(), trainers=2)
     sessions.start_trainer(transpiler.get_trainer_program(), JobIdentity())
