@@ -91,9 +91,7 @@ class DistributeTranspiler:
         _check_untouched(main, startup)
         self.config.check()
         mode = self._programs_of(sync_mode)
-        check_clipping(main, mode, self._mode)
-        if self._mode is None and mode is not DistributedMode.GEO:  # a trainer's values are the servers'
-            refuse_forward_writes(main.source)
+        _check_trained(main, mode, self._mode)
         _check_trainers(trainer_id, trainers)
         endpoints = split_endpoints(pservers)
         if (problem := endpoints_problem(endpoints)) is not None:
@@ -250,6 +248,12 @@ def _check_untouched(main: Program, startup: Program) -> None:
             "startup_program has been transpiled already; capture anew, or pass the startup program of a "
             "clone taken before"
         )
+
+
+def _check_trained(main: Program, mode: DistributedMode, own: TrainingMode | None) -> None:
+    check_clipping(main, mode, own)
+    if own is None and mode is not DistributedMode.GEO:  # a trainer's values are the servers'
+        refuse_forward_writes(main.source)
 
 
 def _check_trainers(trainer_id: object, trainers: object) -> None:
