@@ -124,7 +124,7 @@ crds: setup  ## generate the FleetJob definition from the models, for kubectl an
 	$(BIN)/python -m fleet_operator.api.crd >$(CRD)
 	cp $(CRD) charts/fleet-operator/files/
 
-PROTO := fleet/parameter_server/proto/control.proto
+PROTO := fleet/parameter_server/control/proto/control.proto
 
 proto: setup  ## generate the control protocol's Python modules and their types
 	cd trainer_image/src && ../../$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --grpc_python_out=. \

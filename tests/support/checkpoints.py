@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from fleet.checkpoint import TrainStatus
-from fleet.parameter_server.trainer import Trainer
+from fleet.parameter_server.trainer.trainer import Trainer
 from tests.support.parameter_server import loopback, small_model
 
 BATCHES = torch.linspace(-1, 1, 20 * 3 * 20).reshape(20, 3, 20)

@@ -8,8 +8,8 @@ import torch
 
 from fleet.errors import FleetError
 from fleet.parameter_server.modes import Answer, Mode
-from fleet.parameter_server.parameters import ParameterStore
 from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.program import Program
 from fleet.transpiler import (
     DistributeTranspiler,

@@ -11,10 +11,10 @@ import torch
 
 from fleet.errors import FleetError
 from fleet.parameter_server.modes import Mode
-from fleet.parameter_server.server import Server
+from fleet.parameter_server.optimizer_state import state_of
+from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.shard import state_of
-from fleet.parameter_server.trainer import Trainer
+from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.program import GradClip, Program
 from fleet.role_maker import JobIdentity
 from fleet.transpiler import DistributeTranspiler, DistributeTranspilerConfig, server_plan, trainer_plan

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.parameter_server import client, peer
-from fleet.parameter_server.control_client import ControlClient
-from fleet.parameter_server.local_sockets import dial_here, receive_with, send_with
-from fleet.parameter_server.sockets import ConnectionEndedError, hang_up, receive_exactly
+from fleet.parameter_server.control.client import ControlClient
+from fleet.parameter_server.trainer import client, peer
+from fleet.parameter_server.transport.local_sockets import dial_here, receive_with, send_with
+from fleet.parameter_server.transport.sockets import ConnectionEndedError, hang_up, receive_exactly
 from fleet.wire import HEADER_BYTES, Header, Kind, Side, read_header
 
 HOST = "127.0.0.1"

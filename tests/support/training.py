@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fleet.parameter_server.optimizer import DistributedOptimizer
+from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from tests.support.parameter_server import Loopback, loopback
 from tests.support.threads import one_torch_thread
 

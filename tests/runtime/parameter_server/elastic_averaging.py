@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import torch
 
-from fleet.parameter_server.arena import Arena, Extent, bytes_of
 from fleet.parameter_server.modes import ImmediateServer, Mode, ServerMode, Session, TrainerMode
 from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
 from fleet.transpiler import DistributedMode, PlannedBlock
 from fleet.wire import HyperParameters
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
-from fleet.parameter_server.optimizer import DistributedOptimizer
+from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from tests.support.parameter_server import QUICK, loopback
 from tests.support.training import never_minimized
 

@@ -11,10 +11,10 @@ import torch
 
 from fleet.checkpoint import Checkpoint, Manifest, TrainStatus, write_shard
 from fleet.errors import ConfigurationError, FleetError, StateLostError
-from fleet.parameter_server import keeper
-from fleet.parameter_server.control_client import ControlClient, Pending
-from fleet.parameter_server.keeper import Keeper
+from fleet.parameter_server.control.client import ControlClient, Pending
 from fleet.parameter_server.modes import Async
+from fleet.parameter_server.server import keeper
+from fleet.parameter_server.server.keeper import Keeper
 from fleet.parameter_server.settings import Settings
 from tests.support.checkpoints import differing, saved, train
 from tests.support.parameter_server import Loopback, loopback
@@ -141,7 +141,7 @@ class Apart(Keeper):
 def test_servers_with_directories_of_their_own_go_on_from_the_newest_that_all_have(
     tmp_path, monkeypatch, how
 ):
-    monkeypatch.setattr("fleet.parameter_server.server.Keeper", Apart)
+    monkeypatch.setattr("fleet.parameter_server.server.server.Keeper", Apart)
     with loopback(servers=2, trainers=1) as job:
         trainer, model, _ = job.make_trainer()
         trainer.start()

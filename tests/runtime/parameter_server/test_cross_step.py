@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fleet.errors import ConfigurationError, FleetError
-from fleet.parameter_server.optimizer import DistributedOptimizer
-from fleet.parameter_server.trainer import Trainer
+from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
+from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.transpiler import DistributeTranspilerConfig
 from tests.support.parameter_server import loopback
 from tests.support.training import (

@@ -11,12 +11,12 @@ import torch
 
 import fleet
 from fleet.errors import ConfigurationError, FleetError
-from fleet.parameter_server import peer
-from fleet.parameter_server.link import Link
 from fleet.parameter_server.modes import Async
+from fleet.parameter_server.server.link import Link
+from fleet.parameter_server.server.siblings import Siblings
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.siblings import Siblings
-from fleet.parameter_server.sockets import dial
+from fleet.parameter_server.trainer import peer
+from fleet.parameter_server.transport.sockets import dial
 from tests.runtime.parameter_server.slow_step import SlowStep
 from tests.support.parameter_server import Loopback, loopback
 from tests.support.processes import wait_for

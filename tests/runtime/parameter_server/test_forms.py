@@ -11,7 +11,7 @@ import fleet as package
 from fleet import lifecycle, role_maker
 from fleet.errors import ConfigurationError
 from fleet.parameter_server import Fleet
-from fleet.parameter_server.server import Server
+from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.sessions import find_trainer
 from tests.support.processes import free_ports
 

@@ -13,10 +13,10 @@ import torch
 
 from fleet import progress
 from fleet.errors import DeadlineExceededError, PeerLostError, StateLostError
-from fleet.parameter_server import peer
 from fleet.parameter_server.modes import Async, Geo, HalfAsync
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.sockets import dial
+from fleet.parameter_server.trainer import peer
+from fleet.parameter_server.transport.sockets import dial
 from fleet.wire import Kind, Side
 from tests.runtime.parameter_server.slow_step import SlowStep
 from tests.support.parameter_server import Loopback, loopback

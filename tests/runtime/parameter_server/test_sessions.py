@@ -16,7 +16,7 @@ from fleet.parameter_server import waiting
 from fleet.parameter_server.modes import Async
 from fleet.parameter_server.modes.immediate import ImmediateServer
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.trainer import Trainer
+from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.transpiler import DistributeTranspilerConfig
 from tests.support.parameter_server import Loopback, loopback, sgd, small_model
 from tests.support.processes import wait_for

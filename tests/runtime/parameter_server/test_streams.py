@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fleet.errors import FleetError
-from fleet.parameter_server import client
 from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.trainer import client
 from tests.support.parameter_server import Loopback, loopback
 from tests.support.processes import wait_for
 from tests.support.training import assert_same_bits

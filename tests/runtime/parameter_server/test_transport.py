@@ -11,11 +11,12 @@ import torch
 
 from fleet import progress
 from fleet.errors import ConfigurationError
-from fleet.parameter_server import local_sockets, peer
-from fleet.parameter_server.exchange import Exchange
 from fleet.parameter_server.modes import Async, Geo, HalfAsync, Mode
-from fleet.parameter_server.shared_memory import SharedBlocks
-from fleet.parameter_server.sockets import receive_exactly
+from fleet.parameter_server.trainer import peer
+from fleet.parameter_server.transport import local_sockets
+from fleet.parameter_server.transport.exchange import Exchange
+from fleet.parameter_server.transport.shared_memory import SharedBlocks
+from fleet.parameter_server.transport.sockets import receive_exactly
 from fleet.program import ClipGradByGlobalNorm
 from tests.support.parameter_server import QUICK, Loopback, loopback, small_model
 from tests.support.processes import wait_for

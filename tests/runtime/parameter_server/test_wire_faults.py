@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fleet.errors import FleetError
-from fleet.parameter_server.control_client import ControlClient
-from fleet.parameter_server.sockets import receive_exactly
+from fleet.parameter_server.control.client import ControlClient
+from fleet.parameter_server.transport.sockets import receive_exactly
 from fleet.wire import HEADER_BYTES, Header, Kind, job_hash, pack_header, read_header
 from fleet.wire.messages import Hello as Greeting
 from fleet.wire.messages import pack_hello, pack_hyper, read_error, read_hello

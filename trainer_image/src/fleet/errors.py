@@ -6,6 +6,7 @@ so the reserved codes below are part of the contract between the two distributio
 
     FleetError                        1   something failed while training
     ├── ConfigurationError            2   the user's mistake, found before any work started
+    │   ├── AlreadyJoinedError            a trainer of this id and attempt lives already, or a later one does
     │   ├── CheckpointError               a checkpoint that is not whole, or is of another training
     │   ├── RoleError                     a role variable is missing, malformed or contradicts another
     │   └── TranspileError                a program that cannot be distributed as asked
@@ -24,6 +25,7 @@ __all__ = [
     "EXIT_FAILURE",
     "EXIT_PEER_LOST",
     "EXIT_STATE_LOST",
+    "AlreadyJoinedError",
     "CheckpointError",
     "ConfigurationError",
     "DeadlineExceededError",
@@ -53,6 +55,10 @@ class ConfigurationError(FleetError):
     """The user's mistake, found before any work started: a second try fails the same way."""
 
     exit_code: ClassVar[int] = EXIT_CONFIGURATION
+
+
+class AlreadyJoinedError(ConfigurationError):
+    """A trainer of this id and attempt lives already, or a later one does."""
 
 
 class CheckpointError(ConfigurationError):

@@ -18,7 +18,7 @@ from fleet.errors import ConfigurationError, FleetError
 from fleet.fetched import fetched
 from fleet.parameter_server.preview import previewed
 from fleet.parameter_server.sessions import find_trainer, sends, serve, source_of, start_server, start_trainer
-from fleet.parameter_server.trainer import Trainer
+from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.place import CPUPlace, Place
 from fleet.program import (
     ClipGradByGlobalNorm,

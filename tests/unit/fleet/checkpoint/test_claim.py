@@ -9,7 +9,7 @@ import torch
 
 from fleet.checkpoint import Claims, Manifest, Piece, find_checkpoint
 from fleet.errors import FleetError
-from fleet.parameter_server.keeper import Keeper
+from fleet.parameter_server.server.keeper import Keeper
 from fleet.role_maker import JobIdentity
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-import fleet.parameter_server.proto as package
+import fleet.parameter_server.control.proto as package
 
 pytestmark = pytest.mark.programs
 
-PROTO = "fleet/parameter_server/proto/control.proto"
-SOURCE = Path(package.__path__[0]).parents[2]
+PROTO = "fleet/parameter_server/control/proto/control.proto"
+SOURCE = Path(package.__path__[0]).parents[3]
 
 
 def test_the_committed_modules_are_up_to_date(tmp_path):

@@ -14,8 +14,8 @@ from fleet.checkpoint import leave_mark
 from fleet.errors import CheckpointError, ConfigurationError
 from fleet.parameter_server import Fleet
 from fleet.parameter_server import fleet as singleton
-from fleet.parameter_server.client import Client
-from fleet.parameter_server.trainer import Trainer
+from fleet.parameter_server.trainer.client import Client
+from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.strategy import DistributedStrategy
 
 ENDPOINTS = ["10.0.0.1:6174", "10.0.0.2:6174"]

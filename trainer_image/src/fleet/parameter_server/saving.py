@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from fleet.checkpoint import SavingCalls, TrainerPart, TrainStatus, find_checkpoint
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.sessions import find_trainer
-from fleet.parameter_server.trainer import Trainer
+from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.program import Program
 from fleet.role_maker import Role
 
 if TYPE_CHECKING:
-    from fleet.parameter_server.server import Server
+    from fleet.parameter_server.server.server import Server
 
 __all__ = ["Saving"]
 

@@ -17,11 +17,12 @@ from fleet import lifecycle
 from fleet.allocator import keep_freed_memory
 from fleet.checkpoint import CHECKPOINT_PREFIX, MANIFEST_NAME, end_if_finished, leave_mark
 from fleet.errors import CheckpointError, ConfigurationError
+from fleet.parameter_server.optimizer_state import state_of
 from fleet.parameter_server.preview import previewed
-from fleet.parameter_server.server import Server
+from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.shard import release, state_of
-from fleet.parameter_server.trainer import Trainer
+from fleet.parameter_server.shard import release
+from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.program import Program, Source
 from fleet.role_maker import JobIdentity, Role, RoleKind
 from fleet.role_maker.interface import sync_mode_of

@@ -5,28 +5,22 @@ import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from math import nan, prod
-from typing import Any, Final
+from typing import Any
 
 from torch import Tensor
 
 from fleet.checkpoint import Piece, cut_state
 from fleet.errors import ConfigurationError
-from fleet.parameter_server.arena import Arena, Extent, bytes_of, dtype_of
-from fleet.parameter_server.shared_memory import SharedBlocks
+from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, dtype_of
+from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.program import Source
 from fleet.transpiler.lowering import PlannedBlock, ServerPlan
 from fleet.update import DenseUpdate, average_in_order, sum_of_squares
 from fleet.wire import HyperParameters
 
-__all__ = ["INITIAL_STATE", "Shard", "initial_state_fact", "release", "state_of"]
+__all__ = ["Shard", "release"]
 
-INITIAL_STATE: Final = "state of the optimizer before the first step"
 _log = logging.getLogger(__name__)
-
-
-def state_of(source: Source) -> dict[str, Mapping[str, Any]]:
-    """Return what this process's own optimizer has for the parameters, by name."""
-    return {name: source.optimizer.state.get(parameter, {}) for name, parameter in source.parameters.items()}
 
 
 def release(source: Source) -> None:
@@ -41,12 +35,6 @@ def release(source: Source) -> None:
     source.optimizer.state.clear()
     for parameter in source.parameters.values():
         parameter.data = parameter.data.new_full((), nan).expand(parameter.shape)
-
-
-def initial_state_fact(state: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return what the processes of a job must have in common about state that was loaded into optimizers."""
-    count = sum(1 for entries in state.values() if entries)
-    return {INITIAL_STATE: f"of {count} parameters"} if count else {}
 
 
 class Shard:

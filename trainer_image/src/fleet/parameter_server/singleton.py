@@ -12,12 +12,12 @@ import fleet as package
 from fleet import lifecycle
 from fleet.errors import ConfigurationError
 from fleet.numbers import like, numbers_of
-from fleet.parameter_server.optimizer import DistributedOptimizer
-from fleet.parameter_server.reduction import Contribution
+from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.saving import Saving
 from fleet.parameter_server.sessions import find_trainer, serve, start_server, start_trainer, train_as
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.trainer import Trainer
+from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
+from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.program import Program
 from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker, share_of_files
 from fleet.strategy import DistributedStrategy, strategy_of
@@ -25,7 +25,7 @@ from fleet.transpiler import DistributeTranspiler, DistributeTranspilerConfig
 from fleet.without_dynamo import defer_dynamo
 
 if TYPE_CHECKING:
-    from fleet.parameter_server.server import Server
+    from fleet.parameter_server.server.server import Server
 
 __all__ = ["Fleet"]
 

@@ -12,10 +12,10 @@ from typing import ClassVar
 import torch
 
 from fleet.errors import ConfigurationError
-from fleet.parameter_server.arena import Arena, Extent, bytes_of
 from fleet.parameter_server.modes.immediate import ImmediateServer
 from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TrainerMode
 from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock
 from fleet.wire import HyperParameters

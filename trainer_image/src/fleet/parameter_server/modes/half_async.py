@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from fleet.errors import ConfigurationError, FleetError
-from fleet.parameter_server.arena import Arena, Extent, bytes_of, dtype_of
 from fleet.parameter_server.modes.asynchronous import AsyncServer
 from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TrainerMode
 from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, dtype_of
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import HyperParameters

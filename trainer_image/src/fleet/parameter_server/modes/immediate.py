@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fleet.errors import FleetError, RemoteProtocolError
-from fleet.parameter_server.arena import bytes_of
 from fleet.parameter_server.modes.failed_step import FailedStep
 from fleet.parameter_server.modes.interface import Answer, Missing
 from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.transport.arena import bytes_of
 from fleet.wire import HyperParameters
 
 __all__ = ["ImmediateServer"]

@@ -16,8 +16,8 @@ from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import HyperParameters
 
 if TYPE_CHECKING:
-    from fleet.parameter_server.parameters import ParameterStore
     from fleet.parameter_server.shard import Shard
+    from fleet.parameter_server.trainer.parameters import ParameterStore
 
 __all__ = [
     "Answer",

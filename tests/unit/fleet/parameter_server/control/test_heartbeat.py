@@ -1,0 +1,80 @@
+"""Signs of life: what a server's answer proves, and since when."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from fleet.errors import FleetError, StateLostError
+from fleet.parameter_server.control.heartbeat import Heartbeat
+from fleet.parameter_server.control.proto import control_pb2
+from fleet.parameter_server.settings import Settings
+
+SETTINGS = Settings(heartbeat_seconds=0.01, deadline_seconds=60.0)
+SECONDS = 10.0
+
+
+class Control:
+    """A server whose answers the test gives, each once; at the end it answers by itself."""
+
+    endpoint = "ps-0:7164"
+
+    def __init__(self) -> None:
+        self.called = threading.Semaphore(0)
+        self._latest: Future[control_pb2.HeartbeatReply] = Future()
+        self._over = False
+        self._lock = threading.Lock()
+
+    def heartbeat(self, timeout_seconds: float) -> "Future[control_pb2.HeartbeatReply]":
+        with self._lock:
+            self._latest = Future()
+            if self._over:
+                self.answer()
+        self.called.release()
+        return self._latest
+
+    def answer(self, incarnation: str = "first") -> None:
+        self._latest.set_result(control_pb2.HeartbeatReply(incarnation=incarnation))
+
+    def end(self) -> None:
+        with self._lock:
+            self._over = True
+            if not self._latest.done():
+                self.answer()
+
+
+@contextmanager
+def beating(control: Any, on_failure: Callable[[FleetError], None] = lambda _: None) -> Iterator[Heartbeat]:
+    """Give a heartbeat to one server; it ends with the block."""
+    heartbeat = Heartbeat([control], ["first"], SETTINGS, on_failure, lambda: None)
+    heartbeat.start()
+    try:
+        yield heartbeat
+    finally:
+        control.end()
+        heartbeat.stop()
+
+
+def test_an_answer_proves_that_the_server_lived_when_it_was_asked_and_not_later():
+    control = Control()
+    with beating(control) as heartbeat:
+        assert control.called.acquire(timeout=SECONDS)
+        asked = time.monotonic()
+        assert heartbeat.lived(0) == 0.0
+        control.answer()
+        assert control.called.acquire(timeout=SECONDS)  # the next beat: the answer has been taken
+        assert 0.0 < heartbeat.lived(0) <= asked
+
+
+def test_a_later_life_is_reported_before_it_counts_as_a_sign_of_life():
+    control = Control()
+    found: list[tuple[FleetError, float]] = []
+    with beating(control, lambda error: found.append((error, heartbeat.lived(0)))) as heartbeat:
+        assert control.called.acquire(timeout=SECONDS)
+        control.answer("second")
+        assert control.called.acquire(timeout=SECONDS)
+        ((error, lived),) = found
+        assert isinstance(error, StateLostError)
+        assert lived == 0.0 < heartbeat.lived(0)

@@ -1,0 +1,225 @@
+"""A trainer's parameters: new values land beside them, and become theirs at once."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fleet.errors import FleetError
+from fleet.parameter_server.trainer.parameters import ParameterStore
+from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
+from fleet.program import Program
+from fleet.transpiler import DistributeTranspiler, PlannedBlock, trainer_plan
+
+
+def blocks_of(model: Any) -> tuple[PlannedBlock, ...]:
+    program = Program.from_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    transpiler = DistributeTranspiler()
+    transpiler.transpile(
+        0, program=program, pservers="a:1,b:1", trainers=1, startup_program=program.startup_program
+    )
+    return trainer_plan(transpiler.get_trainer_program()).blocks
+
+
+def land(store: ParameterStore, block: PlannedBlock, value: float) -> None:
+    store.landing(block.id)[:] = bytes_of(torch.full(block.shape, value))
+
+
+def views_of(parameter: torch.Tensor) -> list[torch.Tensor]:
+    """Return the ways in which a script may have kept a parameter's values in sight."""
+    return [parameter.detach(), parameter.data, torch.from_numpy(parameter.detach().numpy())]
+
+
+@pytest.fixture
+def model() -> torch.nn.Linear:
+    torch.manual_seed(0)
+    return torch.nn.Linear(100, 200)  # a weight of two blocks, and a bias of one
+
+
+def test_values_that_land_show_only_after_they_are_adopted_and_then_in_every_view(model):
+    weight, views = model.weight, views_of(model.weight)
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    views += views_of(model.weight)
+    for round_ in range(1, 4):
+        before = model.weight.detach().clone()
+        for block in blocks:
+            land(store, block, round_ + block.index / 2)
+        assert all(torch.equal(view, before) for view in views)
+        store.adopt()
+        assert model.weight is weight
+        assert torch.equal(model.bias, torch.full((200,), float(round_)))
+        for view in views:
+            assert torch.equal(view[:100], torch.full((100, 100), float(round_)))
+            assert torch.equal(view[100:], torch.full((100, 100), round_ + 0.5))
+
+
+def test_blocks_that_did_not_change_keep_their_values(model):
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    bias, first, second = blocks
+    before = model.weight.detach().clone()
+    land(store, second, 3.0)
+    store.adopt(unchanged={bias.id, first.id})
+    assert torch.equal(model.weight[:100], before[:100])
+    assert torch.equal(model.weight[100:], torch.full((100, 100), 3.0))
+
+
+def test_values_that_lie_elsewhere_are_copied_when_they_are_adopted_and_nothing_is_made_to_land_in(model):
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    bias, first, second = blocks
+    before, place = model.weight.detach().clone(), model.weight.data_ptr()
+    lying = bytearray(bytes_of(torch.full(second.shape, 3.0)))
+    store.lies(second.id, memoryview(lying))
+    assert torch.equal(model.weight, before)
+    version = model.weight._version
+    store.adopt(unchanged={bias.id, first.id})
+    lying[:] = bytes(len(lying))
+    assert torch.equal(model.weight[:100], before[:100])
+    assert torch.equal(model.weight[100:], torch.full((100, 100), 3.0))
+    assert model.weight._version > version
+    assert model.weight.data_ptr() == place
+    assert store._landing is None
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_one_block_may_land_and_its_neighbour_lie_elsewhere(model, contiguous):
+    if not contiguous:
+        model.weight.data = torch.zeros(200, 200)[:, :100]
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    bias, first, second = blocks
+    for round_ in range(1, 4):
+        land(store, first, float(round_))
+        store.lies(second.id, memoryview(bytes(bytes_of(torch.full(second.shape, round_ + 0.5)))))
+        store.adopt(unchanged={bias.id})
+        assert torch.equal(model.weight[:100], torch.full((100, 100), float(round_)))
+        assert torch.equal(model.weight[100:], torch.full((100, 100), round_ + 0.5))
+        for block in blocks:
+            land(store, block, -1.0)
+        store.adopt()
+        assert torch.equal(model.weight, torch.full((200, 100), -1.0))
+
+
+def test_autograd_notices_that_the_values_changed(model):
+    store = ParameterStore(blocks_of(model), dict(model.named_parameters()))
+    x = torch.ones(1, 100, requires_grad=True)
+    loss = model(x).sum()
+    store.adopt()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: torch.nn.Parameter(torch.randn(100, 200).t()), id="not-contiguous"),
+        pytest.param(lambda: torch.nn.Parameter(torch.randn(300, 100)[50:250]), id="part-of-something"),
+        pytest.param(lambda: torch.nn.Parameter(torch.randn(200, 100).share_memory_()), id="shared"),
+    ],
+)
+def test_parameters_on_whose_place_others_rely_stay_there(make):
+    model: Any = torch.nn.Module()
+    model.weight = make()
+    place, strides = model.weight.data_ptr(), model.weight.stride()
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    for block in blocks:
+        land(store, block, 1.0 + block.index)
+    store.adopt()
+    assert (model.weight.data_ptr(), model.weight.stride()) == (place, strides)
+    assert torch.equal(model.weight[:100], torch.full((100, 100), 1.0))
+    assert torch.equal(model.weight[100:], torch.full((100, 100), 2.0))
+
+
+@pytest.mark.parametrize("rounds", [1, 7])
+@pytest.mark.parametrize(
+    "write",
+    [
+        pytest.param(lambda model: model.weight.data.clamp_(-0.01, 0.01), id="clamped"),
+        pytest.param(
+            lambda model: model.load_state_dict(torch.nn.Linear(100, 200).state_dict()), id="loaded"
+        ),
+        pytest.param(lambda model: setattr(model.weight, "data", torch.zeros(200, 100)), id="replaced"),
+    ],
+)
+def test_a_parameter_that_the_script_has_written_to_is_named(model, write, rounds):
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    model(torch.ones(1, 100)).sum().backward()
+    for round_ in range(rounds):
+        for block in blocks:
+            land(store, block, 1.0 + round_)
+        store.adopt()
+        store.check_kept()
+    write(model)
+    with pytest.raises(
+        FleetError, match=r"parameter (weight|bias) was written to .*fleet\.init_worker\(\).*geo"
+    ):
+        store.check_kept()
+    store.adopt()
+    store.check_kept()
+
+
+def exchange_for_a_while(model: Any) -> None:
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    model.load_state_dict(kept)
+
+
+@pytest.mark.parametrize("value", [1.0, float("nan")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(exchange_for_a_while, id="exchanged-and-put-back"),
+        pytest.param(lambda model: setattr(model.weight, "data", model.weight.data.clone()), id="moved"),
+        pytest.param(
+            lambda model: setattr(model.weight, "data", model.weight.data.t().contiguous().t()),
+            id="laid-out-anew",
+        ),
+        pytest.param(lambda model: (model.zero_grad(), model.weight.data.zero_()), id="without-a-gradient"),
+    ],
+)
+def test_what_no_value_of_the_servers_would_undo_is_no_error(model, change, value):
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    for _ in range(6):
+        for block in blocks:
+            land(store, block, value)
+        store.adopt()
+        model.zero_grad()
+        model(torch.ones(1, 100)).sum().backward()
+        change(model)
+        store.check_kept()
+
+
+def test_equal_values_have_equal_checksums(model):
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()))
+    torch.manual_seed(0)
+    other = torch.nn.Linear(100, 200)
+    same = ParameterStore(blocks_of(other), dict(other.named_parameters()))
+    assert store.checksums() == same.checksums()
+    with torch.no_grad():
+        other.weight[150, 3] += 1
+    differing = [block for block, crc in same.checksums().items() if crc != store.checksums()[block]]
+    assert [blocks[block].name for block in differing] == ["weight.block1"]
+
+
+def test_an_arena_holds_each_dtype_flat_and_aligned():
+    arena = Arena(
+        {
+            "a": Extent(torch.float32, (3,)),
+            "b": Extent(torch.bfloat16, (5, 2)),
+            "c": Extent(torch.float32, ()),
+        }
+    )
+    assert set(arena.flat) == {torch.float32, torch.bfloat16}
+    assert arena["c"].shape == ()
+    assert (arena["c"].data_ptr() - arena["a"].data_ptr()) % 64 == 0
+    bytes_of(arena["b"])[:2] = b"\x80\x3f"
+    assert arena["b"][0, 0].item() == 1.0
+    assert len(bytes_of(arena["c"])) == 4

@@ -1,0 +1,237 @@
+"""A trainer's calls to the control service of one server."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Final, Generic, TypeVar
+
+import grpc
+
+from fleet.errors import ConfigurationError, FleetError, PeerLostError, RemoteProtocolError
+from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
+from fleet.parameter_server.control.reduction import Contribution
+from fleet.parameter_server.control.streams import Stream
+
+__all__ = ["CHANNEL_OPTIONS", "ControlClient", "Pending"]
+
+Reply = TypeVar("Reply")
+
+CHANNEL_OPTIONS: Final = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+)
+_NEVER_AGAIN: Final = frozenset({"Heartbeat", "Norm"})
+"""Calls that say nothing new when they come later, or are repeated by who makes them."""
+_MOST_TRIES: Final = 5
+"""gRPC's own bound."""
+_LOOK_SECONDS: Final = 0.5
+_REFUSALS: Final = frozenset(
+    {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
+)
+
+
+class Pending(Generic[Reply]):
+    """A reply that is on its way, so that many servers work at once.
+
+    Parameters
+    ----------
+    future : grpc.Future
+    describe : callable
+        Makes our error of gRPC's.
+    """
+
+    def __init__(self, future: "grpc.Future[Reply]", describe: Callable[[grpc.RpcError], FleetError]) -> None:
+        self._future = future
+        self._describe = describe
+
+    def arrives_within(self, seconds: float) -> bool:
+        """Wait a while for the reply; return whether it is there, be it an error."""
+        try:
+            self._future.exception(timeout=seconds)
+        except grpc.FutureTimeoutError:
+            return False
+        return True
+
+    def result(self) -> Reply:
+        """Wait for the reply.
+
+        Raises
+        ------
+        ConfigurationError
+            The server refuses, with its reason.
+        FleetError
+            It failed, with its reason.
+        PeerLostError
+            There was no answer in time.
+        """
+        try:
+            return self._future.result()
+        except grpc.RpcError as error:
+            raise self._describe(error) from error
+
+
+class ControlClient:
+    """The control channel from one trainer to one server.
+
+    Parameters
+    ----------
+    endpoint : str
+        ``host:port`` of the server.
+    trainer, attempt : int
+        Who calls.
+    retry_times : int
+        How often a call that found nobody is made again, after ever longer pauses; four times at most.
+        The servers take none of them twice.
+    """
+
+    def __init__(self, endpoint: str, trainer: int, attempt: int, retry_times: int = 3) -> None:
+        self.endpoint = endpoint
+        self._trainer = control_pb2.Trainer(id=trainer, attempt=attempt)
+        self._channel = grpc.insecure_channel(endpoint, options=[*CHANNEL_OPTIONS, *_retrying(retry_times)])
+        self._stub = control_pb2_grpc.ParameterServerStub(self._channel)
+
+    def join(
+        self,
+        job_name: str,
+        job_uid: str,
+        agreement: Mapping[str, str],
+        checksums: Mapping[int, int],
+        timeout_seconds: float,
+        waiting: Callable[[], object],
+    ) -> control_pb2.JoinReply:
+        """Ask to be admitted; `waiting` is called now and then while there is no answer.
+
+        Raises
+        ------
+        ConfigurationError
+            The server refuses, with its reason.
+        PeerLostError
+            There was no answer in time.
+        """
+        request = control_pb2.JoinRequest(
+            job_name=job_name,
+            job_uid=job_uid,
+            trainer=self._trainer,
+            agreement=dict(agreement),
+            checksums=dict(checksums),
+        )
+        future = self._stub.Join.future(request, timeout=timeout_seconds, wait_for_ready=True)
+        while True:
+            waiting()
+            try:
+                return future.result(timeout=_LOOK_SECONDS)
+            except grpc.FutureTimeoutError:
+                continue
+            except grpc.RpcError as error:
+                raise self._error(error) from error
+
+    def heartbeat(self, timeout_seconds: float) -> "grpc.Future[control_pb2.HeartbeatReply]":
+        """Send a sign of life; the reply comes as a future, so that many servers are called at once."""
+        return self._stub.Heartbeat.future(
+            control_pb2.HeartbeatRequest(trainer=self._trainer), timeout=timeout_seconds
+        )
+
+    def barrier(self, passed: int, timeout_seconds: float) -> control_pb2.BarrierReply:
+        """Arrive at the barrier that follows `passed` others, or ask again whether it is passed."""
+        request = control_pb2.BarrierRequest(trainer=self._trainer, passed=passed)
+        try:
+            return self._stub.Barrier(request, timeout=timeout_seconds)
+        except grpc.RpcError as error:
+            raise self._error(error) from error
+
+    def state(self, *, values: bool = False) -> Stream[control_pb2.StatePiece]:
+        """Ask for the server's optimizer state, or for its values, piece by piece."""
+        call = self._stub.State(control_pb2.StateRequest(values=values))
+        return Stream(call, self.endpoint, self._error)
+
+    def reduce(self, passed: int, given: Contribution, timeout_seconds: float) -> control_pb2.ReduceReply:
+        """Give this trainer's part of the reduction that follows `passed` others, or ask again for it."""
+        request = control_pb2.ReduceRequest(
+            trainer=self._trainer,
+            passed=passed,
+            operation=given.operation,
+            dtype=given.dtype,
+            shape=given.shape,
+            data=given.data,
+        )
+        try:
+            return self._stub.Reduce(request, timeout=timeout_seconds)
+        except grpc.RpcError as error:
+            raise self._error(error) from error
+
+    def save(
+        self, directory: str, save: str, step: int, part: bytes, timeout_seconds: float
+    ) -> "Pending[control_pb2.SaveReply]":
+        """Ask for this server's files of a checkpoint."""
+        request = control_pb2.SaveRequest(
+            trainer=self._trainer, directory=directory, save=save, step=step, trainer_part=part
+        )
+        return Pending(self._stub.Save.future(request, timeout=timeout_seconds), self._error)
+
+    def commit(
+        self, directory: str, manifest: str, timeout_seconds: float
+    ) -> "Pending[control_pb2.CommitReply]":
+        """Ask for the manifest; with none, that what it has replaced be removed."""
+        request = control_pb2.CommitRequest(trainer=self._trainer, directory=directory, manifest=manifest)
+        return Pending(self._stub.Commit.future(request, timeout=timeout_seconds), self._error)
+
+    def load(
+        self, directory: str, timeout_seconds: float, save: str = ""
+    ) -> "Pending[control_pb2.LoadReply]":
+        """Ask the server to load a checkpoint unless training has begun, or only what it has loaded."""
+        request = control_pb2.LoadRequest(trainer=self._trainer, directory=directory, save=save)
+        return Pending(self._stub.Load.future(request, timeout=timeout_seconds), self._error)
+
+    def checkpoints(
+        self, directory: str, keep: int, timeout_seconds: float
+    ) -> "Pending[control_pb2.CheckpointsReply]":
+        """Ask for the numbers of a folder's checkpoints; with `keep`, the older ones go first."""
+        request = control_pb2.CheckpointsRequest(trainer=self._trainer, directory=directory, keep=keep)
+        return Pending(self._stub.Checkpoints.future(request, timeout=timeout_seconds), self._error)
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def _error(self, error: grpc.RpcError) -> FleetError:
+        code, details = error.code(), error.details()
+        if code in _REFUSALS:
+            return ConfigurationError(f"parameter server {self.endpoint} refused: {details}")
+        if code is grpc.StatusCode.OUT_OF_RANGE:
+            return PeerLostError(f"parameter server {self.endpoint}: {details}")
+        if code is grpc.StatusCode.ABORTED:
+            return FleetError(f"parameter server {self.endpoint}: {details}")
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return ConfigurationError(
+                f"{self.endpoint} answers, but is no fleet parameter server ({details}); check the endpoints"
+            )
+        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            return PeerLostError(f"parameter server {self.endpoint} does not answer: {details}")
+        return RemoteProtocolError(
+            f"parameter server {self.endpoint} failed a call with {code.name}: {details}"
+        )
+
+
+def _retrying(retry_times: int) -> list[tuple[str, int | str]]:
+    """Return the options of a channel that makes calls again which fail with UNAVAILABLE."""
+    if retry_times == 0:
+        return [("grpc.enable_retries", 0)]
+    service = control_pb2.DESCRIPTOR.services_by_name["ParameterServer"]
+    policy = {
+        "name": [
+            {"service": service.full_name, "method": method.name}
+            for method in service.methods
+            if method.name not in _NEVER_AGAIN
+        ],
+        "retryPolicy": {
+            "maxAttempts": min(retry_times + 1, _MOST_TRIES),
+            "initialBackoff": "0.2s",
+            "maxBackoff": "2s",
+            "backoffMultiplier": 2,
+            "retryableStatusCodes": ["UNAVAILABLE"],
+        },
+    }
+    return [("grpc.service_config", json.dumps({"methodConfig": [policy]}))]

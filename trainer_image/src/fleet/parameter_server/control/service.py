@@ -1,0 +1,221 @@
+"""The control service of a parameter server: gRPC on the endpoint's port, with the health service."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent import futures
+from functools import partial
+from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from torch import Tensor
+
+from fleet.errors import AlreadyJoinedError, ConfigurationError, FleetError, PeerLostError
+from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
+from fleet.parameter_server.control.reduction import Contribution
+from fleet.parameter_server.control.state_stream import pieces_of_state, pieces_of_tensor
+
+if TYPE_CHECKING:
+    from fleet.parameter_server.server.checkpoints import ServerCheckpoints
+    from fleet.parameter_server.server.meetings import Meetings
+
+__all__ = ["ControlBackend", "ControlService"]
+
+Answered = TypeVar("Answered")
+
+_STOP_SECONDS: Final = 1.0
+
+
+class ControlBackend(Protocol):
+    """What the service passes calls on to. Each may come from any thread."""
+
+    checkpoints: "ServerCheckpoints"
+    """Saves and loads."""
+    meetings: "Meetings"
+    """Where trainers meet."""
+
+    def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
+        """Admit a trainer; ConfigurationError refuses it."""
+
+    def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
+        """Note a sign of life."""
+
+    def stats(self) -> control_pb2.StatsReply:
+        """Say what has been done."""
+
+    def norm(self, request: control_pb2.NormRequest) -> None:
+        """Take another server's part of a norm; ConfigurationError refuses it."""
+
+    def optimizer_state(self) -> Iterator[tuple[int, Mapping[str, object]]]:
+        """Iterate over the optimizers' state by block."""
+
+    def values(self) -> Iterator[tuple[int, Tensor]]:
+        """Iterate over the parameters' values by block."""
+
+
+class ControlService:
+    """The gRPC server of one parameter server.
+
+    Parameters
+    ----------
+    address : str
+        ``host:port`` to listen on.
+    backend : ControlBackend
+    num_trainers : int
+        Bounds the calls that are served at once.
+    """
+
+    def __init__(self, address: str, backend: ControlBackend, num_trainers: int) -> None:
+        self._address = address
+        self._health = health.HealthServicer()
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(2 * num_trainers + 4, thread_name_prefix="fleet-control"),
+            options=[
+                ("grpc.so_reuseport", 0),  # with it a second server on the port would take half of the calls
+                ("grpc.max_receive_message_length", -1),
+                ("grpc.max_send_message_length", -1),
+            ],
+        )
+        control_pb2_grpc.add_ParameterServerServicer_to_server(_Servicer(backend), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def start(self) -> None:
+        """Begin to accept joins, and say so to probes.
+
+        Raises
+        ------
+        ConfigurationError
+            The address cannot be bound.
+        """
+        try:
+            bound = self._server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            bound = 0
+            reason = str(error)
+        else:
+            reason = "no such address here"
+        if not bound:
+            raise ConfigurationError(
+                f"the parameter server cannot listen on {self._address}: {reason}; is the port taken by "
+                "another process, or is the address not one of this host?"
+            )
+        self._server.start()
+        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self._health.set(
+            control_pb2.DESCRIPTOR.services_by_name["ParameterServer"].full_name,
+            health_pb2.HealthCheckResponse.SERVING,
+        )
+
+    def refuse(self) -> threading.Event:
+        """Take no new calls; return what is set once those in progress have had a moment to be answered."""
+        self._health.enter_graceful_shutdown()
+        return self._server.stop(_STOP_SECONDS)
+
+    def stop(self) -> None:
+        """End; calls in progress get a moment to be answered."""
+        self.refuse().wait()
+
+
+class _Servicer(control_pb2_grpc.ParameterServerServicer):
+    """Translates calls; holds no state."""
+
+    def __init__(self, backend: ControlBackend) -> None:
+        self._backend = backend
+
+    def Join(  # noqa: N802 - the service's name
+        self, request: control_pb2.JoinRequest, context: grpc.ServicerContext
+    ) -> control_pb2.JoinReply:
+        return _answer(context, lambda: self._backend.join(request))
+
+    def Heartbeat(  # noqa: N802 - the service's name
+        self,
+        request: control_pb2.HeartbeatRequest,
+        context: grpc.ServicerContext,  # noqa: ARG002 - gRPC's signature
+    ) -> control_pb2.HeartbeatReply:
+        return self._backend.heartbeat(request.trainer.id, request.trainer.attempt)
+
+    def Barrier(  # noqa: N802 - the service's name
+        self, request: control_pb2.BarrierRequest, context: grpc.ServicerContext
+    ) -> control_pb2.BarrierReply:
+        trainer = request.trainer
+        return _answer(
+            context, lambda: self._backend.meetings.barrier(trainer.id, trainer.attempt, request.passed)
+        )
+
+    def Stats(  # noqa: N802 - the service's name
+        self,
+        request: control_pb2.StatsRequest,  # noqa: ARG002 - gRPC's signature
+        context: grpc.ServicerContext,  # noqa: ARG002 - gRPC's signature
+    ) -> control_pb2.StatsReply:
+        return self._backend.stats()
+
+    def Norm(  # noqa: N802 - the service's name
+        self, request: control_pb2.NormRequest, context: grpc.ServicerContext
+    ) -> control_pb2.NormReply:
+        try:
+            self._backend.norm(request)
+        except ConfigurationError as error:
+            _refuse(context, error)
+        return control_pb2.NormReply()
+
+    def State(  # noqa: N802 - the service's name
+        self,
+        request: control_pb2.StateRequest,
+        context: grpc.ServicerContext,
+    ) -> Iterator[control_pb2.StatePiece]:
+        if request.values:
+            for block, value in self._backend.values():
+                yield from pieces_of_tensor(block, "", value)
+            return
+        for block, state in self._backend.optimizer_state():
+            yield from _answer(context, partial(pieces_of_state, block, state))
+
+    def Reduce(  # noqa: N802 - the service's name
+        self, request: control_pb2.ReduceRequest, context: grpc.ServicerContext
+    ) -> control_pb2.ReduceReply:
+        given = Contribution(request.operation, request.dtype, tuple(request.shape), request.data)
+        trainer = request.trainer
+        return _answer(
+            context, lambda: self._backend.meetings.reduce(trainer.id, trainer.attempt, request.passed, given)
+        )
+
+    def Save(  # noqa: N802 - the service's name
+        self, request: control_pb2.SaveRequest, context: grpc.ServicerContext
+    ) -> control_pb2.SaveReply:
+        written = _answer(context, lambda: self._backend.checkpoints.save(request))
+        return control_pb2.SaveReply(files=[file.to_json() for file in written])
+
+    def Commit(  # noqa: N802 - the service's name
+        self, request: control_pb2.CommitRequest, context: grpc.ServicerContext
+    ) -> control_pb2.CommitReply:
+        _answer(context, lambda: self._backend.checkpoints.commit(request))
+        return control_pb2.CommitReply()
+
+    def Load(  # noqa: N802 - the service's name
+        self, request: control_pb2.LoadRequest, context: grpc.ServicerContext
+    ) -> control_pb2.LoadReply:
+        return _answer(context, lambda: self._backend.checkpoints.load(request))
+
+    def Checkpoints(  # noqa: N802 - the service's name
+        self, request: control_pb2.CheckpointsRequest, context: grpc.ServicerContext
+    ) -> control_pb2.CheckpointsReply:
+        numbers = _answer(context, lambda: self._backend.checkpoints.numbers(request))
+        return control_pb2.CheckpointsReply(numbers=numbers)
+
+
+def _answer(context: grpc.ServicerContext, call: Callable[[], Answered]) -> Answered:
+    """Return what a call returns; refuse with its error."""
+    try:
+        return call()
+    except (FleetError, OSError) as error:
+        _refuse(context, error)
+
+
+def _refuse(context: grpc.ServicerContext, error: FleetError | OSError) -> NoReturn:
+    code = grpc.StatusCode.ABORTED  # it failed here, and what was asked for is no mistake
+    if isinstance(error, PeerLostError):
+        code = grpc.StatusCode.OUT_OF_RANGE  # UNAVAILABLE would be asked again
+    elif isinstance(error, ConfigurationError):
+        taken = isinstance(error, AlreadyJoinedError)
+        code = grpc.StatusCode.ALREADY_EXISTS if taken else grpc.StatusCode.FAILED_PRECONDITION
+    context.abort(code, str(error))

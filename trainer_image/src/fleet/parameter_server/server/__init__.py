@@ -1,0 +1,1 @@
+"""A parameter server: who has joined, where they meet, the shard and its checkpoints."""

@@ -1,0 +1,58 @@
+"""Who may speak with a server: replicas of its job, each in the life of it that has joined last."""
+
+from typing import TYPE_CHECKING
+
+from fleet.errors import ConfigurationError, RemoteProtocolError
+from fleet.parameter_server.control.proto import control_pb2
+from fleet.wire import Identity, job_hash
+
+if TYPE_CHECKING:
+    from fleet.role_maker import JobIdentity
+
+__all__ = ["check_identity", "check_job"]
+
+
+def check_job(request: control_pb2.JoinRequest | control_pb2.NormRequest, job: "JobIdentity") -> None:
+    """Check that a call comes from a replica of the server's job.
+
+    Raises
+    ------
+    ConfigurationError
+        It does not; the message names both jobs.
+    """
+    found, expected = (request.job_name, request.job_uid), (job.name, job.uid)
+    if found != expected:
+        raise ConfigurationError(
+            f"a replica of job {found[0]!r} (uid {found[1]!r}) came to a server of job {expected[0]!r} "
+            f"(uid {expected[1]!r}); are two jobs configured with the same addresses?"
+        )
+
+
+def check_identity(identity: Identity, job: "JobIdentity", joined: int) -> None:
+    """Check that a greeting comes from a trainer of the server's job that has joined.
+
+    Parameters
+    ----------
+    identity : Identity
+        Who greets.
+    job : JobIdentity
+        The server's.
+    joined : int
+        Under which attempt this trainer joined last; -1 where it has not.
+
+    Raises
+    ------
+    RemoteProtocolError
+        It does not; the message says what was expected.
+    """
+    expected = job_hash(job.name, job.uid)
+    if identity.job != expected:
+        raise RemoteProtocolError(
+            f"a frame of job {identity.job:016x} came to the server of job {job.name} ({expected:016x}); are "
+            "two jobs configured with the same addresses?"
+        )
+    if joined != identity.attempt:
+        place = f"its place is taken by attempt {joined}" if joined >= 0 else "expected a join before data"
+        raise RemoteProtocolError(
+            f"trainer {identity.trainer} with attempt {identity.attempt} has not joined here; {place}"
+        )

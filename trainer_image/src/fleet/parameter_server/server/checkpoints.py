@@ -1,0 +1,103 @@
+"""A server's half of checkpoints as trainers ask for it: who may ask, and who knows what is loaded."""
+
+import threading
+
+from fleet.checkpoint import FileRecord
+from fleet.errors import ConfigurationError
+from fleet.parameter_server.control.proto import control_pb2
+from fleet.parameter_server.modes import ServerMode
+from fleet.parameter_server.server.keeper import Keeper
+from fleet.parameter_server.server.membership import Membership
+from fleet.parameter_server.shard import Shard
+
+__all__ = ["ServerCheckpoints"]
+
+
+class ServerCheckpoints:
+    """Takes calls of trainers that have joined, in their present life only.
+
+    Parameters
+    ----------
+    keeper : Keeper
+    shard : Shard
+    mode : ServerMode
+    membership : Membership
+    changed : threading.Condition
+        Guards the membership.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        shard: Shard,
+        mode: ServerMode,
+        membership: Membership,
+        changed: threading.Condition,
+    ) -> None:
+        self._keeper = keeper
+        self._shard = shard
+        self._mode = mode
+        self._membership = membership
+        self._changed = changed
+        self._told: dict[int, str] = {}
+        """Which checkpoint each trainer knows to be loaded."""
+
+    def tell(self, trainer: int) -> tuple[str, int]:
+        """Return what is loaded and the trainer's next step, which belong together; it knows from now on."""
+        with self._keeper.loading:
+            self._told[trainer] = self._keeper.restored
+            return self._keeper.restored, self._mode.step_of(trainer)
+
+    def begins(self, trainer: int) -> None:
+        """Let a trainer begin a step, unless it trains on values from before a checkpoint was loaded.
+
+        Raises
+        ------
+        ConfigurationError
+            It does.
+        """
+        with self._keeper.loading:
+            restored = self._keeper.restored
+            if self._told.get(trainer, "") == restored:
+                self._shard.touch()
+                return
+        raise ConfigurationError(
+            f"trainer {trainer} began a step with the values from before the save {restored} was loaded; "
+            "expected every trainer to call fleet.load_check_point or load_persistables before its first "
+            "step, or the servers to load: fleet.init_server(model_dir)"
+        )
+
+    def save(self, request: control_pb2.SaveRequest) -> list[FileRecord]:
+        """Write this server's files of a checkpoint."""
+        self._check_joined(request.trainer)
+        return self._keeper.save(request.directory, request.save, request.step, request.trainer_part)
+
+    def commit(self, request: control_pb2.CommitRequest) -> None:
+        """Make what was written a checkpoint, or remove what that has replaced."""
+        self._check_joined(request.trainer)
+        if request.manifest:
+            self._keeper.commit(request.directory, request.manifest)
+        else:
+            self._keeper.tidy(request.directory)
+
+    def load(self, request: control_pb2.LoadRequest) -> control_pb2.LoadReply:
+        """Load a checkpoint, unless training has begun, and say what is loaded."""
+        self._check_joined(request.trainer)
+        found = self._keeper.load(request.directory, request.save)
+        restored, step = self.tell(request.trainer.id)
+        return control_pb2.LoadReply(
+            directory=str(found.directory) if found else "",
+            restored=restored,
+            step=step,
+            trainer_part=(found.trainer_part() if found else None) or b"",
+            saves=self._keeper.saves,
+        )
+
+    def numbers(self, request: control_pb2.CheckpointsRequest) -> list[int]:
+        """Return the numbers of a folder's checkpoints; remove the older ones first, if asked to."""
+        self._check_joined(request.trainer)
+        return self._keeper.checkpoints(request.directory, request.keep)
+
+    def _check_joined(self, trainer: control_pb2.Trainer) -> None:
+        with self._changed:
+            self._membership.check_joined(trainer.id, trainer.attempt)

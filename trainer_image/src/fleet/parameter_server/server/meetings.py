@@ -1,0 +1,81 @@
+"""Where the trainers of a job meet on one server: at barriers, and to combine small arrays."""
+
+import threading
+from typing import Final
+
+from fleet.parameter_server.control.proto import control_pb2
+from fleet.parameter_server.control.reduction import Contribution, Reductions
+from fleet.parameter_server.server.membership import Membership
+
+__all__ = ["Meetings"]
+
+_MEETING_SECONDS: Final = 1.0
+_ARRIVAL: Final = Contribution("sum", "<f4", (0,), b"")  # a barrier is a reduction of nothing
+
+
+class Meetings:
+    """Barriers and reductions of the trainers that have not completed.
+
+    Parameters
+    ----------
+    membership : Membership
+        Who takes part.
+    changed : threading.Condition
+        Guards the membership; who calls `admit` or `release` holds it.
+    """
+
+    def __init__(self, membership: Membership, changed: threading.Condition) -> None:
+        self._membership = membership
+        self._changed = changed
+        self._barriers, self._reductions = Reductions(), Reductions()
+
+    def admit(self, trainer: int) -> None:
+        """Begin anew with a trainer."""
+        self._barriers.admit(trainer)
+        self._reductions.admit(trainer)
+
+    def release(self) -> None:
+        """Let those go who wait for nobody any more."""
+        self._barriers.release(self._membership.live)
+        self._reductions.release(self._membership.live)
+        self._changed.notify_all()
+
+    def barrier(self, trainer: int, attempt: int, passed: int) -> control_pb2.BarrierReply:
+        """Note that a trainer arrived at its next barrier; wait a second for the others.
+
+        Raises
+        ------
+        AlreadyJoinedError
+            It has not joined, or was replaced.
+        """
+        with self._changed:
+            number = self._meet(self._barriers, trainer, attempt, passed, _ARRIVAL)
+            if self._barriers.passed >= number:
+                return control_pb2.BarrierReply(passed=True)
+            missing = self._barriers.missing(self._membership.live)
+            return control_pb2.BarrierReply(passed=False, missing_trainers=missing)
+
+    def reduce(self, trainer: int, attempt: int, passed: int, given: Contribution) -> control_pb2.ReduceReply:
+        """Take a trainer's part of its next reduction; wait a second for the others.
+
+        Raises
+        ------
+        ConfigurationError
+            It has not joined or was replaced, or another trainer gives something else.
+        """
+        with self._changed:
+            number = self._meet(self._reductions, trainer, attempt, passed, given)
+            if self._reductions.passed >= number:
+                return control_pb2.ReduceReply(done=True, data=self._reductions.result)
+            missing = self._reductions.missing(self._membership.live)
+            return control_pb2.ReduceReply(done=False, missing_trainers=missing)
+
+    def _meet(
+        self, meetings: Reductions, trainer: int, attempt: int, passed: int, given: Contribution
+    ) -> int:
+        """Let a trainer take part in its next meeting, wait for the others, and return its number."""
+        self._membership.check_joined(trainer, attempt)
+        number = meetings.contribute(trainer, passed, given, self._membership.live)
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: meetings.passed >= number, _MEETING_SECONDS)
+        return number

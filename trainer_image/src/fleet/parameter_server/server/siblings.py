@@ -1,0 +1,109 @@
+"""The other parameter servers of a job, as one of them reaches them: to tell its part of a norm."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import grpc
+
+from fleet.errors import ConfigurationError, FleetError, PeerLostError, RemoteProtocolError
+from fleet.parameter_server.control.client import CHANNEL_OPTIONS
+from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
+from fleet.parameter_server.modes.norms import NormPart
+from fleet.parameter_server.settings import Settings
+from fleet.transpiler.lowering import ServerPlan
+
+if TYPE_CHECKING:
+    from fleet.role_maker import JobIdentity
+
+__all__ = ["Siblings"]
+
+
+class Siblings:
+    """Calls from one server to the others. Nothing here waits; what fails is reported.
+
+    Parameters
+    ----------
+    plan : ServerPlan
+        Which server this is, and where the others are.
+    job : JobIdentity
+    settings : Settings
+    on_failure : callable
+        Called from any thread when a server refuses, or has not taken a call before the deadline.
+    """
+
+    def __init__(
+        self,
+        plan: ServerPlan,
+        job: "JobIdentity",
+        settings: Settings,
+        on_failure: Callable[[FleetError], None],
+    ) -> None:
+        self._plan = plan
+        self._job = job
+        self._settings = settings
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._channels: dict[int, grpc.Channel] = {}
+        self._closed = False
+
+    def tell(self, part: NormPart, servers: Sequence[int]) -> None:
+        """Tell this server's part of a norm to the servers of these indexes."""
+        deadline = time.monotonic() + self._settings.deadline_seconds
+        for server in servers:
+            self._call(part, server, deadline)
+
+    def close(self) -> None:
+        """Drop what has not been told; failures are not reported any more."""
+        with self._lock:
+            self._closed = True
+            channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            channel.close()
+
+    def _call(self, part: NormPart, server: int, deadline: float) -> None:
+        request = control_pb2.NormRequest(
+            job_name=self._job.name,
+            job_uid=self._job.uid,
+            fingerprint=self._plan.fingerprint,
+            server=part.server,
+            step=part.step,
+            key=part.key,
+            sums=dict(part.sums),
+        )
+        with self._lock:
+            if self._closed:
+                return
+            if server not in self._channels:
+                self._channels[server] = grpc.insecure_channel(
+                    self._plan.endpoints[server], options=list(CHANNEL_OPTIONS)
+                )
+            stub = control_pb2_grpc.ParameterServerStub(self._channels[server])
+            remaining = max(0.1, deadline - time.monotonic())
+            future = stub.Norm.future(request, timeout=remaining, wait_for_ready=True)
+        future.add_done_callback(partial(self._told, part, server, deadline))
+
+    def _told(
+        self, part: NormPart, server: int, deadline: float, future: "grpc.Future[control_pb2.NormReply]"
+    ) -> None:
+        if self._closed or future.cancelled() or (error := future.exception()) is None:
+            return
+        code = error.code() if isinstance(error, grpc.RpcError) else None
+        details = error.details() if isinstance(error, grpc.RpcError) else str(error)
+        endpoint, about = self._plan.endpoints[server], part.key or "all gradients"
+        sentence = f"the norm of {about} at step {part.step}: parameter server {endpoint}"
+        if code is grpc.StatusCode.UNAVAILABLE and time.monotonic() < deadline:
+            self._call(part, server, deadline)  # it may come back; `wait_for_ready` waits for it
+        elif code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+            self._on_failure(
+                PeerLostError(
+                    f"{sentence} has not taken the part of {self._plan.endpoint} within "
+                    f"{self._settings.deadline_seconds:g} s (FLAGS_rpc_deadline); it has vanished for good"
+                )
+            )
+        elif code is grpc.StatusCode.FAILED_PRECONDITION:
+            self._on_failure(ConfigurationError(f"{sentence} refused: {details}"))
+        else:
+            self._on_failure(RemoteProtocolError(f"{sentence} failed a call: {details}"))

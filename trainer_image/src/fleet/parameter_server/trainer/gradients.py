@@ -1,0 +1,308 @@
+"""Gradients on their way out: each leaves the moment it exists, and nothing may happen to it afterwards.
+
+While a gradient's bytes wait in a queue they are still the gradient's own memory. So everything that would
+make the sent gradient another than the one that counts is noticed, at the latest in ``step()``, and is an
+error that names its remedy.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from fleet.errors import ConfigurationError, FleetError
+from fleet.parameter_server.modes import TrainerMode
+from fleet.parameter_server.trainer.marks import Mark, covers_all
+from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
+from fleet.program.optimizers import KERNEL_FLAGS, read_hyper_parameters
+from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
+from fleet.wire import HyperParameters
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+__all__ = ["GradientFlow"]
+
+_NO_OVERLAP = "DistributedStrategy(overlap=False), with which everything is sent in optimizer.step()"
+
+
+def _refuse_own_step(optimizer: Optimizer, *_: object) -> None:
+    name = type(optimizer).__name__
+    raise FleetError(
+        f"step() was called on the {name} that fleet.distributed_optimizer() had been given; it would train "
+        "this process alone. Keep what the function returns, and step that: "
+        "optimizer = fleet.distributed_optimizer(optimizer)"
+    )
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return the counter that moves with each change of a tensor in place."""
+    return tensor._version  # noqa: SLF001 - torch documents it under this name, and has no other
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A gradient that has left, and what tells whether it is still what it was then."""
+
+    gradient: Tensor
+    version: int
+    address: int
+    carried: Tensor
+    """Whose memory is sent: the gradient itself, or its copy in the arena."""
+    payload: memoryview
+    """The bytes of `carried`."""
+    mark: Mark | None
+    """Of the payload; None where a comparison would cost a copy or keep a device waiting."""
+
+    @property
+    def unchanged(self) -> bool:
+        if version_of(self.gradient) != self.version or self.gradient.data_ptr() != self.address:
+            return False
+        if self.mark is None:
+            return True
+        present = self.payload
+        if self.carried is not self.gradient:
+            present = bytes_of(self.gradient.contiguous())
+        return self.mark.matches(present)
+
+
+class GradientFlow:
+    """Sends the gradients of a trainer's parameters, step by step.
+
+    Parameters
+    ----------
+    plan : TrainerPlan
+        Which blocks the parameters have.
+    parameters : mapping of name to Parameter
+    optimizer : Optimizer
+        The user's, whose param groups give the hyper-parameters of each step.
+    mode : TrainerMode
+        Where gradients go.
+    overlap : bool
+        Whether a gradient leaves as soon as the backward pass has produced it.
+    outlasting : bool
+        Whether gradients may still be under way when ``step()`` returns: they must not change before the
+        next step begins.
+    """
+
+    def __init__(
+        self,
+        plan: TrainerPlan,
+        parameters: Mapping[str, Parameter],
+        optimizer: Optimizer,
+        mode: TrainerMode,
+        *,
+        overlap: bool,
+        outlasting: bool = False,
+    ) -> None:
+        order = dict.fromkeys(plan.blocks[block].param for block in plan.send_order)
+        self._parameters = {name: parameters[name] for name in order}
+        self._blocks = {name: plan.blocks_of(name) for name in order}
+        self._optimizer = optimizer
+        self._mode = mode
+        self._overlap = overlap
+        self._outlasting = outlasting
+        self._earlier: dict[str, _Sent] = {}
+        """What the step before has sent, where that may outlast it."""
+        self._handles: list[RemovableHandle] = []
+        self._sent: dict[str, _Sent] = {}
+        self._hyper: HyperParameters | None = None
+        self._beginning = threading.Lock()
+        self._staging: Arena[str] | None = None
+        self._paused = False
+        self._round = 0
+        """How many steps this flow has made."""
+
+    def attach(self) -> None:
+        """Begin to listen to the backward pass, and to the step of the user's own optimizer."""
+        self._handles.append(self._optimizer.register_step_pre_hook(_refuse_own_step))
+        if not self._overlap:
+            return
+        for name, parameter in self._parameters.items():
+
+            def ready(_: Tensor, name: str = name) -> None:
+                self._ready(name)
+
+            handle = parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
+            self._handles.append(handle)
+
+    def detach(self) -> None:
+        """Stop listening."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let backward passes accumulate, without sending."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def step(self) -> None:
+        """Send what has not been sent, and go on with the parameters that follow.
+
+        Raises
+        ------
+        FleetError
+            A gradient or a hyper-parameter changed after it was sent; or the servers failed.
+        """
+        hyper = self._hyper_parameters()
+        self._check_hyper(hyper)
+        for name, sent in self._sent.items():
+            self._check_unchanged(name, sent)
+        if self._hyper is None:
+            self._begin(hyper)
+        absent: list[PlannedBlock] = []
+        for name, parameter in self._parameters.items():
+            if name in self._sent:
+                continue
+            if parameter.grad is None:
+                absent += self._blocks[name]
+            else:
+                self._send(name, parameter.grad)
+        self._mode.finish(absent)
+        if self._outlasting:
+            self._earlier = self._sent
+        self._sent, self._hyper = {}, None
+        self._round += 1
+
+    def check_earlier(self) -> None:
+        """Check that nothing was changed while it was under way; called once the servers have it.
+
+        Raises
+        ------
+        FleetError
+            A gradient was, and what the servers have summed is not what this trainer computed.
+        """
+        earlier, self._earlier = self._earlier, {}
+        for name, sent in earlier.items():
+            if version_of(sent.gradient) != sent.version:
+                raise FleetError(
+                    f"the gradient of {name} was changed in place after optimizer.step(), while it may still "
+                    "have been under way. Call zero_grad() with set_to_none=True, which is its default, or "
+                    "use DistributedStrategy(cross_step=False)"
+                )
+
+    def check_nothing_in_flight(self, what: str) -> None:
+        """Refuse to go on as if gradients had not left.
+
+        Raises
+        ------
+        FleetError
+            Gradients have left, and ``step()`` was not called.
+        """
+        if self._sent:
+            raise FleetError(
+                f"{what}, but the gradients of {len(self._sent)} parameters ({next(iter(self._sent))} …) "
+                "have been sent already and optimizer.step() did not follow; the other trainers count on "
+                f"them. To skip steps, use {_NO_OVERLAP}"
+            )
+
+    def _ready(self, name: str) -> None:
+        """Take a gradient that a backward pass has just accumulated."""
+        if self._paused:
+            return
+        if name in self._sent:
+            raise FleetError(
+                f"a second backward() reached {name}, whose gradient has been sent already in this step. "
+                "Call optimizer.step() after each backward(), or wrap all but the last of several in "
+                f"optimizer.no_sync(); or use {_NO_OVERLAP}"
+            )
+        gradient = self._parameters[name].grad
+        if gradient is None:
+            return
+        with self._beginning:  # there is a backward thread for each device
+            if self._hyper is None:
+                self._begin(self._hyper_parameters())
+        self._send(name, gradient)
+
+    def _begin(self, hyper: HyperParameters) -> None:
+        self._mode.begin(hyper)
+        self.check_earlier()
+        self._hyper = hyper
+
+    def _send(self, name: str, gradient: Tensor) -> None:
+        if gradient.layout is not torch.strided:
+            raise ConfigurationError(
+                f"the gradient of {name} is sparse ({gradient.layout}), which is not supported yet; "
+                "use sparse=False in the embedding that produces it"
+            )
+        carried = gradient
+        if gradient.device.type != "cpu" or not gradient.is_contiguous():
+            carried = self._stage(name, gradient)
+        payload = bytes_of(carried)
+        self._sent[name] = _Sent(
+            gradient,
+            version_of(gradient),
+            gradient.data_ptr(),
+            carried,
+            payload,
+            self._mark(gradient, carried, payload),
+        )
+        size = carried.element_size()
+        for block in self._blocks[name]:
+            self._mode.send(block, payload[block.begin * size : block.end * size])
+
+    def _mark(self, gradient: Tensor, carried: Tensor, payload: memoryview) -> Mark | None:
+        if not self._overlap or gradient.device.type != "cpu":
+            return None
+        if carried is not gradient and not covers_all(self._round):
+            return None
+        return Mark.of(payload, self._round)
+
+    def _stage(self, name: str, gradient: Tensor) -> Tensor:
+        """Copy a gradient that no socket can read into memory that it can."""
+        if self._staging is None:
+            self._staging = Arena(
+                {
+                    each: Extent(parameter.dtype, tuple(parameter.shape))
+                    for each, parameter in self._parameters.items()
+                },
+                pinned=gradient.is_cuda,
+            )
+        return self._staging[name].copy_(gradient.detach())
+
+    def _hyper_parameters(self) -> HyperParameters:
+        groups: Sequence[dict[str, Any]] = self._optimizer.param_groups
+        return tuple(
+            {
+                name: value
+                for name, value in read_hyper_parameters(self._optimizer, group).items()
+                if name not in KERNEL_FLAGS
+            }
+            for group in groups
+        )
+
+    def _check_hyper(self, present: HyperParameters) -> None:
+        if self._hyper is None or present == self._hyper:
+            return
+        changes = ", ".join(
+            f"{name} from {sent.get(name)} to {now[name]} in param group {group}"
+            for group, (sent, now) in enumerate(zip(self._hyper, present, strict=True))
+            for name in now
+            if sent.get(name) != now[name]
+        )
+        raise FleetError(
+            f"hyper-parameters changed after the first gradient of the step had been sent: {changes}. Change "
+            "them after optimizer.step(), where a scheduler's step() belongs, and before the next "
+            f"backward(); or use {_NO_OVERLAP}"
+        )
+
+    def _check_unchanged(self, name: str, sent: _Sent) -> None:
+        present = self._parameters[name].grad
+        if present is sent.gradient and sent.unchanged:
+            return
+        raise FleetError(
+            f"the gradient of {name} was changed after it had been sent, by clipping or by a GradScaler's "
+            f"unscaling for instance, so the change would be lost. Use {_NO_OVERLAP}, or clip on the servers "
+            "(strategy.grad_clip)"
+        )

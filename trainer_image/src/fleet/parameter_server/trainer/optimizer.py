@@ -1,0 +1,155 @@
+"""The optimizer that a training loop holds: it looks like torch.optim, and the servers do the stepping."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch.optim import Optimizer
+
+from fleet.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fleet.parameter_server.trainer.trainer import Trainer
+
+__all__ = ["DistributedOptimizer"]
+
+
+class DistributedOptimizer(Optimizer):
+    """A torch.optim.Optimizer whose step the parameter servers make.
+
+    It shares the param groups of the optimizer it wraps, so that schedulers may be built on either.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        The user's.
+    minimize : callable
+        Captures and transpiles the program of a loss function.
+    """
+
+    def __init__(self, optimizer: Optimizer, minimize: Callable[[Callable[..., Any]], None]) -> None:
+        self._ready = False
+        super().__init__(optimizer.param_groups, optimizer.defaults)
+        self.param_groups = optimizer.param_groups
+        self._ready = True
+        self._wrapped = optimizer
+        self._minimize = minimize
+        self._trainer: Trainer | None = None
+        self._started = False
+
+    def bind(self, trainer: "Trainer") -> None:
+        """Step through this trainer from now on."""
+        self._trainer = trainer
+        self._started = True
+
+    def hand_over(self) -> None:
+        """Take note that a server of this process has taken values and state over."""
+        self._started = True
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Make one step together with the other trainers.
+
+        When it returns, the parameters have the values after the step.
+
+        Raises
+        ------
+        ConfigurationError
+            A closure was given, or there is no session with the servers.
+        FleetError
+            A gradient or a hyper-parameter was changed after it had been sent.
+        PeerLostError, StateLostError
+            A server is gone, or came back without its state.
+        """
+        if closure is not None:
+            raise ConfigurationError(
+                "step(closure) cannot evaluate the model again on parameter servers; "
+                "call backward() yourself, then step()"
+            )
+        self._bound().step()
+        # A scheduler built on the wrapped optimizer warns of a step() that never came by this mark.
+        setattr(self._wrapped, "_opt_called", True)  # noqa: B010 - torch's own, not a declared attribute
+
+    def minimize(self, loss_fn: Callable[..., Any]) -> None:
+        """Describe the training step as a program, for an `Executor` to run.
+
+        Parameters
+        ----------
+        loss_fn : callable
+            As of `Program.capture`. ``fleet.main_program`` and ``fleet.startup_program`` are then what this
+            replica runs.
+        """
+        self._minimize(loss_fn)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset the gradients; not between backward() and step().
+
+        Raises
+        ------
+        FleetError
+            Gradients have been sent, and ``step()`` was not called.
+        """
+        if self._trainer is not None:
+            self._trainer.flow.check_nothing_in_flight("zero_grad() was called")
+        super().zero_grad(set_to_none)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients over backward passes within; the first one outside sends the sum."""
+        if self._trainer is None:
+            yield
+            return
+        with self._trainer.flow.paused():
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """Fetch the servers' state, in the form that torch.optim's own ``state_dict()`` has."""
+        names = self._bound().names
+        state = self._bound().fetch_state()
+        groups: list[dict[str, Any]] = []
+        numbered: dict[int, dict[str, Any]] = {}
+        number = 0
+        for group in self.param_groups:
+            numbers = range(number, number + len(group["params"]))
+            number += len(group["params"])
+            for index, parameter in zip(numbers, group["params"], strict=True):
+                if parameter in names and names[parameter] in state:
+                    numbered[index] = state[names[parameter]]
+            groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": list(numbers)})
+        return {"state": numbered, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state that this, or a torch optimizer over the same parameters, has returned.
+
+        Every role calls this alike, before ``fleet.init_server()`` and ``fleet.init_worker()``: each server
+        then cuts its part from it.
+
+        Raises
+        ------
+        ConfigurationError
+            The state is the servers' already.
+        """
+        if self._started:
+            raise ConfigurationError(
+                "load_state_dict() came after fleet.init_worker() or fleet.init_server(), and the state is "
+                "the parameter servers' by then: call it before, in every role; or load a checkpoint "
+                "(fleet.init_server(model_dir), fleet.load_persistables)"
+            )
+        self._wrapped.load_state_dict(state_dict)
+        self.param_groups = self._wrapped.param_groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse parameters that the servers know nothing of."""
+        if self._ready:
+            raise ConfigurationError(
+                "add_param_group() after distributed_optimizer(): the servers own a fixed set of parameters; "
+                "add the group to the torch optimizer first"
+            )
+        super().add_param_group(param_group)
+
+    def _bound(self) -> "Trainer":
+        if self._trainer is None:
+            raise ConfigurationError(
+                "there is no session with the parameter servers: call fleet.init_worker() on a trainer "
+                "before the first step(); a parameter server calls fleet.run_server() and never steps"
+            )
+        return self._trainer

@@ -1,0 +1,139 @@
+"""Memory that two processes of one host share: a place for each block of one server.
+
+It is a file without a name (memfd), of which only the descriptor goes to the other process, over a Unix
+socket. It is sealed: nobody can shrink it, so that no access to what was mapped can fail later. Both ends lay
+out the same blocks alike, so that a frame needs to say no more than which block it is about.
+"""
+
+import fcntl
+import mmap
+import os
+import sys
+import weakref
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fleet.errors import LocalProtocolError, RemoteProtocolError
+from fleet.parameter_server.transport.arena import Extent
+
+__all__ = ["SharedBlocks", "copy_bytes"]
+
+_ALIGNMENT_BYTES: Final = 64
+
+
+class SharedBlocks:
+    """Mapped memory with a place for each block; given back once nothing refers to it any more.
+
+    Parameters
+    ----------
+    descriptor : int
+        Of the memory. Not closed here.
+    block_bytes : mapping of int to int
+        The blocks; they lie there in the order of their numbers.
+    writable : bool
+        Whether this process may write there.
+
+    Raises
+    ------
+    OSError
+        The memory cannot be mapped.
+    """
+
+    def __init__(self, descriptor: int, block_bytes: Mapping[int, int], *, writable: bool) -> None:
+        begins, size = _lay_out(block_bytes)
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        mapped = memoryview(mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=protection))
+        self.descriptor = descriptor
+        """Valid as long as whoever gave it keeps it open."""
+        self._places = {
+            block: mapped[begins[block] : begins[block] + length] for block, length in block_bytes.items()
+        }
+
+    @classmethod
+    def create(cls, block_bytes: Mapping[int, int]) -> "SharedBlocks":
+        """Return zeroed memory that others may map; its descriptor lives as long as it.
+
+        Raises
+        ------
+        OSError
+            This system has no such memory, or none is left.
+        """
+        if sys.platform != "linux":
+            raise OSError("only Linux has memory that is sealed")
+        descriptor = os.memfd_create("fleet-blocks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, _lay_out(block_bytes)[1])
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS | fcntl.F_SEAL_SEAL)
+            created = cls(descriptor, block_bytes, writable=True)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        weakref.finalize(created, os.close, descriptor)
+        return created
+
+    @classmethod
+    def receive(cls, descriptor: int, block_bytes: Mapping[int, int], *, writable: bool) -> "SharedBlocks":
+        """Map the memory of another process, whose descriptor came over a socket; the caller closes it.
+
+        Raises
+        ------
+        RemoteProtocolError
+            It is not sealed, or not of the size of these blocks.
+        OSError
+            It cannot be mapped.
+        """
+        found, expected = os.fstat(descriptor).st_size, _lay_out(block_bytes)[1]
+        try:
+            sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+        except OSError:  # it is no memory at all
+            sealed = False
+        if found != expected or not sealed:
+            raise RemoteProtocolError(
+                f"the peer shares {'' if sealed else 'un'}sealed memory of {found} bytes for "
+                f"{len(block_bytes)} blocks, expected sealed memory of {expected}"
+            )
+        return cls(descriptor, block_bytes, writable=writable)
+
+    def __getitem__(self, block: int) -> memoryview:
+        """Return the place of a block; always the same object."""
+        return self._places[block]
+
+    def tensors(self, extents: Mapping[int, Extent]) -> dict[int, Tensor]:
+        """Return the blocks as tensors, which lie there; only of memory that this process may write."""
+        return {
+            block: torch.frombuffer(self._places[block], dtype=extent.dtype).view(extent.shape)
+            if self._places[block]
+            else torch.zeros(extent.shape, dtype=extent.dtype)
+            for block, extent in extents.items()
+        }
+
+
+def copy_bytes(source: memoryview, destination: memoryview) -> None:
+    """Copy bytes, while other threads go on.
+
+    Raises
+    ------
+    LocalProtocolError
+        There are not as many as fit.
+    """
+    if len(source) != len(destination):
+        raise LocalProtocolError(f"{len(source)} bytes are to be copied to a place of {len(destination)}")
+    np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def _lay_out(block_bytes: Mapping[int, int]) -> tuple[dict[int, int], int]:
+    """Return where each block begins, and the size of all of them."""
+    begins: dict[int, int] = {}
+    end = 0
+    for block, length in sorted(block_bytes.items()):
+        begins[block] = end
+        end += -(-length // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    whole_pages = -(-max(end, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return begins, whole_pages
+
+
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if sys.platform == "linux" else 0
