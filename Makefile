@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo fmt lint types check assets test e2e newcomer image bench bench-operator docs lock crds proto pod-fields
+.PHONY: help setup demo fmt lint types check assets test e2e newcomer wheels image bench bench-operator docs lock crds proto pod-fields
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -95,7 +95,15 @@ bench-operator: setup assets  ## the operator beside a bare client on a control 
 docs: setup  ## write the generated pages of the documentation
 	$(BIN)/python -m tools.reference
 
-# --- images ---------------------------------------------------------------------------------------
+# --- wheels and images ----------------------------------------------------------------------------
+
+# Where `make wheels` puts them.
+WHEELS ?= dist
+
+wheels: setup  ## build the wheels of both distributions, to be installed anywhere (WHEELS)
+	for part in operator trainer_image; do \
+	  (cd $$part && $(CURDIR)/$(BIN)/hatchling build --target wheel --directory $(abspath $(WHEELS))); \
+	done
 
 # Proxies and pip's settings of this machine serve the build too, where they are set.
 build_args := $(foreach v,HTTP_PROXY HTTPS_PROXY NO_PROXY http_proxy https_proxy no_proxy PIP_INDEX_URL PIP_TRUSTED_HOST,$(if $(value $v),--build-arg $v))

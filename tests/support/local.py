@@ -130,6 +130,7 @@ class LocalRun:
     manifest: Mapping[str, Any] | Path
     options: tuple[str, ...] = ("--json",)
     environ: Mapping[str, str] = field(default_factory=dict)
+    python: Path = Path(sys.executable)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def __post_init__(self) -> None:
@@ -148,7 +149,7 @@ class LocalRun:
     def __enter__(self) -> Self:
         with (self.folder / "stdout").open("wb") as out, (self.folder / "stderr").open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fleet_operator", "run", *self.arguments],
+                [self.python, "-m", "fleet_operator", "run", *self.arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
