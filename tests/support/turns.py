@@ -24,7 +24,13 @@ __all__ = ["Scheduler", "Turns", "arrange", "is_serial"]
 ORDER = ("controlplane", "runtime", "unit")
 """Folders by how long their longest tests take: whatever comes last should be short."""
 
-SHARING = ("test_equality.py", "test_golden.py", "test_local_address.py", "test_wheels.py", "test_wire_faults.py")
+SHARING = (
+    "test_equality.py",
+    "test_golden.py",
+    "test_local_address.py",
+    "test_wheels.py",
+    "test_wire_faults.py",
+)
 """Modules whose tests share what takes long to make, or the addresses that they bind."""
 
 

@@ -1,4 +1,4 @@
-"""The wheels of both distributions in an environment that has nothing else of this project, far from its folder."""
+"""The wheels of both distributions, installed where nothing else of this project is."""
 
 from __future__ import annotations
 
