@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.local import LocalRun
+from tests.support.local import LocalRun, job_manifest
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "digits" / "fleetjob.yaml"
@@ -21,6 +21,27 @@ pytestmark = [
     pytest.mark.timeout(2 * SECONDS),
     pytest.mark.skipif(sys.platform != "linux", reason="/proc shows what is left"),
 ]
+
+
+# Trains until it finds `done` in the run's folder, and never tells anybody how far it is.
+SILENT = """
+import pathlib, torch
+from fleet.{package} import fleet
+fleet.init()
+model = torch.nn.Linear(2, 1)
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.01), model=model)
+if fleet.is_server():
+    fleet.init_server()
+    fleet.run_server()
+    raise SystemExit
+fleet.init_worker()
+while not pathlib.Path("done").exists():
+    optimizer.zero_grad()
+    model(torch.ones(4, 2)).sum().backward()
+    optimizer.step()
+print("made", fleet.step)
+fleet.stop_worker()
+"""
 
 
 def long_digits() -> dict[str, Any]:
@@ -65,6 +86,16 @@ def test_digits_trains_from_its_manifest(tmp_path):
         started = run.stderr.index("trainer-1 has started")
         assert started < run.stderr.index("pserver-0 is ready")  # nobody waits until torch is imported
         assert (run.logs / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("package", ["parameter_server", "collective"])
+def test_the_runtimes_step_is_shown_of_a_script_that_reports_nothing(tmp_path, package):
+    script = SILENT.format(package=package)
+    job = job_manifest(script, server=script if package == "parameter_server" else None)
+    with LocalRun(tmp_path / "run", job) as run:
+        assert re.search(r"trainer-0 step [1-9]\d*$", run.says("trainer-0 step", SECONDS))
+        (run.folder / "done").touch()
+        assert run.wait(SECONDS) == 0, run.stderr
 
 
 def test_digits_trains_in_the_mode_that_its_manifest_asks_for(tmp_path):

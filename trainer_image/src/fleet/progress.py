@@ -1,8 +1,8 @@
 """How far this replica has come: what the script reports and the runtime counts, and who can read it.
 
-One process has one :class:`Progress`. The script calls :func:`report`, the runtime calls :func:`count`, and
-everybody who shows progress (the table of ``fleetjob run``, the operator's status, Prometheus) reads the one
-snapshot that :func:`start_server` serves:
+One process has one :class:`Progress`. The script calls :func:`report`, the runtime calls :func:`count` and
+says by :func:`follow` how many steps it has made, and everybody who shows progress (the table of
+``fleetjob run``, the operator's status, Prometheus) reads the one snapshot that :func:`start_server` serves:
 
 ``GET /progress``
     The snapshot as JSON. Absent values are null.
@@ -30,7 +30,7 @@ from typing import Any, SupportsFloat, SupportsIndex
 
 from fleet.errors import ConfigurationError
 
-__all__ = ["Progress", "close", "count", "identify", "report", "snapshot", "start_server"]
+__all__ = ["Progress", "close", "count", "follow", "identify", "report", "snapshot", "start_server"]
 
 MAX_HISTORY = 512
 RATE_WINDOW_SECONDS = 10.0
@@ -57,6 +57,8 @@ class Progress:
         self._role: str | None = None
         self._index: int | None = None
         self._step: int | None = None
+        self._count_made: Callable[[], int] = lambda: 0
+        self._made = 0
         self._total_steps: int | None = None
         self._loss: float | None = None
         self._samples: int | None = None
@@ -73,6 +75,11 @@ class Progress:
         """Say which replica of the job these numbers belong to."""
         with self._lock:
             self._role, self._index = role, index
+
+    def follow(self, made: Callable[[], int]) -> None:
+        """Take the step from the runtime for as long as the script reports none; see :func:`follow`."""
+        with self._lock:
+            self._count_made = made
 
     def report(
         self,
@@ -119,7 +126,7 @@ class Progress:
             return {
                 "role": self._role,
                 "index": self._index,
-                "step": self._step,
+                "step": self._current_step(),
                 "totalSteps": self._total_steps,
                 "loss": _finite(self._loss),
                 "samples": self._samples,
@@ -129,16 +136,24 @@ class Progress:
                 "counters": dict(self._counters),
             }
 
+    def _current_step(self) -> int | None:
+        """Return the reported step, else the runtime's, once it has made one: also when it is gone."""
+        if self._step is not None:
+            return self._step
+        self._made = self._count_made() or self._made
+        return self._made or None
+
     def _record(self, loss: float) -> None:
         """Add (step, loss) to the history, which keeps every n-th report: n doubles whenever it is full."""
+        step = self._current_step()
         if not math.isfinite(loss):
             if not self._warned_about_loss:
                 self._warned_about_loss = True
-                _log.warning("the reported loss is %s at step %s", loss, self._step)
+                _log.warning("the reported loss is %s at step %s", loss, step)
             return
-        if self._step is None:
+        if step is None:
             return
-        self._latest = (self._step, loss)
+        self._latest = (step, loss)
         if self._skipped > 0:
             self._skipped -= 1
             return
@@ -192,7 +207,7 @@ def _finite(value: float | None) -> float | None:
 
 
 GAUGES = {
-    "step": ("fleet_step", "The step that the script reported last."),
+    "step": ("fleet_step", "The step that the script reported last, else the one that the runtime has made."),
     "totalSteps": ("fleet_total_steps", "The number of steps that the script intends to make."),
     "loss": ("fleet_loss", "The loss that the script reported last."),
     "samples": ("fleet_samples", "Samples trained on so far."),
@@ -320,7 +335,7 @@ def report(
     Parameters
     ----------
     step, total_steps : int, optional
-        The step just made and how many there will be.
+        The step just made and how many there will be. Without a step, the one that the runtime has made.
     loss : number or tensor of one element, optional
         The loss of this step. Together with the step it becomes a point of the loss curve, which keeps at
         most 512 points: of a longer run every second, fourth, … report.
@@ -339,6 +354,18 @@ def report(
     if act is not None:
         act()
     _progress.report(step=step, total_steps=total_steps, loss=loss, samples=samples, **metrics)
+
+
+def follow(made: Callable[[], int]) -> None:
+    """Show the runtime's own step for as long as the script reports none.
+
+    Parameters
+    ----------
+    made : callable
+        Returns how many steps have been made, 0 before the first and when nobody knows any more. Any
+        thread may call it.
+    """
+    _progress.follow(made)
 
 
 def count(name: str, amount: float = 1) -> None:

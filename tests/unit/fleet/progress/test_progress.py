@@ -60,6 +60,21 @@ def test_reports_replace_and_counters_add(subject):
     }
 
 
+def test_the_step_of_the_runtime_counts_until_the_script_reports_one(subject):
+    made = [0]
+    subject.follow(lambda: made[0])
+    assert subject.snapshot()["step"] is None
+    made[0] = 3
+    subject.report(loss=0.5)
+    assert subject.snapshot()["step"] == 3
+    made[0] = 0  # the trainer is gone
+    assert subject.snapshot()["step"] == 3
+    subject.report(step=40)
+    made[0] = 5
+    state = subject.snapshot()
+    assert (state["step"], state["history"]) == (40, [[3, 0.5]])
+
+
 def test_the_rate_follows_the_last_ten_seconds(subject, clock):
     for second in range(31):
         clock[0] = float(second)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 import fleet as package
-from fleet import lifecycle
+from fleet import lifecycle, progress
 from fleet.allocator import keep_freed_memory
 from fleet.checkpoint import Claims, SavingCalls, end_if_finished, leave_mark
 from fleet.collective.deadlines import Deadlines
@@ -90,6 +90,7 @@ class Fleet(SavingCalls):
         place, deadlines = place_of(role, os.environ), Deadlines.from_environ(os.environ)
         self._role, self._group = role, Group.connect(place, deadlines, os.environ)
         lifecycle.joined()
+        progress.follow(lambda: self.step)
         _log.info(
             "trainer %d joined the %d trainers at %s:%d", role.index, place.size, place.host, place.port
         )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from fleet import lifecycle
+from fleet import lifecycle, progress
 from fleet.allocator import keep_freed_memory
 from fleet.checkpoint import CHECKPOINT_PREFIX, MANIFEST_NAME, end_if_finished, leave_mark
 from fleet.errors import CheckpointError, ConfigurationError
@@ -90,9 +90,15 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
     )
     trainer.start(look)
     lifecycle.joined()
+    progress.follow(partial(_steps_made, weakref.ref(trainer)))
     atexit.register(_remind, weakref.ref(trainer), settings.deadline_seconds)
     _trainers[source] = trainer
     return trainer
+
+
+def _steps_made(find: Callable[[], Trainer | None]) -> int:
+    trainer = find()
+    return 0 if trainer is None else trainer.current_step
 
 
 def _remind(find: Callable[[], Trainer | None], deadline_seconds: float) -> None:
