@@ -163,7 +163,7 @@ class LastFailure(StatusModel):
 
 
 class JobProgress(StatusModel):
-    """How far the training is, as trainer 0 reports it by `fleet.report()`."""
+    """How far the training is, as trainer 0 tells it: what it reports, else its runtime's step."""
 
     summary: str = Field(description="In a word: 42%, or step 120 where nobody said of how many.")
     percentage: int | None = None
