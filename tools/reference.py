@@ -15,7 +15,7 @@ import json
 import re
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import typer
 
@@ -207,6 +207,8 @@ def _values(option: Any) -> str:
     if option.is_flag:
         return ""
     kind = option.type_descriptor.annotation
+    if get_origin(kind) is list:  # of one that may be repeated
+        return f" {option.metavar} …"
     if choices := get_args(kind):  # of a Literal
         return " " + r" \| ".join(choices)
     if issubclass(kind, Enum):

@@ -62,8 +62,10 @@ def test_a_killed_server_takes_the_job_back_to_its_checkpoint_and_no_further(tmp
         alone: dict[str, object] = {}
         exec(MODEL + f"for step in range({LAST}):\n    backward(step)\n    optimizer.step()\n", alone)  # noqa: S102
         expected = eval("digest()", alone)  # noqa: S307
-    env = [{"name": "FLEET_CHECKPOINT_DIR", "value": str(tmp_path / "checkpoints")}]
-    with LocalRun(tmp_path / "run", job_manifest(SCRIPT, server=SCRIPT, env=env)) as run:
+    claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    job = job_manifest(SCRIPT, server=SCRIPT, checkpoint={"volumeClaimTemplate": {"spec": claim}})
+    given = ("--volume", f"checkpoint={tmp_path / 'checkpoints'}")
+    with LocalRun(tmp_path / "run", job, options=("--json", *given)) as run:
         run.says("trainer-0 has started", 60)
         wait_for(lambda: "goes on after the save" in run.log("trainer-0"), "the save", seconds=180)
         run.kill("pserver-0")

@@ -44,6 +44,22 @@ def run(
             " else the root of the manifest's project, or the manifest's folder if the script is only there.",
         ),
     ] = None,
+    volume: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FOLDER",
+            help="A folder of this machine in the place of a volume; checkpoint is spec.checkpoint. Paths in"
+            " its mount become paths in the folder, in the command, the args and the variables.",
+        ),
+    ] = None,
+    env_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Variables of the replicas, a line NAME=VALUE each, in the place of Secrets and ConfigMaps."
+            " The manifest's own values count before them.",
+        ),
+    ] = None,
     timeout: Annotated[
         float | None, typer.Option(min=0.1, help="Stop the run after so many seconds (exit status 124).")
     ] = None,
@@ -55,6 +71,7 @@ def run(
     130 after Ctrl-C and 143 after SIGTERM. No process of the job outlives this command.
     """
     from fleet_operator.cli.command import run_command
+    from fleet_operator.cli.given import read_given
     from fleet_operator.cli.manifest import check_manifest, load_manifest
 
     job = check_manifest(load_manifest(filename), allow_unknown_fields=allow_unknown_fields)
@@ -67,6 +84,7 @@ def run(
             logs=logs.absolute(),
             as_json=as_json,
             timeout_seconds=timeout,
+            given=read_given(volume or (), env_file or ()),
         )
     )
 

@@ -15,6 +15,7 @@ from fleet_operator.api import Role
 from fleet_operator.cli.clock import now
 from fleet_operator.cli.curve import draw_loss_curves
 from fleet_operator.cli.display import DisplayHandler, LineDisplay, TableDisplay
+from fleet_operator.cli.given import check_folders, describe
 from fleet_operator.cli.result import to_json, to_text
 from fleet_operator.cli.run import RunOptions, prepare, run_job
 from fleet_operator.cli.workdir import choose_workdirs
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
     from fleet_operator.cli.display import Display
     from fleet_operator.cli.run import RunResult
+    from fleet_operator.cluster.local_volumes import Given
 
 CURVE = "loss.png"
 
@@ -37,19 +39,21 @@ def run_command(
     logs: Path,
     as_json: bool,
     timeout_seconds: float | None,
+    given: Given,
 ) -> int:
     """Run a job, show it, tell how it ended, and return the exit status."""
-    job = prepare(job)
-    workdirs = choose_workdirs(job, manifest, workdir)
+    job = prepare(job, given)
+    check_folders(job, given)
+    workdirs = choose_workdirs(job, manifest, workdir, given.volumes)
     console = Console(stderr=True)
     display: Display = TableDisplay(console, now) if console.is_terminal else LineDisplay(console)
     logger = logging.getLogger("fleet_operator")
     handler = DisplayHandler(display)
     logger.addHandler(handler)
-    for remark in workdirs.remarks:
+    for remark in (*workdirs.remarks, *describe(job, given)):
         display.say(remark)
     try:
-        options = RunOptions(workdirs.folders, logs, dict(os.environ), timeout_seconds)
+        options = RunOptions(workdirs.folders, logs, dict(os.environ), timeout_seconds, given)
         result = asyncio.run(run_job(job, options, display))
     finally:
         logger.removeHandler(handler)

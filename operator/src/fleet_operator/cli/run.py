@@ -14,7 +14,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ from fleet_operator.cluster.local_address import (
 )
 from fleet_operator.cluster.local_guard import GuardianLostError
 from fleet_operator.cluster.local_limits import not_applied, refusals
+from fleet_operator.cluster.local_volumes import Given
 from fleet_operator.cluster.processes import LocalSettings, ProcessCluster
 from fleet_operator.cluster.progress import fetch_progress
 from fleet_operator.engine import Engine, Observer, Result
@@ -76,12 +77,15 @@ class RunOptions:
         The environment that they inherit.
     timeout_seconds : float, optional
         When to stop the run although the job has not finished.
+    given : Given
+        What they have in the place of volumes, Secrets and ConfigMaps.
     """
 
     workdirs: Mapping[Role, Path]
     logs: Path
     environ: Mapping[str, str]
     timeout_seconds: float | None = None
+    given: Given = field(default_factory=Given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +120,8 @@ class RunResult:
         return self.stopped_by or 1
 
 
-def prepare(job: FleetJob) -> FleetJob:
-    """Return the job as it runs here, with a uid.
+def prepare(job: FleetJob, given: Given | None = None) -> FleetJob:
+    """Return the job as it runs here with what it is given, with a uid.
 
     Where the manifest leaves ``startupPolicy`` out, all replicas start together. Trainers wait for the
     servers' ports anyway, and on one machine nothing is saved by starting them later.
@@ -127,7 +131,7 @@ def prepare(job: FleetJob) -> FleetJob:
     InvalidJob
         The manifest asks for what only a cluster has; every such field is named.
     """
-    if problems := refusals(job.to_manifest()):
+    if problems := refusals(job.to_manifest(), given):
         raise InvalidJob(f"{job.name}, as a run on this machine,", problems)
     metadata = {"uid": str(uuid.uuid4()), "resource_version": "1", "creation_timestamp": now()}
     spec = job.spec
@@ -150,7 +154,7 @@ async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunRe
         ports = job_ports(job)
         addresses = claim_addresses(list(ports.values()), start=os.getpid(), environ=options.environ)
         claims.append(addresses)
-        if left_out := not_applied(job.to_manifest(), options.workdirs.values()):
+        if left_out := not_applied(job.to_manifest(), options.workdirs.values(), options.given):
             display.say(f"not applied on this machine: {', '.join(left_out)}")
         job = _without_cluster(job)
         options.logs.mkdir(parents=True, exist_ok=True)
@@ -202,6 +206,7 @@ def _settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSetting
         environ=options.environ,
         python=sys.executable,
         num_threads=threads,
+        given=options.given,
         defaults=_defaults(job, options.environ),
         overrides={f"{library}_SOCKET_IFNAME": loopback for library in ("GLOO", "NCCL", "TP")},
     )

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleet_operator.cli.manifest import STDIN
-from fleet_operator.cluster.local_env import main_container
+from fleet_operator.cluster.local_env import main_container, redirect
 from fleet_operator.cluster.local_limits import templates
+from fleet_operator.cluster.local_volumes import folders_of, places
 from fleet_operator.errors import InvalidJob, Problem
 
 if TYPE_CHECKING:
@@ -115,7 +116,9 @@ def _launched(words: Sequence[str]) -> str | None:
     return next((word for word in words if word.endswith(".py") and word[0] not in "-$"), None)
 
 
-def choose_workdirs(job: FleetJob, manifest: Path, asked: Path | None = None) -> Workdirs:
+def choose_workdirs(
+    job: FleetJob, manifest: Path, asked: Path | None = None, volumes: Mapping[str, Path] | None = None
+) -> Workdirs:
     """Return the working directory of each role.
 
     Parameters
@@ -126,6 +129,8 @@ def choose_workdirs(job: FleetJob, manifest: Path, asked: Path | None = None) ->
         Where it was read from; ``-`` is standard input.
     asked : Path, optional
         The working directory that the command line names.
+    volumes : mapping, optional
+        The folders that it gives for volumes: scripts may lie in them.
 
     Raises
     ------
@@ -133,7 +138,10 @@ def choose_workdirs(job: FleetJob, manifest: Path, asked: Path | None = None) ->
         A script is not there; the paths that were tried and the working directory are told.
     """
     used = templates(job.to_manifest()["spec"])
-    commands = {path: _command(f"{path}.spec", template["spec"], asked) for path, template in used.items()}
+    commands = {
+        path: _command(f"{path}.spec", template["spec"], asked, volumes or {})
+        for path, template in used.items()
+    }
     scripts = [each.script for each in commands.values() if each.script and each.folder is None]
     folders = (asked,) if asked else (project_root(manifest), own_folder(manifest))
     complete = [
@@ -149,10 +157,14 @@ def choose_workdirs(job: FleetJob, manifest: Path, asked: Path | None = None) ->
     return Workdirs(by_role, (_told(by_role), *_twice(scripts, complete)))
 
 
-def _command(path: str, pod_spec: Mapping[str, Any], asked: Path | None) -> _Command:
+def _command(
+    path: str, pod_spec: Mapping[str, Any], asked: Path | None, volumes: Mapping[str, Path]
+) -> _Command:
     index, container = main_container(pod_spec)
+    here = places(pod_spec, folders_of(pod_spec, volumes))
     words = [*(container.get("command") or ()), *(container.get("args") or ())]
-    wanted = container.get("workingDir")
+    words = [redirect(word, here) for word in words]
+    wanted = redirect(container.get("workingDir") or "", here)
     folder = None
     if asked is None and wanted and os.path.isdir(wanted):  # noqa: PTH112  no error where it may not be read
         folder = Path(wanted)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api.names import MAIN_CONTAINER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 INTERPRETERS = ("python", "python3")
 
@@ -55,6 +56,21 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     return _REFERENCE.sub(replacement, text)
 
 
+def is_mentioned(path: str, texts: Iterable[str]) -> bool:
+    """Whether one of some texts has `path`, or a path in it."""
+    return any(_paths((path,)).search(text) for text in texts)
+
+
+def redirect(text: str, places: Mapping[str, str]) -> str:
+    """Replace what lies in one of `places`, the innermost, by its path on this machine."""
+    return _paths(places).sub(lambda match: places[match.group()], text) if places else text
+
+
+def _paths(paths: Iterable[str]) -> re.Pattern[str]:
+    innermost_first = sorted(paths, key=len, reverse=True)
+    return re.compile(rf"(?<![\w.~/-])(?:{'|'.join(map(re.escape, innermost_first))})(?![\w.~-])")
+
+
 def field_value(pod: Mapping[str, Any], path: str, host: str) -> str | None:
     """Return the value of a ``fieldRef``, or None for a field that a pod on this machine does not have.
 
@@ -85,15 +101,20 @@ def field_value(pod: Mapping[str, Any], path: str, host: str) -> str | None:
     return values.get(path)
 
 
-def container_variables(pod: Mapping[str, Any], container: Mapping[str, Any], host: str) -> dict[str, str]:
-    """Return the container's own ``env`` with its references resolved; a later entry wins."""
-    resolved: dict[str, str] = {}
+def container_variables(
+    pod: Mapping[str, Any], container: Mapping[str, Any], host: str, given: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the container's own ``env`` with its references resolved; a later entry wins.
+
+    `given` comes before it, as ``envFrom`` does, and has the values that come from elsewhere in a cluster.
+    """
+    resolved = dict(given)
     for entry in container.get("env") or ():
-        field = (entry.get("valueFrom") or {}).get("fieldRef")
-        if field is None:
+        source = entry.get("valueFrom") or {}
+        if "fieldRef" in source:
+            resolved[entry["name"]] = field_value(pod, source["fieldRef"]["fieldPath"], host) or ""
+        elif not source:
             resolved[entry["name"]] = expand(entry.get("value") or "", resolved)
-        else:
-            resolved[entry["name"]] = field_value(pod, field["fieldPath"], host) or ""
     return resolved
 
 
@@ -105,6 +126,8 @@ def local_command(
     python: str,
     defaults: Mapping[str, str],
     overrides: Mapping[str, str],
+    given: Mapping[str, str] = MappingProxyType({}),
+    places: Mapping[str, str] = MappingProxyType({}),
 ) -> LocalCommand:
     """Return what to start for a built pod.
 
@@ -122,10 +145,17 @@ def local_command(
         Variables for a pod that does not set them.
     overrides : mapping
         Variables that win over the pod's own.
+    given : mapping
+        What stands for the variables that come from Secrets and ConfigMaps.
+    places : mapping
+        Paths of this machine by the paths that a pod has in their place; see `local_volumes.places`.
     """
     _, container = main_container(pod["spec"])
-    own = container_variables(pod, container, host) | dict(overrides)
-    words = [expand(word, own) for word in [*container["command"], *(container.get("args") or ())]]
+    known = container_variables(pod, container, host, given)
+    named = known | dict(overrides)
+    words = [*container["command"], *(container.get("args") or ())]
+    words = [redirect(expand(word, named), places) for word in words]
+    own = {name: redirect(value, places) for name, value in known.items()} | dict(overrides)
     if words[0] in INTERPRETERS:
         words[0] = python
     inherited = {name: value for name, value in environ.items() if not _ROLE_VARIABLE.fullmatch(name)}

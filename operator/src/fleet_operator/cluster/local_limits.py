@@ -10,7 +10,16 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api.names import CONTROLLER
-from fleet_operator.cluster.local_env import field_value, main_container
+from fleet_operator.cluster.local_env import field_value, is_mentioned, main_container, redirect
+from fleet_operator.cluster.local_volumes import (
+    CHECKPOINT,
+    Given,
+    folders_of,
+    mounts,
+    needs_no_mention,
+    places,
+    texts,
+)
 from fleet_operator.errors import Problem
 
 if TYPE_CHECKING:
@@ -21,7 +30,7 @@ ROLES = ("pserver", "trainer")
 APPLIED_TO_POD = {
     "containers",
     "initContainers",  # refused
-    "volumes",  # refused, or an emptyDir
+    "volumes",  # refused, given, or an emptyDir
     "restartPolicy",
     "terminationGracePeriodSeconds",
 }
@@ -30,7 +39,8 @@ APPLIED_TO_CONTAINER = {
     "command",
     "args",
     "env",
-    "envFrom",  # refused
+    "envFrom",  # refused, or given
+    "volumeMounts",  # of volumes that are given, or refused; an emptyDir's where its path is mentioned
     "ports",
     "terminationMessagePath",
     "terminationMessagePolicy",
@@ -44,6 +54,10 @@ NOT_APPLIED_TO_JOB = (
     "trainer.minReplicas",
     "trainer.maxReplicas",
     "runPolicy.ttlSecondsAfterFinished",
+    "checkpoint.volumeClaimTemplate",
+    "checkpoint.claimName",
+    "checkpoint.scope",
+    "checkpoint.retention",
 )
 
 
@@ -60,28 +74,31 @@ def templates(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return used
 
 
-def refusals(document: Mapping[str, Any]) -> tuple[Problem, ...]:
-    """Return every field of a valid manifest that this machine cannot honour."""
-    spec = document["spec"]
-    return tuple(_job_refusals(spec)) + tuple(
+def refusals(document: Mapping[str, Any], given: Given | None = None) -> tuple[Problem, ...]:
+    """Return every field of a valid manifest that this machine cannot honour with what it is given."""
+    spec, given = document["spec"], given or Given()
+    return tuple(_job_refusals(spec, given)) + tuple(
         refusal
         for path, template in templates(spec).items()
-        for refusal in _template_refusals(f"{path}.spec", template["spec"])
+        for refusal in _template_refusals(f"{path}.spec", template["spec"], given)
     )
 
 
-def _job_refusals(spec: Mapping[str, Any]) -> Iterator[Problem]:
+def _job_refusals(spec: Mapping[str, Any], given: Given) -> Iterator[Problem]:
     policy = spec.get("runPolicy") or {}
     if policy.get("suspend"):
         yield Problem("spec.runPolicy.suspend", "true", "false: a suspended job starts nothing")
-    if spec.get("checkpoint"):
-        where = "nothing: volumes need a cluster; a script can keep its files in the working directory"
-        yield Problem("spec.checkpoint", "a volume", where)
+    if spec.get("checkpoint") and CHECKPOINT not in given.volumes:
+        yield Problem("spec.checkpoint", "a volume", _folder_for(CHECKPOINT))
     if (manager := policy.get("managedBy")) not in (None, CONTROLLER):
         yield Problem("spec.runPolicy.managedBy", manager, "nothing: only a cluster has other controllers")
 
 
-def _template_refusals(path: str, pod_spec: Mapping[str, Any]) -> Iterator[Problem]:
+def _folder_for(volume: str) -> str:
+    return f"a folder of this machine in its place: --volume {volume}=FOLDER"
+
+
+def _template_refusals(path: str, pod_spec: Mapping[str, Any], given: Given) -> Iterator[Problem]:
     for index, container in enumerate(pod_spec.get("initContainers") or ()):
         yield Problem(
             f"{path}.initContainers[{index}]",
@@ -89,17 +106,15 @@ def _template_refusals(path: str, pod_spec: Mapping[str, Any]) -> Iterator[Probl
             "none: only the main container's command runs on this machine",
         )
     for index, volume in enumerate(pod_spec.get("volumes") or ()):
+        name = str(volume.get("name"))
         for kind in sorted(volume.keys() - {"name", "emptyDir"}):
-            yield Problem(
-                f"{path}.volumes[{index}].{kind}",
-                str(volume.get("name")),
-                "emptyDir: other volumes need a cluster",
-            )
+            if name not in given.volumes:
+                yield Problem(f"{path}.volumes[{index}].{kind}", name, _folder_for(name))
     index, container = main_container(pod_spec)
-    yield from _container_refusals(f"{path}.containers[{index}]", container)
+    yield from _container_refusals(f"{path}.containers[{index}]", container, given)
 
 
-def _container_refusals(path: str, container: Mapping[str, Any]) -> Iterator[Problem]:
+def _container_refusals(path: str, container: Mapping[str, Any], given: Given) -> Iterator[Problem]:
     if not container.get("command"):
         yield Problem(
             f"{path}.command", "nothing", "the program to start: an image's ENTRYPOINT is not known here"
@@ -117,17 +132,45 @@ def _container_refusals(path: str, container: Mapping[str, Any]) -> Iterator[Pro
         )
     sources = container.get("envFrom") or []
     for index, source in enumerate(sources if isinstance(sources, list) else [sources]):
-        where = f"{path}.envFrom[{index}]"
-        kind = repr(source)
-        if isinstance(source, dict):
-            kind = next((name for name in source if name != "prefix"), "an empty source")
-            where += f".{kind}"
-        yield Problem(where, kind, "env: secrets and config maps need a cluster")
+        yield from _source_refusals(f"{path}.envFrom[{index}]", source, given)
     for index, entry in enumerate(container.get("env") or ()):
-        yield from _variable_refusals(f"{path}.env[{index}]", entry)
+        yield from _variable_refusals(f"{path}.env[{index}]", entry, given)
+    yield from _mount_refusals(f"{path}.volumeMounts", container, given)
 
 
-def _variable_refusals(path: str, entry: Mapping[str, Any]) -> Iterator[Problem]:
+def _source_refusals(path: str, source: Any, given: Given) -> Iterator[Problem]:
+    """Refuse a Secret or ConfigMap of variables in whose place there is nothing."""
+    kind = repr(source)
+    if isinstance(source, dict):
+        kind = next((name for name in source if name != "prefix"), "an empty source")
+        path += f".{kind}"
+        of = source.get(kind)
+        if isinstance(of, dict) and (given.variables is not None or of.get("optional")):
+            return
+    yield Problem(path, kind, "variables of this machine in its place: --env-file FILE")
+
+
+def _mount_refusals(path: str, container: Mapping[str, Any], given: Given) -> Iterator[Problem]:
+    """Refuse mounts of given folders of whose place the script would not hear."""
+    told = texts(container, given.variables)
+    for index, mount in mounts(container):
+        folder = given.volumes.get(mount["name"])
+        if folder is None:
+            continue
+        where = str(mount["mountPath"])
+        if "subPathExpr" in mount:
+            yield Problem(f"{path}[{index}].subPathExpr", str(mount["subPathExpr"]), "a subPath, or none")
+        elif not (is_mentioned(where.rstrip("/"), told) or needs_no_mention(mount, folder)):
+            yield Problem(
+                f"{path}[{index}].mountPath",
+                where,
+                f"a path that the command, the args or a variable tells the script, so that {folder} can be"
+                " told in its place, because a process has no mounts of its own; or a link there, and"
+                f" --volume {mount['name']}={where}",
+            )
+
+
+def _variable_refusals(path: str, entry: Mapping[str, Any], given: Given) -> Iterator[Problem]:
     value = entry.get("value", "")
     if not isinstance(value, str):
         yield Problem(f"{path}.value", repr(value), "text (in quotes, where YAML would read something else)")
@@ -135,17 +178,18 @@ def _variable_refusals(path: str, entry: Mapping[str, Any]) -> Iterator[Problem]
     if not isinstance(sources, dict):
         yield Problem(f"{path}.valueFrom", repr(sources), "a map, such as {fieldRef: {fieldPath: …}}")
         return
+    name = entry.get("name")
     for kind, source in sources.items():
         where = f"{path}.valueFrom.{kind}"
         if not isinstance(source, dict):
             yield Problem(where, repr(source), "a map, such as {fieldPath: metadata.name}")
-            continue
-        if kind != "fieldRef":
-            found = f"{entry.get('name')} from {source.get('name') or source.get('resource')}"
-            yield Problem(where, found, "a value or a fieldRef: other sources need a cluster")
-        elif field_value({}, str(source.get("fieldPath")), "") is None:
-            known = "metadata.{name,namespace,uid,labels['…'],annotations['…']} or status.{podIP,hostIP}"
-            yield Problem(f"{where}.fieldPath", str(source.get("fieldPath")), known)
+        elif kind == "fieldRef":
+            if field_value({}, str(source.get("fieldPath")), "") is None:
+                known = "metadata.{name,namespace,uid,labels['…'],annotations['…']} or status.{podIP,hostIP}"
+                yield Problem(f"{where}.fieldPath", str(source.get("fieldPath")), known)
+        elif name not in (given.variables or {}) and not source.get("optional"):
+            found = f"{name} from {source.get('name') or source.get('resource')}"
+            yield Problem(where, found, f"a value or a fieldRef, or a line {name}=… in an --env-file")
 
 
 def _at(spec: Mapping[str, Any], path: str) -> Any:
@@ -161,7 +205,9 @@ def _is_asked(value: Any) -> bool:
     return value is not None and value is not False and value != {}
 
 
-def not_applied(document: Mapping[str, Any], workdirs: Collection[Path] = ()) -> tuple[str, ...]:
+def not_applied(
+    document: Mapping[str, Any], workdirs: Collection[Path] = (), given: Given | None = None
+) -> tuple[str, ...]:
     """Return the names of what the manifest asks for and a run on this machine leaves out.
 
     Parameters
@@ -170,6 +216,8 @@ def not_applied(document: Mapping[str, Any], workdirs: Collection[Path] = ()) ->
         The manifest.
     workdirs : collection of Path
         The working directories of the run: a ``workingDir`` among them is applied.
+    given : Given, optional
+        What the run has in the place of volumes.
     """
     spec = document["spec"]
     names = [f"spec.{path}" for path in NOT_APPLIED_TO_JOB if _is_asked(_at(spec, path))]
@@ -177,7 +225,9 @@ def not_applied(document: Mapping[str, Any], workdirs: Collection[Path] = ()) ->
         pod_spec = template["spec"]
         main_index, main = main_container(pod_spec)
         names += [name for name in main if name not in APPLIED_TO_CONTAINER]
-        if (workdir := main.get("workingDir")) and PurePath(workdir) not in workdirs:
+        names += _volume_limits(pod_spec, main)
+        here = places(pod_spec, folders_of(pod_spec, given.volumes if given else {}))
+        if (workdir := main.get("workingDir")) and PurePath(redirect(workdir, here)) not in workdirs:
             names.append("workingDir")
         names += [name for name in pod_spec if name not in APPLIED_TO_POD]
         names += [
@@ -186,3 +236,11 @@ def not_applied(document: Mapping[str, Any], workdirs: Collection[Path] = ()) ->
             if index != main_index
         ]
     return tuple(dict.fromkeys(names))
+
+
+def _volume_limits(pod_spec: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[str]:
+    """Return what is asked of volumes beyond being there."""
+    for volume in pod_spec.get("volumes") or ():
+        yield from (f"emptyDir.{name}" for name in sorted(volume.get("emptyDir") or {}))
+    if any(mount.get("readOnly") for _, mount in mounts(container)):
+        yield "volumeMounts.readOnly"

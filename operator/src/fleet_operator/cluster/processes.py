@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fleet_operator.api import Role
 from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
-from fleet_operator.cluster.interface import ClusterError, ConflictError, Key
+from fleet_operator.cluster.interface import ConflictError, Key
 from fleet_operator.cluster.local_env import local_command, main_container
 from fleet_operator.cluster.local_guard import Exited, Guard, GuardianLostError, Started
+from fleet_operator.cluster.local_log import begin_log, tail
+from fleet_operator.cluster.local_volumes import CHECKPOINT, Given, folders_of, places
 from fleet_operator.plan.model import (
     Attempt,
     CreatePod,
@@ -50,9 +52,6 @@ logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 30  # terminationGracePeriodSeconds where the pod has none
 MESSAGE_BYTES = 4096  # of a termination log, as the kubelet keeps
-# Of the log of a process that failed without a termination message. The kubelet keeps 2048 bytes and 80
-# lines, which torchrun's summary fills alone; the exception stands above it.
-TAIL_BYTES, TAIL_LINES = 16384, 400
 THREADS = "OMP_NUM_THREADS"
 READY_POLL_SECONDS = 0.1
 READY_TELL_SECONDS = 60.0  # a server that is being started imports torch, and builds its model
@@ -150,9 +149,11 @@ class LocalSettings:
     logs : Path
         The folder of the replicas' logs; it exists.
     scratch : Path
-        A folder for termination logs; it exists.
+        A folder for termination logs, and for the emptyDirs of the pods; it exists.
     environ : mapping
         The environment that replicas inherit.
+    given : Given
+        What stands for Secrets, ConfigMaps and volumes.
     python : str
         The interpreter that ``python`` and ``python3`` mean.
     num_threads : int
@@ -168,6 +169,7 @@ class LocalSettings:
     environ: Mapping[str, str]
     python: str
     num_threads: int
+    given: Given = field(default_factory=Given)
     defaults: Mapping[str, str] = field(default_factory=dict)
     overrides: Mapping[str, str] = field(default_factory=dict)
 
@@ -311,8 +313,9 @@ class ProcessCluster:
         head = f"=== {pod.replica} of {job.name}, attempt {pod.attempt}, {moment} ==="
         pod = replace(pod, log_start=begin_log(pod.log, head))
         overrides = {**self._settings.overrides, "FLEET_TERMINATION_LOG": str(pod.termination_log)}
-        variables = job.template(pod.role).main_container.env or ()
-        if all(variable.name != THREADS for variable in variables):
+        given = self._settings.given
+        variables = {variable.name for variable in job.template(pod.role).main_container.env or ()}
+        if THREADS not in variables | (given.variables or {}).keys():
             overrides[THREADS] = str(self._settings.num_threads)
         command = local_command(
             pod.manifest,
@@ -321,6 +324,8 @@ class ProcessCluster:
             python=self._settings.python,
             defaults=self._settings.defaults,
             overrides=overrides,
+            given=given.variables or {},
+            places=self._places(job, pod),
         )
         self._put(pod)
         workdir = self._settings.workdirs[pod.role]
@@ -343,6 +348,18 @@ class ProcessCluster:
             termination_log=self._settings.scratch / uid,
             created_at=self._now(),
         )
+
+    def _places(self, job: FleetJob, pod: LocalPod) -> dict[str, str]:
+        """Return where the pod's volumes are here, and make the folders that are its own."""
+        given = self._settings.given.volumes
+        spec, own = pod.manifest["spec"], self._settings.scratch / f"{pod.uid}-volumes"
+        folders = folders_of(spec, given, replica=pod.replica, own=own)
+        for folder in folders.values():
+            folder.mkdir(parents=True, exist_ok=True)
+        found = places(spec, folders)
+        if job.spec.checkpoint is not None and CHECKPOINT in given:  # all roles hear of it, mounted or not
+            found[job.spec.checkpoint.mount_path.rstrip("/")] = str(given[CHECKPOINT])
+        return found
 
     def _delete(self, name: str, uid: str, grace_seconds: int | None) -> None:
         pod = self._pods.get(name)
@@ -415,7 +432,7 @@ class ProcessCluster:
             pod.termination_log.unlink()
         if not words and failed:
             with contextlib.suppress(OSError):
-                words = _tail(pod.log, pod.log_start)
+                words = tail(pod.log, pod.log_start)
         return words.strip() or None
 
     async def _probe(self, pod: LocalPod) -> None:
@@ -447,25 +464,6 @@ class ProcessCluster:
         self._none_alive.set()  # no end will be reported any more: close() waits for the processes themselves
 
 
-def begin_log(path: Path, head: str) -> int:
-    """Begin the log of a replica's next life; return where in the file what it says begins.
-
-    Raises
-    ------
-    ClusterError
-        The file cannot be written: the disk is full, say. The next pass tries again.
-    """
-    try:
-        with path.open("ab") as log:
-            log.write(f"{head}\n".encode())
-            return log.tell()
-    except OSError as error:
-        raise ClusterError(
-            f"the log {path} cannot be written: {error.strerror or error}; expected a folder with room that "
-            "may be written to. Make room, or choose another folder with --log-dir"
-        ) from error
-
-
 async def _accepts(host: str, port: int) -> bool:
     try:
         async with asyncio.timeout(1.0):
@@ -474,11 +472,3 @@ async def _accepts(host: str, port: int) -> bool:
         return False
     writer.close()
     return True
-
-
-def _tail(log: Path, start: int) -> str:
-    with log.open("rb") as file:
-        end = file.seek(0, 2)
-        file.seek(max(start, end - TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
-    return "\n".join(lines[-TAIL_LINES:])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -9,9 +9,14 @@ from fleet_operator.cluster.local_env import (
     container_variables,
     expand,
     field_value,
+    is_mentioned,
     local_command,
     main_container,
+    redirect,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 POD = {
     "metadata": {
@@ -75,7 +80,7 @@ def test_a_variable_sees_those_before_it_and_the_last_of_a_name_counts():
             {"name": "EMPTY"},
         ]
     }
-    assert container_variables(POD, container, "127.1.2.3") == {
+    assert container_variables(POD, container, "127.1.2.3", {}) == {
         "LATER": "$(A)",
         "A": "3",
         "B": "12",
@@ -96,6 +101,7 @@ def command(
     environ: dict[str, str] | None = None,
     defaults: dict[str, str] | None = None,
     overrides: dict[str, str] | None = None,
+    **more: Mapping[str, str],
 ) -> LocalCommand:
     pod = {**POD, "spec": {"containers": [{"name": "fleet", **container}]}}
     return local_command(
@@ -105,6 +111,7 @@ def command(
         python="/venv/bin/python",
         defaults=defaults or {},
         overrides=overrides or {},
+        **more,
     )
 
 
@@ -156,3 +163,58 @@ def test_the_interpreters_folder_leads_the_search_path_once():
     assert command({"command": ["x"]}, environ=environ).env["PATH"] == "/venv/bin:/usr/bin"
     own = {"command": ["x"], "env": [{"name": "PATH", "value": "/mine"}]}
     assert command(own, environ=environ).env["PATH"] == "/mine"
+
+
+PLACES = {"/data": "/home/me/data", "/data/cache": "/scratch/cache", "/tmp": "/scratch/tmp"}  # noqa: S108  a mount
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param("/data", "/home/me/data", id="the-mount"),
+        pytest.param("/data/train/x.pt", "/home/me/data/train/x.pt", id="a-path-in-it"),
+        pytest.param("--data=/data/", "--data=/home/me/data/", id="an-option"),
+        pytest.param("/data:/libs:/data/b", "/home/me/data:/libs:/home/me/data/b", id="a-list-of-paths"),
+        pytest.param("ls '/data' && cd /data;", "ls '/home/me/data' && cd /home/me/data;", id="a-shell"),
+        pytest.param("/data/cache/x", "/scratch/cache/x", id="the-innermost-mount"),
+        pytest.param("/database /data-2 /data.tar", "/database /data-2 /data.tar", id="longer-names"),
+        pytest.param("my/data ../data ~/data", "my/data ../data ~/data", id="relative-paths"),
+        pytest.param("http://host/data", "http://host/data", id="an-address"),
+        pytest.param("/home/me/data", "/home/me/data", id="a-path-that-ends-like-it"),
+    ],
+)
+def test_what_lies_in_a_mount_is_in_the_folder(text, expected):
+    assert redirect(text, PLACES) == expected
+    assert is_mentioned("/data", [text]) is (text != expected)
+
+
+def test_paths_change_once_and_not_in_what_the_machine_says():
+    env = [{"name": "ROOT", "value": "/data"}, {"name": "OUT", "value": "$(ROOT)/out"}]
+    container = {"command": ["train", "$(ROOT)/data"], "args": ["$(OUT)"], "env": env}
+    found = command(
+        container,
+        environ={"HOME": "/data/me"},
+        overrides={"FLEET_TERMINATION_LOG": "/data/log"},
+        places={"/data": "/data/of/mine"},
+    )
+    assert found.argv == ("train", "/data/of/mine/data", "/data/of/mine/out")
+    assert (found.env["ROOT"], found.env["OUT"]) == ("/data/of/mine", "/data/of/mine/out")
+    assert (found.env["HOME"], found.env["FLEET_TERMINATION_LOG"]) == ("/data/me", "/data/log")
+
+
+def test_given_variables_stand_for_secrets_and_come_before_the_pods_own():
+    env = [
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+        {"name": "ABSENT", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k", "optional": True}}},
+        {"name": "URL", "value": "http://$(TOKEN)@$(HOST)"},
+        {"name": "EPOCHS", "value": "3"},
+    ]
+    given = {"TOKEN": "secret", "HOST": "tracker", "EPOCHS": "9"}
+    found = command({"command": ["x"], "env": env}, environ={"HOST": "the shell's"}, given=given)
+    assert {name: found.env[name] for name in ("TOKEN", "HOST", "URL", "EPOCHS")} == {
+        "TOKEN": "secret",
+        "HOST": "tracker",
+        "URL": "http://secret@tracker",
+        "EPOCHS": "3",
+    }
+    assert "ABSENT" not in found.env

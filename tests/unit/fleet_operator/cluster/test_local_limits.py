@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fleet_operator.cluster.local_limits import not_applied, refusals
+from fleet_operator.cluster.local_volumes import Given
 from tests.support.local import job_manifest
 
 CONTAINER = "spec.trainer.template.spec.containers[0]"
@@ -168,3 +169,81 @@ def test_a_working_directory_is_left_out_unless_the_run_has_it():
     assert not_applied(job) == ("image", "workingDir")
     assert not_applied(job, [Path("/home")]) == ("image", "workingDir")
     assert not_applied(job, [Path("/home"), Path("/workspace")]) == ("image",)
+
+
+def with_volumes(*arguments: str, env: list[dict[str, Any]] | None = None, **mount: Any) -> dict[str, Any]:
+    job = with_container(
+        args=list(arguments), env=env or [], volumeMounts=[{"name": "data", "mountPath": "/data/", **mount}]
+    )
+    job["spec"]["trainer"]["template"]["spec"]["volumes"] = [
+        {"name": "data", "hostPath": {"path": "/mnt/data"}}
+    ]
+    return job
+
+
+FOLDER = Given({"data": Path("/home/me/data")})
+
+
+@pytest.mark.parametrize(
+    ("job", "given"),
+    [
+        pytest.param(with_volumes("--data=/data"), FOLDER, id="an-argument-tells-it"),
+        pytest.param(with_volumes(env=[{"name": "D", "value": "/data"}]), FOLDER, id="a-variable-tells-it"),
+        pytest.param(with_volumes(), Given({"data": Path("/data")}), id="the-folder-is-there-anyway"),
+    ],
+)
+def test_a_volume_is_honoured_where_a_folder_stands_for_it(job, given):
+    assert refusals(job, given) == ()
+    assert [problem.path for problem in refusals(job)] == ["spec.trainer.template.spec.volumes[0].hostPath"]
+
+
+def test_a_mount_that_only_the_script_knows_is_refused_by_its_path():
+    (problem,) = refusals(with_volumes("--database", "my/data"), FOLDER)
+    assert (problem.path, problem.found) == (f"{CONTAINER}.volumeMounts[0].mountPath", "/data/")
+    assert "--volume data=/data/" in problem.expected
+
+
+def test_a_path_that_differs_in_each_pod_is_refused():
+    (problem,) = refusals(with_volumes("/data", subPathExpr="$(POD_IP)"), FOLDER)
+    assert problem.path == f"{CONTAINER}.volumeMounts[0].subPathExpr"
+
+
+def test_a_file_of_variables_stands_for_secrets_and_config_maps():
+    secret = {"name": "s", "key": "k"}
+    job = with_container(
+        envFrom=[{"configMapRef": {"name": "c"}}],
+        env=[
+            {"name": "TOKEN", "valueFrom": {"secretKeyRef": secret}},
+            {"name": "MAYBE", "valueFrom": {"secretKeyRef": secret | {"optional": True}}},
+        ],
+    )
+    assert refusals(job, Given(variables={"TOKEN": "t"})) == ()
+    (problem,) = refusals(job, Given(variables={}))
+    assert problem.path == f"{CONTAINER}.env[0].valueFrom.secretKeyRef"
+    assert "TOKEN=" in problem.expected
+
+
+def test_a_checkpoint_is_honoured_where_a_folder_stands_for_it():
+    job = job_manifest("pass", checkpoint={"claimName": "state"})
+    given = Given({"checkpoint": Path("/home/me/state")})
+    assert refusals(job, given) == ()
+    assert not_applied(job, given=given) == ("spec.checkpoint.claimName", "image")
+
+
+def test_what_volumes_promise_beyond_a_folder_is_left_out():
+    job = with_volumes("/data", readOnly=True)
+    spec = job["spec"]["trainer"]["template"]["spec"]
+    spec["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}})
+    assert not_applied(job, given=FOLDER) == (
+        "image",
+        "emptyDir.medium",
+        "emptyDir.sizeLimit",
+        "volumeMounts.readOnly",
+    )
+
+
+def test_a_working_directory_in_a_volume_is_applied():
+    job = with_volumes()
+    job["spec"]["trainer"]["template"]["spec"]["containers"][0]["workingDir"] = "/data/code"
+    assert refusals(job, FOLDER) == ()
+    assert not_applied(job, [Path("/home/me/data/code")], FOLDER) == ("image",)

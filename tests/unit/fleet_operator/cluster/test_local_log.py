@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleet_operator.cluster.interface import ClusterError
-from fleet_operator.cluster.processes import begin_log
+from fleet_operator.cluster.local_log import begin_log
 
 
 def test_each_life_of_a_replica_is_read_from_its_own_head_on(tmp_path: Path):
