@@ -32,7 +32,8 @@ def run(shapes: Mapping[str, Shape], rounds: int, steps: int) -> dict[str, list[
     """Return by system, for each round, the median and the 99th percentile of a step, in milliseconds."""
     running = {name: Running(name.replace(" ", "-"), shape) for name, shape in shapes.items()}
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in shapes}
-    for number, of_round in enumerate(interleave(running, [MAX_BATCH] * rounds, steps, WARM_UP_STEPS)):
+    sizes = [MAX_BATCH] * rounds
+    for number, of_round in enumerate(interleave(running, sizes, steps, WARM_UP_STEPS, Running.measure)):
         for name, one in of_round.items():
             measured[name].append(percentiles(one.step_seconds))
         say(f"round {number + 1} of {rounds} is over")

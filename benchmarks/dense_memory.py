@@ -35,10 +35,10 @@ def peaks(running: Running) -> list[int]:
         running.start()
         running.await_ready()
         running.measure(STEPS)
-        for pid in running.pids:
+        for pid in running.pids.values():
             Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
         running.measure(STEPS)
-        return [_peak(pid) for pid in running.pids]
+        return [_peak(pid) for pid in running.pids.values()]
     finally:
         running.release()
         running.close(time.monotonic() + END_SECONDS)

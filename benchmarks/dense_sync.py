@@ -80,7 +80,7 @@ def run(systems: Sequence[str], batches: Sequence[int], rounds: int, steps: int)
     running = {name: Running(name, Shape(NUM_SERVERS[name], NUM_TRAINERS, WIDTHS)) for name in systems}
     measured: Rounds = {batch: {name: [] for name in systems} for batch in batches}
     sizes = list(batches) * rounds
-    for number, of_round in enumerate(interleave(running, sizes, steps, WARM_UP_STEPS)):
+    for number, of_round in enumerate(interleave(running, sizes, steps, WARM_UP_STEPS, Running.measure)):
         of_size = measured[sizes[number]]
         for name, one in of_round.items():
             of_size[name].append(steps / one.seconds)

@@ -20,7 +20,6 @@ from benchmarks.workload import LEARNING_RATE, Config, batch, build_layers
 
 __all__ = ["serve", "trainer"]
 
-HOST = "127.0.0.1"
 PIECE_ELEMENTS = 1 << 19
 METHOD = "/benchmarks.ParameterServer/Train"
 HEADER = struct.Struct("<I")
@@ -103,7 +102,7 @@ def serve(config: Config) -> None:
     service, _, method = METHOD[1:].partition("/")
     server = grpc.server(futures.ThreadPoolExecutor(2 * config.num_trainers), options=OPTIONS)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-    server.add_insecure_port(f"{HOST}:{config.ports[config.index]}")
+    server.add_insecure_port(config.endpoints[config.index])
     server.start()
     server.wait_for_termination()
 
@@ -122,8 +121,8 @@ class _Trainer:
         self._landed: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._requests: list[queue.SimpleQueue[bytes | None]] = []
         self._channels = []
-        for port in config.ports:
-            channel = grpc.insecure_channel(f"{HOST}:{port}", options=OPTIONS)
+        for endpoint in config.endpoints:
+            channel = grpc.insecure_channel(endpoint, options=OPTIONS)
             requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
             method: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(METHOD)
             call = method(iter(requests.get, None), wait_for_ready=True)
@@ -170,6 +169,6 @@ class _Trainer:
 
 
 def trainer(config: Config) -> tuple[Callable[[int], None], Callable[[], None]]:
-    """Train with the servers at the configured ports."""
+    """Train with the servers at the configured endpoints."""
     made = _Trainer(config)
     return made.step, made.close

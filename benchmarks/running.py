@@ -5,16 +5,16 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median, quantiles
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
+from benchmarks.hosts import LOOPBACK, Hosts
 from benchmarks.pipes import hear
 from benchmarks.workload import MAX_BATCH, Config
 from fleet.allocator import COPY_PAST_CACHES
@@ -25,6 +25,8 @@ END_SECONDS = 30.0
 HEARTBEAT_SECONDS = 60
 """Longer than a system is ever stopped, so that nobody takes a stopped peer for a silent one."""
 _PR_SET_PDEATHSIG = 1
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,32 +49,48 @@ class Measured:
 
 
 class Running:
-    """The processes of one system; they wait until :meth:`measure` has them make some steps."""
+    """The processes of one system; they wait until :meth:`measure` has them make some steps.
 
-    def __init__(self, name: str, shape: Shape) -> None:
+    Parameters
+    ----------
+    name : str
+        One of `benchmarks.systems.SYSTEMS`, and after a hyphen whatever tells it from others.
+    shape : Shape
+    hosts : Hosts
+        Where its processes run.
+    """
+
+    def __init__(self, name: str, shape: Shape, hosts: Hosts = LOOPBACK) -> None:
         self.name = name
         self._shape = shape
+        self._hosts = hosts
         self._servers: list[subprocess.Popen[str]] = []
         self._trainers: list[subprocess.Popen[str]] = []
 
     @property
-    def pids(self) -> list[int]:
-        """The processes, servers first."""
-        return [process.pid for process in self._servers + self._trainers]
+    def pids(self) -> dict[str, int]:
+        """The processes by name, as in "server0", servers first."""
+        return {
+            f"{role}{index}": process.pid
+            for role, processes in (("server", self._servers), ("trainer", self._trainers))
+            for index, process in enumerate(processes)
+        }
 
     def start(self) -> None:
         """Start every process; :meth:`await_ready` waits for them."""
         system, shape = self.name.partition("-")[0], self._shape
-        ports = _free_ports(max(1, shape.num_servers))
-        for role, count, processes in (
-            ("server", shape.num_servers, self._servers),
-            ("trainer", shape.num_trainers, self._trainers),
+        trainers = range(shape.num_trainers)
+        servers = range(shape.num_trainers, shape.num_trainers + shape.num_servers)
+        endpoints = self._hosts.endpoints(servers or trainers[:1])
+        for role, hosts, processes in (
+            ("server", servers, self._servers),
+            ("trainer", trainers, self._trainers),
         ):
-            for index in range(count):
+            for index, host in enumerate(hosts):
                 config = Config(
-                    system, role, index, shape.num_servers, shape.num_trainers, ports, shape.widths
+                    system, role, index, shape.num_servers, shape.num_trainers, endpoints, shape.widths
                 )
-                processes.append(_start(config))
+                processes.append(_start(config, self._hosts, host))
 
     def await_ready(self) -> None:
         """Wait until every trainer could begin."""
@@ -80,15 +98,24 @@ class Running:
 
     def measure(self, steps: int, batch: int = MAX_BATCH) -> Measured:
         """Have every trainer make steps, and stop; return how long they took."""
+        with self.awake():
+            return self.make(steps, batch)
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let the processes run within the block, and stop them after it."""
         self._signal(signal.SIGCONT)
+        yield
+        self._signal(signal.SIGSTOP)
+
+    def make(self, steps: int, batch: int) -> Measured:
+        """Have every trainer, awake, make steps; return how long they took."""
         began = time.perf_counter()
         for trainer in self._trainers:
             stream(trainer.stdin).write(f"{steps} {batch}\n")
             stream(trainer.stdin).flush()
         step_seconds = self._await("done")
-        seconds = time.perf_counter() - began
-        self._signal(signal.SIGSTOP)
-        return Measured(seconds, tuple(step_seconds))
+        return Measured(time.perf_counter() - began, tuple(step_seconds))
 
     def release(self) -> None:
         """Close every process's input: the trainers end, and the servers with them."""
@@ -131,19 +158,20 @@ def stream(pipe: Any) -> TextIO:
     return pipe  # type: ignore[no-any-return]
 
 
-def _start(config: Config) -> subprocess.Popen[str]:
+def _start(config: Config, hosts: Hosts, host: int) -> subprocess.Popen[str]:
     environ = (
         COPY_PAST_CACHES
         | os.environ
         | {
             "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "TP_SOCKET_IFNAME": "lo",
+            "GLOO_SOCKET_IFNAME": hosts.interface,
+            "TP_SOCKET_IFNAME": hosts.interface,
             "FLEET_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
         }
     )
+    program = [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", json.dumps(asdict(config))]
     return subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", json.dumps(asdict(config))],
+        hosts.command(host, program),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environ,
@@ -158,18 +186,13 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _free_ports(count: int) -> tuple[int, ...]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return tuple(each.getsockname()[1] for each in sockets)
-
-
 def interleave(
     running: Mapping[str, Running],
     batches: Sequence[int],
     steps: int,
     warm_up_steps: int,
-) -> Iterator[dict[str, Measured]]:
+    measure: Callable[[Running, int, int], T],
+) -> Generator[dict[str, T], None, None]:
     """Start the systems, measure each once per round in an order that changes, and end them all.
 
     Parameters
@@ -179,11 +202,13 @@ def interleave(
         The size of the batches, by round.
     steps, warm_up_steps : int
         How many steps a round has, and how many come before the first one.
+    measure : callable
+        Has a system make so many steps with batches of this size: :meth:`Running.measure`, or more than that.
 
     Yields
     ------
     dict
-        One round: what each system made of `steps` steps.
+        One round: what `measure` returned for each system.
     """
     try:
         for system in running.values():
@@ -193,7 +218,7 @@ def interleave(
             say(f"{system.name} is ready")
         for number, batch in enumerate(batches):
             order = random.Random(number).sample(sorted(running), len(running))  # noqa: S311 (an order)
-            measured = {name: running[name].measure(steps, batch) for name in order}
+            measured = {name: measure(running[name], steps, batch) for name in order}
             yield {name: measured[name] for name in running}
     finally:
         for system in running.values():

@@ -19,7 +19,6 @@ from benchmarks.workload import LEARNING_RATE, Config, batch, build_layers
 
 __all__ = ["SYSTEMS", "System", "rpc_part"]
 
-HOST = "127.0.0.1"
 RPC_SECONDS = 600
 STRATEGIES: dict[str, dict[str, Any]] = {
     "fleet": {"transport": "tcp"},
@@ -96,7 +95,7 @@ def ddp_trainer(config: Config) -> tuple[Step, End]:
     """DistributedDataParallel over gloo, with gradients as views of its buckets."""
     dist.init_process_group(
         "gloo",
-        init_method=f"tcp://{HOST}:{config.ports[0]}",
+        init_method=f"tcp://{config.endpoints[0]}",
         rank=config.index,
         world_size=config.num_trainers,
     )
@@ -112,8 +111,7 @@ def _fleet_init(config: Config) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
     from fleet.parameter_server import fleet
 
     kind = role_maker.Role.SERVER if config.role == "server" else role_maker.Role.WORKER
-    endpoints = [f"{HOST}:{port}" for port in config.ports]
-    fleet.init(role_maker.UserDefinedRoleMaker(config.index, kind, config.num_trainers, endpoints))
+    fleet.init(role_maker.UserDefinedRoleMaker(config.index, kind, config.num_trainers, config.endpoints))
     model = nn.Sequential(*build_layers(config.widths))
     strategy = DistributedStrategy(**STRATEGIES[config.system])
     optimizer = fleet.distributed_optimizer(
@@ -194,7 +192,7 @@ def rpc_update(gradients: list[torch.Tensor]) -> torch.futures.Future[nn.Module]
 def _rpc_init(config: Config) -> None:
     rank = config.index + (config.num_servers if config.role == "trainer" else 0)
     options = rpc.TensorPipeRpcBackendOptions(
-        init_method=f"tcp://{HOST}:{config.ports[0]}", num_worker_threads=8, rpc_timeout=RPC_SECONDS
+        init_method=f"tcp://{config.endpoints[0]}", num_worker_threads=8, rpc_timeout=RPC_SECONDS
     )
     rpc.init_rpc(
         f"{config.role}{config.index}",

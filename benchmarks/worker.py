@@ -23,7 +23,7 @@ __all__ = ["main"]
 def main() -> None:
     """Take part as the first argument says, a Config as JSON."""
     fields = json.loads(sys.argv[1])
-    config = Config(**fields | {name: tuple(fields[name]) for name in ("ports", "widths")})
+    config = Config(**fields | {name: tuple(fields[name]) for name in ("endpoints", "widths")})
     torch.set_num_threads(1)
     system = SYSTEMS[config.system]
     if config.role == "server":

@@ -42,7 +42,8 @@ class Config:
     index: int
     num_servers: int
     num_trainers: int
-    ports: tuple[int, ...]
+    endpoints: tuple[str, ...]
+    """The servers' host:port, by index; without servers one where the trainers meet, at trainer 0's host."""
     widths: tuple[int, ...] = WIDTHS
 
 
