@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo fmt lint types check assets test e2e newcomer wheels image bench bench-operator docs lock crds proto pod-fields
+.PHONY: help setup demo fmt lint types check assets test e2e newcomer wheels image bench bench-network bench-operator docs lock crds proto pod-fields
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -88,6 +88,9 @@ bench: setup  ## dense synchronous training beside DDP, torch rpc and grpcio: sp
 	$(BIN)/python -m benchmarks.dense_sync
 	$(BIN)/python -m benchmarks.dense_latency
 	$(BIN)/python -m benchmarks.dense_memory
+
+bench-network: setup  ## dense training over links that are the limit, beside DDP: root, iproute2 (BENCH_FLAGS)
+	$(BIN)/python -m benchmarks.dense_network $(BENCH_FLAGS)
 
 bench-operator: setup assets  ## the operator beside a bare client on a control plane of this machine (BENCH_FLAGS)
 	$(BIN)/python -m benchmarks.operator $(BENCH_FLAGS)

@@ -7,12 +7,14 @@ server until every trainer has ended.
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import rpc
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from benchmarks import grpc_stream
 from benchmarks.workload import LEARNING_RATE, Config, batch, build_layers
@@ -91,8 +93,8 @@ def _import_fleet() -> None:
     assert fleet.parameter_server.fleet is not None
 
 
-def ddp_trainer(config: Config) -> tuple[Step, End]:
-    """DistributedDataParallel over gloo, with gradients as views of its buckets."""
+def ddp_trainer(config: Config, hook: Callable[..., Any] | None = None) -> tuple[Step, End]:
+    """DistributedDataParallel over gloo, with gradients as views of its buckets, and one of its hooks."""
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://{config.endpoints[0]}",
@@ -102,6 +104,8 @@ def ddp_trainer(config: Config) -> tuple[Step, End]:
     model = nn.parallel.DistributedDataParallel(
         nn.Sequential(*build_layers(config.widths)), gradient_as_bucket_view=True
     )
+    if hook is not None:
+        model.register_comm_hook(None, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     return _loop(model, optimizer, config, to_none=False), dist.destroy_process_group
 
@@ -235,6 +239,7 @@ SYSTEMS = {
     "imports": System(imports_trainer),
     "alone": System(alone_trainer),
     "ddp": System(ddp_trainer),
+    "ddphalf": System(partial(ddp_trainer, hook=bf16_compress_hook)),
     "rpc": System(rpc_trainer, rpc_serve),
     "grpc": System(grpc_stream.trainer, grpc_stream.serve),
     **dict.fromkeys(STRATEGIES, System(fleet_trainer, fleet_serve)),

@@ -1,0 +1,76 @@
+"""What the benchmark of the network measures, and the least that the links let a step take."""
+
+import re
+from dataclasses import dataclass
+
+from benchmarks.network import MAX_HOSTS
+from benchmarks.workload import MAX_BATCH
+
+__all__ = ["Case", "limit_seconds", "parse_cases"]
+
+PATTERN = re.compile(r"(\d+)\+(\d+)@(\d+)(?:x(\d+))?")
+HALVED = ("bf16", "ddphalf")
+"""The systems that send bfloat16."""
+ALL_REDUCES = ("ddp", "ddphalf")
+
+
+@dataclass(frozen=True)
+class Case:
+    """How many trainers and servers train, over what links, with batches of what size."""
+
+    num_trainers: int
+    num_servers: int
+    mbit_per_second: int
+    batch: int = 1
+
+    def __str__(self) -> str:
+        size = f"x{self.batch}" if self.batch != 1 else ""
+        return f"{self.num_trainers}+{self.num_servers}@{self.mbit_per_second}{size}"
+
+
+def parse_cases(text: str) -> list[Case]:
+    """Read cases as ``4+4@400,4+4@1000x64``: trainers, servers, Mbit/s, samples of a batch (default: 1).
+
+    Raises
+    ------
+    ValueError
+        One is no case, cannot be measured, or stands there twice.
+    """
+    cases = [_case(part) for part in text.split(",")]
+    if len(set(cases)) != len(cases):
+        raise ValueError(f"{text!r} has a case twice; expected each once")
+    return cases
+
+
+def _case(text: str) -> Case:
+    if (found := PATTERN.fullmatch(text)) is None:
+        raise ValueError(f"{text!r} is no case; expected trainers+servers@Mbit/s, as 4+4@400, or 4+4@400x64")
+    case = Case(*(int(number) for number in found.groups(default="1")))
+    if case.num_trainers < 2 or case.num_servers < 1 or case.num_trainers + case.num_servers > MAX_HOSTS:
+        raise ValueError(f"{text!r}: expected 2 trainers or more and 1 server or more, {MAX_HOSTS} in all")
+    if case.mbit_per_second < 1 or not 1 <= case.batch <= MAX_BATCH:
+        raise ValueError(f"{text!r}: expected 1 Mbit/s or more, and batches of 1 to {MAX_BATCH}")
+    return case
+
+
+def limit_seconds(system: str, case: Case, parameter_bytes: int) -> float:
+    """Return how long the busiest link of a system carries one step's bytes, headers not counted.
+
+    Parameters
+    ----------
+    system : str
+        One of `benchmarks.systems.SYSTEMS`. Without communication the limit is 0.
+    case : Case
+    parameter_bytes : int
+        Those of the model, M. Every trainer sends M to the servers and receives M from them, both at once in
+        a full-duplex link; a server receives and sends its part of M for every trainer. In a ring of N every
+        member sends 2 (N - 1) / N x M.
+    """
+    if system == "compute":
+        return 0.0
+    carried = parameter_bytes / 2 if system in HALVED else float(parameter_bytes)
+    if system in ALL_REDUCES:
+        carried *= 2 * (case.num_trainers - 1) / case.num_trainers
+    else:
+        carried *= max(1.0, case.num_trainers / case.num_servers)
+    return carried * 8 / (case.mbit_per_second * 1e6)

@@ -1,0 +1,123 @@
+"""What the kernel counts in a process's network namespace: TCP segments, and the bytes on its link."""
+
+import csv
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import TextIO
+
+__all__ = ["Link", "Segments", "Trace", "link_of", "segments_of", "segments_of_all"]
+
+SAMPLE_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Segments:
+    """TCP segments that were sent, those that were sent again among them."""
+
+    sent: int
+    resent: int
+
+    def __add__(self, other: "Segments") -> "Segments":
+        return Segments(self.sent + other.sent, self.resent + other.resent)
+
+    def __sub__(self, other: "Segments") -> "Segments":
+        return Segments(self.sent - other.sent, self.resent - other.resent)
+
+
+@dataclass(frozen=True)
+class Link:
+    """Bytes on a link, with the headers of every layer, at one moment."""
+
+    seconds: float
+    sent_bytes: int
+    received_bytes: int
+
+
+def segments_of(snmp: str) -> Segments:
+    """Read the counters of TCP out of /proc/net/snmp: a line of names, and one of values, per protocol."""
+    names, values = (line.split() for line in snmp.splitlines() if line.startswith("Tcp:"))
+    tcp = dict(zip(names[1:], map(int, values[1:]), strict=True))
+    return Segments(sent=tcp["OutSegs"] + tcp["RetransSegs"], resent=tcp["RetransSegs"])
+
+
+def link_of(dev: str, interface: str, seconds: float) -> Link:
+    """Read the bytes of an interface out of /proc/net/dev, whose first and ninth column they are."""
+    (line,) = [line for line in dev.splitlines() if line.strip().startswith(f"{interface}:")]
+    columns = line.partition(":")[2].split()
+    return Link(seconds, sent_bytes=int(columns[8]), received_bytes=int(columns[0]))
+
+
+def segments_of_all(pids: Mapping[str, int]) -> Segments:
+    """Return the sum over the namespaces of some processes, each of which has one of its own."""
+    return sum(
+        (segments_of(Path(f"/proc/{pid}/net/snmp").read_text()) for pid in pids.values()), Segments(0, 0)
+    )
+
+
+class Trace:
+    """A CSV file with what every host's link carried, ten times a second, in Mbit/s.
+
+    Parameters
+    ----------
+    file : text file
+    interface : str
+        That of every host.
+    """
+
+    COLUMNS = ("case", "system", "round", "seconds", "host", "sent_mbit_per_s", "received_mbit_per_s")
+
+    def __init__(self, file: TextIO, interface: str) -> None:
+        self._csv = csv.writer(file)
+        self._interface = interface
+        self._csv.writerow(self.COLUMNS)
+
+    @contextmanager
+    def of(self, pids: Mapping[str, int], *about: object) -> Iterator[None]:
+        """Sample the links of some processes during the block.
+
+        Parameters
+        ----------
+        pids : mapping of str to int
+            The processes by the name of their host, each in a namespace of its own.
+        *about : object
+            The case, the system and the round.
+        """
+        ended = Event()
+        before = {host: self._link(pid) for host, pid in pids.items()}
+        sampler = Thread(target=self._sample, args=(pids, before, about, ended), name="trace")
+        sampler.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            sampler.join()
+
+    def _sample(
+        self, pids: Mapping[str, int], before: dict[str, Link], about: tuple[object, ...], ended: Event
+    ) -> None:
+        began = time.perf_counter()
+        with suppress(OSError):  # a process has ended: who waits for its answer tells it
+            is_last = False
+            while not is_last:
+                is_last = ended.wait(SAMPLE_SECONDS)
+                for host, pid in pids.items():
+                    now = self._link(pid)
+                    rates = (f"{rate:.1f}" for rate in rates_between(before[host], now))
+                    self._csv.writerow([*about, f"{now.seconds - began:.3f}", host, *rates])
+                    before[host] = now
+
+    def _link(self, pid: int) -> Link:
+        return link_of(Path(f"/proc/{pid}/net/dev").read_text(), self._interface, time.perf_counter())
+
+
+def rates_between(before: Link, after: Link) -> tuple[float, float]:
+    """Return what was sent and what was received between two moments, in Mbit/s."""
+    microseconds = (after.seconds - before.seconds) * 1e6
+    return (
+        8 * (after.sent_bytes - before.sent_bytes) / microseconds,
+        8 * (after.received_bytes - before.received_bytes) / microseconds,
+    )

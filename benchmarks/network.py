@@ -1,0 +1,159 @@
+"""A network on this machine whose links are limited: network namespaces, each a host, joined by a bridge.
+
+A link's limit is a token bucket (tc tbf) at each end: for what the host sends and for what it receives,
+so that both directions carry the full rate at once, as a switch's port does. All interfaces are made inside
+the namespaces, whose names carry this process's id: who removes the namespaces has removed everything.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+__all__ = ["Network", "leftovers", "network", "report_leftovers", "unmet_needs"]
+
+NAMESPACES = Path("/run/netns")
+PREFIX = "fleetbench-"
+MAX_HOSTS = 250
+INTERFACE = "eth0"
+FIRST_PORT = 20000
+"""Below the ports that connections go out from, so that these are free on every host."""
+BUCKET = "burst 192kb limit 1500kb"
+"""How many bytes may leave at once and how many may wait, 3.9 and 31 ms at 400 Mbit/s; more are dropped, as
+in a switch, and TCP sends them again."""
+
+
+def unmet_needs() -> str | None:
+    """Return what this process lacks to make a network, as a sentence; None where it lacks nothing."""
+    missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
+    found = [*(["no root"] if os.geteuid() != 0 else []), *(f"no `{program}`" for program in missing)]
+    if not found:
+        return None
+    return (
+        f"hosts with limited links need root and iproute2, found {' and '.join(found)}: install it, use sudo"
+    )
+
+
+def leftovers(namespaces: Collection[str]) -> list[str]:
+    """Return those of some namespaces that a run has made which is no more, and which did not remove them."""
+    return sorted(
+        name for name in namespaces if name.startswith(PREFIX) and not Path(f"/proc/{_maker(name)}").exists()
+    )
+
+
+def _maker(name: str) -> str:
+    return name.removeprefix(PREFIX).partition("-")[0]
+
+
+class Network:
+    """Hosts for the processes of systems, see `benchmarks.hosts.Hosts`; use :func:`network`."""
+
+    interface = INTERFACE
+
+    def __init__(self) -> None:
+        self._prefix = f"{PREFIX}{os.getpid()}-"
+        self._ports = count(FIRST_PORT)
+
+    def command(self, host: int, program: Sequence[str]) -> list[str]:
+        """Return the command that runs a program on a host."""
+        return ["ip", "netns", "exec", self._name(host), *program]
+
+    def endpoints(self, hosts: Sequence[int]) -> tuple[str, ...]:
+        """Return one host:port on each of some hosts, which no system has had."""
+        return tuple(f"{_address(host)}:{port}" for host, port in zip(hosts, self._ports, strict=False))
+
+    def make(self, num_hosts: int, mbit_per_second: int) -> None:
+        """Make the hosts and their links.
+
+        Raises
+        ------
+        SystemExit
+            The kernel or the container does not allow it.
+        """
+        switch = f"{self._prefix}switch"
+        _run("ip", "netns", "add", switch)
+        _run("ip", "-n", switch, "link", "add", "switch", "up", "type", "bridge")
+        for host in range(num_hosts):
+            name, port = self._name(host), f"port{host}"
+            _run("ip", "netns", "add", name)
+            _run(*f"ip -n {switch} link add {port} type veth peer name {INTERFACE} netns {name}".split())
+            _run(*f"ip -n {switch} link set {port} master switch up".split())
+            _run(*f"ip -n {name} address add {_address(host)}/24 dev {INTERFACE}".split())
+            for interface in ("lo", INTERFACE):
+                _run(*f"ip -n {name} link set {interface} up".split())
+            for namespace, interface in ((name, INTERFACE), (switch, port)):
+                rate = f"rate {mbit_per_second}mbit {BUCKET}"
+                _run(*f"tc -n {namespace} qdisc replace dev {interface} root tbf {rate}".split())
+
+    def remove(self) -> None:
+        """Remove the hosts that are there, and with them their links."""
+        for name in _namespaces():
+            if name.startswith(self._prefix):
+                _run("ip", "netns", "delete", name)
+
+    def _name(self, host: int) -> str:
+        return f"{self._prefix}{host}"
+
+
+@contextmanager
+def network(num_hosts: int, mbit_per_second: int) -> Iterator[Network]:
+    """Give a network of so many hosts, and remove it after the block, whatever has ended that.
+
+    Parameters
+    ----------
+    num_hosts : int
+        At most 250.
+    mbit_per_second : int
+        What a link carries in each direction.
+    """
+    made = Network()
+    try:
+        made.make(num_hosts, mbit_per_second)
+        yield made
+    finally:
+        with _undisturbed():
+            made.remove()
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Let no second Ctrl-C end the block half-way."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def report_leftovers() -> str | None:
+    """Return a sentence on the namespaces that an earlier run has left, if there are any."""
+    if not (left := leftovers(_namespaces())):
+        return None
+    return (
+        f"an earlier run was killed and has left {len(left)} network namespaces; remove them: "
+        f"for name in {' '.join(left)}; do ip netns delete $name; done"
+    )
+
+
+def _namespaces() -> list[str]:
+    with suppress(FileNotFoundError):
+        return [each.name for each in NAMESPACES.iterdir()]
+    return []
+
+
+def _address(host: int) -> str:
+    return f"10.77.0.{host + 1}"
+
+
+def _run(*command: str) -> None:
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        raise SystemExit(
+            f"`{' '.join(command)}` failed: {ended.stderr.strip()}; network namespaces with limited links "
+            "need CAP_NET_ADMIN and CAP_SYS_ADMIN, and veth, bridge and sch_tbf of the kernel"
+        )
