@@ -48,6 +48,7 @@ AWAY_SECONDS = 10.0
 """For how long an API server that has just come back may know no roles yet."""
 
 READY_SECONDS = 60.0
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 STOP_SECONDS = 10.0
 
 
@@ -231,7 +232,7 @@ class OperatorProcess:
     def get(self, path: str) -> str | None:
         """Return what it serves, or None if it does not answer (well)."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            with _DIRECT.open(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
                 text: str = answer.read().decode()
                 return text
         except (OSError, urllib.error.URLError):

@@ -12,6 +12,7 @@ import torch
 from fleet.errors import FleetError
 from fleet.parameter_server.modes import Mode
 from fleet.parameter_server.optimizer_state import state_of
+from fleet.parameter_server.pieces import in_pieces
 from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.trainer import Trainer
@@ -116,7 +117,7 @@ class Loopback:
     def start_server(self, index: int, directory: Path | None = None) -> RunningServer:
         """Start one server, from the checkpoint in a directory if one is given."""
         transpiler, program = self.transpile()
-        plan = server_plan(transpiler.get_pserver_program(self.endpoints[index]))
+        plan = in_pieces(server_plan(transpiler.get_pserver_program(self.endpoints[index])), self.settings)
         assert program.source is not None
         state = state_of(program.source)
         server = Server(plan, program.source.parameters, self.job, self.settings, state)
@@ -151,7 +152,7 @@ class Loopback:
         assert source is not None
         assert source.module is not None
         identity = {"name": self.job.name, "uid": self.job.uid, **(job or {})}
-        plan = trainer_plan(transpiler.get_trainer_program())
+        plan = in_pieces(trainer_plan(transpiler.get_trainer_program()), self.settings)
         trainer = Trainer(
             plan,
             source,

@@ -13,7 +13,7 @@ from fleet.checkpoint.finished import FINISHED_NAME, end_if_finished, leave_mark
 from fleet.checkpoint.folders import CHECKPOINT_PREFIX, find_checkpoint, keep_newest, numbers_in, saves_in
 from fleet.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest
 from fleet.checkpoint.named import named_state
-from fleet.checkpoint.piece import Piece, cut_state
+from fleet.checkpoint.piece import Piece, cut_state, join_pieces
 from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
 from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.trainer_part import TrainerPart, capture_part, restore_part, restore_states
@@ -41,6 +41,7 @@ __all__ = [
     "encode",
     "end_if_finished",
     "find_checkpoint",
+    "join_pieces",
     "keep_newest",
     "leave_mark",
     "named_state",

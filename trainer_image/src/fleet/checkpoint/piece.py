@@ -1,12 +1,13 @@
 """What a checkpoint is made of: runs of a parameter's elements, each with its optimizer's state."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["Piece", "cut_state"]
+__all__ = ["Piece", "cut_state", "join_pieces"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +45,43 @@ def cut_state(
         one_each = isinstance(entry, Tensor) and tuple(entry.shape) == whole
         cut[name] = entry.detach().reshape(-1)[begin:end].view(shape) if one_each else entry
     return cut
+
+
+def join_pieces(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Put runs of elements that follow each other together; the inverse of `cut_state`.
+
+    Parameters
+    ----------
+    pieces : sequence of Piece
+        Of one parameter, in order, at least one.
+
+    Returns
+    -------
+    sequence of Piece
+        One; the pieces themselves where what belongs to each as such, a count of steps say, differs.
+    """
+    first = pieces[0]
+    if len(pieces) == 1 or any(piece.state.keys() != first.state.keys() for piece in pieces):
+        return pieces
+    state: dict[str, Any] = {}
+    for name, entry in first.state.items():
+        entries = [piece.state[name] for piece in pieces]
+        if all(_has_an_element_for_each(piece, name) for piece in pieces):
+            state[name] = torch.cat(entries)
+        elif all(_is_equal(each, entry) for each in entries):
+            state[name] = entry
+        else:
+            return pieces
+    value = torch.cat([piece.value for piece in pieces])
+    return [Piece(first.param, first.begin, pieces[-1].end, value, state)]
+
+
+def _has_an_element_for_each(piece: Piece, name: str) -> bool:
+    entry = piece.state[name]
+    return isinstance(entry, Tensor) and entry.shape == piece.value.shape
+
+
+def _is_equal(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+    return bool(one == other)

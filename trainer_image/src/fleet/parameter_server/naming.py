@@ -23,8 +23,10 @@ def name_servers(endpoints: Iterable[str]) -> str:
 
 def describe_blocks(blocks: Sequence[PlannedBlock]) -> str:
     """Return ``3 blocks of 2 parameters (5000 values)``."""
-    parameters = len({block.param for block in blocks})
-    return f"{len(blocks)} blocks of {parameters} parameters ({sum(block.numel for block in blocks)} values)"
+    names, parameters = {block.name for block in blocks}, {block.param for block in blocks}
+    return (
+        f"{len(names)} blocks of {len(parameters)} parameters ({sum(block.numel for block in blocks)} values)"
+    )
 
 
 def _named(kind: str, names: Sequence[str]) -> str:

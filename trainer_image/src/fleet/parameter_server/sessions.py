@@ -18,6 +18,7 @@ from fleet.allocator import keep_freed_memory
 from fleet.checkpoint import CHECKPOINT_PREFIX, MANIFEST_NAME, end_if_finished, leave_mark
 from fleet.errors import CheckpointError, ConfigurationError
 from fleet.parameter_server.optimizer_state import state_of
+from fleet.parameter_server.pieces import in_pieces
 from fleet.parameter_server.preview import previewed
 from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.settings import Settings
@@ -73,13 +74,14 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
             "this model trains with the parameter servers already; expected the startup program, or "
             "fleet.init_worker(), once"
         )
-    plan = trainer_plan(program) if sends(program) else startup_plan(program)
-    strategy = _strategy_of(source, plan)
+    whole = trainer_plan(program) if sends(program) else startup_plan(program)
+    strategy = _strategy_of(source, whole)
+    settings = _settings(strategy)
+    plan = in_pieces(whole, settings)
     lifecycle.start(_trainer_role(plan, job))
     look = partial(end_if_finished, os.environ, plan.trainer_id)
     look()
     keep_freed_memory(os.environ)
-    settings = _settings(strategy)
     trainer = Trainer(
         plan,
         source,
@@ -134,7 +136,9 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
         The environment asks for the program to be printed instead, or this training has ended before.
     """
     previewed(program)
-    source, plan = source_of(program), server_plan(program)
+    source, whole = source_of(program), server_plan(program)
+    settings = _settings(_strategy_of(source, whole))
+    plan = in_pieces(whole, settings)
     lifecycle.start(
         Role(
             kind=RoleKind.SERVER,
@@ -146,7 +150,7 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
         )
     )
     end_if_finished(os.environ)
-    server = Server(plan, source.parameters, job, _settings(_strategy_of(source, plan)), state_of(source))
+    server = Server(plan, source.parameters, job, settings, state_of(source))
     directory = model_dir or os.environ.get("FLEET_CHECKPOINT_DIR", "").strip()
     if directory and server.keeper.load(directory) is None and model_dir:
         raise CheckpointError(

@@ -28,6 +28,8 @@ class Settings:
     deadline_seconds: float = 180.0
     socket_buffer_bytes: int | None = None
     """Size of the data connections' kernel buffers; None lets the kernel tune them."""
+    piece_bytes: int | None = None
+    """How large the pieces are in which blocks travel; None: see `pieces.piece_bytes_of`."""
     send_queue_size: int = 2
     """Half-async: how many gradients of one block may be under way before a step waits."""
     max_merge_var_num: int = 20
@@ -53,7 +55,8 @@ class Settings:
     @property
     def agreement(self) -> Mapping[str, str]:
         """What of this all processes must have in common, by name."""
-        return {"wire_dtype": self.wire_dtype} if self.wire_dtype else {}
+        told = {"wire_dtype": self.wire_dtype, "FLEET_PIECE_BYTES": self.piece_bytes}
+        return {name: str(value) for name, value in told.items() if value}
 
     @property
     def stalled_seconds(self) -> float:
@@ -78,9 +81,10 @@ class Settings:
         """Read the settings.
 
         ``FLEET_HEARTBEAT_SECONDS``, ``FLAGS_rpc_deadline`` (ms), ``FLEET_START_DEADLINE_SECONDS``,
-        ``FLAGS_rpc_retry_times``,
-        ``FLEET_SOCKET_BUFFER_BYTES``, ``FLEET_MAX_TRAINERS``, ``FLAGS_communicator_send_queue_size`` and
-        ``FLAGS_communicator_max_merge_var_num``; ``FLAGS_rpc_{send,get,prefetch}_thread_num`` are checked.
+        ``FLAGS_rpc_retry_times``, ``FLEET_SOCKET_BUFFER_BYTES``, ``FLEET_PIECE_BYTES``,
+        ``FLEET_MAX_TRAINERS``, ``FLAGS_communicator_send_queue_size`` and
+        ``FLAGS_communicator_max_merge_var_num``;
+        ``FLAGS_rpc_{send,get,prefetch}_thread_num`` are checked.
 
         Raises
         ------
@@ -97,6 +101,7 @@ class Settings:
             socket_buffer_bytes=int(_positive(environ, "FLEET_SOCKET_BUFFER_BYTES", 0))
             if buffer_bytes
             else None,
+            piece_bytes=_count(environ, "FLEET_PIECE_BYTES", 0) or None,
             send_queue_size=_count(environ, "FLAGS_communicator_send_queue_size", 2),
             max_merge_var_num=_count(environ, "FLAGS_communicator_max_merge_var_num", 20),
             retry_times=0

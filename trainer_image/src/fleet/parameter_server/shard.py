@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fleet.checkpoint import Piece, cut_state
+from fleet.checkpoint import Piece, cut_state, join_pieces
 from fleet.errors import ConfigurationError
+from fleet.parameter_server.pieces import by_block
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, dtype_of
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.program import Source
@@ -207,8 +208,12 @@ class Shard:
         self.touched = True
 
     def copies(self) -> list[Piece]:
-        """Return a copy of every block with its optimizer's state, each as it is between two updates."""
-        return [self._copy(block) for block in self.blocks.values()]
+        """Return a copy of every block with its state, each piece as it is between two updates."""
+        return [
+            copy
+            for block in by_block(self.blocks.values())
+            for copy in join_pieces([self._copy(piece) for piece in block])
+        ]
 
     def restore(self, pieces: Mapping[int, Piece]) -> None:
         """Take values and state of every block from a checkpoint, by block."""

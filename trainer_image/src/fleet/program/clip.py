@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CLIP_TYPES",
+    "NORM_TYPES",
     "ClipGradByGlobalNorm",
     "ClipGradByNorm",
     "ClipGradByValue",
@@ -96,6 +97,7 @@ _TYPES: Final[dict[type, str]] = {
     ClipGradByGlobalNorm: "clip_by_global_norm",
 }
 CLIP_TYPES: Final = frozenset(_TYPES.values())
+NORM_TYPES: Final = frozenset({_TYPES[ClipGradByNorm], _TYPES[ClipGradByGlobalNorm]})
 """The types of the operators that clip."""
 
 

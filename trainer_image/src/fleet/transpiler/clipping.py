@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fleet.errors import TranspileError
-from fleet.program.clip import CLIP_TYPES
+from fleet.program.clip import CLIP_TYPES, NORM_TYPES
 from fleet.program.ir import Attribute, Operator, Program
 from fleet.transpiler.config import DistributedMode, TrainingMode
 from fleet.transpiler.layout import Layout, ParamBlock
@@ -16,7 +16,6 @@ from fleet.transpiler.layout import Layout, ParamBlock
 __all__ = ["NormPlan", "check_clipping", "clipping_attributes", "lower_norms", "lower_ranges"]
 
 _GLOBAL = "clip_by_global_norm"
-_NORMS = frozenset({"clip_by_norm", _GLOBAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def check_clipping(program: Program, mode: DistributedMode, custom: TrainingMode
 
 def clipping_attributes(op: Operator, piece: ParamBlock, layout: Layout) -> dict[str, Attribute]:
     """Return what an operator that clips a slice says beside its bound."""
-    if op.type not in _NORMS:
+    if op.type not in NORM_TYPES:
         return {}
     blocks = layout.blocks if op.type == _GLOBAL else layout.by_param[piece.param.name]
     holders = {layout.servers[block.id] for block in blocks}
@@ -93,7 +92,7 @@ def lower_norms(operators: Mapping[int, list[Operator]], endpoints: tuple[str, .
     norms: dict[str, NormPlan] = {}
     for block in sorted(operators):
         for op in operators[block]:
-            if op.type not in _NORMS:
+            if op.type not in NORM_TYPES:
                 continue
             servers = tuple(sorted(endpoints.index(endpoint) for endpoint in op.attr("epmap")))
             found = NormPlan(op.attr("key"), op.attr("max_norm"), (block,), servers)

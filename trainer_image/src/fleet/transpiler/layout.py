@@ -7,7 +7,7 @@ from itertools import groupby
 
 from fleet.errors import TranspileError
 from fleet.program.agreement import agreement_of
-from fleet.program.clip import CLIP_TYPES
+from fleet.program.clip import CLIP_TYPES, NORM_TYPES
 from fleet.program.ir import Operator, OpRole, Program, Variable
 from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 from fleet.transpiler.dispatch import PSDispatcher
@@ -31,6 +31,8 @@ class ParamBlock:
     group: int
     merge_add: bool = False
     """Whether gradients of several steps are summed rather than averaged when they travel together."""
+    cuttable: bool = False
+    """Whether stepping it piece by piece gives the bits that stepping it whole gives."""
 
     @property
     def suffix(self) -> str:
@@ -96,6 +98,17 @@ class Layout:
         """The blocks of each parameter, in order."""
         grouped = groupby(self.blocks, key=lambda block: block.param.name)
         return {name: tuple(blocks) for name, blocks in grouped}
+
+    @cached_property
+    def cuttable_groups(self) -> tuple[int, ...]:
+        """The param groups whose blocks the runtime may step and send in pieces, in ascending order.
+
+        A mode that keeps something of a block beside the gradient, as GEO or a user's own, takes whole ones.
+        """
+        if self.custom is not None or self.mode not in (DistributedMode.SYNC, DistributedMode.ASYNC):
+            return ()
+        whole = {block.group for block in self.blocks if not block.cuttable}
+        return tuple(sorted({block.group for block in self.blocks} - whole))
 
     def on(self, endpoint: str) -> tuple[ParamBlock, ...]:
         """Return the blocks that one server holds."""
@@ -240,6 +253,7 @@ def _cut(program: Program, config: DistributeTranspilerConfig, num_servers: int)
                 sliced=len(slices) > 1,
                 group=optimizer.attr("param_group"),
                 merge_add=optimizer.type == "sgd",
+                cuttable=optimizer.attr("elementwise") and not any(op.type in NORM_TYPES for op in ops),
             )
             for piece in slices
         )

@@ -37,7 +37,7 @@ class PlannedBlock:
     """One block: where its elements lie in the parameter, and which server owns it."""
 
     id: int
-    """Position among all blocks of the job; the same number on every trainer and server."""
+    """The same number on every trainer and server: a block's position among all blocks of the job."""
     name: str
     """``w.block1``, or the parameter's own name where it is not sliced."""
     grad: str
@@ -89,7 +89,7 @@ class TrainerPlan:
     wait_port: bool
     """Whether to wait until every server accepts connections before the first step."""
     blocks: tuple[PlannedBlock, ...]
-    """All blocks of the job; ``blocks[i].id == i``."""
+    """All blocks of the job, by parameter name and then by offset; or all pieces of them, in this order."""
     send_order: tuple[int, ...]
     """Block ids in the order of the program's send operators. An eager loop may send in another."""
     agreement: Mapping[str, str]
@@ -98,6 +98,8 @@ class TrainerPlan:
     """Hex digest of `agreement`: equal on all processes that may work together."""
     merge_add: frozenset[int]
     """The param groups whose gradients are summed, not averaged, when those of several steps are merged."""
+    cuttable: frozenset[int]
+    """The param groups whose blocks may be sent and stepped in pieces."""
     push_nums: int
     """GEO: after how many steps a trainer sends what has changed."""
     custom: TrainingMode | None
@@ -108,7 +110,7 @@ class TrainerPlan:
         return tuple(block for block in self.blocks if block.param == param)
 
     def blocks_on(self, server: int) -> tuple[PlannedBlock, ...]:
-        """Return the blocks that one server owns, in order of id."""
+        """Return the blocks that one server owns, in order."""
         return tuple(block for block in self.blocks if block.server == server)
 
 
@@ -124,7 +126,11 @@ class ServerPlan:
     trainers: int
     """Fanin: the number of trainers, which is also the divisor of the summed gradients."""
     blocks: tuple[PlannedBlock, ...]
-    """The blocks this server owns, in order of id; empty when it owns none."""
+    """The blocks this server owns, or their pieces, in that order; empty when it owns none."""
+    num_blocks: int
+    """How many blocks the whole job has, however they are cut into pieces."""
+    cuttable: frozenset[int]
+    """As in `TrainerPlan`."""
     groups: Mapping[int, GroupPlan]
     """The param groups that `blocks` refer to, by index."""
     ranges: Mapping[int, tuple[float, float]]
@@ -234,6 +240,7 @@ def _trainer_plan(program: Program, mode: DistributedMode, lowered: list[Planned
         agreement=agreement,
         fingerprint=fingerprint_of(agreement),
         merge_add=frozenset(program.attr("merge_add")),
+        cuttable=frozenset(program.attr("cuttable")),
         push_nums=program.attr("push_nums"),
         custom=_custom_mode(program, mode),
     )
@@ -281,6 +288,8 @@ def server_plan(program: Program) -> ServerPlan:
         endpoints=tuple(program.attr("endpoints")),
         trainers=listen.attr("Fanin"),
         blocks=tuple(blocks),
+        num_blocks=program.attr("num_blocks"),
+        cuttable=frozenset(program.attr("cuttable")),
         groups=groups,
         ranges=lower_ranges(operators),
         norms=lower_norms(operators, tuple(program.attr("endpoints"))),

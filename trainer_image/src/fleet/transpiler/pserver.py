@@ -123,6 +123,8 @@ def _server_attributes(layout: Layout, endpoint: str) -> dict[str, Attribute]:
         "trainers": layout.trainers,
         "endpoints": list(layout.endpoints),
         "distributed_mode": int(layout.mode),
+        "num_blocks": len(layout.blocks),
+        "cuttable": list(layout.cuttable_groups),
         "agreement": dict(layout.agreement),
     }
 

@@ -63,6 +63,7 @@ def trainer_attributes(layout: Layout, trainer_id: int) -> dict[str, Attribute]:
         "distributed_mode": int(layout.mode),
         "wait_port": True,
         "merge_add": merge_add,
+        "cuttable": list(layout.cuttable_groups),
         "push_nums": layout.config.geo_sgd_need_push_nums,
         "agreement": dict(layout.agreement),
     }

@@ -7,7 +7,7 @@ is copied between two of its updates.
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fleet.checkpoint import (
@@ -17,6 +17,7 @@ from fleet.checkpoint import (
     Manifest,
     Piece,
     commit,
+    cut_state,
     keep_newest,
     numbers_in,
     saves_in,
@@ -26,11 +27,12 @@ from fleet.checkpoint import (
 )
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.parameter_server.modes import ServerMode, mode_of_server
+from fleet.parameter_server.pieces import by_block
 from fleet.parameter_server.shard import Shard
 from fleet.program import facts_of_training
 from fleet.role_maker import JobIdentity
 from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import ServerPlan
+from fleet.transpiler.lowering import PlannedBlock, ServerPlan
 
 __all__ = ["Keeper"]
 
@@ -235,10 +237,10 @@ class Keeper:
     def _read(self, checkpoint: Checkpoint) -> dict[int, Piece]:
         """Read all of it before any of it is used: a corrupt file must not leave half a model."""
         checkpoint.trainer_part()
-        blocks = self._shard.blocks.values()
-        return {
-            block.id: checkpoint.piece(block.param, block.begin, block.end, block.shape) for block in blocks
-        }
+        read: dict[int, Piece] = {}
+        for block in by_block(self._shard.blocks.values()):
+            read |= _read_block(checkpoint, block)
+        return read
 
     def _restore(self, checkpoint: Checkpoint, pieces: Mapping[int, Piece]) -> None:
         self._shard.restore(pieces)
@@ -250,6 +252,23 @@ class Keeper:
             checkpoint.manifest.step,
             checkpoint.directory,
         )
+
+
+def _read_block(checkpoint: Checkpoint, pieces: Sequence[PlannedBlock]) -> dict[int, Piece]:
+    """Read a block once, and cut it into its pieces."""
+    first, last = pieces[0], pieces[-1]
+    shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:]) if len(pieces) > 1 else first.shape
+    found = checkpoint.piece(first.param, first.begin, last.end, shape)
+    return {
+        piece.id: Piece(
+            piece.param,
+            piece.begin,
+            piece.end,
+            found.value.reshape(-1)[piece.begin - first.begin : piece.end - first.begin].view(piece.shape),
+            cut_state(found.state, shape, piece.begin - first.begin, piece.end - first.begin, piece.shape),
+        )
+        for piece in pieces
+    }
 
 
 def _is_there(path: Path, size: int) -> bool:

@@ -80,6 +80,7 @@ class Client:
         self._controls: list[ControlClient] = []
         self._peers: list[Peer] = []
         self._heartbeat: Heartbeat | None = None
+        self._blocks: Mapping[int, PlannedBlock] = {block.id: block for block in plan.blocks}
         self._awaited: set[int] = set()
         self._awaited_from = 0
         self._unchanged: set[int] = set()
@@ -324,7 +325,7 @@ class Client:
         with self._changed:
             if block not in self._awaited or step < self._awaited_from:
                 raise RemoteProtocolError(
-                    f"a server sent {self.plan.blocks[block].name} of step {step}, which nobody awaits at "
+                    f"a server sent {self._blocks[block].name} of step {step}, which nobody awaits at "
                     f"step {self.step}"
                 )
             self._awaited.remove(block)
@@ -394,7 +395,7 @@ class Client:
 
     def _expect(self, step: int) -> None:
         with self._changed:
-            self._awaited = {block.id for block in self.plan.blocks}
+            self._awaited = set(self._blocks)
             self._awaited_from = step
             self._unchanged = set()
 
@@ -420,8 +421,8 @@ class Client:
         differing = [block for reply in replies if reply.step == 0 for block in reply.differing_blocks]
         if not differing:
             return
-        names = ", ".join(sorted({self.plan.blocks[block].param for block in differing})[:3])
-        servers = ", ".join(sorted({self.plan.blocks[block].endpoint for block in differing}))
+        names = ", ".join(sorted({self._blocks[block].param for block in differing})[:3])
+        servers = ", ".join(sorted({self._blocks[block].endpoint for block in differing}))
         _log.warning(
             "trainer %d began with other values than the parameter servers %s: %d of %d blocks differ "
             "(%s …); the servers' values are used. Seed every role alike (torch.manual_seed) before the "
@@ -493,7 +494,7 @@ class Client:
 
     def _describe_awaited(self) -> str:
         """Name the servers and a variable that the step waits for, and whom they wait for in turn."""
-        blocks = [self.plan.blocks[block] for block in sorted(self._awaited)]
+        blocks = [self._blocks[block] for block in sorted(self._awaited)]
         servers = ", ".join(sorted({block.endpoint for block in blocks}))
         because = self._heartbeat.waiting_for() if self._heartbeat is not None else ""
         return f"{blocks[0].name} of step {self.step} from {servers}" + (f" ({because})" if because else "")

@@ -101,7 +101,8 @@ class GradientFlow:
         overlap: bool,
         outlasting: bool = False,
     ) -> None:
-        order = dict.fromkeys(plan.blocks[block].param for block in plan.send_order)
+        param_of = {block.id: block.param for block in plan.blocks}
+        order = dict.fromkeys(param_of[block] for block in plan.send_order)
         self._parameters = {name: parameters[name] for name in order}
         self._blocks = {name: plan.blocks_of(name) for name in order}
         self._optimizer = optimizer
