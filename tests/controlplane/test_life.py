@@ -133,6 +133,18 @@ async def test_a_job_fails_when_its_failures_exceed_the_limit(namespace: Namespa
     assert ("Warning", "Failed") in [each[:2] for each in await namespace.events("digits")]
 
 
+async def test_a_script_that_cannot_run_is_tried_once_more_and_fails_the_job(namespace: Namespace):
+    said = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'transformrs'"
+    await run(namespace)
+    await namespace.end("digits-trainer-0", exit_code=1, message=said)
+    await namespace.until_pods("digits", "the second attempt", runs_again("digits-trainer-0", "0.1"))
+    await namespace.end("digits-trainer-0", exit_code=1, message=said)
+    job = await namespace.until_state("digits", "Failed")
+    assert told_of(job, "Failed")["reason"] == "PermanentError"
+    assert "No module named 'transformrs'; trying again would not help" in told_of(job, "Failed")["message"]
+    assert job["status"]["failures"] == 2
+
+
 async def test_fail_job_allows_no_restart(namespace: Namespace):
     await run(namespace, failurePolicy={"action": "FailJob"}, runPolicy={"cleanPodPolicy": "None"})
     await namespace.end("digits-pserver-1", exit_code=1)

@@ -176,13 +176,78 @@ def test_a_script_runs_beside_its_manifest_and_where_its_template_says(tmp_path)
         assert "workingDir" not in run.stderr
 
 
-def test_a_program_that_does_not_exist_fails_the_job_and_is_named(tmp_path):
-    job = job_manifest("pass", runPolicy={"backoffLimit": 0})
-    job["spec"]["trainer"]["template"]["spec"]["containers"][0]["command"] = ["no-such-program"]
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        pytest.param(
+            ["no-such-program"],
+            128,
+            "could not run (StartError): cannot start 'no-such-program': No such file or directory",
+            id="a-program-that-does-not-exist",
+        ),
+        pytest.param(
+            ["sh", "-c", "cd / && exec no-such-program"],
+            127,
+            "failed with exit code 127: sh: 1: exec: no-such-program: not found",
+            id="a-program-that-a-shell-does-not-find",
+        ),
+        pytest.param(
+            ["python", "-m", "no_such_module"], 1, "No module named no_such_module", id="a-module-not-found"
+        ),
+        pytest.param(["python", "mistyped.py"], 1, "SyntaxError: invalid syntax", id="a-script-not-parsed"),
+        pytest.param(
+            ["python", "-c", "import transformrs"],
+            1,
+            "failed with exit code 1: ModuleNotFoundError: No module named 'transformrs'",
+            id="an-import-not-found",
+        ),
+        pytest.param(
+            ["python", "-c", "from json import lodas"], 1, "ImportError: cannot import", id="a-name-not-found"
+        ),
+        pytest.param(
+            ["python", "-c", "input('Overwrite? [y/n] ')"],
+            1,
+            "failed with exit code 1: EOFError: EOF when reading a line",
+            id="a-script-that-asks-a-person",
+        ),
+        pytest.param(
+            ["torchrun", "--nproc-per-node=2", "--master-port=0", "imports.py"],
+            1,
+            "ModuleNotFoundError: No module named 'transformrs'",
+            id="under-torchrun",
+        ),
+    ],
+)
+def test_a_script_that_cannot_run_fails_the_job_at_once(tmp_path, command, code, said):
+    job = job_manifest("pass", server=None)
+    job["spec"]["trainer"]["template"]["spec"]["containers"][0]["command"] = command
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "mistyped.py").write_text("for x in [1, 2] print(x)\n")
+    (tmp_path / "run" / "imports.py").write_text("import transformrs\n")
     with LocalRun(tmp_path / "run", job) as run:
         assert run.wait() == 1, run.stderr
-        assert "trainer-0 could not run (StartError): cannot start 'no-such-program'" in run.stderr
-        assert run.result()["replicas"][1]["exit_codes"] == [128]
+        assert said in run.stderr
+        assert (
+            "trying again would not help; correct the script, its command or its image"
+            in run.stdout + run.stderr
+        )
+        assert run.result()["replicas"][0]["exit_codes"] == [code]
+
+
+def test_a_name_server_that_hiccups_twice_fails_no_job(tmp_path):
+    hiccup = "import os, socket\nif int(os.environ['FLEET_RESTARTS']) < 2: "
+    hiccup += "raise socket.gaierror(-3, 'Temporary failure in name resolution')"
+    with LocalRun(tmp_path / "run", job_manifest(hiccup, server=None)) as run:
+        assert run.wait() == 0, run.stderr
+        assert run.result()["replicas"][0]["exit_codes"] == [1, 1, 0]
+
+
+def test_without_restarts_the_first_failure_fails_the_job(tmp_path):
+    job = job_manifest("raise SystemExit('no data at /mnt')")
+    with LocalRun(tmp_path / "run", job, options=("--json", "--no-restart")) as run:
+        assert run.wait() == 1, run.stderr
+        assert "trainer-0 failed with exit code 1: no data at /mnt; the job fails" in run.stderr
+        assert [each["exit_codes"] for each in run.result()["replicas"]] == [[143], [1]]
 
 
 @pytest.mark.parametrize(

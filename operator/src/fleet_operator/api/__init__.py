@@ -1,7 +1,7 @@
 """FleetJob as frozen types: defaults, validation and names."""
 
 from fleet_operator.api.checkpoint import CheckpointScope, Retention
-from fleet_operator.api.failure_policy import FailureAction, FailureRule, RuleAction
+from fleet_operator.api.failure_policy import FailureAction, FailurePolicy, FailureRule, RuleAction
 from fleet_operator.api.job import (
     CleanPodPolicy,
     FleetJob,
@@ -36,6 +36,7 @@ __all__ = [
     "ConditionStatus",
     "ConditionType",
     "FailureAction",
+    "FailurePolicy",
     "FailureRule",
     "FleetJob",
     "FleetJobSpec",

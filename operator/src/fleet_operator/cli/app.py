@@ -63,6 +63,13 @@ def run(
     timeout: Annotated[
         float | None, typer.Option(min=0.1, help="Stop the run after so many seconds (exit status 124).")
     ] = None,
+    no_restart: Annotated[
+        bool,
+        typer.Option(
+            "--no-restart",
+            help="The first failure fails the job, whatever its failurePolicy says: for finding mistakes.",
+        ),
+    ] = False,
     allow_unknown_fields: AllowUnknownFields = False,
 ) -> None:
     """Run a job on this machine, as a cluster would.
@@ -85,6 +92,7 @@ def run(
             as_json=as_json,
             timeout_seconds=timeout,
             given=read_given(volume or (), env_file or ()),
+            no_restart=no_restart,
         )
     )
 

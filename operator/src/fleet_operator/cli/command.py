@@ -40,9 +40,10 @@ def run_command(
     as_json: bool,
     timeout_seconds: float | None,
     given: Given,
+    no_restart: bool = False,
 ) -> int:
     """Run a job, show it, tell how it ended, and return the exit status."""
-    job = prepare(job, given)
+    job = prepare(job, given, no_restart=no_restart)
     check_folders(job, given)
     workdirs = choose_workdirs(job, manifest, workdir, given.volumes)
     console = Console(stderr=True)

@@ -19,7 +19,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import CleanPodPolicy, JobState, Mode, Role, StartupPolicy
+from fleet_operator.api import (
+    CleanPodPolicy,
+    FailureAction,
+    FailurePolicy,
+    JobState,
+    Mode,
+    Role,
+    StartupPolicy,
+)
 from fleet_operator.api.names import METRICS_PORT
 from fleet_operator.cli.clock import now
 from fleet_operator.cli.view import JobView
@@ -120,11 +128,12 @@ class RunResult:
         return self.stopped_by or 1
 
 
-def prepare(job: FleetJob, given: Given | None = None) -> FleetJob:
+def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = False) -> FleetJob:
     """Return the job as it runs here with what it is given, with a uid.
 
     Where the manifest leaves ``startupPolicy`` out, all replicas start together. Trainers wait for the
-    servers' ports anyway, and on one machine nothing is saved by starting them later.
+    servers' ports anyway, and on one machine nothing is saved by starting them later. With `no_restart` the
+    first failure fails the job.
 
     Raises
     ------
@@ -137,6 +146,9 @@ def prepare(job: FleetJob, given: Given | None = None) -> FleetJob:
     spec = job.spec
     if "startup_policy" not in spec.model_fields_set:
         spec = spec.model_copy(update={"startup_policy": StartupPolicy.ANY_ORDER})
+    if no_restart:
+        policy = FailurePolicy(action=FailureAction.FAIL_JOB)
+        spec = spec.model_copy(update={"failure_policy": policy})
     return job.model_copy(update={"metadata": job.metadata.model_copy(update=metadata), "spec": spec})
 
 

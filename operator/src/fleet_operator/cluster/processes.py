@@ -261,6 +261,7 @@ class ProcessCluster:
             pods=tuple(pod.observed() for pod in self.pods),
             service=self._service,
             objects=dict.fromkeys(self._objects, ObservedObject()),
+            one_machine=True,
         )
 
     def hosts(self, job: FleetJob) -> Hosts:  # noqa: ARG002  there is one job here

@@ -30,6 +30,7 @@ ADVICE = {
     "BackoffLimitExceeded": f"correct what its log shows, or raise the limit, {_CREATE_AGAIN}",
     "DeadlineExceeded": f"raise it, {_CREATE_AGAIN}",
     "PendingDeadlineExceeded": f"make room for it {_CREATE_AGAIN}",
+    "PermanentError": f"correct the script, its command or its image {_CREATE_AGAIN}",
     "PodRejected": f"correct the template {_CREATE_AGAIN}",
     "ReplicaFailed": f"correct what its log shows {_CREATE_AGAIN}",
 }

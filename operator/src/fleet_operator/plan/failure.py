@@ -8,8 +8,10 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import LastFailure, Mode, Role
+from fleet_operator.plan.model import Attempt
 from fleet_operator.plan.node_loss import silent_since
 from fleet_operator.plan.pending import not_running_since
+from fleet_operator.plan.permanent import NEVER_RAN, is_repeated, permanent_error
 from fleet_operator.plan.pods import EXIT_PEER_LOST, has_failed, has_succeeded
 from fleet_operator.plan.times import stamp
 from fleet_operator.plan.words import last_sentence, parse_words
@@ -52,7 +54,6 @@ _SIGNALS = {
 }
 _MESSAGE_CHARACTERS = 1024  # of a termination message that may be a log's end; the status holds one of them
 _EARLY = timedelta(minutes=1)
-_NEVER_RAN = frozenset({"ContainerCannotRun", "StartError"})
 # Reasons of pods that a node or the control plane ended, where no DisruptionTarget condition says so.
 _DISRUPTIVE = frozenset(
     {"Evicted", "NodeAffinity", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated"}
@@ -65,6 +66,7 @@ class Kind(Enum):
 
     ORDINARY = auto()  # may go better the next time
     BAD_CONFIGURATION = auto()  # found before any work: it would go the same way the next time
+    PERMANENT = auto()  # the script cannot so much as run: nor will it the next time
     STATE_LOST = auto()  # one replica cannot go on by itself: only all can start anew
     STARTING = auto()  # gave up waiting for peers that have not run yet: what they wait for is not its fault
     DISRUPTION = auto()  # not the job's doing
@@ -146,6 +148,8 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
         kind = _kind(pod, main)
         if kind is Kind.ORDINARY and by_main and _gave_up_starting(situation, replica, pod):
             kind = Kind.STARTING
+        elif kind is Kind.ORDINARY and by_main and _is_permanent(situation, replica, pod):
+            kind = Kind.PERMANENT
         return Failure(replica, kind, told, reasons, by_main)
     if has_succeeded(pod) and not situation.has_completed(replica):
         sentence = (
@@ -241,6 +245,19 @@ def _gave_up_starting(situation: Situation, replica: Replica, pod: ObservedPod) 
     return any(not (situation.has_started(each) or situation.ledger.is_replaced(each)) for each in others)
 
 
+def _is_permanent(situation: Situation, replica: Replica, pod: ObservedPod) -> bool:
+    """Whether a replica's script cannot run, today or later.
+
+    On one machine its first end says so. On a cluster it is tried again, maybe on another node, which may
+    have another image under the same name, or another file system: only the same end again says so.
+    """
+    error = permanent_error(pod.exit_code, pod.reason, pod.message)
+    if error is None or situation.observed.one_machine:
+        return error is not None
+    tried_again = situation.ledger.attempt(replica) > Attempt()
+    return tried_again and is_repeated(error, pod.exit_code, situation.job.status.last_failure)
+
+
 def _ended_by_node(pod: ObservedPod) -> bool:
     """Whether a node ended the pod or refused it (OutOfcpu and the like)."""
     reason = pod.reason or ""
@@ -275,7 +292,7 @@ def failure_sentence(pod: ObservedPod, main: str) -> str:
     if _is_disrupted(pod):
         cause = pod.disruption or ("it was deleted" if pod.deleted_at else pod.reason)
         return f"{pod.name} was disrupted ({cause}){because}"
-    if code is None or pod.reason in _NEVER_RAN:
+    if code is None or pod.reason in NEVER_RAN:
         return f"{pod.name} could not run ({pod.reason or 'no reason given'}){because}"
     if pod.reason == "OOMKilled":
         return f"{pod.name} ran out of memory (OOMKilled); container {pod.container} needs a higher limit"

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 __all__ = ["first_match"]
 
-_MUST_BE_NAMED = (Kind.DISRUPTION, Kind.BAD_CONFIGURATION)
+_MUST_BE_NAMED = (Kind.DISRUPTION, Kind.BAD_CONFIGURATION, Kind.PERMANENT)
 
 
 def first_match(rules: Sequence[FailureRule], failure: Failure) -> int | None:
     """Return the index of the rule that a failure falls under, or None.
 
-    Exit codes are the main container's. A disruption, and a configuration that was refused, have a meaning of
-    their own: only a rule that names their exit code or their reason is about them, one that merely names a
-    role is not.
+    Exit codes are the main container's. A disruption, a configuration that was refused and a script that
+    cannot run have a meaning of their own: only a rule that names their exit code or their reason is about
+    them, one that merely names a role is not.
     """
     return next((index for index, rule in enumerate(rules) if _matches(rule, failure)), None)
 

@@ -116,6 +116,7 @@ class Observed:
     refused: str | None = None  # the API server's sentence when it last refused to create anything, for now
     rejected: str | None = None  # the API server's sentence when it refused to create a thing for good
     progress: JobProgress | None = None  # what the present trainer 0 was last heard to say
+    one_machine: bool = False  # every life of a replica finds the same files and programs
     departed: tuple[ObservedPod, ...] = ()  # own pods that were seen to be deleted, as they were last
 
 

@@ -27,6 +27,7 @@ class FailReason(StrEnum):
     BAD_CONFIGURATION = "BadConfiguration"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     PENDING_DEADLINE_EXCEEDED = "PendingDeadlineExceeded"
+    PERMANENT_ERROR = "PermanentError"
     POD_REJECTED = "PodRejected"
     REPLICA_FAILED = "ReplicaFailed"
 
@@ -60,6 +61,10 @@ class RestartReplicas:
 
 Verdict = FailJob | RestartJob | RestartReplicas
 
+_HOPELESS = {
+    Kind.BAD_CONFIGURATION: FailReason.BAD_CONFIGURATION,
+    Kind.PERMANENT: FailReason.PERMANENT_ERROR,
+}
 _SAME = {RuleAction(each): each for each in FailureAction}
 
 
@@ -105,7 +110,8 @@ def judge(
     Notes
     -----
     The first rule that matches a failure decides about it. Without one, a wrong configuration fails the job:
-    it is found before any work and stays wrong however often it is tried. A disruption is nobody's failure:
+    it is found before any work and stays wrong however often it is tried; so does a script that cannot run.
+    A disruption is nobody's failure:
     what it ended is replaced under every policy, and it never counts. Of several failures the gravest action
     is taken. The restart of a whole job counts once, however many replicas had failed. One that gave up
     waiting for peers that have not run yet is started again alone, even where replicas start together: these
@@ -141,7 +147,7 @@ def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failur
         action = _SAME.get(ruled, FailureAction.RESTART_REPLICA)
     elif failure.kind in (Kind.DISRUPTION, Kind.STARTING):
         action = FailureAction.RESTART_REPLICA
-    elif failure.kind is Kind.BAD_CONFIGURATION:
+    elif failure.kind in _HOPELESS:
         action = FailureAction.FAIL_JOB
     if failure.kind is Kind.STATE_LOST and action is FailureAction.RESTART_REPLICA:
         action = FailureAction.RESTART_JOB  # alone, it would train on from initial values
@@ -153,13 +159,13 @@ def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failur
 def _failed(answer: Answer, *, counted: int) -> FailJob:
     """Return the failure of the job, and why no restart follows."""
     failure = answer.failure
+    reason = _HOPELESS.get(failure.kind, FailReason.REPLICA_FAILED)
     if answer.rule is not None:
         said = f"failurePolicy.rules[{answer.rule}] says FailJob"
     elif failure.kind is Kind.BAD_CONFIGURATION:
         said = "trying again would not help, correct the job and create it again"
+    elif failure.kind is Kind.PERMANENT:
+        said = "trying again would not help"
     else:
         said = "failurePolicy FailJob allows no restart"
-    reason = (
-        FailReason.BAD_CONFIGURATION if failure.kind is Kind.BAD_CONFIGURATION else FailReason.REPLICA_FAILED
-    )
     return FailJob(counted, failure, reason, f"{failure.told.message}; {said}")

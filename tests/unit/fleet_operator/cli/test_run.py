@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleet_operator.api import StartupPolicy, parse_job
+from fleet_operator.api import FailureAction, StartupPolicy, parse_job
 from fleet_operator.cli.run import prepare
 from tests.support.local import job_manifest
 
@@ -22,3 +22,11 @@ def test_the_order_in_which_replicas_start(spec, policy):
     job = parse_job(job_manifest("pass", **spec))
     assert prepare(job).spec.startup_policy is policy
     assert job.spec.startup_policy is StartupPolicy.IN_ORDER, "a cluster's default stays"
+
+
+def test_without_restarts_the_first_failure_fails_the_job_whatever_its_policy_says():
+    rules = [{"onExitCodes": [42], "action": "RestartJob"}]
+    job = parse_job(job_manifest("pass", failurePolicy={"action": "RestartJob", "rules": rules}))
+    policy = prepare(job, no_restart=True).spec.failure_policy
+    assert (policy.action, policy.rules) == (FailureAction.FAIL_JOB, ())
+    assert prepare(job).spec.failure_policy == job.spec.failure_policy

@@ -1,0 +1,78 @@
+"""Ends that would be the same however often a replica were started: its script cannot so much as run.
+
+They are few, and known by the very last words: the script, or what it imports, cannot be found or parsed, or
+it asks a person on standard input, which no replica has. Nothing else is judged so: a name that cannot be
+resolved, a peer that does not answer or a full disk may be better a minute later.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from fleet_operator.plan.words import last_sentence
+
+if TYPE_CHECKING:
+    from fleet_operator.api import LastFailure
+
+__all__ = ["is_repeated", "permanent_error"]
+
+NEVER_RAN = frozenset({"ContainerCannotRun", "StartError"})
+"""Reasons of a container whose command could not be started."""
+
+_EXCEPTION = re.compile(
+    r"(?:rank \d+: )?"
+    r"((?:ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError): .+"
+    r"|EOFError: EOF when reading a line\b.*)"
+)
+_INTERPRETER = re.compile(
+    r"\S*python[\d.]*: ((?:can't open file|can't find '__main__' module in|No module named"
+    r"|Error while finding module specification for) .+)"
+)
+_SHELL = re.compile(r"(.+: (?:(?:command )?not found|No such file or directory|Permission denied))")
+_RUNTIME = re.compile(
+    r"(?:exec:? \"?|cannot start ')(.+?['\"]?: (?:stat \S+: )?(?:executable file not found"
+    r"|no such file or directory|not a directory|permission denied|exec format error))",
+    re.IGNORECASE,
+)
+_BY_EXIT_CODE = {1: (_EXCEPTION, _INTERPRETER), 2: (_INTERPRETER,), 126: (_SHELL,), 127: (_SHELL,)}
+_FILE = re.compile(r"^ *File \"(.+)\", line \d+", re.MULTILINE)
+_UNNAMED_FILE = re.compile(r"\(<\w+>, line \d+\)")
+
+
+def permanent_error(exit_code: int | None, reason: str | None, message: str | None) -> str | None:
+    """Return the error that would end a replica's every life alike, or None if the next may go better.
+
+    Parameters
+    ----------
+    exit_code : int, optional
+        The main container's.
+    reason : str, optional
+        The main container's, such as ``Error``.
+    message : str, optional
+        What it said as it ended: its termination message, or the end of its log.
+    """
+    text = (message or "").strip()
+    if reason in NEVER_RAN:
+        found = _RUNTIME.search(text)
+        return found[1] if found else None
+    said = last_sentence(text)
+    matches = (pattern.fullmatch(said) for pattern in _BY_EXIT_CODE.get(exit_code or 0, ()))
+    error = next((match[1] for match in matches if match), None)
+    return None if error is not None and _is_of_data(error, text) else error
+
+
+def is_repeated(error: str, exit_code: int | None, before: LastFailure | None) -> bool:
+    """Whether the failure before was the same: its exit code and its error."""
+    if before is None or before.exit_code != exit_code:
+        return False
+    return permanent_error(before.exit_code, before.reason, before.termination_message) == error
+
+
+def _is_of_data(error: str, text: str) -> bool:
+    """Whether a text that a script has read does not parse (eval, ast.literal_eval), and not the script."""
+    if not error.startswith("SyntaxError"):
+        return False
+    files = _FILE.findall(text)
+    called = text.startswith("Traceback") or "\nTraceback" in text  # python -c has no traceback of its own
+    return bool(_UNNAMED_FILE.search(error) or (called and files and files[-1].startswith("<")))

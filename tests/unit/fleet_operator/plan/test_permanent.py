@@ -1,0 +1,150 @@
+"""What cannot succeed is not tried seven times; what may go better is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from fleet_operator.plan.permanent import permanent_error
+from tests.support import jobs
+from tests.support.plans import Story, ended, pserver, trainer
+
+MISSING = "Traceback (most recent call last):\n  …\nModuleNotFoundError: No module named 'x'"
+PODS = (pserver(0), pserver(1), trainer(0))
+HELP = "; trying again would not help; correct the script, its command or its image and create the job again"
+
+
+def words(*arguments: str) -> tuple[int, str]:
+    """Return the exit code and the last words of this interpreter."""
+    told = subprocess.run(
+        [sys.executable, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    return told.returncode, told.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        pytest.param(["-c", "import no_such"], "ModuleNotFoundError: No module named 'no_such'", id="import"),
+        pytest.param(["-c", "x = (1"], "SyntaxError: '(' was never closed", id="the-script-does-not-parse"),
+        pytest.param(["-m", "no_such"], "No module named no_such", id="module"),
+        pytest.param(["no-such.py"], "can't open file", id="file"),
+        pytest.param(["-c", "input()"], "EOFError: EOF when reading a line", id="it-asks-a-person"),
+        pytest.param(["-c", "eval('(1')"], None, id="a-text-does-not-parse"),
+        pytest.param(["-c", "import ast; ast.literal_eval('(1')"], None, id="data-does-not-parse"),
+        pytest.param(["-c", "import pickle, io; pickle.load(io.BytesIO())"], None, id="data-ends-too-soon"),
+        pytest.param(["-c", "open('/no/such')"], None, id="a-file-that-it-opens-is-not-there"),
+        pytest.param(["-c", "raise ConnectionRefusedError(111, 'refused')"], None, id="a-peer-refuses"),
+        pytest.param(["-c", "import sys; sys.exit('ImportError')"], None, id="only-a-word"),
+    ],
+)
+def test_what_python_says(arguments, error):
+    code, said = words(*arguments)
+    assert code in (1, 2), said
+    found = permanent_error(code, "Error", said)
+    assert found == error if error is None else (found or "").startswith(error)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "said", "error"),
+    [
+        pytest.param(
+            1,
+            "Error",
+            "trainer 0 (not joined): ImportError: cannot import name 'f' from 'g' (at train.py:3)",
+            "ImportError: cannot import name 'f' from 'g' (at train.py:3)",
+            id="in-the-words-of-fleet",
+        ),
+        pytest.param(
+            1,
+            "Error",
+            "trainer 0 (joined): SyntaxError: '(' was never closed (<string>, line 1) (at train.py:3)",
+            None,
+            id="data-in-the-words-of-fleet",
+        ),
+        pytest.param(
+            128,
+            "StartError",
+            'failed to create containerd task: OCI runtime create failed: exec: "pyton": executable file not'
+            " found in $PATH: unknown",
+            'pyton": executable file not found',
+            id="a-containers-command-is-not-found",
+        ),
+        pytest.param(
+            128,
+            "StartError",
+            'error mounting "/data": no such file or directory',
+            None,
+            id="a-mount-may-come",
+        ),
+        pytest.param(127, "Error", "sh: 1: tran: not found", "sh: 1: tran: not found", id="a-shell"),
+        pytest.param(1, "Error", "sh: 1: tran: not found", None, id="a-shell-that-went-on"),
+        pytest.param(137, "OOMKilled", MISSING, None, id="it-was-killed"),
+        pytest.param(
+            1, "Error", "socket.gaierror: [Errno -3] Temporary failure in name resolution", None, id="a-name"
+        ),
+        pytest.param(1, "Error", None, None, id="it-said-nothing"),
+    ],
+)
+def test_what_others_say(code, reason, said, error):
+    assert permanent_error(code, reason, said) == error
+
+
+def test_on_one_machine_the_first_end_fails_the_job():
+    lines = Story().sees(*PODS, ended(trainer(1), 1, message=MISSING), one_machine=True)
+    told = "digits-trainer-1 failed with exit code 1: ModuleNotFoundError: No module named 'x'"
+    assert f"Failed True PermanentError: {told}{HELP}" in lines
+
+
+def after_one_end(*pods, **fields):
+    """Tell of a trainer that ended so once, on a cluster, and of what is seen then."""
+    story = Story()
+    story.sees(*PODS, trainer(1))
+    first = story.sees(*PODS, ended(trainer(1), 1, message=MISSING))
+    assert first[0].startswith("Restarting "), "another node may have what it imports"
+    story.sees(*PODS, after=2)
+    return story.sees(*PODS, *pods, after=3, **fields)
+
+
+def test_on_a_cluster_two_equal_ends_fail_the_job():
+    lines = after_one_end(ended(trainer(1, "0.1"), 1, message=MISSING))
+    told = "digits-trainer-1 failed with exit code 1: ModuleNotFoundError: No module named 'x'"
+    assert f"Failed True PermanentError: {told}{HELP}" in lines
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        pytest.param(ended(trainer(1, "0.1"), 1, message=MISSING.replace("x", "y")), id="other-words"),
+        pytest.param(ended(trainer(1, "0.1"), 3, message=MISSING), id="another-exit-code"),
+        pytest.param(ended(trainer(1, "0.1"), 1), id="no-words"),
+    ],
+)
+def test_on_a_cluster_two_different_ends_fail_no_job(second):
+    assert after_one_end(second)[0].startswith("Restarting ")
+
+
+def test_two_trainers_that_end_so_at_once_are_tried_again():
+    story = Story()
+    story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
+    both = [ended(trainer(index), 1, message=MISSING) for index in (0, 1)]
+    story.sees(pserver(0), pserver(1), trainer(0), both[1])
+    assert story.sees(pserver(0), pserver(1), *both)[0].startswith("Restarting ")
+
+
+def test_a_name_server_that_hiccups_twice_fails_no_job():
+    said = "socket.gaierror: [Errno -3] Temporary failure in name resolution"
+    story = Story()
+    story.sees(*PODS, trainer(1))
+    for life in range(3):
+        pods = (*PODS, ended(trainer(1, f"0.{life}"), 1, message=said))
+        assert story.sees(*pods, after=100 * life)[0].startswith("Restarting ")
+
+
+def test_a_rule_that_names_the_exit_code_decides_first():
+    rules = [{"onExitCodes": [1], "action": "RestartJob"}]
+    story = Story(jobs.manifest(failurePolicy={"rules": rules}))
+    lines = story.sees(*PODS, ended(trainer(1), 1, message=MISSING), one_machine=True)
+    assert lines[0].startswith("Restarting ")
