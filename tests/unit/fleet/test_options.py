@@ -44,7 +44,7 @@ OWN: Any = Own()
 TRIALS: dict[str, tuple[Any, ...]] = {
     "strategy.sync_mode": (True, False),
     "strategy.mode": (OWN,),
-    "strategy.overlap": (False,),
+    "strategy.overlap": (True, False),
     "strategy.cross_step": (True,),
     "strategy.server_kernels": ("fused",),
     "strategy.transport": ("tcp", "shared_memory"),

@@ -32,7 +32,7 @@ def test_defaults():
     assert dataclasses.asdict(strategy) | {"transpiler": None} == {
         "sync_mode": None,
         "mode": None,
-        "overlap": True,
+        "overlap": None,
         "cross_step": False,
         "server_kernels": "default",
         "transport": "auto",

@@ -166,7 +166,8 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
             modes=("geo",),
         ),
         _done(
-            "False: gradients leave in optimizer.step()",
+            "True: gradients leave during the backward pass, from the first step on; False: in "
+            "optimizer.step()",
             f"{_RUNS}test_forms.py::test_what_the_strategy_says_reaches_a_session_of_either_form",
         ),
         _done_in_collective(

@@ -47,9 +47,11 @@ class DistributedStrategy:
         else half-async. None leaves it to `transpiler`, and then to the job (`FLEET_SYNC_MODE`).
     mode : TrainingMode or None
         A mode of your own, an instance of a subclass of `fleet.parameter_server.modes.Mode`.
-    overlap : bool
-        Send a gradient the moment it exists. False sends all of them in `optimizer.step()`, which
-        allows gradients to be changed after the backward pass.
+    overlap : bool or None
+        True: send a gradient the moment it exists; whatever changes it afterwards is an error. False: send
+        all of them in `optimizer.step()`, which allows gradients to be changed after the backward pass. None:
+        as False in the first three steps, and then as True, unless the script has clipped, scaled,
+        accumulated or otherwise changed gradients until then.
     cross_step : bool
         Wait for new values layer by layer in the next forward pass, and not in `optimizer.step()`.
         Parameters must then be read through the modules that own them; the model is to be given to
@@ -79,7 +81,7 @@ class DistributedStrategy:
 
     sync_mode: bool | None = None
     mode: TrainingMode | None = None
-    overlap: bool = True
+    overlap: bool | None = None
     cross_step: bool = False
     server_kernels: str = "default"
     transport: str = "auto"
@@ -370,7 +372,7 @@ def _check_config(name: str, value: object) -> None:
 _CHECKS: Final[dict[str, Callable[[str, object], None]]] = {
     "sync_mode": _check_bool_or_none,
     "mode": _check_own_mode,
-    "overlap": _check_bool,
+    "overlap": _check_bool_or_none,
     "cross_step": _check_bool,
     "server_kernels": _check_one_of("default", "fused"),
     "transport": _check_one_of("auto", "tcp", "shared_memory"),

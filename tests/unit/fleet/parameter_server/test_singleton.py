@@ -162,7 +162,7 @@ def test_the_optimizer_shares_the_param_groups():
 def test_a_scheduler_moves_the_learning_rate_and_never_warns(on_wrapped, monkeypatch):
     wrapped = sgd()
     optimizer = started().distributed_optimizer(wrapped)
-    monkeypatch.setattr(optimizer, "_trainer", type("Trainer", (), {"step": lambda _: None})())
+    monkeypatch.setattr(optimizer, "_trainer", type("Trainer", (), {"step": lambda *_: False})())
     scheduler = torch.optim.lr_scheduler.StepLR(wrapped if on_wrapped else optimizer, step_size=1, gamma=0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -273,7 +273,7 @@ class Fleet(SavingCalls):
         group = self._started_group()
         named = named_parameters(optimizer, model)
         self._compare(group, optimizer, named)
-        averager = GradientAverager(named, group, overlap=chosen.overlap)
+        averager = GradientAverager(named, group, overlap=chosen.overlap is not False)
         averager.start()
         self._averagers.append(averager)
         role = self._started_role()

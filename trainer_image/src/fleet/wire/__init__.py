@@ -10,12 +10,13 @@ table, and ``conversation`` checks each frame of one direction against it.
 
 from fleet.wire.conversation import Conversation, Identity
 from fleet.wire.frames import HEADER_BYTES, NO_BLOCK, Header, Kind, job_hash, pack_header, read_header
-from fleet.wire.messages import Hello, HyperParameters
+from fleet.wire.messages import NO_STEP, Hello, HyperParameters
 from fleet.wire.states import RESUMED, START, TRANSITIONS, Place, Side, State
 
 __all__ = [
     "HEADER_BYTES",
     "NO_BLOCK",
+    "NO_STEP",
     "RESUMED",
     "START",
     "TRANSITIONS",

@@ -23,6 +23,7 @@ from fleet.errors import (
 
 __all__ = [
     "MAX_TEXT_BYTES",
+    "NO_STEP",
     "Hello",
     "HyperParameters",
     "pack_error",
@@ -40,6 +41,9 @@ MAX_TEXT_BYTES: Final = 1 << 20
 
 HyperParameters = tuple[dict[str, Any], ...]
 """One mapping of names to numbers, booleans, None or tuples of these per param group, in group order."""
+
+NO_STEP: Final[HyperParameters] = ()
+"""In place of a step's hyper-parameters: the trainer has none to make, as its gradients are not finite."""
 
 _NUMBER_BYTES: Final = 4
 _ERRORS: Final[dict[str, type[FleetError]]] = {

@@ -7,6 +7,7 @@ import pytest
 
 from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
 from fleet.parameter_server.modes import Answer, Missing, Sync
+from fleet.wire import NO_STEP
 from tests.support.modes import RATE_OF_ONE as HYPER
 from tests.support.modes import OneServer
 
@@ -123,6 +124,31 @@ def test_other_hyper_parameters_are_named_with_both_trainers():
         ConfigurationError, match=r"step 1: trainer 1 .* than trainer 0: lr=0\.25 instead of lr=0\.5 in"
     ):
         setup.mode.begin(1, 1, ({"lr": 0.25, "momentum": 0.0},))
+
+
+@pytest.mark.parametrize("skipping", [0, 1])
+def test_nobody_steps_where_one_trainer_has_no_finite_gradients(skipping):
+    setup = OneServer(Sync(), 2)
+    other = 1 - skipping
+    for trainer in range(2):
+        setup.mode.begin(trainer, 0, NO_STEP if trainer == skipping else HYPER)
+    setup.send(other, 0, 5.0)
+    assert setup.mode.end(other, 0, [1]) == []
+    answers = list(setup.mode.end(skipping, 0, [0, 1]))
+    assert answers == [Answer(block, 1, (0, 1), changed=False) for block in (0, 1)]
+    assert setup.value(0) == 0.0
+    for trainer in range(2):
+        setup.begin(trainer, 1)
+        setup.send(trainer, 0, 2.0, step=1)
+    assert setup.value(0) == -2.0
+
+
+def test_hyper_parameters_are_compared_past_a_trainer_that_skips():
+    setup = sync_server(3)
+    setup.mode.begin(0, 1, NO_STEP)
+    setup.mode.begin(1, 1, ({"lr": 0.5},))
+    with pytest.raises(ConfigurationError, match=r"trainer 2 .* than trainer 1: lr=0\.25 instead of lr=0\.5"):
+        setup.mode.begin(2, 1, ({"lr": 0.25},))
 
 
 def test_another_number_of_param_groups_is_named():

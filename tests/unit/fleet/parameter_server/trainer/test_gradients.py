@@ -1,5 +1,6 @@
 """Gradients on their way out: what leaves when, and every way to change what has left."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,8 +9,10 @@ import torch
 
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.trainer.gradients import GradientFlow
+from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.program import Program
 from fleet.transpiler import DistributeTranspiler, PlannedBlock, trainer_plan
+from fleet.wire import NO_STEP
 
 
 class Recorder:
@@ -43,7 +46,7 @@ class Recorder:
 class Setup:
     """A model of two layers whose first weight is cut in two, its optimizer and its flow."""
 
-    def __init__(self, *, overlap: bool = True, model: torch.nn.Module | None = None) -> None:
+    def __init__(self, *, overlap: bool | None = True, model: torch.nn.Module | None = None) -> None:
         torch.manual_seed(0)
         self.model: Any = model or torch.nn.Sequential(torch.nn.Linear(100, 200), torch.nn.Linear(200, 1))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
@@ -264,3 +267,123 @@ def test_after_detaching_nothing_leaves():
     setup.flow.detach()
     setup.backward()
     assert setup.mode.take() == []
+
+
+def is_early(setup: Setup) -> bool:
+    """Make a step as plain as can be; return whether its gradients left during the backward pass."""
+    setup.mode.take()
+    setup.model.zero_grad()
+    setup.backward()
+    early = set(setup.mode.take()) == {"begin", *SENT}
+    setup.flow.step()
+    return early
+
+
+def test_gradients_leave_early_once_three_steps_have_let_them_be():
+    setup = Setup(overlap=None)
+    assert [is_early(setup) for _ in range(5)] == [False, False, False, True, True]
+
+
+def accumulate(setup: Setup) -> None:
+    setup.backward()
+    setup.backward()
+
+
+def change_rate(setup: Setup) -> None:
+    setup.backward()
+    setup.optimizer.param_groups[0]["lr"] *= 0.5
+
+
+def skip(setup: Setup) -> None:
+    setup.backward()
+    setup.flow.check_nothing_in_flight("zero_grad() was called")
+    setup.model.zero_grad()
+    setup.backward(layers=1)
+
+
+def after(change: Any) -> Any:
+    def backward(setup: Setup) -> None:
+        setup.backward()
+        change(setup.model)
+
+    return backward
+
+
+@pytest.mark.parametrize("step", [0, 2])
+@pytest.mark.parametrize(
+    ("what", "because"),
+    [
+        pytest.param(
+            after(lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)),
+            "the gradient of .* was changed between",
+            id="clipped-by-a-norm-that-nothing-exceeds",
+        ),
+        pytest.param(
+            after(lambda model: model[0].weight.grad.data.clamp_(-1e-9, 1e-9)),
+            r"the gradient of 0\.weight was changed between",
+            id="clamped-by-data",
+        ),
+        pytest.param(after(unscale), "the gradient of .* was changed between", id="unscaled"),
+        pytest.param(accumulate, r"a second backward\(\) of a step reached 1\.\w+", id="accumulated"),
+        pytest.param(change_rate, "hyper-parameters were changed between", id="another-rate"),
+        pytest.param(skip, r"zero_grad\(\) was called between a backward\(\) and its", id="skipped"),
+    ],
+)
+def test_a_script_that_changes_gradients_in_the_first_steps_is_sent_in_step_from_then_on(
+    what, because, step, caplog
+):
+    setup = Setup(overlap=None)
+    for _ in range(step):
+        assert not is_early(setup)
+    setup.model.zero_grad()
+    with caplog.at_level("INFO"):
+        what(setup)
+        setup.flow.step()
+    for name, parameter in setup.model.named_parameters():
+        if parameter.grad is not None:
+            sent = b"".join(
+                setup.mode.bytes[block] for block in sorted(setup.mode.bytes) if block.startswith(name)
+            )
+            assert sent == parameter.grad.numpy().tobytes()
+    assert [is_early(setup) for _ in range(4)] == [False] * 4
+    assert len(caplog.records) == 1
+    assert re.search(rf"leave in optimizer\.step\(\).*, for {because}.*overlap=False", caplog.text)
+
+
+def test_a_script_that_begins_to_change_gradients_later_is_told_the_remedy():
+    setup = Setup(overlap=None)
+    for _ in range(3):
+        is_early(setup)
+    setup.model.zero_grad()
+    setup.backward()
+    torch.nn.utils.clip_grad_norm_(setup.model.parameters(), 1e-3)
+    with pytest.raises(FleetError, match=r"gradient of .* changed after .*overlap=False"):
+        setup.flow.step()
+
+
+def test_gradients_leave_without_the_scale_that_a_scaler_has_given_them():
+    setup = Setup(overlap=None)
+    setup.backward()
+    gradient = setup.model[1].bias.grad.clone()
+    for parameter in setup.model.parameters():
+        parameter.grad.mul_(1024.0)
+    setup.flow.step(Scaling(torch.tensor(1024.0), found_inf=False))
+    assert setup.mode.bytes["1.bias"] == gradient.numpy().tobytes()
+    assert not is_early(setup)
+
+
+def test_a_step_whose_gradients_are_not_finite_takes_part_without_any():
+    setup = Setup(overlap=None)
+    setup.backward()
+    setup.flow.step(Scaling(torch.tensor(1024.0), found_inf=True))
+    begin, finish = setup.mode.take()
+    assert (begin, setup.mode.hyper, finish.count(" -")) == ("begin", NO_STEP, len(SENT))
+
+
+def test_a_scaler_whose_gradients_have_left_is_told_the_remedy():
+    setup = Setup()
+    setup.backward()
+    with pytest.raises(
+        FleetError, match=r"scaler is at work, and the gradient of 1\.\w+ has been sent.*False"
+    ):
+        setup.flow.step(Scaling(torch.tensor(1024.0), found_inf=False))

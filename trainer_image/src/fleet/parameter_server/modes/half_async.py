@@ -27,7 +27,7 @@ from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, dtype_of
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
-from fleet.wire import HyperParameters
+from fleet.wire import NO_STEP, HyperParameters
 
 __all__ = ["GradientQueues", "HalfAsync", "HalfAsyncServer", "HalfAsyncTrainer", "Merged"]
 
@@ -132,7 +132,8 @@ class GradientQueues:
             if not self._steps:
                 return None
             taken = [self._steps.popleft() for _ in range(min(self._at_most, len(self._steps)))]
-            step, hyper_parameters = taken[-1]
+            step = taken[-1][0]
+            hyper_parameters = next((each for _, each in reversed(taken) if each != NO_STEP), NO_STEP)
             of_blocks = {block: self._take(queue, step) for block, queue in self._queues.items()}
         gradients = {
             block: self._merge_block(block, waiting) for block, waiting in of_blocks.items() if waiting

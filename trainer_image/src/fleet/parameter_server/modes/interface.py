@@ -87,7 +87,11 @@ class ServerMode(Protocol):
         """
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
-        """Take the hyper-parameters of a trainer's step."""
+        """Take the hyper-parameters of a trainer's step.
+
+        `fleet.wire.NO_STEP`, which is empty, where the trainer makes none, as its gradients are not finite:
+        no gradient follows.
+        """
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
         """Take a gradient that has landed in its destination; return what follows from it."""

@@ -30,7 +30,7 @@ from fleet.parameter_server.modes.norms import KnownNorm, NormBook, NormPart
 from fleet.parameter_server.naming import name_trainers
 from fleet.parameter_server.shard import Shard
 from fleet.transpiler.config import DistributedMode
-from fleet.wire import HyperParameters
+from fleet.wire import NO_STEP, HyperParameters
 
 __all__ = ["Sync", "SyncServer"]
 
@@ -153,6 +153,9 @@ class SyncServer:
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
         """Take the hyper-parameters of a trainer's step.
 
+        Where one trainer has none, as its gradients are not finite, nobody steps: so it would be in one
+        process, in which the sum is not finite.
+
         Raises
         ------
         ConfigurationError
@@ -163,10 +166,10 @@ class SyncServer:
             for old in [known for known in self._hyper if known < lowest]:
                 del self._hyper[old]
             of_step = self._hyper.setdefault(step, {})
-            first = next(iter(of_step), trainer)
+            first = next((each for each, known in of_step.items() if known != NO_STEP), trainer)
             agreed = of_step.get(first, hyper_parameters)
             of_step[trainer] = hyper_parameters
-        if agreed != hyper_parameters:
+        if hyper_parameters not in (NO_STEP, agreed):
             raise ConfigurationError(
                 f"step {step}: trainer {trainer} has other hyper-parameters than trainer {first}: "
                 f"{_difference(hyper_parameters, agreed)}; in sync mode a schedule must not depend on the "
@@ -337,6 +340,8 @@ class SyncServer:
             with self._changed:
                 contributors, divisor = sorted(round_.arrived), len(self._live)
                 of_step = self._hyper.get(round_.step, {})
+                if NO_STEP in of_step.values():
+                    contributors = []
                 self._tell_of_the_mean(round_.step)
             hyper = of_step[contributors[0]] if contributors else ()
             if block in self._norms:

@@ -1,5 +1,9 @@
-"""One checkpoint for all servers, though each has its own directory, or another trainer loads just now."""
+"""What a trainer and all servers agree on: one checkpoint, and the values that training begins with.
 
+One checkpoint, though each server has its own directory, or another trainer loads just now.
+"""
+
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -7,8 +11,11 @@ from typing import Final
 from fleet.errors import StateLostError
 from fleet.parameter_server.control.client import ControlClient, Pending
 from fleet.parameter_server.control.proto import control_pb2
+from fleet.transpiler.lowering import TrainerPlan
 
-__all__ = ["agree", "check_equal", "common_save"]
+__all__ = ["agree", "check_equal", "common_save", "warn_of_other_values"]
+
+_log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS: Final = 0.2
 Loads = Callable[
@@ -68,3 +75,23 @@ def check_equal(endpoints: Sequence[str], restored: Sequence[str]) -> None:
             f"the parameter servers have loaded different checkpoints: {found}; expected one that every "
             "server has whole"
         )
+
+
+def warn_of_other_values(plan: TrainerPlan, replies: Sequence[control_pb2.JoinReply]) -> None:
+    """Say in the log that a trainer has begun with other values than the servers, if it has."""
+    differing = [block for reply in replies if reply.step == 0 for block in reply.differing_blocks]
+    if not differing:
+        return
+    blocks = [block for block in plan.blocks if block.id in differing]
+    names = ", ".join(sorted({block.param for block in blocks})[:3])
+    servers = ", ".join(sorted({block.endpoint for block in blocks}))
+    _log.warning(
+        "trainer %d began with other values than the parameter servers %s: %d of %d blocks differ "
+        "(%s …); the servers' values are used. Seed every role alike (torch.manual_seed) before the "
+        "model is built, or load the same weights in every role.",
+        plan.trainer_id,
+        servers,
+        len(blocks),
+        len(plan.blocks),
+        names,
+    )

@@ -23,7 +23,7 @@ from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.control.streams import pieces_of
 from fleet.parameter_server.naming import name_trainers
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.trainer.agreement import agree, check_equal
+from fleet.parameter_server.trainer.agreement import agree, check_equal, warn_of_other_values
 from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.trainer.peer import Peer
 from fleet.parameter_server.waiting import WaitLog, wait_for_ports
@@ -200,6 +200,12 @@ class Client:
             self._wanted = frozenset()
         progress.count("wait_seconds", waited)
 
+    @property
+    def nothing_changed(self) -> bool:
+        """Whether the answers to the last step say that no block was stepped."""
+        with self._changed:
+            return len(self._unchanged) == len(self.plan.blocks)
+
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
         """Make the values that have landed the parameters: all of them, or those of these names."""
         self.store.adopt(self._unchanged, names)
@@ -237,8 +243,14 @@ class Client:
             self._wait_for_trainers(log, "a barrier", reply.missing_trainers)
         self._barriers_passed += 1
 
-    def reduce(self, given: Contribution) -> bytes:
+    def reduce(self, given: Contribution, call: str = "all_reduce_worker") -> bytes:
         """Combine numbers with those of every trainer that has not completed.
+
+        Parameters
+        ----------
+        given : Contribution
+        call : str
+            What the script has called, for messages.
 
         Raises
         ------
@@ -253,7 +265,7 @@ class Client:
             reply = control.reduce(self._reductions_passed, given, self._settings.deadline_seconds)
             if reply.done:
                 break
-            self._wait_for_trainers(log, f"all_reduce_worker ({given.form})", reply.missing_trainers)
+            self._wait_for_trainers(log, f"{call} ({given.form})", reply.missing_trainers)
         self._reductions_passed += 1
         return reply.data
 
@@ -278,11 +290,13 @@ class Client:
         seconds = self._settings.stalled_seconds
         pending = [(control, ask(control, seconds)) for control in self._controls]
         log = WaitLog()
-        for control, reply in pending:
-            while not reply.arrives_within(_LOOK_SECONDS):
-                self.check()
-                log.note(control, lambda: f"waiting for parameter server {control.endpoint}")  # noqa: B023
-        return [reply.result() for _, reply in pending]
+        return [self._await(control, reply, log) for control, reply in pending]
+
+    def ask(self, server: int, ask: "Callable[[ControlClient, float], Pending[Reply]]") -> Reply:
+        """Ask one server, as `ask_all` does all of them."""
+        self.check()
+        control = self._controls[server]
+        return self._await(control, ask(control, self._settings.stalled_seconds), WaitLog())
 
     def agree(self) -> "list[control_pb2.LoadReply]":
         """Have the servers load one checkpoint; see `agreement.agree`."""
@@ -414,25 +428,8 @@ class Client:
             replies.append(
                 control.join(self._job.name, self._job.uid, self._agreement, owned, remaining, waiting)
             )
-        self._warn_of_other_values(replies)
+        warn_of_other_values(self.plan, replies)
         return replies
-
-    def _warn_of_other_values(self, replies: "Sequence[control_pb2.JoinReply]") -> None:
-        differing = [block for reply in replies if reply.step == 0 for block in reply.differing_blocks]
-        if not differing:
-            return
-        names = ", ".join(sorted({self._blocks[block].param for block in differing})[:3])
-        servers = ", ".join(sorted({self._blocks[block].endpoint for block in differing}))
-        _log.warning(
-            "trainer %d began with other values than the parameter servers %s: %d of %d blocks differ "
-            "(%s …); the servers' values are used. Seed every role alike (torch.manual_seed) before the "
-            "model is built, or load the same weights in every role.",
-            self._identity.trainer,
-            servers,
-            len(differing),
-            len(self.plan.blocks),
-            names,
-        )
 
     def pull(self, restored: Sequence[str], steps: Sequence[int]) -> None:
         """Take the values that the servers hold; only between a step's end and the next one's beginning.
@@ -469,6 +466,12 @@ class Client:
         for control in self._controls:
             self.check()  # a closed channel takes no call
             yield from pieces_of(control.state(values=values), self.check, self._settings.stalled_seconds)
+
+    def _await(self, control: ControlClient, reply: Pending[Reply], log: WaitLog) -> Reply:
+        while not reply.arrives_within(_LOOK_SECONDS):
+            self.check()
+            log.note(control, lambda: f"waiting for parameter server {control.endpoint}")
+        return reply.result()
 
     def _holders(self) -> "list[Peer]":
         return [peer for peer in self._peers if peer.blocks]

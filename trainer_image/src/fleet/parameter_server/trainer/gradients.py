@@ -1,11 +1,16 @@
 """Gradients on their way out: each leaves the moment it exists, and nothing may happen to it afterwards.
 
+Many a script does something to them all the same: it clips them, unscales them, or adds up several backward
+passes. So in the first rounds all of them leave in ``step()``, and what the script has done until then tells
+whether they may leave earlier from then on.
+
 While a gradient's bytes wait in a queue they are still the gradient's own memory. So everything that would
 make the sent gradient another than the one that counts is noticed, at the latest in ``step()``, and is an
 error that names its remedy.
 """
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,16 +24,18 @@ from torch.optim import Optimizer
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import TrainerMode
 from fleet.parameter_server.trainer.marks import Mark, covers_all
+from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
 from fleet.program.optimizers import KERNEL_FLAGS, read_hyper_parameters
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
-from fleet.wire import HyperParameters
+from fleet.wire import NO_STEP, HyperParameters
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 __all__ = ["GradientFlow"]
 
+_log = logging.getLogger(__name__)
 _NO_OVERLAP = "DistributedStrategy(overlap=False), with which everything is sent in optimizer.step()"
 
 
@@ -68,7 +75,7 @@ class _Sent:
             return True
         present = self.payload
         if self.carried is not self.gradient:
-            present = bytes_of(self.gradient.contiguous())
+            present = bytes_of(self.gradient.detach().cpu().contiguous())
         return self.mark.matches(present)
 
 
@@ -84,8 +91,10 @@ class GradientFlow:
         The user's, whose param groups give the hyper-parameters of each step.
     mode : TrainerMode
         Where gradients go.
-    overlap : bool
-        Whether a gradient leaves as soon as the backward pass has produced it.
+    overlap : bool or None
+        Whether a gradient leaves as soon as the backward pass has produced it. None: in the first rounds it
+        does not, and then it does unless the script has done something between a backward pass and
+        ``step()`` that this would make an error.
     outlasting : bool
         Whether gradients may still be under way when ``step()`` returns: they must not change before the
         next step begins.
@@ -98,7 +107,7 @@ class GradientFlow:
         optimizer: Optimizer,
         mode: TrainerMode,
         *,
-        overlap: bool,
+        overlap: bool | None,
         outlasting: bool = False,
     ) -> None:
         param_of = {block.id: block.param for block in plan.blocks}
@@ -107,7 +116,11 @@ class GradientFlow:
         self._blocks = {name: plan.blocks_of(name) for name in order}
         self._optimizer = optimizer
         self._mode = mode
-        self._overlap = overlap
+        self._overlap = overlap is not False
+        self._learns = overlap is None
+        self._seen: dict[str, _Sent] = {}
+        """What the step in progress would have sent by now, while rounds are watched."""
+        self._seen_hyper: HyperParameters | None = None
         self._outlasting = outlasting
         self._earlier: dict[str, _Sent] = {}
         """What the step before has sent, where that may outlast it."""
@@ -148,8 +161,14 @@ class GradientFlow:
         finally:
             self._paused = before
 
-    def step(self) -> None:
+    def step(self, scaling: Scaling | None = None) -> None:
         """Send what has not been sent, and go on with the parameters that follow.
+
+        Parameters
+        ----------
+        scaling : Scaling, optional
+            Where a gradient scaler is at work: what it has found. Gradients leave without its scale, and
+            none do where one of them is not finite.
 
         Raises
         ------
@@ -157,16 +176,21 @@ class GradientFlow:
             A gradient or a hyper-parameter changed after it was sent; or the servers failed.
         """
         hyper = self._hyper_parameters()
+        self._look_back(hyper, scaling)
         self._check_hyper(hyper)
         for name, sent in self._sent.items():
             self._check_unchanged(name, sent)
+        if scaling is not None:
+            self._check_unscaled()
+            scaling.undo([each.grad for each in self._parameters.values() if each.grad is not None])
+        finite = scaling is None or not scaling.found_inf
         if self._hyper is None:
-            self._begin(hyper)
+            self._begin(hyper if finite else NO_STEP)
         absent: list[PlannedBlock] = []
         for name, parameter in self._parameters.items():
             if name in self._sent:
                 continue
-            if parameter.grad is None:
+            if parameter.grad is None or not finite:
                 absent += self._blocks[name]
             else:
                 self._send(name, parameter.grad)
@@ -201,6 +225,8 @@ class GradientFlow:
         FleetError
             Gradients have left, and ``step()`` was not called.
         """
+        if self._seen:
+            self._never_early(f"{what} between a backward() and its step()")
         if self._sent:
             raise FleetError(
                 f"{what}, but the gradients of {len(self._sent)} parameters ({next(iter(self._sent))} …) "
@@ -210,7 +236,10 @@ class GradientFlow:
 
     def _ready(self, name: str) -> None:
         """Take a gradient that a backward pass has just accumulated."""
-        if self._paused:
+        if self._paused or not self._overlap:
+            return
+        if self._watches:
+            self._see(name)
             return
         if name in self._sent:
             raise FleetError(
@@ -224,41 +253,72 @@ class GradientFlow:
         with self._beginning:  # there is a backward thread for each device
             if self._hyper is None:
                 self._begin(self._hyper_parameters())
-        self._send(name, gradient)
+        self._send(name, gradient, early=True)
+
+    @property
+    def _watches(self) -> bool:
+        """Whether it is to be learnt what the script does between a backward pass and the step."""
+        return self._learns and self._overlap and covers_all(self._round)
+
+    def _see(self, name: str) -> None:
+        """Note what would have left now."""
+        gradient = self._parameters[name].grad
+        if name in self._seen:
+            self._never_early(f"a second backward() of a step reached {name}")
+        elif gradient is not None and gradient.layout is torch.strided:
+            self._seen[name] = self._record(name, gradient, marked=True)
+            if self._seen_hyper is None:
+                self._seen_hyper = self._hyper_parameters()
+
+    def _look_back(self, hyper: HyperParameters, scaling: Scaling | None) -> None:
+        """Learn from a watched step whether gradients might have left the moment they existed."""
+        if not self._watches:
+            return
+        if scaling is not None:
+            self._never_early("a gradient scaler is at work")
+        elif self._seen_hyper not in (None, hyper):
+            self._never_early("hyper-parameters were changed between backward() and step()")
+        for name, seen in self._seen.items():
+            if self._parameters[name].grad is not seen.gradient or not seen.unchanged:
+                self._never_early(f"the gradient of {name} was changed between backward() and step()")
+                break
+        self._seen, self._seen_hyper = {}, None
+
+    def _never_early(self, because: str) -> None:
+        """Send gradients in ``step()`` from now on."""
+        self._overlap = False
+        self._seen, self._seen_hyper = {}, None
+        _log.info(
+            "gradients leave in optimizer.step(), and not during the backward pass, for %s; "
+            "DistributedStrategy(overlap=False) says so from the beginning",
+            because,
+        )
 
     def _begin(self, hyper: HyperParameters) -> None:
         self._mode.begin(hyper)
         self.check_earlier()
         self._hyper = hyper
 
-    def _send(self, name: str, gradient: Tensor) -> None:
+    def _send(self, name: str, gradient: Tensor, *, early: bool = False) -> None:
         if gradient.layout is not torch.strided:
             raise ConfigurationError(
                 f"the gradient of {name} is sparse ({gradient.layout}), which is not supported yet; "
                 "use sparse=False in the embedding that produces it"
             )
+        sent = self._sent[name] = self._record(name, gradient, marked=early)
+        size = sent.carried.element_size()
+        for block in self._blocks[name]:
+            self._mode.send(block, sent.payload[block.begin * size : block.end * size])
+
+    def _record(self, name: str, gradient: Tensor, *, marked: bool) -> _Sent:
+        """Describe a gradient as it is now, with its bytes where they can be sent from."""
         carried = gradient
         if gradient.device.type != "cpu" or not gradient.is_contiguous():
             carried = self._stage(name, gradient)
-        payload = bytes_of(carried)
-        self._sent[name] = _Sent(
-            gradient,
-            version_of(gradient),
-            gradient.data_ptr(),
-            carried,
-            payload,
-            self._mark(gradient, carried, payload),
-        )
-        size = carried.element_size()
-        for block in self._blocks[name]:
-            self._mode.send(block, payload[block.begin * size : block.end * size])
-
-    def _mark(self, gradient: Tensor, carried: Tensor, payload: memoryview) -> Mark | None:
-        if not self._overlap or gradient.device.type != "cpu":
-            return None
-        if carried is not gradient and not covers_all(self._round):
-            return None
-        return Mark.of(payload, self._round)
+        payload, mark = bytes_of(carried), None
+        if marked and (carried is gradient or covers_all(self._round)):
+            mark = Mark.of(payload, self._round)
+        return _Sent(gradient, version_of(gradient), gradient.data_ptr(), carried, payload, mark)
 
     def _stage(self, name: str, gradient: Tensor) -> Tensor:
         """Copy a gradient that no socket can read into memory that it can."""
@@ -297,6 +357,13 @@ class GradientFlow:
             "them after optimizer.step(), where a scheduler's step() belongs, and before the next "
             f"backward(); or use {_NO_OVERLAP}"
         )
+
+    def _check_unscaled(self) -> None:
+        if self._sent:
+            raise FleetError(
+                f"a gradient scaler is at work, and the gradient of {next(iter(self._sent))} has been sent "
+                f"with its scale. Use {_NO_OVERLAP}"
+            )
 
     def _check_unchanged(self, name: str, sent: _Sent) -> None:
         present = self._parameters[name].grad

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from torch.optim import Optimizer
 
 from fleet.parameter_server.modes import TrainerMode
+from fleet.parameter_server.trainer.scaling import Scaling
 
 __all__ = ["LocalSteps"]
 
@@ -36,9 +37,19 @@ class LocalSteps:
         """Let backward passes accumulate, as they do anyway."""
         yield
 
-    def step(self) -> None:
-        """Step by the gradients that are there, and exchange what has changed when it is time to."""
-        self._optimizer.step()
+    def step(self, scaling: Scaling | None = None) -> None:
+        """Step by the gradients that are there, and exchange what has changed when it is time to.
+
+        Parameters
+        ----------
+        scaling : Scaling, optional
+            As of `GradientFlow.step`.
+        """
+        if scaling is not None:
+            groups = self._optimizer.param_groups
+            scaling.undo([each.grad for group in groups for each in group["params"] if each.grad is not None])
+        if scaling is None or not scaling.found_inf:
+            self._optimizer.step()
         self._mode.finish(())
 
     def check_nothing_in_flight(self, what: str) -> None:

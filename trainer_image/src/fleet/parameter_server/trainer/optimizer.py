@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from fleet.errors import ConfigurationError
+from fleet.parameter_server.trainer.scaling import Scaling, tell_scaler
 
 if TYPE_CHECKING:
     from fleet.parameter_server.trainer.trainer import Trainer
@@ -26,6 +27,9 @@ class DistributedOptimizer(Optimizer):
     minimize : callable
         Captures and transpiles the program of a loss function.
     """
+
+    _step_supports_amp_scaling = True
+    """Under this name torch.amp.GradScaler asks whether to call ``step()`` whatever it has found."""
 
     def __init__(self, optimizer: Optimizer, minimize: Callable[[Callable[..., Any]], None]) -> None:
         self._ready = False
@@ -65,7 +69,9 @@ class DistributedOptimizer(Optimizer):
                 "step(closure) cannot evaluate the model again on parameter servers; "
                 "call backward() yourself, then step()"
             )
-        self._bound().step()
+        scaling = Scaling.of(self)
+        if self._bound().step(scaling) and scaling is not None:
+            tell_scaler(self)
         # A scheduler built on the wrapped optimizer warns of a step() that never came by this mark.
         setattr(self._wrapped, "_opt_called", True)  # noqa: B010 - torch's own, not a declared attribute
 

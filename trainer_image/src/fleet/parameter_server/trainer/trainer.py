@@ -28,8 +28,10 @@ from fleet.parameter_server.trainer.client import Client
 from fleet.parameter_server.trainer.gradients import GradientFlow
 from fleet.parameter_server.trainer.local_steps import LocalSteps
 from fleet.parameter_server.trainer.parameters import ParameterStore
+from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.program import Source
 from fleet.program.left_out import LeftOut
+from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import TrainerPlan
 
 if TYPE_CHECKING:
@@ -50,8 +52,8 @@ class Trainer:
         The module's parameters and the optimizer.
     job : JobIdentity
     settings : Settings
-    overlap : bool
-        Whether gradients leave during the backward pass.
+    overlap : bool or None
+        Whether gradients leave during the backward pass; as of `GradientFlow`.
     cross_step : bool
         Whether values are awaited layer by layer in the next forward pass.
 
@@ -68,7 +70,7 @@ class Trainer:
         job: "JobIdentity",
         settings: Settings,
         *,
-        overlap: bool,
+        overlap: bool | None,
         cross_step: bool = False,
     ) -> None:
         self.plan = plan
@@ -119,8 +121,13 @@ class Trainer:
             self.plan.agreement["mode"],
         )
 
-    def step(self) -> None:
+    def step(self, scaling: Scaling | None = None) -> bool:
         """Make one step; see `GradientFlow.step`.
+
+        Returns
+        -------
+        bool
+            Whether it is known that no parameter was stepped.
 
         Raises
         ------
@@ -132,7 +139,10 @@ class Trainer:
         self._left_out.check()
         if self.plan.custom is None and not self.steps_locally:
             self._store.check_kept()
-        self.flow.step()
+        self.flow.step(scaling)
+        return (
+            self.plan.mode is DistributedMode.SYNC and not self._cross_step and self._client.nothing_changed
+        )
 
     def barrier(self) -> None:
         """Wait for the other trainers."""
