@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
+from fleet_operator.cluster.local_log import without_times
 from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
@@ -213,5 +214,5 @@ class LocalRun:
         os.kill(self.pid(replica), signum)
 
     def log(self, replica: str) -> str:
-        """Return a replica's log."""
-        return (self.logs / f"{replica}.log").read_text()
+        """Return what a replica has printed, behind the heads of its lives."""
+        return without_times((self.logs / f"{replica}.log").read_text())

@@ -66,7 +66,7 @@ def test_digits_trains_from_its_manifest(tmp_path):
         assert exit_codes(run) == {"pserver-0": [0], "pserver-1": [0], "trainer-0": [0], "trainer-1": [0]}
         assert all(each["restarts"] == 0 for each in result["replicas"])
         assert "warning" not in run.stderr
-        said = {name: (run.logs / f"{name}.log").read_text().splitlines()[1:] for name in exit_codes(run)}
+        said = {name: run.log(name).splitlines()[1:] for name in exit_codes(run)}
         server, trainer = "\n".join(said["pserver-0"]), "\n".join(said["trainer-1"])
         assert re.search(
             r"parameter server \S+:6174 serves \d+ blocks of \d+ parameters \(\d+ values\) in mode sync;"
@@ -106,7 +106,7 @@ def test_digits_trains_in_the_mode_that_its_manifest_asks_for(tmp_path):
     with LocalRun(tmp_path / "run", job) as run:
         assert run.wait(SECONDS) == 0, run.stderr
         assert run.result()["metrics"]["test_accuracy"] >= 0.9
-        assert "in mode geo" in (run.logs / "pserver-0.log").read_text()
+        assert "in mode geo" in run.log("pserver-0")
 
 
 def test_a_killed_trainer_joins_again_and_the_job_succeeds(tmp_path):

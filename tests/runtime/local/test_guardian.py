@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import uuid
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fleet_operator.cluster.local_guard import Exited, Guard, GuardianLostError, Started
+from fleet_operator.cluster.local_log import without_times
 from tests.support.local import GRANDCHILDREN, MARK, survivors
 from tests.support.processes import parent, wait_for
 
@@ -87,11 +89,37 @@ async def test_reports_how_a_process_ended(guarded, source, code):
     assert await guarded.exited() == Exited("one", code)
 
 
-async def test_appends_what_a_process_prints_to_its_log(guarded):
-    (guarded.folder / "one.log").write_text("before\n")
-    guarded.launch("sh", "-c", "echo out; echo err >&2")
+async def test_appends_what_a_process_prints_to_its_log_with_the_times(guarded):
+    log = guarded.folder / "one.log"
+    log.write_text("before\n")
+    os.mkfifo(guarded.folder / "go")
+    began = datetime.now(UTC)
+    guarded.launch(
+        "sh", "-c", "echo out; echo err >&2; echo; printf 'a\\nb'; read line <go; echo c; printf d"
+    )
+    wait_for(lambda: log.read_text().endswith("Z b"), "a line that has only begun", seconds=10)
+    middle = datetime.now(UTC)
+    (guarded.folder / "go").write_text("\n")
     await guarded.exited()
-    assert (guarded.folder / "one.log").read_text() == "before\nout\nerr\n"
+    assert without_times(log.read_text()) == "before\nout\nerr\n\na\nbc\nd"
+    stamps = [datetime.fromisoformat(line.split(" ")[0]) for line in log.read_text().splitlines()[1:]]
+    assert stamps == sorted(stamps)
+    told = timedelta(milliseconds=1)  # how exactly
+    assert began - told <= stamps[0] <= stamps[-2] <= middle <= stamps[-1] + told
+    assert stamps[-1] <= datetime.now(UTC)
+
+
+async def test_a_disk_without_room_ends_no_process(guarded):
+    (guarded.folder / "one.log").symlink_to("/dev/full")
+    guarded.launch(sys.executable, "-c", "print('x' * 1_000_000)")
+    assert await guarded.exited() == Exited("one", 0)
+
+
+async def test_much_output_at_once_is_all_there_when_the_end_is_told(guarded):
+    guarded.launch(sys.executable, "-c", "for i in range(100_000): print(i)")
+    await guarded.exited()
+    said = without_times((guarded.folder / "one.log").read_text())
+    assert said == "".join(f"{number}\n" for number in range(100_000))
 
 
 @pytest.mark.parametrize(

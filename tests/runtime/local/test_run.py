@@ -343,6 +343,34 @@ http.server.ThreadingHTTPServer(address, Handler).serve_forever()
         run.says("trainer-0 step 7/9, loss 0.25", 30)
 
 
+def test_trainer_zero_is_followed_through_its_lives_and_nobody_else(tmp_path):
+    script = """
+import os, pathlib, time
+life, index = os.environ["FLEET_RESTARTS"], os.environ["PADDLE_TRAINER_ID"]
+print(f"\\x1b[1mlife {life} of {index}\\x1b[0m", flush=True)
+while index == "0" and not pathlib.Path(f"go{life}").exists():
+    time.sleep(0.02)
+if life + index == "00":
+    raise SystemExit("over")
+print(f"the end of {index}", end="")
+if index == "0":
+    pathlib.Path("done").touch()
+"""
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    (tmp_path / "run" / "logs" / "trainer-0.log").write_text("an earlier run\n")
+    job = job_manifest(script, trainers=2)
+    with LocalRun(tmp_path / "run", job, options=("--json", "--follow")) as run:
+        for life in (0, 1):
+            line = run.says(f"life {life} of 0")  # while it runs
+            assert re.search(rf" s  \[trainer-0\] \d\d:\d\d:\d\d life {life} of 0$", line)
+            (run.folder / f"go{life}").touch()
+        assert run.wait() == 0, run.stderr
+        assert re.search(r"\[trainer-0\] \d\d:\d\d:\d\d the end of 0$", run.stderr, re.MULTILINE)
+        assert "] === trainer-0 of tiny, attempt 0.1" in run.stderr
+        for other in ("an earlier run", "[trainer-1]", "listening"):
+            assert other not in run.stderr
+
+
 @pytest.mark.parametrize(
     ("policy", "code"),
     [pytest.param("None", 143, id="none-ends-with-the-run"), pytest.param("All", 143, id="all")],

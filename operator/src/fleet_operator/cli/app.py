@@ -44,6 +44,9 @@ def run(
             " else the root of the manifest's project, or the manifest's folder if the script is only there.",
         ),
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Show what trainer 0 prints, with the times.")
+    ] = False,
     volume: Annotated[
         list[str] | None,
         typer.Option(
@@ -91,6 +94,7 @@ def run(
             logs=logs.absolute(),
             as_json=as_json,
             timeout_seconds=timeout,
+            follow=follow,
             given=read_given(volume or (), env_file or ()),
             no_restart=no_restart,
         )

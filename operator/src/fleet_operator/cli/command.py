@@ -40,6 +40,7 @@ def run_command(
     as_json: bool,
     timeout_seconds: float | None,
     given: Given,
+    follow: bool,
     no_restart: bool = False,
 ) -> int:
     """Run a job, show it, tell how it ended, and return the exit status."""
@@ -54,7 +55,7 @@ def run_command(
     for remark in (*workdirs.remarks, *describe(job, given)):
         display.say(remark)
     try:
-        options = RunOptions(workdirs.folders, logs, dict(os.environ), timeout_seconds, given)
+        options = RunOptions(workdirs.folders, logs, dict(os.environ), timeout_seconds, given, follow)
         result = asyncio.run(run_job(job, options, display))
     finally:
         logger.removeHandler(handler)

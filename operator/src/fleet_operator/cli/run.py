@@ -30,6 +30,7 @@ from fleet_operator.api import (
 )
 from fleet_operator.api.names import METRICS_PORT
 from fleet_operator.cli.clock import now
+from fleet_operator.cli.follow import Follower
 from fleet_operator.cli.view import JobView
 from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.local_address import (
@@ -87,6 +88,8 @@ class RunOptions:
         When to stop the run although the job has not finished.
     given : Given
         What they have in the place of volumes, Secrets and ConfigMaps.
+    follow : bool
+        Whether to show what trainer 0 prints.
     """
 
     workdirs: Mapping[Role, Path]
@@ -94,6 +97,7 @@ class RunOptions:
     environ: Mapping[str, str]
     timeout_seconds: float | None = None
     given: Given = field(default_factory=Given)
+    follow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +278,7 @@ class Run:
     display : Display
         Shows the view.
     options : RunOptions
-        The time-out, and the folder of the logs.
+        The time-out, the folder of the logs, and whether to follow one.
     """
 
     def __init__(self, cluster: ProcessCluster, view: JobView, display: Display, options: RunOptions) -> None:
@@ -283,6 +287,9 @@ class Run:
         self._display = display
         self._logs = options.logs
         self._timeout_seconds = options.timeout_seconds
+        self._follower: Follower | None = None
+        if options.follow:
+            self._follower = Follower(options.logs / "trainer-0.log", "trainer-0", display.say)
         self._key = Key(view.job.metadata.namespace, view.job.metadata.name)
         self._stopped_by: int | None = None
         self._problem: str | None = None
@@ -303,6 +310,8 @@ class Run:
                     await self._drive()
                 finally:
                     await self._cluster.close()
+                    if self._follower is not None:
+                        self._follower.finish()
                     self._view.tell_failures()
         finally:
             for signum in handled:
@@ -417,6 +426,8 @@ class Run:
         """Keep the display up to date, for ever."""
         while True:
             self._view.tell_failures(older_than=now() - timedelta(seconds=TELL_FAILURE_SECONDS))
+            if self._follower is not None:
+                self._follower.read()
             self._display.refresh()
             await asyncio.sleep(REFRESH_SECONDS)
 

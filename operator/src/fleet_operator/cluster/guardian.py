@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL when nobody is left to ask for a longer one
 KILL_SECONDS = 30.0  # a process that SIGKILL has not ended by then sits in the kernel: give up on it
+LOG_BYTES = 1 << 16  # of a process's output at once, as much as a pipe holds
 START_ERROR = 128  # the exit code a container runtime gives to a command that cannot be started
 KILLED_KEEPER = 128 + signal.SIGKILL
 
@@ -192,6 +193,57 @@ def kill_all(wake: Wake, *, without: Container[int] = ()) -> dict[int, int]:
         wake.clear()
 
 
+class Log:
+    """The output of a process on its way into its file: each line is led by the time at which it came.
+
+    Times are those of ``kubectl logs --timestamps``, to the millisecond. What finds no room on the disk is
+    dropped, and that it was is the next line that does: training does not end for want of a log.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115  open until the process is gone
+        self._reader, self.writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        self._inside_line = False
+        self._lost_bytes = 0
+        self.ended = False
+
+    def fileno(self) -> int:
+        """Return the descriptor, for select."""
+        return self._reader
+
+    def take(self) -> bool:
+        """Write down what one read brings; return False if there is nothing now."""
+        try:
+            data = os.read(self._reader, LOG_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.ended = True
+            return False
+        stamp = _stamp(time.time())
+        lines = data.removesuffix(b"\n").replace(b"\n", b"\n" + stamp)
+        head, end = b"" if self._inside_line else stamp, b"\n" if data.endswith(b"\n") else b""
+        self._inside_line = not end
+        self._write(head + lines + end)
+        return True
+
+    def _write(self, data: bytes) -> None:
+        try:
+            if self._lost_bytes:
+                self._file.write(b"\n=== %d bytes are missing here: no room ===\n" % self._lost_bytes)
+                self._lost_bytes = 0
+            written = self._file.write(data)
+        except OSError:
+            written = 0
+        self._lost_bytes += len(data) - (written or 0)
+
+
+def _stamp(seconds: float) -> bytes:
+    day = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{day}.{int(seconds * 1000) % 1000:03d}Z ".encode()
+
+
 class Keeper:
     """A pod's container: its main process, and whatever that starts."""
 
@@ -199,6 +251,7 @@ class Keeper:
         self._channel = channel
         self._order = order
         self._wake = Wake()
+        self._log: Log | None = None
         self._kill_at: float | None = None
         self._exit_code: int | None = None
 
@@ -217,20 +270,25 @@ class Keeper:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)  # where there are no subreapers, orphans are found by their group
         codes = kill_all(self._wake)
+        while self._log is not None and self._log.take():  # whoever could write is gone
+            pass
         self._exited(codes.get(pid, KILLED_KEEPER) if self._exit_code is None else self._exit_code)
 
     def _start(self) -> int:
         order = self._order
-        with Path(order["log"]).open("ab") as log:
+        self._log = Log(order["log"])
+        try:
             process = subprocess.Popen(
                 order["argv"],
                 env=order["env"],
                 cwd=order["cwd"],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=self._log.writer,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        finally:
+            os.close(self._log.writer)
         process.returncode = 0  # reap() collects it together with its orphans; Popen shall not look for it
         return process.pid
 
@@ -241,9 +299,13 @@ class Keeper:
         watched: list[Any] = [self._wake.reader]
         if self._channel.fileno() >= 0:
             watched.append(self._channel)
+        if self._log is not None and not self._log.ended:
+            watched.append(self._log)
         timeout = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
         readable, _, _ = select.select(watched, [], [], timeout)
         told_to_stop = signal.SIGTERM in self._wake.clear()
+        if self._log is not None and self._log in readable:
+            self._log.take()
         if self._channel in readable:
             orders = self._channel.receive()
             for order in orders or ():

@@ -1,7 +1,12 @@
-"""The logs of the replicas of a run on this machine: one file for each, with all of its lives in it."""
+"""The logs of the replicas of a run on this machine: one file for each, with all of its lives in it.
+
+Each life begins with a head. The guardian leads what the replica prints with the times; see `guardian.Log`.
+"""
 
 from __future__ import annotations
 
+import re
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from fleet_operator.cluster.interface import ClusterError
@@ -11,7 +16,30 @@ if TYPE_CHECKING:
 
 # Of the log of a process that failed without a termination message. The kubelet keeps 2048 bytes and 80
 # lines, which torchrun's summary fills alone; the exception stands above it.
-TAIL_BYTES, TAIL_LINES = 16384, 400
+TAIL_LINES = 400
+TAIL_BYTES = 16384 + TAIL_LINES * len("2026-11-22T18:30:00.000Z ")
+
+_STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) ", re.MULTILINE)
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def without_times(text: str) -> str:
+    """Return lines as a replica has printed them, without the times with which the guardian leads them."""
+    return _STAMP.sub("", text)
+
+
+def split_time(line: str) -> tuple[datetime | None, str]:
+    """Return when a line was printed, where it says so, and the line itself."""
+    if (found := _STAMP.match(line)) is None:
+        return None, line
+    return datetime.fromisoformat(found[1]), line[found.end() :]
+
+
+def printable(text: str) -> str:
+    """Return a line as a terminal would show it at last: a progress bar's last state, without colours."""
+    shown = text.rstrip("\r").rpartition("\r")[2]
+    return _CONTROLS.sub("", _ESCAPES.sub("", shown))
 
 
 def begin_log(path: Path, head: str) -> int:
@@ -38,5 +66,5 @@ def tail(log: Path, start: int) -> str:
     with log.open("rb") as file:
         end = file.seek(0, 2)
         file.seek(max(start, end - TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
+        lines = without_times(file.read().decode(errors="replace")).splitlines()
     return "\n".join(lines[-TAIL_LINES:])
