@@ -54,6 +54,7 @@ _SIGNALS = {
 }
 _MESSAGE_CHARACTERS = 1024  # of a termination message that may be a log's end; the status holds one of them
 _EARLY = timedelta(minutes=1)
+_INCIDENT = timedelta(minutes=1)  # in which all who wait for each other give each other up
 # Reasons of pods that a node or the control plane ended, where no DisruptionTarget condition says so.
 _DISRUPTIVE = frozenset(
     {"Evicted", "NodeAffinity", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated"}
@@ -92,6 +93,11 @@ class Failure:
     def exit_code(self) -> int | None:
         """The exit code, where it is the main container's own."""
         return self.told.exit_code if self.by_main else None
+
+    @property
+    def by_peer(self) -> bool:
+        """Whether the replica ended for a peer's sake, which failed, or for want of a word of it."""
+        return self.exit_code in (EXIT_STATE_LOST, EXIT_PEER_LOST)
 
     @property
     def event(self) -> str:
@@ -182,16 +188,25 @@ def _follows(situation: Situation, failure: Failure) -> bool:
 
     A trainer that outlives its server ends with exit code 90 once it meets the next one, and a replica whose
     peer is being evicted, or has gone silent with its node, ends with 91; in a collective job everybody ends
-    with the first.
+    with the first. On a starved host replicas give each other up, one after the other.
     """
     if failure.kind in (Kind.DISRUPTION, Kind.STARTING):
         return False
     if failure.kind is Kind.STATE_LOST and _outlived_a_server(situation, failure.replica):
         return True
-    by_peer = failure.exit_code in (EXIT_STATE_LOST, EXIT_PEER_LOST)
-    if not by_peer and situation.job.spec.mode is not Mode.COLLECTIVE:
+    if failure.by_peer and _is_of_the_last_incident(situation, failure):
+        return True
+    if not failure.by_peer and situation.job.spec.mode is not Mode.COLLECTIVE:
         return False
     return bool(situation.vanished or situation.disturbed - {failure.replica})
+
+
+def _is_of_the_last_incident(situation: Situation, failure: Failure) -> bool:
+    """Whether a replica that gave a peer up was there at the failure before, and ended soon after it."""
+    before, born = situation.job.status.last_failure, situation.present[failure.replica].created_at
+    if before is None or before.time is None or failure.told.time is None or born is None:
+        return False
+    return born < before.time and failure.told.time <= before.time + _INCIDENT
 
 
 def _outlived_a_server(situation: Situation, trainer: Replica) -> bool:

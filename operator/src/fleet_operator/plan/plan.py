@@ -162,7 +162,8 @@ def failed(situation: Situation) -> Plan | None:
     """Answer failed replicas as failurePolicy says: fail the job, restart it, or restart them.
 
     Lives and attempts that somebody asked for, by a suspension or another number of trainers, do not prolong
-    the pause: it goes by no more restarts than have been counted.
+    the pause: it goes by no more restarts than have been counted. What only follows from a failure does not
+    take its place in the status: by its time is known what belongs to the same incident.
     """
     failures = find_failures(situation)
     if not failures:
@@ -180,12 +181,13 @@ def failed(situation: Situation) -> Plan | None:
     )
     cause, before = verdict.cause.told, ledger.restarts
     vanished = VANISHED if cause.reason == VANISHED else None
+    told = None if all(each.follows for each in failures) and job.status.last_failure else cause
     events = tuple(Event("Warning", failure.event, failure.told.message) for failure in failures)
     ledger = ledger.with_failures(verdict.counted)
     if isinstance(verdict, FailJob):
         situation = situation.with_ledger(ledger)
         return end_job(
-            situation, JobState.FAILED, verdict.reason, verdict.sentence, last_failure=cause, events=events
+            situation, JobState.FAILED, verdict.reason, verdict.sentence, last_failure=told, events=events
         )
     if isinstance(verdict, RestartJob):
         unseen = all(VANISHED in failure.reasons for failure in failures)
@@ -199,7 +201,7 @@ def failed(situation: Situation) -> Plan | None:
             ledger = ledger.with_replica_restart(replica, not_before, unseen=situation.is_unseen(replica))
         restarting = (True, vanished or "ReplicaRestarting", f"{cause.message}; it is started again")
     situation = situation.with_ledger(ledger)
-    return step(situation, {ConditionType.RESTARTING: restarting}, last_failure=cause, events=events)
+    return step(situation, {ConditionType.RESTARTING: restarting}, last_failure=told, events=events)
 
 
 def stranded(situation: Situation) -> Plan | None:

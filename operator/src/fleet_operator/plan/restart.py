@@ -113,7 +113,8 @@ def judge(
     it is found before any work and stays wrong however often it is tried; so does a script that cannot run.
     A disruption is nobody's failure:
     what it ended is replaced under every policy, and it never counts. Of several failures the gravest action
-    is taken. The restart of a whole job counts once, however many replicas had failed. One that gave up
+    is taken. The restart of a whole job counts once, however many replicas had failed; so do all replicas
+    that ended for a peer's sake, and beside one that failed by itself they do not count. One that gave up
     waiting for peers that have not run yet is started again alone, even where replicas start together: these
     peers pull their images still, and would begin anew.
     """
@@ -121,11 +122,11 @@ def judge(
     own = [answer for answer in answers if answer.counts]
     for answer in answers:
         if answer.action is FailureAction.FAIL_JOB:
-            return _failed(answer, counted=len(own))
+            return _failed(answer, counted=_incidents(own))
     together = together and (group or not all(each.kind is Kind.STARTING for each in failures))
     whole = together or any(answer.action is FailureAction.RESTART_JOB for answer in answers)
-    cause = next(iter(own), answers[0]).failure
-    counted = min(1, len(own)) if whole else len(own)
+    cause = min(own, key=lambda each: each.failure.by_peer, default=answers[0]).failure
+    counted = min(1, len(own)) if whole else _incidents(own)
     if counted and counted_before + counted > limit:
         sentence = (
             f"{cause.told.message}; this is failure {counted_before + counted},"
@@ -135,6 +136,12 @@ def judge(
     if whole:
         return RestartJob(counted, cause)
     return RestartReplicas(counted, cause, tuple(failure.replica for failure in failures))
+
+
+def _incidents(own: Sequence[Answer]) -> int:
+    """Return how much these count together: replicas that give up a peer, or each other, count once."""
+    by_themselves = sum(not each.failure.by_peer for each in own)
+    return by_themselves or min(1, len(own))
 
 
 def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failure) -> Answer:

@@ -27,6 +27,11 @@ def failure(kind: Kind = Kind.ORDINARY, index: int = 0) -> Failure:
     return Failure(Replica(Role.TRAINER, index), kind, LastFailure(message=f"trainer {index} failed"))
 
 
+def gave_up(index: int) -> Failure:
+    told = LastFailure(message=f"trainer {index} gave up a peer", exit_code=91)
+    return Failure(Replica(Role.TRAINER, index), Kind.ORDINARY, told)
+
+
 def verdict_of(
     action: FailureAction,
     *failures: Failure,
@@ -46,6 +51,18 @@ def verdict_of(
             [failure(index=0), failure(index=1)],
             RestartReplicas(2, failure(index=0), (Replica(Role.TRAINER, 0), Replica(Role.TRAINER, 1))),
             id="each-failed-replica-restarts-and-counts",
+        ),
+        pytest.param(
+            RESTART_REPLICA,
+            [gave_up(0), gave_up(1)],
+            RestartReplicas(1, gave_up(0), (Replica(Role.TRAINER, 0), Replica(Role.TRAINER, 1))),
+            id="replicas-that-give-each-other-up-count-once",
+        ),
+        pytest.param(
+            RESTART_REPLICA,
+            [gave_up(0), failure(index=1)],
+            RestartReplicas(1, failure(index=1), (Replica(Role.TRAINER, 0), Replica(Role.TRAINER, 1))),
+            id="who-gives-up-a-replica-that-failed-does-not-count-beside-it",
         ),
         pytest.param(
             RESTART_JOB,
@@ -511,3 +528,39 @@ def test_what_ends_with_an_evicted_peer_does_not_count():
     lines = story.sees(evicted, ended(trainer(1), 1, message="connection reset by peer"))
     assert lines[0] == "Restarting trainers 0/2 restarts 1 failures 0"
     assert any(line.startswith("tell Warning ReplicaFailed: digits-trainer-1") for line in lines)
+
+
+def test_replicas_of_a_starved_host_that_give_each_other_up_in_turn_are_one_failure():
+    story = Story(checkpoint={"mountPath": "/data", "claimName": "data"})
+    servers = [pserver(index, created_at=at(0)) for index in range(2)]
+    trainers = [trainer(index, created_at=at(0)) for index in range(2)]
+    story.sees(*servers, *trainers)
+
+    def gone(pod: ObservedPod, after: float) -> ObservedPod:
+        return ended(pod, 91, finished_at=at(after))
+
+    story.sees(gone(servers[0], 300), servers[1], *trainers, after=300)
+    again = pserver(0, "0.1", created_at=at(302))
+    story.sees(again, servers[1], gone(trainers[0], 303), trainers[1], after=303)
+    back = trainer(0, "0.1", created_at=at(305))
+    story.sees(again, gone(servers[1], 310), back, gone(trainers[1], 311), after=311)
+    assert story.job.status.failures == 1
+    others = pserver(1, "0.1", created_at=at(313)), trainer(1, "0.1", created_at=at(313))
+    story.sees(again, others[0], gone(back, 320), others[1], after=320)
+    assert story.job.status.failures == 2, "it was started after the others had given up"
+
+
+def test_replicas_that_give_each_other_up_for_ever_are_not_one_incident():
+    story = Story(checkpoint={"mountPath": "/data", "claimName": "data"}, runPolicy={"backoffLimit": 3})
+    rest = (pserver(0), pserver(1))
+    pods = [trainer(index, created_at=at(0)) for index in range(2)]
+    story.sees(*rest, *pods)
+    for turn in range(2, 16):  # each ends 45 s after the other
+        failing = turn % 2
+        now = 45 * turn
+        pods[failing] = ended(pods[failing], 91, finished_at=at(now))
+        lines = story.sees(*rest, *pods, after=now)
+        if lines[0].startswith("Failed"):
+            return
+        pods[failing] = trainer(failing, f"0.{turn // 2}", created_at=at(now + 1))
+    pytest.fail(f"the limit of failures is never reached: {lines[0]}")
