@@ -1,12 +1,14 @@
 """Real processes killed with -9: who notices, who waits, and who ends with which status."""
 
 import json
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
 from fleet.errors import EXIT_PEER_LOST, EXIT_STATE_LOST
+from tests.support.processes import wait_for
 from tests.support.replicas import job
 
 SCRIPT = Path(__file__).parent / "scripts" / "faults.py"
@@ -92,6 +94,23 @@ def test_a_server_that_vanishes_ends_the_trainers_by_the_deadline(tmp_path):
 def test_a_trainer_alone_says_whom_it_waits_for_and_gives_up(tmp_path):
     with job(tmp_path, servers=1, trainers=1, FLAGS_rpc_deadline="6000") as running:
         trainer = running.trainer(0, SCRIPT, "1")
+def test_a_server_that_was_frozen_gives_nobody_up_for_what_it_did_not_hear(tmp_path):
+    with job(tmp_path, servers=1, trainers=1) as running:
+        server = running.server(0, SCRIPT, FOR_EVER, **IMPATIENT | {"FLAGS_rpc_deadline": "2000"})
+        trainer = running.trainer(0, SCRIPT, FOR_EVER)
+        trainer.wait_for_output("made step 3", seconds=120)
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            # For longer than the server would wait for anybody, which is 3 s.
+            trainer.wait_for_output("has not answered for 1[0-9] s", seconds=60)
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        made = len(trainer.output.splitlines())
+        wait_for(lambda: len(trainer.output.splitlines()) > made + 100, "training to go on", seconds=60)
+        assert server.process.poll() is None
+        assert "vanished" not in server.output
+
+
         trainer.expect(
             EXIT_PEER_LOST,
             f"waiting for parameter server {running.endpoints[0]} to listen",

@@ -1,6 +1,7 @@
 """Whom a trainer waits for, as its watch sees it; a function stands in for what a GPU still has to do."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -17,6 +18,7 @@ class OtherTrainer:
 
     def __init__(self, standing: Standing, *, alive: bool) -> None:
         self.written = ""
+        self.looked = threading.Semaphore(0)
         self._standing = standing
         self._alive = alive
         self._beat = 0
@@ -33,6 +35,7 @@ class OtherTrainer:
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         self._beat += self._alive
+        self.looked.release()
         return [f"{self._beat} {self._standing.to_text()}".encode() for _ in keys]
 
     @property
@@ -42,9 +45,13 @@ class OtherTrainer:
 
 
 @contextmanager
-def watching(store: OtherTrainer, lost: Callable[[FleetError], None]) -> Iterator[Watch]:
+def watching(
+    store: OtherTrainer,
+    lost: Callable[[FleetError], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Watch]:
     deadlines = Deadlines(heartbeat_seconds=0.01, lost_seconds=0.2)
-    watch = Watch(cast("Any", store), Place(0, 2, "localhost", 1), deadlines, lost)
+    watch = Watch(cast("Any", store), Place(0, 2, "localhost", 1), deadlines, lost, clock)
     watch.start()
     try:
         yield watch
@@ -97,3 +104,24 @@ def test_a_wait_that_the_gpu_has_ended_is_over():
         assert asked.wait(10)
     assert store.seen == Standing(exchanges=1)
     assert not errors
+
+
+def test_a_trainer_that_was_frozen_itself_misses_nobody_for_what_it_did_not_hear():
+    moments, errors = [0.0], list[FleetError]()
+    store = OtherTrainer(Standing(), alive=False)
+
+    def lost(error: FleetError) -> None:
+        errors.append(error)
+        store.looked.release()
+
+    with watching(store, lost, lambda: moments[0]) as watch, watch.waiting("step 0"):
+        assert store.looked.acquire(timeout=10)
+        assert store.looked.acquire(timeout=10)  # the first look has been judged by now
+        moments[0] += 1000.0
+        for _ in range(3):
+            assert store.looked.acquire(timeout=10)
+        assert not errors
+        while not errors:  # who stays silent while it runs is missed as ever
+            moments[0] += 0.05
+            assert store.looked.acquire(timeout=10)
+    assert isinstance(errors[0], PeerLostError)

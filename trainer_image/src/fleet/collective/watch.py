@@ -15,6 +15,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
 
+from fleet.clock import WatchClock
 from fleet.collective.deadlines import Deadlines
 from fleet.collective.rendezvous import Place
 from fleet.collective.standing import Standing, Way
@@ -37,12 +38,22 @@ class Watch:
         Used by this object only: a blocked call of another thread must not keep the heartbeat waiting.
     lost
         Called, from the watch's thread, with an error that names a trainer for which this one waits in vain.
+    clock : callable
+        Seconds of a monotonic clock.
     """
 
     def __init__(
-        self, store: Store, place: Place, deadlines: Deadlines, lost: Callable[[FleetError], None]
+        self,
+        store: Store,
+        place: Place,
+        deadlines: Deadlines,
+        lost: Callable[[FleetError], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
+        # Between two looks of a watch that runs lies a beat, and two calls of the store in vain.
+        most_seconds = deadlines.heartbeat_seconds + 2 * STORE_SECONDS
+        self._clock = WatchClock(min(most_seconds, deadlines.lost_seconds / 2), clock)
         self._place = place
         self._deadlines = deadlines
         self._lost = lost
@@ -83,7 +94,7 @@ class Watch:
             call of CUDA.
         """
         self._standing = self._standing.begin(what, way)
-        self._waiting = waiting = (self._standing, time.monotonic())
+        self._waiting = waiting = (self._standing, self._clock.now())
         self._going_on = None
         try:
             yield
@@ -123,8 +134,8 @@ class Watch:
                 self._lost(error)
                 return
             except (DistError, RuntimeError) as error:
-                unreachable_since = unreachable_since or time.monotonic()
-                self._note_unreachable(time.monotonic() - unreachable_since, error)
+                unreachable_since = unreachable_since or self._clock.now()
+                self._note_unreachable(self._clock.now() - unreachable_since, error)
 
     def _beat(self, number: int) -> None:
         """Put down a number that was not there before, and where this trainer stands."""
@@ -142,7 +153,7 @@ class Watch:
         standing, since, done = going_on
         if not done():
             # Only one that waits for long holds the script up as well, which could yet come elsewhere.
-            lasting = time.monotonic() - since > self._deadlines.silent_seconds
+            lasting = self._clock.now() - since > self._deadlines.silent_seconds
             return standing if lasting else replace(standing, way=Way.OTHER), since
         if self._going_on is going_on:
             self._going_on = None
@@ -155,7 +166,7 @@ class Watch:
 
     def _look(self) -> None:
         """Compare the others' heartbeats with those seen before; name who is silent, raise if for good."""
-        now = time.monotonic()
+        now = self._clock.now()
         for rank, beat in self._beats().items():
             seen = self._seen.get(rank)
             if seen is None or seen[0] != beat:

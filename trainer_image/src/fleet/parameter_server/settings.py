@@ -53,6 +53,11 @@ class Settings:
         return 5 * self.heartbeat_seconds
 
     @property
+    def glance_seconds(self) -> float:
+        """What passes at most between two looks of a watcher that runs: two beats, or one call in vain."""
+        return min(2 * self.heartbeat_seconds + 1.0, self.deadline_seconds / 2)
+
+    @property
     def agreement(self) -> Mapping[str, str]:
         """What of this all processes must have in common, by name."""
         told = {"wire_dtype": self.wire_dtype, "FLEET_PIECE_BYTES": self.piece_bytes}

@@ -7,7 +7,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from fleet.errors import FleetError, StateLostError
+from grpc import FutureTimeoutError
+
+from fleet.clock import WatchClock
+from fleet.errors import FleetError, PeerLostError, StateLostError
 from fleet.parameter_server.control.heartbeat import Heartbeat
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.settings import Settings
@@ -38,6 +41,9 @@ class Control:
     def answer(self, incarnation: str = "first") -> None:
         self._latest.set_result(control_pb2.HeartbeatReply(incarnation=incarnation))
 
+    def refuse(self) -> None:
+        self._latest.set_exception(FutureTimeoutError())
+
     def end(self) -> None:
         with self._lock:
             self._over = True
@@ -46,9 +52,14 @@ class Control:
 
 
 @contextmanager
-def beating(control: Any, on_failure: Callable[[FleetError], None] = lambda _: None) -> Iterator[Heartbeat]:
+def beating(
+    control: Any,
+    on_failure: Callable[[FleetError], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Heartbeat]:
     """Give a heartbeat to one server; it ends with the block."""
-    heartbeat = Heartbeat([control], ["first"], SETTINGS, on_failure, lambda: None)
+    watch_clock = WatchClock(SETTINGS.glance_seconds, clock)
+    heartbeat = Heartbeat([control], ["first"], SETTINGS, on_failure, lambda: None, watch_clock)
     heartbeat.start()
     try:
         yield heartbeat
@@ -78,3 +89,23 @@ def test_a_later_life_is_reported_before_it_counts_as_a_sign_of_life():
         ((error, lived),) = found
         assert isinstance(error, StateLostError)
         assert lived == 0.0 < heartbeat.lived(0)
+
+
+def test_a_trainer_that_was_frozen_itself_gives_no_server_up_for_what_it_did_not_hear():
+    control, moments, found = Control(), [0.0], list[FleetError]()
+    with beating(control, found.append, lambda: moments[0]):
+        assert control.called.acquire(timeout=SECONDS)
+        control.answer()
+        assert control.called.acquire(timeout=SECONDS)
+        moments[0] += 1000.0  # the call that was under way is too late then
+        control.refuse()
+        assert control.called.acquire(timeout=SECONDS)
+        assert not found
+        looks = 0
+        while not found:  # who stays silent while it runs is given up as ever
+            moments[0] += 1.0
+            looks += 1
+            control.refuse()
+            assert control.called.acquire(timeout=SECONDS)
+        assert isinstance(found[0], PeerLostError)
+        assert looks >= SETTINGS.deadline_seconds - SETTINGS.glance_seconds

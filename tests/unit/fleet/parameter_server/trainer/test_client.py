@@ -38,7 +38,7 @@ def test_what_has_come_is_not_said_to_be_awaited(monkeypatch, caplog):
         0, program=program, pservers="a:1", trainers=1, startup_program=program.startup_program
     )
     waits = Waits()
-    monkeypatch.setattr(client, "WaitLog", lambda: WaitLog(lambda: waits.now))
+    monkeypatch.setattr(client, "WaitLog", lambda _: WaitLog(lambda: waits.now))
     plan = trainer_plan(transpiler.get_trainer_program())
     session = Client(plan, JobIdentity(), cast("Any", None), Settings())
     session._changed = cast("Any", waits)

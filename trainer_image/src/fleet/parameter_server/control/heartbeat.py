@@ -14,6 +14,7 @@ from typing import Final
 
 import grpc
 
+from fleet.clock import WatchClock
 from fleet.errors import FleetError, PeerLostError, StateLostError
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.settings import Settings
@@ -52,6 +53,8 @@ class Heartbeat:
         Called once per failure that training cannot survive.
     on_beat : callable
         Called with each beat; must not wait.
+    clock : WatchClock
+        By which silence is measured.
     """
 
     def __init__(
@@ -61,8 +64,9 @@ class Heartbeat:
         settings: Settings,
         on_failure: Callable[[FleetError], None],
         on_beat: Callable[[], None],
+        clock: WatchClock,
     ) -> None:
-        now = time.monotonic()
+        now = clock.now()
         self._peers = [
             _Peer(control, incarnation, now)
             for control, incarnation in zip(controls, incarnations, strict=True)
@@ -70,6 +74,7 @@ class Heartbeat:
         self._settings = settings
         self._on_failure = on_failure
         self._on_beat = on_beat
+        self._clock = clock
         self._wake = threading.Event()
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="fleet-heartbeat", daemon=True)
@@ -125,7 +130,7 @@ class Heartbeat:
             except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
                 self._unanswered(peer)
                 continue
-            peer.heard, peer.named, peer.waiting_for = time.monotonic(), False, reply.waiting_for
+            peer.heard, peer.named, peer.waiting_for = self._clock.now(), False, reply.waiting_for
             if reply.incarnation != peer.incarnation:
                 self._on_failure(
                     StateLostError(
@@ -138,7 +143,7 @@ class Heartbeat:
     def _unanswered(self, peer: _Peer) -> None:
         if self._stop:
             return
-        silent = time.monotonic() - peer.heard
+        silent = self._clock.now() - peer.heard
         if not peer.named and (silent >= self._settings.silent_seconds or peer.lost is not None):
             peer.named = True
             reason = f": {peer.lost}" if peer.lost is not None else ""

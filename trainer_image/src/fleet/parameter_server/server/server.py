@@ -9,12 +9,12 @@ import contextlib
 import logging
 import secrets
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from fleet import progress
+from fleet.clock import WatchClock
 from fleet.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -107,7 +107,8 @@ class Server:
         self.keeper = Keeper(plan, self._shard, self._mode, job)
         """What of this server is saved and loaded."""
         self._incarnation = secrets.token_hex(8)
-        self._membership = Membership(plan.trainers, settings, time.monotonic())
+        self._clock = WatchClock(settings.glance_seconds)
+        self._membership = Membership(plan.trainers, settings, self._clock.now())
         self._links: dict[int, Link] = {}
         self._changed = threading.Condition()
         self.checkpoints = ServerCheckpoints(
@@ -145,7 +146,7 @@ class Server:
             self._plan.endpoint,
             describe_blocks(self._plan.blocks),
             self._plan.agreement["mode"],
-            describe_absences(self._membership.absences(time.monotonic())),
+            describe_absences(self._membership.absences(self._clock.now())),
         )
 
     def serve(self) -> None:
@@ -159,7 +160,7 @@ class Server:
         FleetError
             A step failed here, in the user's optimizer say. Every trainer has been told.
         """
-        absent, stalled = WaitLog(), WaitLog()
+        absent, stalled = WaitLog(self._clock.now), WaitLog(self._clock.now)
         try:
             while True:
                 with self._changed:
@@ -227,7 +228,7 @@ class Server:
             with self._changed:
                 self._check_serving()
                 again = self._membership.attempt(trainer) >= 0
-                self._membership.admit(trainer, attempt, time.monotonic())
+                self._membership.admit(trainer, attempt, self._clock.now())
                 old = self._links.pop(trainer, None)
                 self.meetings.admit(trainer)
             if old is not None:
@@ -274,7 +275,7 @@ class Server:
             self._fail(error)
         with self._changed:
             if self._membership.attempt(trainer) == attempt:
-                self._membership.heard(trainer, time.monotonic())
+                self._membership.heard(trainer, self._clock.now())
         waiting_for = self._describe(missing) if missing else ""
         return control_pb2.HeartbeatReply(incarnation=self._incarnation, waiting_for=waiting_for)
 
@@ -340,7 +341,7 @@ class Server:
         """Take note that a link has a data connection, its first one or another."""
         with self._changed:
             if self._links.get(link.identity.trainer) is link:
-                self._membership.connected(link.identity.trainer, time.monotonic())
+                self._membership.connected(link.identity.trainer, self._clock.now())
                 self._changed.notify_all()
 
     def completed(self, link: Link) -> None:
@@ -358,7 +359,7 @@ class Server:
         with self._changed:
             current = self._links.get(trainer) is link and trainer not in self._membership.completed
             if current and error is not None:
-                self._membership.lost(trainer, time.monotonic())
+                self._membership.lost(trainer, self._clock.now())
                 self._changed.notify_all()
         if not current or error is None or self._closing:
             return
@@ -421,7 +422,7 @@ class Server:
 
     def _look_for_absent(self, log: WaitLog) -> list[tuple[int, PeerLostError]]:
         """Name who is not heard; return who has vanished for good, or raise where all need it."""
-        now = time.monotonic()
+        now = self._clock.now()
         absences = self._membership.absences(now)
         lost = [
             (absence.trainer, self._vanished(absence, now)) for absence in absences if now >= absence.deadline
@@ -474,7 +475,7 @@ class Server:
         Whoever lives learns from a beat or two that there is a server to come back to.
         """
         with self._changed:
-            now = time.monotonic()
+            now = self._clock.now()
             vanished = {each.trainer for each in self._membership.absences(now) if now >= each.deadline}
             awaited = set(self._membership.live) - vanished
         links = [link for link in list(self._links.values()) if link.identity.trainer in awaited]

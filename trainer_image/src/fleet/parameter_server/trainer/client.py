@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fleet import progress
+from fleet.clock import WatchClock
 from fleet.errors import (
     DeadlineExceededError,
     FleetError,
@@ -76,6 +77,7 @@ class Client:
         self._identity = Identity(job_hash(job.name, job.uid), plan.trainer_id, job.attempt)
         self.store = store
         self._settings = settings
+        self._clock = WatchClock(settings.glance_seconds)
         self._agreement = {**plan.agreement, **settings.agreement, **(facts or {})}
         self._controls: list[ControlClient] = []
         self._peers: list[Peer] = []
@@ -382,7 +384,9 @@ class Client:
         ]
         replies = self._join(deadline)
         incarnations = [reply.incarnation for reply in replies]
-        self._heartbeat = Heartbeat(self._controls, incarnations, settings, self.fail, self._look_at_peers)
+        self._heartbeat = Heartbeat(
+            self._controls, incarnations, settings, self.fail, self._look_at_peers, self._clock
+        )
         self._open = len(replies)
         for server, reply in enumerate(replies):
             peer = Peer(plan, server, self._identity, self.store, self, settings)
@@ -396,7 +400,7 @@ class Client:
             self.pull([reply.restored for reply in replies], [reply.step for reply in replies])
 
     def _look_at_peers(self) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         for peer in list(self._peers):
             peer.look(now)
 
@@ -485,7 +489,7 @@ class Client:
         self.check()
 
     def _wait(self, done: Callable[[], bool], describe: Callable[[], str]) -> float:
-        log, began = WaitLog(), time.monotonic()
+        log, began = WaitLog(self._clock.now), time.monotonic()
         with self._changed:
             while not done():
                 self.check()
