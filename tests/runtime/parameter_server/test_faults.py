@@ -40,13 +40,31 @@ def test_a_trainer_that_is_killed_comes_back_under_a_higher_attempt(tmp_path):
         for server in servers:
             server.expect(0, "trainer 1 joined again (attempt 1) at step 7", seconds=60)
         for each in words:  # who ends well has seen all others complete, and says so
-            assert json.loads(each.read_text())["completedTrainers"] == "0-1"
+            said = json.loads(each.read_text())
+            assert said["completedTrainers"] == "0-1"
+            assert said["completedAfter"] == {"0": "0", "1": "1"}
             each.unlink()
         again = running.server(0, SCRIPT, "25", FLEET_TERMINATION_LOG=str(words[0]), **life)
         again.expect(0, "this training has ended before", seconds=60)
         late = running.trainer(1, SCRIPT, "25", FLEET_RESTARTS="2", **life)  # no server listens any more
         late.expect(0, "this training has ended before", seconds=60)
         assert json.loads(words[0].read_text())["completedTrainers"] == "0-1"
+
+
+def test_a_trainer_that_has_completed_unseen_is_told_so_by_servers_that_run(tmp_path):
+    with job(tmp_path, servers=2, trainers=2) as running:
+        servers = [running.server(index, SCRIPT, FOR_EVER, FLEET_LIFE="0") for index in range(2)]
+        other = running.trainer(0, SCRIPT, FOR_EVER)
+        running.trainer(1, SCRIPT, "3").expect(0, "made step 3", seconds=120)
+        words = tmp_path / "words"
+        again = {"FLEET_RESTARTS": "1", "FLEET_LIFE": "0", "FLEET_TERMINATION_LOG": str(words)}
+        told = "trainer 1 has completed before, as all parameter servers say: nothing is left to do"
+        running.trainer(1, SCRIPT, FOR_EVER, **again).expect(0, told, seconds=60)
+        assert json.loads(words.read_text())["completedTrainers"] == "1"
+        assert not any("trainer 1 joined again" in server.output for server in servers)
+        anew = running.trainer(1, SCRIPT, FOR_EVER, FLEET_RESTARTS="2", FLEET_LIFE="1")  # of another training
+        anew.wait_for_output("joined at step")
+        assert other.process.poll() is None
 
 
 def test_a_server_that_comes_back_without_its_state_ends_the_trainers(tmp_path):
@@ -76,6 +94,23 @@ def test_a_trainer_that_vanishes_ends_the_others_by_the_deadline(tmp_path):
         survivor.expect(EXIT_PEER_LOST, "trainer 1 lost its connection", "at step 3", seconds=60)
 
 
+def test_a_server_that_was_frozen_gives_nobody_up_for_what_it_did_not_hear(tmp_path):
+    with job(tmp_path, servers=1, trainers=1) as running:
+        server = running.server(0, SCRIPT, FOR_EVER, **IMPATIENT | {"FLAGS_rpc_deadline": "2000"})
+        trainer = running.trainer(0, SCRIPT, FOR_EVER)
+        trainer.wait_for_output("made step 3", seconds=120)
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            # For longer than the server would wait for anybody, which is 3 s.
+            trainer.wait_for_output("has not answered for 1[0-9] s", seconds=60)
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        made = len(trainer.output.splitlines())
+        wait_for(lambda: len(trainer.output.splitlines()) > made + 100, "training to go on", seconds=60)
+        assert server.process.poll() is None
+        assert "vanished" not in server.output
+
+
 def test_a_server_that_vanishes_ends_the_trainers_by_the_deadline(tmp_path):
     with job(tmp_path, servers=1, trainers=1) as running:
         server = running.server(0, SCRIPT, FOR_EVER)
@@ -94,23 +129,6 @@ def test_a_server_that_vanishes_ends_the_trainers_by_the_deadline(tmp_path):
 def test_a_trainer_alone_says_whom_it_waits_for_and_gives_up(tmp_path):
     with job(tmp_path, servers=1, trainers=1, FLAGS_rpc_deadline="6000") as running:
         trainer = running.trainer(0, SCRIPT, "1")
-def test_a_server_that_was_frozen_gives_nobody_up_for_what_it_did_not_hear(tmp_path):
-    with job(tmp_path, servers=1, trainers=1) as running:
-        server = running.server(0, SCRIPT, FOR_EVER, **IMPATIENT | {"FLAGS_rpc_deadline": "2000"})
-        trainer = running.trainer(0, SCRIPT, FOR_EVER)
-        trainer.wait_for_output("made step 3", seconds=120)
-        server.process.send_signal(signal.SIGSTOP)
-        try:
-            # For longer than the server would wait for anybody, which is 3 s.
-            trainer.wait_for_output("has not answered for 1[0-9] s", seconds=60)
-        finally:
-            server.process.send_signal(signal.SIGCONT)
-        made = len(trainer.output.splitlines())
-        wait_for(lambda: len(trainer.output.splitlines()) > made + 100, "training to go on", seconds=60)
-        assert server.process.poll() is None
-        assert "vanished" not in server.output
-
-
         trainer.expect(
             EXIT_PEER_LOST,
             f"waiting for parameter server {running.endpoints[0]} to listen",

@@ -207,8 +207,9 @@ class _Completed:
 
     completed = True
 
-    def start(self, look: Callable[[], None]) -> None:
+    def start(self, look: Callable[[], None], told: Callable[[tuple[int, ...]], None]) -> None:
         look()
+        told(())
 
 
 @pytest.mark.parametrize(

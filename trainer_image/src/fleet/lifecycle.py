@@ -22,7 +22,7 @@ import threading
 import traceback
 from collections.abc import Collection, Mapping
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fleet import progress, termination
 from fleet.errors import EXIT_FAILURE, ConfigurationError, FleetError
@@ -30,7 +30,7 @@ from fleet.errors import EXIT_FAILURE, ConfigurationError, FleetError
 if TYPE_CHECKING:
     from fleet.role_maker import Role
 
-__all__ = ["failed", "finish", "joined", "one_sentence", "start"]
+__all__ = ["end_completed", "failed", "finish", "joined", "one_sentence", "start"]
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
 FLUSH_SECONDS = 0.5
@@ -54,6 +54,7 @@ class _Lifecycle:
         self.identity = "this process"
         self.joined = False
         self.completed: Collection[int] = ()
+        self.attempts: Mapping[int, int] = {}
         self._observing = False
         self._status: int | None = None
         self._wakeup: tuple[int, int] | None = None
@@ -165,8 +166,8 @@ class _Lifecycle:
         if not self.failed and os.environ.get("LOCAL_RANK", "0") == "0":
             state = progress.snapshot()
             if self.started:
-                known = termination.format_indexes(self.completed)
-                state = {"joined": self.joined, "completedTrainers": known, **state}
+                known = termination.completed_trainers(self.completed, self.attempts)
+                state = {"joined": self.joined, **known, **state}
             termination.write_progress(state, os.environ)
 
     def _leave_sentence(self, error: BaseException) -> None:
@@ -227,7 +228,7 @@ def failed() -> bool:
     return _lifecycle.failed
 
 
-def finish(completed: Collection[int] = ()) -> None:
+def finish(completed: Collection[int] = (), attempts: Mapping[int, int] | None = None) -> None:
     """Leave the progress as the termination message: this replica has done its work.
 
     What the script reports afterwards is added when the process exits.
@@ -236,10 +237,25 @@ def finish(completed: Collection[int] = ()) -> None:
     ----------
     completed : collection of int
         The trainers, by index, that this replica knows to have completed, itself among them if it is one.
+    attempts : mapping of int to int, optional
+        Of a server: under which attempt each of them did.
     """
     if _lifecycle.started:
-        _lifecycle.completed = completed
+        _lifecycle.completed, _lifecycle.attempts = completed, attempts or {}
         _lifecycle.leave_progress()
+
+
+def end_completed(completed: Collection[int]) -> NoReturn:
+    """End this replica well: its training has ended before, with these trainers.
+
+    Raises
+    ------
+    SystemExit
+        With status 0: there is nothing left to do.
+    """
+    joined()
+    finish(completed)
+    raise SystemExit(0)
 
 
 def one_sentence(error: BaseException) -> str:

@@ -1,7 +1,8 @@
 """The termination message: the last words of a replica, where the kubelet or the local cluster reads them.
 
 A replica that ends well leaves one line of JSON: whether it had joined its job (`joined`), the trainers that
-it knows to have completed (`completedTrainers`, as ``0-2,4``), and its progress. One that fails leaves one
+it knows to have completed (`completedTrainers`, as ``0-2,4``), of a server also after how many restarts each
+of them did (`completedAfter`, as ``{"0": "0-2", "1": "4"}``), and its progress. One that fails leaves one
 sentence, in which ``(joined)`` or ``(not joined)`` follows its name. Both stay under the 4096 bytes that
 Kubernetes keeps. The operator reads both, so their form is part of the contract.
 """
@@ -14,12 +15,20 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-__all__ = ["format_indexes", "message_path", "progress_message", "write_failure", "write_progress"]
+__all__ = [
+    "completed_trainers",
+    "format_indexes",
+    "message_path",
+    "progress_message",
+    "write_failure",
+    "write_progress",
+]
 
 KUBELET_PATH = Path("/dev/termination-log")
 MAX_PROGRESS_BYTES = 3000
 MAX_SENTENCE_BYTES = 2000
 MAX_HISTORY = 64
+MAX_ATTEMPTS_BYTES = 1000
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +48,18 @@ def format_indexes(indexes: Collection[int]) -> str:
         members = [index for _, index in group]
         ranges.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
     return ",".join(ranges)
+
+
+def completed_trainers(completed: Collection[int], attempts: Mapping[int, int]) -> dict[str, Any]:
+    """Return who has completed, as the last words tell it; attempts of too many kinds are left out."""
+    known: dict[str, Any] = {"completedTrainers": format_indexes(completed)}
+    after = {
+        str(attempt): format_indexes([trainer for trainer, its in attempts.items() if its == attempt])
+        for attempt in sorted(set(attempts.values()))
+    }
+    if after and len(_one_line(after)) <= MAX_ATTEMPTS_BYTES:
+        known["completedAfter"] = after
+    return known
 
 
 def progress_message(state: Mapping[str, Any]) -> str:

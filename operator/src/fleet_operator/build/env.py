@@ -72,8 +72,11 @@ def role_env(
         env["FLEET_START_DEADLINE_SECONDS"] = str(job.start_deadline_seconds)
     if job.spec.checkpoint is not None:
         env["FLEET_CHECKPOINT_DIR"] = job.spec.checkpoint.mount_path
-        if unseen or role is Role.PSERVER or job.spec.mode is Mode.COLLECTIVE:
-            env["FLEET_LIFE"] = str(life)
+    # Who may find that its training has ended: from servers, who know it, and from a mark beside checkpoints.
+    by_mark = job.spec.mode is Mode.COLLECTIVE and job.spec.checkpoint is not None
+    by_servers = job.spec.mode is not Mode.COLLECTIVE and (unseen or role is Role.PSERVER)
+    if by_mark or by_servers:
+        env["FLEET_LIFE"] = str(life)
     if job.spec.mode is Mode.COLLECTIVE:
         return env | _collective(job, index, hosts)
     return env | _parameter_server(job, role, index, hosts)

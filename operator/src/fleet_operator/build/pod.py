@@ -76,8 +76,9 @@ def build_pod(
     spec = template.spec.to_manifest()
     main = template.main_container.name
     main_container = next(each for each in spec["containers"] if each["name"] == main)
-    restarts = attempt.job + attempt.replica
-    env = role_env(job, role, index, hosts, restarts=restarts, life=life, unseen=unseen, peers_run=peers_run)
+    env = role_env(
+        job, role, index, hosts, restarts=attempt.restarts, life=life, unseen=unseen, peers_run=peers_run
+    )
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
         _complete_container(container, env)
     _complete_main(main_container, job, role, index)

@@ -31,6 +31,11 @@ class Attempt:
         """Return the value of the pod's ``fleetjob.dev/attempt`` label."""
         return f"{self.job}.{self.replica}"
 
+    @property
+    def restarts(self) -> int:
+        """How often the replica was started before, as it is told."""
+        return self.job + self.replica
+
     @classmethod
     def parse(cls, label: str) -> Attempt:
         """Read the label's value back; anything else is attempt 0.0, the oldest there is."""

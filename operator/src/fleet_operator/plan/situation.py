@@ -15,6 +15,7 @@ from fleet_operator.plan.ledger import RANK_ZERO, Ledger, Replica
 from fleet_operator.plan.node_loss import is_on_silent_node, lost_at
 from fleet_operator.plan.pods import EXIT_PEER_LOST, has_ended, has_started, has_succeeded, is_up
 from fleet_operator.plan.scaling import trainers_to_have
+from fleet_operator.plan.words import parse_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,10 +111,31 @@ class Situation:
         return tuple(
             each
             for each in trainers
-            if self.ledger.is_replaced(each)
-            and not self.has_completed(each)
-            and (not self.has_started(each) or self.present[each].exit_code == EXIT_PEER_LOST)
+            if self.ledger.is_replaced(each) and not self.has_completed(each) and self._finds_nobody(each)
         )
+
+    def _finds_nobody(self, replica: Replica) -> bool:
+        """Whether a replica has found no peers, or will not: it has not begun, or they have ended before.
+
+        A server that ended well says after how many restarts it knew a trainer: a later start of that has
+        not joined it, and calls a port on which nobody listens.
+        """
+        pod = self.present.get(replica)
+        if pod is None or not has_started(pod):
+            return True
+        if pod.exit_code is not None or replica.role is Role.PSERVER:
+            return pod.exit_code == EXIT_PEER_LOST
+        restarts = pod.attempt.restarts
+        return any(said.get(replica.index, restarts) < restarts for said in self._known_to_servers)
+
+    @cached_property
+    def _known_to_servers(self) -> tuple[Mapping[int, int], ...]:
+        """After how many restarts trainers have completed, as each server says that has ended well."""
+        seen = {**self.departed, **self.present}
+        servers = (
+            pod for each, pod in seen.items() if each.role is Role.PSERVER and self.has_completed(each)
+        )
+        return tuple(parse_words(pod.message).restarts for pod in servers if has_succeeded(pod))
 
     def _failed_when_done(self, trainer: Replica) -> bool:
         """Whether a trainer failed so shortly before servers ended well that it was done with them.
@@ -278,9 +300,8 @@ class Situation:
         if self.has_completed(replica):
             return False
         pod = self.present.get(replica)
-        if pod is not None:  # one that runs says so itself, as it ends; what found no peers has done nothing
-            found_nobody = not has_started(pod) or pod.exit_code == EXIT_PEER_LOST
-            return found_nobody and self.ledger.may_have_ended(replica)
+        if pod is not None:  # one that runs says so itself, as it ends; what finds no peers has done nothing
+            return self._finds_nobody(replica) and self.ledger.may_have_ended(replica)
         last = self.departed.get(replica)
         awaited = self.ledger.is_replaced(replica) and not self._is_recorded(replica)
         return self.ledger.was_unseen(replica) if awaited else last is None or not has_ended(last)

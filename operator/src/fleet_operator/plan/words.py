@@ -2,17 +2,22 @@
 
 ``fleet`` writes it, and so may anything else that runs in a pod: what is odd says nothing. One that ended
 well leaves a line of JSON, whose ``completedTrainers`` are those that it knows to have completed, ``0-2,4``;
-one that failed leaves a sentence, in which ``(joined)`` or ``(not joined)`` follows its name.
+a server says also after how many restarts each did, ``completedAfter``, ``{"0": "0-2", "1": "4"}``; one that
+failed leaves a sentence, in which ``(joined)`` or ``(not joined)`` follows its name.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fleet_operator.plan.indexes import parse_any_indexes
 from fleet_operator.plan.torchrun import find_root_cause
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = ["LastWords", "last_sentence", "parse_words"]
 
@@ -21,6 +26,7 @@ MOST_TRAINERS = 1000
 
 _SENTENCE_CHARACTERS = 300
 
+_COUNT = re.compile(r"\d{1,9}", re.ASCII)
 _FAILED = re.compile(r"(?:trainer|pserver) \d+ \((?P<not>not )?joined\): ", re.ASCII)
 
 
@@ -34,10 +40,13 @@ class LastWords:
         Whether it had joined its job; None where no runtime said.
     completed : frozenset of int
         Trainers that it knows to have completed.
+    restarts : mapping of int to int
+        How often they had been started before, as far as it says.
     """
 
     joined: bool | None = None
     completed: frozenset[int] = frozenset()
+    restarts: Mapping[int, int] = field(default_factory=dict)
 
 
 def parse_words(message: str | None) -> LastWords:
@@ -51,7 +60,19 @@ def parse_words(message: str | None) -> LastWords:
         return LastWords()
     if not isinstance(document, dict) or not isinstance(joined := document.get("joined"), bool):
         return LastWords()
-    return LastWords(joined, parse_any_indexes(document.get("completedTrainers"), below=MOST_TRAINERS))
+    completed = parse_any_indexes(document.get("completedTrainers"), below=MOST_TRAINERS)
+    return LastWords(joined, completed, _parse_restarts(document.get("completedAfter")))
+
+
+def _parse_restarts(after: object) -> dict[int, int]:
+    if not isinstance(after, dict):
+        return {}
+    return {
+        trainer: int(restarts)
+        for restarts, trainers in after.items()
+        if _COUNT.fullmatch(restarts)
+        for trainer in parse_any_indexes(trainers, below=MOST_TRAINERS)
+    }
 
 
 def last_sentence(message: str | None) -> str:

@@ -62,3 +62,11 @@ def test_without_a_place_there_is_no_message(monkeypatch, tmp_path):
     assert termination.message_path({}) is None
     (tmp_path / "absent").touch()
     assert termination.message_path({}) == tmp_path / "absent"
+
+
+def test_a_server_says_after_how_many_restarts_each_trainer_has_completed_unless_that_is_too_long():
+    few = termination.completed_trainers([0, 1, 2], {0: 0, 1: 2, 2: 0})
+    assert few == {"completedTrainers": "0-2", "completedAfter": {"0": "0,2", "2": "1"}}
+    many = termination.completed_trainers(range(1000), {each: each for each in range(1000)})
+    assert many == {"completedTrainers": "0-999"}
+    assert termination.completed_trainers([1], {}) == {"completedTrainers": "1"}

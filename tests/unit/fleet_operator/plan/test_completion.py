@@ -132,6 +132,46 @@ def test_a_trainer_that_was_started_again_unseen_has_completed_before_if_servers
     assert lines[0].startswith("Succeeded")
 
 
+def served(server: ObservedPod, after: dict[str, str]) -> ObservedPod:
+    """Return a server's pod that ended well, and said after how many restarts each trainer had completed."""
+    words = {"joined": True, "completedTrainers": "0-1", "completedAfter": after}
+    return ended(server, 0, message=json.dumps(words))
+
+
+KNEW_THE_FIRST = served(pserver(0), {"0": "0-1"}), served(pserver(1), {"0": "0-1"})
+KNEW_THE_SECOND = served(pserver(0), {"0": "0", "1": "1"}), served(pserver(1), {"0": "0", "1": "1"})
+
+
+def test_a_trainer_that_runs_again_unseen_and_finds_no_servers_has_completed_before():
+    story = running()
+    story.sees(*ALL[:3], after=5)
+    lines = story.sees(*KNEW_THE_FIRST, done(trainer(0), "0"), trainer(1, "0.1"), after=8)
+    assert lines[0].startswith("Succeeded")
+
+
+def test_a_trainer_that_failed_when_it_was_done_and_finds_no_servers_starts_anew_with_all_at_once():
+    story = Story()
+    story.sees(*ALL)
+    story.sees(*ALL[:3], ended(trainer(1), 137), after=5)
+    lines = story.sees(*KNEW_THE_FIRST, done(trainer(0), "0"), trainer(1, "0.1"), after=8)
+    assert lines[0] == "Restarting pservers 0/2 trainers 0/2 restarts 2 failures 1"
+    said = "digits-trainer-1 is started again, but parameter servers have completed; all replicas start anew"
+    assert f"Restarting True JobRestarting: {said}" in lines
+
+
+@pytest.mark.parametrize("exit_code", [None, 0, 1])
+def test_a_trainer_that_servers_have_known_since_it_was_started_again_is_left_to_its_end(
+    exit_code: int | None,
+):
+    story = Story()
+    story.sees(*ALL)
+    story.sees(*ALL[:3], ended(trainer(1), 137), after=5)
+    again = trainer(1, "0.1") if exit_code is None else ended(trainer(1, "0.1"), exit_code)
+    lines = story.sees(*KNEW_THE_SECOND, done(trainer(0), "0"), again, after=8)
+    assert story.job.status.job_restarts == (exit_code == 1)
+    assert lines[0].startswith("Succeeded") == (exit_code == 0)
+
+
 def test_a_trainer_that_runs_again_is_left_to_its_end():
     story = running()
     story.sees(*ALL[:3], after=5)

@@ -38,6 +38,19 @@ def test_parse_words(message: str | None, expected: LastWords):
     assert parse_words(message) == expected
 
 
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        pytest.param({"0": "0-1", "12": "3"}, {0: 0, 1: 0, 3: 12}, id="each-trainer"),
+        pytest.param({"-1": "0", "": "1", "x": "2", "9" * 10: "3"}, {}, id="no-counts"),
+        pytest.param({"1": ["0"]}, {}, id="no-text"),
+        pytest.param(["0"], {}, id="a-list"),
+    ],
+)
+def test_after_how_many_restarts_a_server_knew_trainers(after: object, expected: dict[int, int]):
+    assert parse_words(json.dumps(DONE | {"completedAfter": after})).restarts == expected
+
+
 def test_a_list_of_endless_ranges_costs_nothing():
     ranges = ",".join(["0-99999"] * 500)
     words = parse_words(json.dumps(DONE | {"completedTrainers": ranges}))

@@ -82,9 +82,7 @@ def end_if_finished(environ: Mapping[str, str], trainer: int | None = None) -> N
         FINISHED_NAME,
         environ["FLEET_CHECKPOINT_DIR"],
     )
-    lifecycle.joined()
-    lifecycle.finish(completed)
-    raise SystemExit(0)
+    lifecycle.end_completed(completed)
 
 
 def _training(environ: Mapping[str, str]) -> tuple[Path, dict[str, Any]] | None:

@@ -8,7 +8,7 @@ import atexit
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -65,7 +65,8 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
     PeerLostError
         A server does not answer before the deadline.
     SystemExit
-        The environment asks for the program to be printed instead, or this training has ended before.
+        The environment asks for the program to be printed instead, or this trainer or its training has
+        ended before.
     """
     previewed(program)
     source = source_of(program)
@@ -90,7 +91,7 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
         overlap=strategy.overlap,
         cross_step=strategy.cross_step,
     )
-    trainer.start(look)
+    trainer.start(look, partial(_end_if_completed, plan.trainer_id))
     lifecycle.joined()
     progress.follow(partial(_steps_made, weakref.ref(trainer)))
     atexit.register(_remind, weakref.ref(trainer), settings.deadline_seconds)
@@ -101,6 +102,21 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
 def _steps_made(find: Callable[[], Trainer | None]) -> int:
     trainer = find()
     return 0 if trainer is None else trainer.current_step
+
+
+def _end_if_completed(trainer: int, completed: Collection[int]) -> None:
+    """End this trainer well if the servers say that its process before has finished.
+
+    Raises
+    ------
+    SystemExit
+        With status 0: there is nothing left to do.
+    """
+    if trainer in completed:
+        _log.warning(
+            "trainer %d has completed before, as all parameter servers say: nothing is left to do", trainer
+        )
+        lifecycle.end_completed(completed)
 
 
 def _remind(find: Callable[[], Trainer | None], deadline_seconds: float) -> None:
@@ -175,9 +191,10 @@ def serve(server: Server) -> None:
         server.serve()
     finally:
         server.close()
-    if server.completed_trainers:
-        leave_mark(os.environ, server.completed_trainers)
-    lifecycle.finish(server.completed_trainers)
+    completed = server.completed_attempts
+    if completed:
+        leave_mark(os.environ, completed)
+    lifecycle.finish(completed, completed)
 
 
 def sends(program: Program) -> bool:

@@ -91,6 +91,7 @@ def identity_of(variables: Variables) -> JobIdentity:
         name=variables.optional("FLEET_JOB_NAME", default="local"),
         uid=variables.optional("FLEET_JOB_UID"),
         attempt=attempt,
+        life=variables.optional("FLEET_LIFE"),
     )
 
 

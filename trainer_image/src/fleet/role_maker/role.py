@@ -22,6 +22,9 @@ class JobIdentity:
     uid: str = ""
     attempt: int = 0
     """How often this replica has been started before."""
+    life: str = ""
+    """The life of the job in which its training began; to a trainer beside servers it is told only where
+    nobody has seen how its process before ended."""
 
 
 @dataclass(frozen=True)

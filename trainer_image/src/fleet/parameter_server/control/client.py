@@ -128,6 +128,13 @@ class ControlClient:
             except grpc.RpcError as error:
                 raise self._error(error) from error
 
+    def completed(
+        self, job_name: str, job_uid: str, life: str, timeout_seconds: float
+    ) -> "Pending[control_pb2.CompletedReply]":
+        """Ask which trainers have completed in this training."""
+        request = control_pb2.CompletedRequest(job_name=job_name, job_uid=job_uid, life=life)
+        return Pending(self._stub.Completed.future(request, timeout=timeout_seconds), self._error)
+
     def heartbeat(self, timeout_seconds: float) -> "grpc.Future[control_pb2.HeartbeatReply]":
         """Send a sign of life; the reply comes as a future, so that many servers are called at once."""
         return self._stub.Heartbeat.future(

@@ -37,6 +37,9 @@ class ControlBackend(Protocol):
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
         """Admit a trainer; ConfigurationError refuses it."""
 
+    def completed_trainers(self, request: control_pb2.CompletedRequest) -> tuple[int, ...]:
+        """Return who has completed; ConfigurationError refuses to say."""
+
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
         """Note a sign of life."""
 
@@ -126,6 +129,12 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
         self, request: control_pb2.JoinRequest, context: grpc.ServicerContext
     ) -> control_pb2.JoinReply:
         return _answer(context, lambda: self._backend.join(request))
+
+    def Completed(  # noqa: N802 - the service's name
+        self, request: control_pb2.CompletedRequest, context: grpc.ServicerContext
+    ) -> control_pb2.CompletedReply:
+        trainers = _answer(context, lambda: self._backend.completed_trainers(request))
+        return control_pb2.CompletedReply(trainers=trainers)
 
     def Heartbeat(  # noqa: N802 - the service's name
         self,

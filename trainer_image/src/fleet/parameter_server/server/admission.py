@@ -1,18 +1,24 @@
 """Who may speak with a server: replicas of its job, each in the life of it that has joined last."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from fleet.errors import ConfigurationError, RemoteProtocolError
 from fleet.parameter_server.control.proto import control_pb2
+from fleet.parameter_server.optimizer_state import INITIAL_STATE
+from fleet.program import describe_difference
 from fleet.wire import Identity, job_hash
 
 if TYPE_CHECKING:
     from fleet.role_maker import JobIdentity
 
-__all__ = ["check_identity", "check_job"]
+__all__ = ["check_agreement", "check_identity", "check_job"]
 
 
-def check_job(request: control_pb2.JoinRequest | control_pb2.NormRequest, job: "JobIdentity") -> None:
+def check_job(
+    request: control_pb2.JoinRequest | control_pb2.CompletedRequest | control_pb2.NormRequest,
+    job: "JobIdentity",
+) -> None:
     """Check that a call comes from a replica of the server's job.
 
     Raises
@@ -25,6 +31,33 @@ def check_job(request: control_pb2.JoinRequest | control_pb2.NormRequest, job: "
         raise ConfigurationError(
             f"a replica of job {found[0]!r} (uid {found[1]!r}) came to a server of job {expected[0]!r} "
             f"(uid {expected[1]!r}); are two jobs configured with the same addresses?"
+        )
+
+
+def check_agreement(
+    ours: Mapping[str, str], theirs: Mapping[str, str], initial: Mapping[str, str] | None
+) -> None:
+    """Check that a trainer agrees with the server on everything that must be equal.
+
+    Parameters
+    ----------
+    ours, theirs : mapping of str to str
+        The server's facts and the trainer's.
+    initial : mapping of str to str, optional
+        What the server's process had before the first step; None where a checkpoint counts instead.
+
+    Raises
+    ------
+    ConfigurationError
+        It does not; the message names the difference.
+    """
+    if initial is None:
+        theirs = {name: fact for name, fact in theirs.items() if name != INITIAL_STATE}
+    difference = describe_difference({**ours, **(initial or {})}, theirs)
+    if difference:
+        raise ConfigurationError(
+            f"this trainer does not run the same training as the parameter server: {difference} "
+            "(here: the server; there: the trainer); run one script with the same settings in every role"
         )
 
 

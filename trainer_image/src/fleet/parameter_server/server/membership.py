@@ -1,6 +1,6 @@
 """Which trainers a server counts on, and which it has lost. Pure: the time is handed in, in seconds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
@@ -185,6 +185,10 @@ class Membership:
     def give_up(self, trainer: int) -> None:
         """Count on a trainer no more, unless it joins again."""
         self._members[trainer].gone = True
+
+    def attempts_completed(self) -> Mapping[int, int]:
+        """Return under which attempt each of the trainers that have finished joined last."""
+        return {trainer: self.attempt(trainer) for trainer in self.completed}
 
     def absences(self, now: float) -> Sequence[Absence]:
         """Return the live trainers that are not heard."""

@@ -27,8 +27,8 @@ from fleet.parameter_server.control.service import ControlService
 from fleet.parameter_server.elastic import elastic_facts
 from fleet.parameter_server.modes import Answer, Missing, NormExchange, NormPart, mode_of_server
 from fleet.parameter_server.naming import describe_blocks, name_servers, name_trainers
-from fleet.parameter_server.optimizer_state import INITIAL_STATE, initial_state_fact
-from fleet.parameter_server.server.admission import check_identity, check_job
+from fleet.parameter_server.optimizer_state import initial_state_fact
+from fleet.parameter_server.server.admission import check_agreement, check_identity, check_job
 from fleet.parameter_server.server.checkpoints import ServerCheckpoints
 from fleet.parameter_server.server.keeper import Keeper
 from fleet.parameter_server.server.link import Link, greet
@@ -49,7 +49,6 @@ from fleet.parameter_server.transport.data_ports import DataPorts
 from fleet.parameter_server.transport.sockets import bind_address
 from fleet.parameter_server.transport.wire_form import WireForm
 from fleet.parameter_server.waiting import WaitLog, split_endpoint, wait_for_all
-from fleet.program import describe_difference
 from fleet.transpiler.lowering import ServerPlan
 from fleet.wire import Hello, Identity, job_hash
 
@@ -203,26 +202,16 @@ class Server:
             self._control = None
 
     @property
-    def completed_trainers(self) -> tuple[int, ...]:
-        """The trainers that have finished, once nobody is left to wait for."""
-        return () if self._membership.live else self._membership.completed
+    def completed_attempts(self) -> Mapping[int, int]:
+        """The trainers that have finished, each with the attempt under which it did, once all are done."""
+        return {} if self._membership.live else self._membership.attempts_completed()
 
     # What the control service asks.
 
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
         """Admit a trainer of this job that agrees with this server on everything that must be equal."""
         check_job(request, self._job)
-        ours, theirs = self._agreement, dict(request.agreement)
-        if self.keeper.restored:  # then what a process had before does not count
-            theirs.pop(INITIAL_STATE, None)
-        else:
-            ours = {**ours, **self._initial}
-        difference = describe_difference(ours, theirs)
-        if difference:
-            raise ConfigurationError(
-                f"this trainer does not run the same training as the parameter server: {difference} "
-                "(here: the server; there: the trainer); run one script with the same settings in every role"
-            )
+        check_agreement(self._agreement, request.agreement, None if self.keeper.restored else self._initial)
         trainer, attempt = request.trainer.id, request.trainer.attempt
         with self._admission:
             with self._changed:
@@ -265,6 +254,12 @@ class Server:
             restored=restored,
             data_socket=self._ports.name if self._ports is not None else "",
         )
+
+    def completed_trainers(self, request: control_pb2.CompletedRequest) -> tuple[int, ...]:
+        """Return who has completed in this training, for a trainer of it that may have done so before."""
+        check_job(request, self._job)
+        with self._changed:
+            return self._membership.completed if request.life == self._job.life else ()
 
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
         """Note a sign of life of a trainer that has joined."""

@@ -1,22 +1,26 @@
-"""What a trainer and all servers agree on: one checkpoint, and the values that training begins with.
+"""What a trainer asks all of its servers before it trains, to find whether they are at one.
 
-One checkpoint, though each server has its own directory, or another trainer loads just now.
+Who has completed; which checkpoint is loaded, though each has its own directory, or another trainer loads
+just now; at which step, and with which values, training begins.
 """
 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from fleet.errors import StateLostError
+from fleet.errors import FleetError, StateLostError
 from fleet.parameter_server.control.client import ControlClient, Pending
 from fleet.parameter_server.control.proto import control_pb2
+from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import TrainerPlan
 
-__all__ = ["agree", "check_equal", "common_save", "warn_of_other_values"]
+if TYPE_CHECKING:
+    from fleet.role_maker import JobIdentity
+
+__all__ = ["agree", "check_equal", "common_save", "completed_before", "next_step", "warn_of_other_values"]
 
 _log = logging.getLogger(__name__)
-
 _PAUSE_SECONDS: Final = 0.2
 Loads = Callable[
     [Callable[[ControlClient, float], Pending[control_pb2.LoadReply]]], list[control_pb2.LoadReply]
@@ -75,6 +79,37 @@ def check_equal(endpoints: Sequence[str], restored: Sequence[str]) -> None:
             f"the parameter servers have loaded different checkpoints: {found}; expected one that every "
             "server has whole"
         )
+
+
+def next_step(plan: TrainerPlan, steps: Sequence[int]) -> int:
+    """Return the step that a trainer makes next, of those that the servers say.
+
+    Raises
+    ------
+    StateLostError
+        They lie further apart than servers that are in step.
+    """
+    holding = [step for server, step in enumerate(steps) if plan.blocks_on(server)]
+    in_step = plan.mode is DistributedMode.SYNC and plan.custom is None
+    if in_step and max(holding, default=0) - min(holding, default=0) > 1:
+        raise StateLostError(
+            f"the parameter servers {', '.join(plan.endpoints)} are at the steps "
+            f"{', '.join(str(step) for step in steps)}; expected one step, or two that follow each "
+            "other: one of them came back without its state"
+        )
+    return min(holding, default=0)
+
+
+def completed_before(controls: Sequence[ControlClient], job: "JobIdentity", seconds: float) -> frozenset[int]:
+    """Ask the servers, each within so many seconds, and return who has completed, as all of them know.
+
+    Nobody has while one of them cannot be asked: to join says why.
+    """
+    asked = [control.completed(job.name, job.uid, job.life, seconds) for control in controls]
+    try:
+        return frozenset.intersection(*(frozenset(each.result().trainers) for each in asked))
+    except FleetError:
+        return frozenset()
 
 
 def warn_of_other_values(plan: TrainerPlan, replies: Sequence[control_pb2.JoinReply]) -> None:

@@ -16,7 +16,6 @@ from fleet.errors import (
     DeadlineExceededError,
     FleetError,
     RemoteProtocolError,
-    StateLostError,
 )
 from fleet.parameter_server.control.client import ControlClient, Pending
 from fleet.parameter_server.control.heartbeat import Heartbeat
@@ -24,11 +23,10 @@ from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.control.streams import pieces_of
 from fleet.parameter_server.naming import name_trainers
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.trainer.agreement import agree, check_equal, warn_of_other_values
+from fleet.parameter_server.trainer import agreement
 from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.trainer.peer import Peer
 from fleet.parameter_server.waiting import WaitLog, wait_for_ports
-from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import Identity, Kind, job_hash
 from fleet.wire.messages import pack_hyper, pack_numbers
@@ -97,8 +95,20 @@ class Client:
         self._barriers_passed = 0
         self._reductions_passed = 0
 
-    def start(self, look: Callable[[], None] = lambda: None) -> None:
-        """Join every server, and take the values that they hold; `look` is as in `wait_for_ports`.
+    def start(
+        self,
+        look: Callable[[], None] = lambda: None,
+        told: Callable[[Collection[int]], None] = lambda _: None,
+    ) -> None:
+        """Join every server, and take the values that they hold.
+
+        Parameters
+        ----------
+        look : callable
+            As of `wait_for_ports`.
+        told : callable
+            Called before that with the trainers that have completed, where this one may be among them; what
+            it raises ends the start.
 
         Raises
         ------
@@ -108,7 +118,7 @@ class Client:
             A server does not answer in time.
         """
         try:
-            self._start(look)
+            self._start(look, told)
         except BaseException:
             self.close()
             raise
@@ -302,7 +312,7 @@ class Client:
 
     def agree(self) -> "list[control_pb2.LoadReply]":
         """Have the servers load one checkpoint; see `agreement.agree`."""
-        return agree(self.ask_all, self.plan.endpoints, self._settings.deadline_seconds)
+        return agreement.agree(self.ask_all, self.plan.endpoints, self._settings.deadline_seconds)
 
     def complete(self) -> frozenset[int]:
         """Tell every server that this trainer has finished, wait until each knows, and return who has."""
@@ -373,7 +383,7 @@ class Client:
         """Return up to when a server is known to have lived, by the monotonic clock."""
         return self._heartbeat.lived(server) if self._heartbeat is not None else 0.0
 
-    def _start(self, look: Callable[[], None]) -> None:
+    def _start(self, look: Callable[[], None], told: Callable[[Collection[int]], None]) -> None:
         plan, settings = self.plan, self._settings
         deadline = time.monotonic() + settings.starting_seconds
         if plan.wait_port:
@@ -382,6 +392,8 @@ class Client:
             ControlClient(endpoint, self._identity.trainer, self._job.attempt, settings.retry_times)
             for endpoint in plan.endpoints
         ]
+        if self._job.life:
+            told(agreement.completed_before(self._controls, self._job, settings.deadline_seconds))
         replies = self._join(deadline)
         incarnations = [reply.incarnation for reply in replies]
         self._heartbeat = Heartbeat(
@@ -432,7 +444,7 @@ class Client:
             replies.append(
                 control.join(self._job.name, self._job.uid, self._agreement, owned, remaining, waiting)
             )
-        warn_of_other_values(self.plan, replies)
+        agreement.warn_of_other_values(self.plan, replies)
         return replies
 
     def pull(self, restored: Sequence[str], steps: Sequence[int]) -> None:
@@ -450,17 +462,9 @@ class Client:
         StateLostError
             The servers have loaded different checkpoints, or are at different steps.
         """
-        check_equal(self.plan.endpoints, restored)
+        agreement.check_equal(self.plan.endpoints, restored)
         self.restored = restored[0]
-        holding = [step for server, step in enumerate(steps) if self.plan.blocks_on(server)]
-        in_step = self.plan.mode is DistributedMode.SYNC and self.plan.custom is None
-        if in_step and max(holding, default=0) - min(holding, default=0) > 1:
-            raise StateLostError(
-                f"the parameter servers {', '.join(self.plan.endpoints)} are at the steps "
-                f"{', '.join(str(step) for step in steps)}; expected one step, or two that follow each "
-                "other: one of them came back without its state"
-            )
-        self.step = min(holding, default=0)
+        self.step = agreement.next_step(self.plan, steps)
         self.request_values()
         self.wait_for_values()
         self.adopt_values()

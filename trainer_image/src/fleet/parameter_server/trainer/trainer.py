@@ -1,7 +1,7 @@
 """One trainer's training: what the loop form and the program form both run on."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,9 +102,13 @@ class Trainer:
         """The parameters' names in the program."""
         return {parameter: name for name, parameter in self._parameters.items()}
 
-    def start(self, look: Callable[[], None] = lambda: None) -> None:
+    def start(
+        self,
+        look: Callable[[], None] = lambda: None,
+        told: Callable[[Collection[int]], None] = lambda _: None,
+    ) -> None:
         """Join the servers and take their values; see `Client.start`."""
-        self._client.start(look)
+        self._client.start(look, told)
         try:
             self.checkpoints.take_part()
         except BaseException:

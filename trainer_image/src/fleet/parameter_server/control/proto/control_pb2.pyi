@@ -165,6 +165,52 @@ class JoinReply(_message.Message):
 Global___JoinReply: _TypeAlias = JoinReply  # noqa: Y015
 
 @_typing.final
+class CompletedRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_NAME_FIELD_NUMBER: _builtins.int
+    JOB_UID_FIELD_NUMBER: _builtins.int
+    LIFE_FIELD_NUMBER: _builtins.int
+    job_name: _builtins.str
+    job_uid: _builtins.str
+    life: _builtins.str
+    """The life of the job in which the training began that is meant; in another one nobody has completed."""
+    def __init__(
+        self,
+        *,
+        job_name: _builtins.str = ...,
+        job_uid: _builtins.str = ...,
+        life: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_name", b"job_name", "job_uid", b"job_uid", "life", b"life"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompletedRequest: _TypeAlias = CompletedRequest  # noqa: Y015
+
+@_typing.final
+class CompletedReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def trainers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        trainers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["trainers", b"trainers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompletedReply: _TypeAlias = CompletedReply  # noqa: Y015
+
+@_typing.final
 class HeartbeatRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -39,6 +39,11 @@ class ParameterServerStub:
                 request_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.JoinRequest.SerializeToString,
                 response_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.JoinReply.FromString,
                 _registered_method=True)
+        self.Completed = channel.unary_unary(
+                '/fleet.parameter_server.v1.ParameterServer/Completed',
+                request_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.CompletedRequest.SerializeToString,
+                response_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.CompletedReply.FromString,
+                _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/fleet.parameter_server.v1.ParameterServer/Heartbeat',
                 request_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.HeartbeatRequest.SerializeToString,
@@ -96,6 +101,13 @@ class ParameterServerServicer:
 
     def Join(self, request, context):
         """Admit a trainer. Refusals are FAILED_PRECONDITION and ALREADY_EXISTS with a sentence as details.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Completed(self, request, context):
+        """Say which trainers have completed, to one whose end before nobody has seen; asked before it joins.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,6 +191,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     request_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.JoinRequest.FromString,
                     response_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.JoinReply.SerializeToString,
             ),
+            'Completed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Completed,
+                    request_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.CompletedRequest.FromString,
+                    response_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.CompletedReply.SerializeToString,
+            ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
                     request_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.HeartbeatRequest.FromString,
@@ -257,6 +274,33 @@ class ParameterServer:
             '/fleet.parameter_server.v1.ParameterServer/Join',
             fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.JoinRequest.SerializeToString,
             fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.JoinReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Completed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet.parameter_server.v1.ParameterServer/Completed',
+            fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.CompletedRequest.SerializeToString,
+            fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.CompletedReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -33,6 +33,8 @@ class ParameterServerStub:
     def __new__(cls, channel: _aio.Channel) -> ParameterServerAsyncStub: ...
     Join: _grpc.UnaryUnaryMultiCallable[_control_pb2.JoinRequest, _control_pb2.JoinReply]
     """Admit a trainer. Refusals are FAILED_PRECONDITION and ALREADY_EXISTS with a sentence as details."""
+    Completed: _grpc.UnaryUnaryMultiCallable[_control_pb2.CompletedRequest, _control_pb2.CompletedReply]
+    """Say which trainers have completed, to one whose end before nobody has seen; asked before it joins."""
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_control_pb2.HeartbeatRequest, _control_pb2.HeartbeatReply]
     """Say that a trainer's process lives; learn whether this is still the same life of the server."""
     Barrier: _grpc.UnaryUnaryMultiCallable[_control_pb2.BarrierRequest, _control_pb2.BarrierReply]
@@ -59,6 +61,8 @@ class ParameterServerAsyncStub(ParameterServerStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.UnaryUnaryMultiCallable[_control_pb2.JoinRequest, _control_pb2.JoinReply]  # type: ignore[assignment]
     """Admit a trainer. Refusals are FAILED_PRECONDITION and ALREADY_EXISTS with a sentence as details."""
+    Completed: _aio.UnaryUnaryMultiCallable[_control_pb2.CompletedRequest, _control_pb2.CompletedReply]  # type: ignore[assignment]
+    """Say which trainers have completed, to one whose end before nobody has seen; asked before it joins."""
     Heartbeat: _aio.UnaryUnaryMultiCallable[_control_pb2.HeartbeatRequest, _control_pb2.HeartbeatReply]  # type: ignore[assignment]
     """Say that a trainer's process lives; learn whether this is still the same life of the server."""
     Barrier: _aio.UnaryUnaryMultiCallable[_control_pb2.BarrierRequest, _control_pb2.BarrierReply]  # type: ignore[assignment]
@@ -88,6 +92,14 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.JoinReply, _abc.Awaitable[_control_pb2.JoinReply]]:
         """Admit a trainer. Refusals are FAILED_PRECONDITION and ALREADY_EXISTS with a sentence as details."""
+
+    @_abc_1.abstractmethod
+    def Completed(
+        self,
+        request: _control_pb2.CompletedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.CompletedReply, _abc.Awaitable[_control_pb2.CompletedReply]]:
+        """Say which trainers have completed, to one whose end before nobody has seen; asked before it joins."""
 
     @_abc_1.abstractmethod
     def Heartbeat(
