@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -16,9 +17,11 @@ from fleet_operator.cli.clock import now
 from fleet_operator.cli.curve import draw_loss_curves
 from fleet_operator.cli.display import DisplayHandler, LineDisplay, TableDisplay
 from fleet_operator.cli.given import check_folders, describe
+from fleet_operator.cli.page import render_page
 from fleet_operator.cli.result import to_json, to_text
 from fleet_operator.cli.run import RunOptions, prepare, run_job
 from fleet_operator.cli.workdir import choose_workdirs
+from fleet_operator.cluster.local_log import last_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from fleet_operator.cluster.local_volumes import Given
 
 CURVE = "loss.png"
+PAGE = "summary.html"
+PAGE_LINES = 40  # of each log
 
 
 def run_command(
@@ -60,6 +65,7 @@ def run_command(
     finally:
         logger.removeHandler(handler)
     _draw(result, logs / CURVE, display)
+    _write_page(result, logs, display)
     text = to_text(result)
     if as_json:
         print(text, file=sys.stderr)
@@ -83,3 +89,18 @@ def _draw(result: RunResult, path: Path, display: Display) -> None:
         display.say("no loss curve: matplotlib is not installed (pip install 'fleet-operator[cli]')")
     except OSError as error:
         display.say(f"no loss curve: {path} cannot be written: {error.strerror}")
+
+
+def _write_page(result: RunResult, logs: Path, display: Display) -> None:
+    """Write the summary for a browser, beside the logs."""
+    tails: dict[str, list[str]] = {}
+    for replica in result.view.replicas.values():
+        with contextlib.suppress(FileNotFoundError):  # it was not started
+            tails[replica.name] = last_lines(logs / f"{replica.name}.log", PAGE_LINES)
+    curve = logs / CURVE
+    page = logs / PAGE
+    try:
+        page.write_text(render_page(result, curve.read_bytes() if curve.exists() else None, tails))
+        display.say(f"summary: {page}")
+    except OSError as error:
+        display.say(f"no summary: {page} cannot be written: {error.strerror}")

@@ -63,8 +63,12 @@ def begin_log(path: Path, head: str) -> int:
 
 def tail(log: Path, start: int) -> str:
     """Return the last lines that a life said which began at `start`."""
+    return without_times("\n".join(last_lines(log, TAIL_LINES, start)))
+
+
+def last_lines(log: Path, count: int, start: int = 0) -> list[str]:
+    """Return the last lines of a log from `start` on, with their times; of long ones, fewer."""
     with log.open("rb") as file:
         end = file.seek(0, 2)
         file.seek(max(start, end - TAIL_BYTES))
-        lines = without_times(file.read().decode(errors="replace")).splitlines()
-    return "\n".join(lines[-TAIL_LINES:])
+        return file.read().decode(errors="replace").splitlines()[-count:]

@@ -1,0 +1,128 @@
+"""Pure: how a run ended, on one page of HTML that needs nothing beside it and asks nobody for anything."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from datetime import timedelta
+from html import escape
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import ConditionType, JobState
+from fleet_operator.cli.lines import ABSENT, duration
+from fleet_operator.cluster.local_log import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
+
+    from fleet_operator.cli.run import RunResult
+    from fleet_operator.cli.view import ReplicaView
+
+COLUMNS = ("replica", "state", "started", "ran for", "restarts", "exit codes", "step", "loss")
+
+# The policy lets nothing in, whatever a log may say: no script, no address.
+_HEAD = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+:root {{ color-scheme: light dark; }}
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }}
+h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.1rem; margin-top: 2rem; }}
+.scroll {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; }}
+th, td {{ text-align: left; padding: .2rem 1rem .2rem 0; border-bottom: 1px solid #8884; }}
+th, td {{ white-space: nowrap; }}
+img {{ max-width: 100%; background: white; }}
+pre {{ overflow: auto; max-height: 24rem; padding: .6rem; background: #8881; font-size: .85rem; }}
+.Succeeded {{ color: #1a7f37; }} .Failed {{ color: #cf222e; }}
+</style>
+</head>
+<body>
+"""
+
+
+def render_page(result: RunResult, picture: bytes | None, logs: Mapping[str, Sequence[str]]) -> str:
+    """Return the page.
+
+    Parameters
+    ----------
+    result : RunResult
+        How the run ended.
+    picture : bytes, optional
+        The loss curves as a PNG.
+    logs : mapping
+        The last lines of each log, by the replica's name.
+    """
+    view = result.view
+    state = (view.status.state or JobState.PENDING).value
+    parts = [
+        _HEAD.format(title=escape(f"{view.job.name}: {state}")),
+        f'<h1>{escape(view.job.name)}: <span class="{state}">{state}</span></h1>\n',
+        *(f"<p>{escape(line)}</p>\n" for line in _sentences(result)),
+        _table("replicas", COLUMNS, [_row(replica, result) for replica in view.replicas.values()]),
+    ]
+    if view.metrics:
+        rows = [(name, f"{value:.6g}") for name, value in sorted(view.metrics.items())]
+        parts.append("<h2>Metrics</h2>\n" + _table("metrics", ("name", "value"), rows))
+    parts.append("<h2>Loss</h2>\n" + _picture(picture))
+    for name, lines in logs.items():
+        text = "\n".join(printable(line) for line in lines)
+        parts.append(f"<h2>The last lines of {escape(name)}</h2>\n<pre>{escape(text)}</pre>\n")
+    return "".join([*parts, "</body>\n</html>\n"])
+
+
+def _sentences(result: RunResult) -> Iterable[str]:
+    view = result.view
+    times = [replica.started_at for replica in view.replicas.values() if replica.started_at is not None]
+    began = f"began {_moment(min(times))}, " if times else ""
+    stopped = ", stopped before its end" if result.stopped_by and result.exit_status else ""
+    yield f"{view.job.spec.mode.value}, {began}took {duration(result.wall_seconds)}{stopped}"
+    if result.problem is not None:
+        yield result.problem
+    failed = view.status.condition(ConditionType.FAILED)
+    if failed is not None and view.status.is_true(ConditionType.FAILED):
+        yield failed.message or ""
+
+
+def _row(replica: ReplicaView, result: RunResult) -> tuple[str, ...]:
+    progress, started = replica.progress, replica.started_at
+    step = loss = ABSENT
+    if progress is not None and progress.step is not None:
+        step = f"{progress.step}" + ("" if progress.total_steps is None else f"/{progress.total_steps}")
+    if progress is not None and progress.loss is not None:
+        loss = f"{progress.loss:.6g}"
+    ran = ABSENT
+    if started is not None:
+        # One without an end of its own went with the run.
+        seconds = replica.elapsed_seconds(started + timedelta(seconds=result.wall_seconds))
+        ran = ABSENT if seconds is None else duration(seconds)
+    codes = ", ".join(map(str, replica.exit_codes)) or ABSENT
+    began = ABSENT if started is None else _moment(started)
+    return (replica.name, replica.state, began, ran, str(replica.restarts), codes, step, loss)
+
+
+def _moment(moment: datetime) -> str:
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}"
+
+
+def _table(name: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
+    return (
+        f'<div class="scroll"><table id="{name}">\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{body}</tbody>\n</table></div>\n"
+    )
+
+
+def _picture(picture: bytes | None) -> str:
+    if picture is None:
+        return (
+            "<p>No picture: no trainer reported a loss with its step, or matplotlib is not installed.</p>\n"
+        )
+    encoded = b64encode(picture).decode()
+    return f'<img alt="the loss of each trainer over its steps" src="data:image/png;base64,{encoded}">\n'
