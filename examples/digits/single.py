@@ -43,16 +43,16 @@ def main() -> None:
     train, test = load_data()
     loader = DataLoader(train, BATCH, shuffle=True, drop_last=True, num_workers=options.num_workers)
     total = options.epochs * len(loader)
-    for epoch in range(1, options.epochs + 1):
+    for epoch in range(options.epochs):
         for images, labels in loader:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
-        step = epoch * len(loader)
+        step = (epoch + 1) * len(loader)
         correct = accuracy(model, *test)
         print(f"step {step} of {total}: loss {loss.item():.4f}, test accuracy {correct:.4f}")
-    print(f"test accuracy: {correct:.4f}")
+    print(f"test accuracy: {accuracy(model, *test):.4f}")
 
 
 if __name__ == "__main__":

@@ -44,24 +44,23 @@ def main() -> None:
     model = build_model()
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9))
     if fleet.is_server():
-        fleet.init_server()
         return fleet.run_server()
     fleet.init_worker()
     train, test = load_data()
     train = TensorDataset(*train[fleet.worker_index() :: fleet.worker_num()])
     loader = DataLoader(train, BATCH, shuffle=True, drop_last=True, num_workers=options.num_workers)
     total = options.epochs * len(loader)
-    for epoch in range(1, options.epochs + 1):
+    for epoch, loader in fleet.epochs(options.epochs, loader):
         for images, labels in loader:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(images), labels)
             loss.backward()
             optimizer.step()
-        step = epoch * len(loader)
+        step = (epoch + 1) * len(loader)
         correct = accuracy(model, *test)
         fleet.report(step=step, total_steps=total, loss=loss, samples=step * BATCH, test_accuracy=correct)
     fleet.stop_worker()
-    print(f"test accuracy: {correct:.4f}")
+    print(f"test accuracy: {accuracy(model, *test):.4f}")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import os
 import torch
 from sklearn.datasets import load_diabetes
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import fleet
 
@@ -53,14 +54,15 @@ def main() -> None:
 
     executor.run(fleet.default_startup_program())
     trainer_program = transpiler.get_trainer_program()
-    train = torch.arange(TEST_SAMPLES, len(x))[trainer_id::trainers]
-    steps = len(train) // BATCH
-    for epoch in range(1, EPOCHS + 1):
-        order = train[torch.randperm(len(train))]
-        for batch in order[: steps * BATCH].view(steps, BATCH):
-            (loss,) = executor.run(trainer_program, feed={"x": x[batch], "y": y[batch]}, fetch_list=["loss"])
-        samples = epoch * steps * BATCH
-        fleet.report(step=epoch * steps, total_steps=EPOCHS * steps, loss=loss.item(), samples=samples)
+    train = slice(TEST_SAMPLES + trainer_id, None, trainers)
+    loader = DataLoader(TensorDataset(x[train], y[train]), BATCH, shuffle=True, drop_last=True)
+    total = EPOCHS * len(loader)
+    for epoch, batches in fleet.epochs(EPOCHS, loader):
+        for features, target in batches:
+            feed = {"x": features, "y": target}
+            (loss,) = executor.run(trainer_program, feed=feed, fetch_list=["loss"])
+        step = (epoch + 1) * len(loader)
+        fleet.report(step=step, total_steps=total, loss=loss.item(), samples=step * BATCH)
     executor.close()
     with torch.no_grad():
         error = squared_error(model, x[:TEST_SAMPLES], y[:TEST_SAMPLES]).item()

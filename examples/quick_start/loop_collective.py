@@ -10,9 +10,9 @@ from fleet.collective import fleet
 BATCH = 128
 
 
-def generate(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def generate(step: int, trainer: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Return 128 points in 32 dimensions, and whether their first half weighs more than the second."""
-    x = torch.rand(BATCH, 32, generator=generator)
+    x = torch.rand(BATCH, 32, generator=torch.Generator().manual_seed(1000 * step + trainer))
     return x, (x[:, :16].sum(1) > x[:, 16:].sum(1)).long()
 
 
@@ -30,9 +30,8 @@ def main() -> None:
     model = build_model()
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
     fleet.init_worker()
-    generator = torch.Generator().manual_seed(fleet.worker_index())
-    for step in range(1, options.steps + 1):
-        x, y = generate(generator)
+    for step in fleet.steps(range(1, options.steps + 1)):
+        x, y = generate(step, fleet.worker_index())
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()
@@ -40,7 +39,8 @@ def main() -> None:
         if step % 100 == 1:
             fleet.report(step=step, total_steps=options.steps, loss=loss.item(), samples=step * BATCH)
     fleet.stop_worker()
-    print(f"last loss: {loss.item():.4f}")
+    x, y = generate(0)
+    print(f"loss on other points: {nn.functional.cross_entropy(model(x), y).item():.4f}")
 
 
 if __name__ == "__main__":

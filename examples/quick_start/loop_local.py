@@ -8,9 +8,9 @@ from torch import nn
 BATCH = 128
 
 
-def generate(generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def generate(step: int, trainer: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Return 128 points in 32 dimensions, and whether their first half weighs more than the second."""
-    x = torch.rand(BATCH, 32, generator=generator)
+    x = torch.rand(BATCH, 32, generator=torch.Generator().manual_seed(1000 * step + trainer))
     return x, (x[:, :16].sum(1) > x[:, 16:].sum(1)).long()
 
 
@@ -26,16 +26,16 @@ def main() -> None:
     torch.manual_seed(0)
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    generator = torch.Generator().manual_seed(0)
     for step in range(1, options.steps + 1):
-        x, y = generate(generator)
+        x, y = generate(step)
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()
         if step % 100 == 1:
             print(f"step {step}: loss {loss.item():.4f}")
-    print(f"last loss: {loss.item():.4f}")
+    x, y = generate(0)
+    print(f"loss on other points: {nn.functional.cross_entropy(model(x), y).item():.4f}")
 
 
 if __name__ == "__main__":

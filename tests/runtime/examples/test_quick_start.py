@@ -43,7 +43,8 @@ def load(
 
 
 def losses(capsys: pytest.CaptureFixture[str]) -> list[float]:
-    return [float(value) for value in re.findall(r"^last loss: ([0-9.]+)", capsys.readouterr().out, re.M)]
+    printed = capsys.readouterr().out
+    return [float(value) for value in re.findall(r"^loss on other points: ([0-9.]+)", printed, re.M)]
 
 
 def test_in_one_process_both_forms_train_alike(monkeypatch, capsys):

@@ -42,7 +42,9 @@ PUBLIC = [
     "create_sync_strategy",
     "default_main_program",
     "default_startup_program",
+    "epochs",
     "report",
+    "steps",
 ]
 
 

@@ -46,7 +46,11 @@ SAVING = {
     ),
     "clean_redundant_check_points": "(root_path=None, fs=None, checkpoint_num=1)",
 }
-CALLS = PLACE | TRAINING | SAVING
+LOOPS = {
+    "epochs": "(epochs, loader, scheduler=None, *, step_scheduler=None, batches_per_step=1, seed=0)",
+    "steps": "(batches, scheduler=None, *, batches_per_step=1, seed=0)",
+}
+CALLS = PLACE | TRAINING | SAVING | LOOPS
 
 
 def signature_of(call: object) -> str:

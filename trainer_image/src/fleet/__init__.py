@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         TranspileError,
     )
     from fleet.executor import Executor
+    from fleet.loop import epochs, steps
     from fleet.place import CPUPlace, CUDAPlace
     from fleet.program import (
         Block,
@@ -76,6 +77,7 @@ _MODULE_OF = {
         "fleet.errors",
     ),
     "Executor": "fleet.executor",
+    **dict.fromkeys(("epochs", "steps"), "fleet.loop"),
     **dict.fromkeys(("CPUPlace", "CUDAPlace"), "fleet.place"),
     **dict.fromkeys(
         (
@@ -150,7 +152,9 @@ __all__ = [
     "create_sync_strategy",
     "default_main_program",
     "default_startup_program",
+    "epochs",
     "report",
+    "steps",
 ]
 
 

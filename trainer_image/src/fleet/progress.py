@@ -30,7 +30,7 @@ from typing import Any, SupportsFloat, SupportsIndex
 
 from fleet.errors import ConfigurationError
 
-__all__ = ["Progress", "close", "count", "follow", "identify", "report", "snapshot", "start_server"]
+__all__ = ["Progress", "close", "count", "follow", "identify", "made", "report", "snapshot", "start_server"]
 
 MAX_HISTORY = 512
 RATE_WINDOW_SECONDS = 10.0
@@ -57,7 +57,7 @@ class Progress:
         self._role: str | None = None
         self._index: int | None = None
         self._step: int | None = None
-        self._count_made: Callable[[], int] = lambda: 0
+        self._count_made: Callable[[], int] | None = None
         self._made = 0
         self._total_steps: int | None = None
         self._loss: float | None = None
@@ -80,6 +80,11 @@ class Progress:
         """Take the step from the runtime for as long as the script reports none; see :func:`follow`."""
         with self._lock:
             self._count_made = made
+
+    def made(self) -> int | None:
+        """Return how many steps the runtime has made; see :func:`made`."""
+        with self._lock:
+            return None if self._count_made is None else self._count_made()
 
     def report(
         self,
@@ -140,7 +145,7 @@ class Progress:
         """Return the reported step, else the runtime's, once it has made one: also when it is gone."""
         if self._step is not None:
             return self._step
-        self._made = self._count_made() or self._made
+        self._made = (self._count_made() if self._count_made is not None else 0) or self._made
         return self._made or None
 
     def _record(self, loss: float) -> None:
@@ -366,6 +371,11 @@ def follow(made: Callable[[], int]) -> None:
         thread may call it.
     """
     _progress.follow(made)
+
+
+def made() -> int | None:
+    """Return how many steps the runtime has made, as :func:`follow` says; None in a process without one."""
+    return _progress.made()
 
 
 def count(name: str, amount: float = 1) -> None:

@@ -20,6 +20,7 @@ from fleet.collective.optimizer import distribute, named_parameters
 from fleet.collective.rendezvous import place_of
 from fleet.collective.training import CollectiveTraining
 from fleet.errors import ConfigurationError
+from fleet.loop import LoopCalls
 from fleet.numbers import check_operation, like, numbers_of
 from fleet.options import Where, refusal
 from fleet.program import Program
@@ -38,7 +39,7 @@ _SUMMED = frozenset({"complex64", "complex128"})
 _log = logging.getLogger(__name__)
 
 
-class Fleet(SavingCalls):
+class Fleet(SavingCalls, LoopCalls):
     """The place of this process in a collective job. Every trainer is a worker; there are no servers."""
 
     def __init__(self) -> None:
@@ -313,6 +314,14 @@ class Fleet(SavingCalls):
                     f"{group.place.rank}, has {ours[:MAX_DIFFERENCE]}; expected the same model and optimizer "
                     "in every trainer"
                 )
+
+    def _steps_made(self) -> int:
+        if not self._averagers:
+            raise ConfigurationError(
+                "fleet.distributed_optimizer was not called, and it is what counts the steps; expected it "
+                "before the loop"
+            )
+        return self.step
 
     def _checkpoint_root(self) -> str | None:
         return self._started_role().checkpoint_dir

@@ -11,6 +11,7 @@ import torch
 import fleet as package
 from fleet import lifecycle
 from fleet.errors import ConfigurationError
+from fleet.loop import LoopCalls
 from fleet.numbers import like, numbers_of
 from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.saving import Saving
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Fleet"]
 
 
-class Fleet(Saving):
+class Fleet(Saving, LoopCalls):
     """The place of this process in a job with parameter servers, and the way to train in it.
 
     Examples
@@ -40,11 +41,11 @@ class Fleet(Saving):
         fleet.init(role_maker.PaddleCloudRoleMaker())
         optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
         if fleet.is_server():
-            fleet.init_server()
             fleet.run_server()
         else:
             fleet.init_worker()
-            ...  # the training loop
+            for epoch, loader in fleet.epochs(30, loader):
+                ...  # the epoch's training loop
             fleet.stop_worker()
     """
 
@@ -53,6 +54,7 @@ class Fleet(Saving):
         self._optimizer: DistributedOptimizer | None = None
         self._transpiler: DistributeTranspiler | None = None
         self._server: Server | None = None
+        self._served = False
         self._trainer: Trainer | None = None
         self._model_dir: str | None = None
 
@@ -241,25 +243,20 @@ class Fleet(Saving):
         CheckpointError
             There is no checkpoint, it is not whole, or it is of another model.
         """
-        role = self._started_role()
-        if not role.is_server:
-            raise ConfigurationError("fleet.init_server was called on a trainer; expected fleet.is_server()")
-        directory = os.fspath(model_dir) if model_dir is not None else self._model_dir
-        self._server = start_server(self.main_program, role.job, directory)
-        if self._optimizer is not None:
-            self._optimizer.hand_over()
+        self._server = self._start_serving(model_dir)
 
     def run_server(self) -> None:
-        """Serve until every trainer has completed.
+        """Serve until every trainer has completed; calls `init_server` first where the script has not.
 
         Raises
         ------
         PeerLostError
             A trainer vanished for good.
         """
-        if self._server is None:
-            raise ConfigurationError("fleet.run_server was called before fleet.init_server")
-        server, self._server = self._server, None
+        if self._served:
+            raise ConfigurationError("fleet.run_server was called a second time; expected once per process")
+        server = self._server if self._server is not None else self._start_serving()
+        self._server, self._served = None, True
         serve(server)
 
     def init_worker(self) -> None:
@@ -339,6 +336,16 @@ class Fleet(Saving):
         """Tell the servers that this trainer has finished; the model keeps the last values."""
         lifecycle.finish(self._started_trainer().complete())
 
+    def _start_serving(self, model_dir: str | os.PathLike[str] | None = None) -> "Server":
+        role = self._started_role()
+        if not role.is_server:
+            raise ConfigurationError("fleet.init_server was called on a trainer; expected fleet.is_server()")
+        directory = os.fspath(model_dir) if model_dir is not None else self._model_dir
+        server = start_server(self.main_program, role.job, directory)
+        if self._optimizer is not None:
+            self._optimizer.hand_over()
+        return server
+
     def _transpile(self, program: Program, strategy: DistributedStrategy) -> None:
         role = self._started_role()
         self._transpiler = DistributeTranspiler(strategy.transpiler, mode=strategy.mode)
@@ -363,6 +370,9 @@ class Fleet(Saving):
                 "fleet.distributed_optimizer was not called; every role calls it, after fleet.init"
             )
         return self._transpiler
+
+    def _steps_made(self) -> int:
+        return self._started_trainer().current_step
 
     def _loading_server(self) -> "Server | None":
         return self._server

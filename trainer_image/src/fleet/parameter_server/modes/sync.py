@@ -173,7 +173,8 @@ class SyncServer:
             raise ConfigurationError(
                 f"step {step}: trainer {trainer} has other hyper-parameters than trainer {first}: "
                 f"{_difference(hyper_parameters, agreed)}; in sync mode a schedule must not depend on the "
-                "trainer's own data, and a restarted trainer advances it to fleet.step"
+                "trainer's own data, and a restarted trainer brings it to where the others' is: "
+                "fleet.epochs(n, loader, scheduler) does"
             )
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:

@@ -124,6 +124,13 @@ class Trainer:
             describe_blocks(self.plan.blocks),
             self.plan.agreement["mode"],
         )
+        if self.current_step:
+            _log.info(
+                "trainer %d joins late, at step %d of the training: loops over fleet.epochs() and "
+                "fleet.steps() go on there by themselves, any other has to begin at fleet.step",
+                self.plan.trainer_id,
+                self.current_step,
+            )
 
     def step(self, scaling: Scaling | None = None) -> bool:
         """Make one step; see `GradientFlow.step`.
