@@ -45,6 +45,15 @@ setup: .venv/.installed  ## make .venv: uv, every locked package, both distribut
 	  --editable operator --editable trainer_image
 	@touch $@
 
+# What the tests of other frameworks train with; no part of the project asks for it.
+.venv-frameworks/.installed: .venv/.installed tools/bootstrap.lock tests/frameworks.lock
+	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python .venv-frameworks
+	$(BIN)/uv pip install --quiet --python .venv-frameworks/bin/python --compile-bytecode \
+	  --require-hashes -r tools/bootstrap.lock -r tests/frameworks.lock
+	$(BIN)/uv pip install --quiet --python .venv-frameworks/bin/python --no-deps --no-index --no-build-isolation \
+	  --editable operator --editable trainer_image
+	@touch $@
+
 # --- daily work -----------------------------------------------------------------------------------
 
 demo: setup  ## train the digits example on this machine: 2 parameter servers, 2 trainers
@@ -72,7 +81,7 @@ PARALLEL := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 check: lint types  ## what a change needs first, in two minutes: lint, types, and the tests that start no programs
 	$(BIN)/pytest tests/unit -m "not programs" --quiet $(PYTEST_FLAGS)
 
-test: setup assets  ## unit, runtime and control-plane tests, beside each other (WORKERS)
+test: setup assets .venv-frameworks/.installed  ## unit, runtime and control-plane tests, beside each other (WORKERS)
 	$(BIN)/pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 e2e: setup assets  ## the same jobs on a Kubernetes cluster: KUBECONFIG, else one made by kind
@@ -127,6 +136,8 @@ lock:  ## bring the lock files up to what the pyproject files ask for
 	$(COMPILE) --group dev operator/pyproject.toml trainer_image/pyproject.toml --all-extras -o requirements.lock
 	$(COMPILE) --no-annotate -c requirements.lock operator/pyproject.toml -o operator/requirements.lock
 	$(COMPILE) --no-annotate -c requirements.lock trainer_image/pyproject.toml --extra examples -o trainer_image/requirements.lock
+	printf '%s\n' accelerate lightning | $(COMPILE) --no-annotate -c requirements.lock \
+	  operator/pyproject.toml trainer_image/pyproject.toml - -o tests/frameworks.lock
 	printf '%s\n' editables hatchling uv | $(COMPILE) --no-annotate -c requirements.lock - -o tools/bootstrap.lock
 
 CRD := crds/fleetjobs.fleetjob.dev.yaml

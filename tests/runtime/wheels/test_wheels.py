@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.local import LocalRun, job_manifest
+from tests.support.recipes import recipes
 
 ROOT = Path(__file__).parents[3]
 UV = Path(sys.executable).parent / "uv"
@@ -62,7 +63,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment that holds the locked packages, as links, and the two wheels."""
     folder = tmp_path_factory.mktemp("clean")
     called("make", "--no-print-directory", "wheels", f"WHEELS={folder / 'dist'}")
-    wheels = sorted((folder / "dist").iterdir())
+    pip, verb, pattern = recipes()["install.sh"].split()
+    assert (pip, verb) == ("pip", "install")
+    wheels = sorted(folder.glob(pattern))
     assert [wheel.name.partition("-")[0] for wheel in wheels] == ["fleet_operator", "fleet_trainer"]
     called(UV, "venv", "--python", sys.executable, folder / "venv")
     python: Path = folder / "venv" / "bin" / "python"

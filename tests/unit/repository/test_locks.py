@@ -13,6 +13,7 @@ PARTS = [
     Path("trainer_image/requirements.lock"),
     Path("tools/bootstrap.lock"),
 ]
+FRAMEWORKS = Path("tests/frameworks.lock")
 
 
 def pins(lock: Path) -> dict[str, frozenset[str]]:
@@ -21,7 +22,7 @@ def pins(lock: Path) -> dict[str, frozenset[str]]:
     return {name: frozenset(re.findall(r"--hash=(sha256:[0-9a-f]{64})", rest)) for name, rest in entries}
 
 
-@pytest.mark.parametrize("lock", [WHOLE, *PARTS], ids=str)
+@pytest.mark.parametrize("lock", [WHOLE, *PARTS, FRAMEWORKS], ids=str)
 def test_every_pin_has_hashes_and_no_address(lock):
     found = pins(lock)
     assert found
@@ -33,6 +34,14 @@ def test_every_pin_has_hashes_and_no_address(lock):
 def test_a_part_pins_what_the_whole_pins(lock):
     whole = pins(WHOLE)
     assert {name: hashes for name, hashes in pins(lock).items() if whole.get(name) != hashes} == {}
+
+
+def test_other_frameworks_are_tried_with_what_the_whole_pins_and_are_no_part_of_it():
+    whole, tried = pins(WHOLE), pins(FRAMEWORKS)
+    names = {pin.partition("==")[0] for pin in whole}
+    assert names.isdisjoint({"lightning", "accelerate"})
+    shared = {pin: hashes for pin, hashes in tried.items() if pin.partition("==")[0] in names}
+    assert {pin: hashes for pin, hashes in shared.items() if whole.get(pin) != hashes} == {}
 
 
 def test_the_operators_image_holds_neither_torch_nor_the_kubernetes_client():

@@ -1,0 +1,50 @@
+"""Scripts for torchrun, Lightning and accelerate by the manifests of the page about one's own script."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.local import LocalRun
+from tests.support.recipes import written
+
+FRAMEWORKS = Path(__file__).parents[3] / ".venv-frameworks" / "bin" / "python"
+SECONDS = 250  # torch takes seconds to start and minutes on a crowded machine
+
+pytestmark = [
+    pytest.mark.timeout(SECONDS + 50),
+    pytest.mark.skipif(sys.platform != "linux", reason="/proc shows what a run leaves"),
+]
+installed = pytest.mark.skipif(
+    not FRAMEWORKS.exists(), reason="`make .venv-frameworks/.installed` brings Lightning and accelerate"
+)
+
+
+def trained(folder: Path, script: str, manifest: str, python: Path) -> dict[str, str]:
+    """Run a script of the page by a manifest of the page; return what each rank of all says at its end."""
+    written(folder, script)
+    path = written(folder, manifest, torchrun=script.removesuffix(".py"))
+    with LocalRun(folder, path, python=python) as run:
+        assert run.wait(SECONDS) == 0, run.stderr
+        said = "".join(log.read_text() for log in run.logs.glob("*.log"))
+    return dict(re.findall(r"^(rank \d of \d): (.*)$", said, re.MULTILINE))
+
+
+@pytest.mark.parametrize("manifest", ["torchrun.yaml", "torchrun-slots.yaml"])
+@pytest.mark.parametrize(
+    ("script", "python"),
+    [
+        pytest.param("torchrun.py", Path(sys.executable), id="plain"),
+        pytest.param("train_lightning.py", FRAMEWORKS, id="lightning", marks=installed),
+        pytest.param("train_accelerate.py", FRAMEWORKS, id="accelerate", marks=installed),
+    ],
+)
+def test_all_ranks_train_one_model(tmp_path: Path, script: str, manifest: str, python: Path):
+    said = trained(tmp_path / "run", script, manifest, python)
+    assert said.keys() == {"rank 0 of 2", "rank 1 of 2"}
+    assert said["rank 0 of 2"] == said["rank 1 of 2"]
+    weights = [float(weight) for weight in re.findall(r"[\d.]+", said["rank 0 of 2"])]
+    assert weights == pytest.approx([1.0] * 4, abs=0.05)

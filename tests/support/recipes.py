@@ -1,0 +1,38 @@
+"""The recipes of the documentation: blocks of code that have names, for the tests that run them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["PAGE", "recipes", "written"]
+
+PAGE = Path(__file__).parents[2] / "docs" / "bring-your-own-script.md"
+BLOCK = re.compile(r"^<!-- run: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def recipes() -> dict[str, str]:
+    """Return the blocks of the page by name."""
+    return dict(BLOCK.findall(PAGE.read_text()))
+
+
+def written(folder: Path, name: str, **replaced: str) -> Path:
+    """Write a recipe to a folder, as somebody who has copied it does; return its path.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it is missing.
+    name : str
+        Of the block, and of the file.
+    **replaced : str
+        What stands elsewhere in the copy, by what is there on the page, without its suffix.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    text = recipes()[name]
+    for old, new in replaced.items():
+        assert old in text, f"{name} has no {old!r}"
+        text = text.replace(f"{old}.py", f"{new}.py")
+    path = folder / name
+    path.write_text(text)
+    return path
