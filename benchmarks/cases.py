@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from benchmarks.network import MAX_HOSTS
 from benchmarks.workload import MAX_BATCH
 
-__all__ = ["Case", "limit_seconds", "parse_cases"]
+__all__ = ["Case", "limit_seconds", "memory_bytes", "parse_cases"]
 
 PATTERN = re.compile(r"(\d+)\+(\d+)@(\d+)(?:x(\d+))?")
 HALVED = ("bf16", "ddphalf")
 """The systems that send bfloat16."""
 ALL_REDUCES = ("ddp", "ddphalf")
+PROCESS_BYTES = 250_000_000
+"""What a process takes before it has a parameter."""
 
 
 @dataclass(frozen=True)
@@ -74,3 +76,18 @@ def limit_seconds(system: str, case: Case, parameter_bytes: int) -> float:
     else:
         carried *= max(1.0, case.num_trainers / case.num_servers)
     return carried * 8 / (case.mbit_per_second * 1e6)
+
+
+def memory_bytes(system: str, case: Case, parameter_bytes: int) -> int:
+    """Return about how much memory the processes of a system take: as measured, and a little more.
+
+    Parameters
+    ----------
+    system, case, parameter_bytes
+        As in `limit_seconds`.
+    """
+    if system == "compute" or system in ALL_REDUCES:
+        return round(case.num_trainers * (PROCESS_BYTES + 3.5 * parameter_bytes))
+    slices_per_server = (case.num_trainers + 2) / case.num_servers
+    servers = case.num_servers * (PROCESS_BYTES + (1 + slices_per_server) * parameter_bytes)
+    return round(servers + case.num_trainers * (PROCESS_BYTES + 5.5 * parameter_bytes))

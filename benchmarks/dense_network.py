@@ -12,6 +12,7 @@ and removes all that it makes.
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import Case, limit_seconds, parse_cases
+from benchmarks.cases import Case, limit_seconds, memory_bytes, parse_cases
 from benchmarks.counters import Segments, Trace, segments_of_all
 from benchmarks.network import INTERFACE, network, report_leftovers, unmet_needs
 from benchmarks.running import Running, Shape, interleave, say, spread
@@ -40,6 +41,7 @@ SERVED = ("fleet", "cross", "bf16")
 DEFAULT_SYSTEMS = ("ddp", "fleet", "cross", "bf16")
 DEFAULT_CASES = "4+4@400,2+2@400,8+8@200,4+2@400,4+4@1000x64"
 WARM_UP_STEPS = 2
+MEMORY = Path("/proc/meminfo")
 CONGESTION_CONTROL = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 
 
@@ -146,7 +148,7 @@ def read_options() -> tuple[argparse.Namespace, list[Case], list[str], tuple[int
     parser.add_argument(
         "--systems",
         default=",".join(DEFAULT_SYSTEMS),
-        help=f"of {', '.join(ABOUT)} (default: %(default)s); at 8+8 a system takes 8 GB",
+        help=f"of {', '.join(ABOUT)} (default: %(default)s)",
     )
     parser.add_argument(
         "--widths", default=",".join(map(str, WIDTHS)), help="of the layers (default: %(default)s)"
@@ -169,6 +171,17 @@ def read_options() -> tuple[argparse.Namespace, list[Case], list[str], tuple[int
     return options, cases, systems, widths
 
 
+def check_memory(case: Case, systems: Sequence[str], parameter_bytes: int) -> None:
+    """Refuse what this machine has no memory for: the kernel would kill any process, not ours alone."""
+    needed = sum(memory_bytes(name, case, parameter_bytes) for name in systems)
+    found = re.search(r"MemAvailable:\s+(\d+) kB", MEMORY.read_text())
+    if found is not None and needed > (available := 1024 * int(found[1])):
+        raise SystemExit(
+            f"{case} with {', '.join(systems)} takes about {needed / 1e9:.0f} GB of memory, and "
+            f"{available / 1e9:.0f} GB are available: measure fewer --systems at once, or smaller --widths"
+        )
+
+
 def main() -> None:
     """Run the benchmark as the command line says."""
     options, cases, systems, widths = read_options()
@@ -179,6 +192,8 @@ def main() -> None:
     if (left := report_leftovers()) is not None:
         say(left)
     parameter_bytes = 4 * count_parameters(widths)
+    for case in cases:
+        check_memory(case, systems, parameter_bytes)
     summaries = []
     with ExitStack() as stack:
         trace = None

@@ -15,7 +15,7 @@ from statistics import median, quantiles
 from typing import Any, TextIO, TypeVar
 
 from benchmarks.hosts import LOOPBACK, Hosts
-from benchmarks.pipes import hear
+from benchmarks.pipes import hear_all
 from benchmarks.workload import MAX_BATCH, Config
 from fleet.allocator import COPY_PAST_CACHES
 
@@ -139,17 +139,20 @@ class Running:
 
     def _await(self, word: str) -> list[float]:
         """Wait for every trainer's word; return the numbers that trainer 0 says with it."""
-        told = []
-        for index, trainer in enumerate(self._trainers):
-            line = hear(stream(trainer.stdout), f"{self.name}: trainer {index}")
-            answer, _, numbers = line.partition(" ")
+        trainers = {f"{self.name}: trainer {index}": each for index, each in enumerate(self._trainers)}
+        servers = {f"{self.name}: server {index}": each for index, each in enumerate(self._servers)}
+        pipes = {name: stream(process.stdout) for name, process in (trainers | servers).items()}
+        numbers = []
+        for name, line in hear_all(pipes, trainers.keys()).items():
+            answer, _, told = line.partition(" ")
             if answer != word:
+                found = f"answered {answer!r}" if answer else "has ended"
                 raise SystemExit(
-                    f"{self.name}: trainer {index} answered {answer!r}, expected {word!r}; "
-                    "what it printed above says why"
+                    f"{name} {found}, expected {word!r}; what it printed above says why, or the kernel's log "
+                    "if it was killed for want of memory"
                 )
-            told.append(numbers)
-        return [float(number) for number in told[0].split()]
+            numbers.append(told)
+        return [float(number) for number in numbers[0].split()]
 
 
 def stream(pipe: Any) -> TextIO:

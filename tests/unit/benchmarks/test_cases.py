@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks.cases import Case, limit_seconds, parse_cases
+from benchmarks.cases import Case, limit_seconds, memory_bytes, parse_cases
 
 MEGABYTES_100 = 100_000_000
 
@@ -53,3 +53,12 @@ def test_what_is_no_case_is_refused_with_what_was_expected(text, message):
 )
 def test_the_limit_is_what_the_busiest_link_needs(system, case, seconds):
     assert limit_seconds(system, case, MEGABYTES_100) == pytest.approx(seconds)
+
+
+def test_memory_grows_with_processes_and_with_what_servers_keep_of_every_trainer():
+    def needed(system: str, num_trainers: int, num_servers: int) -> int:
+        return memory_bytes(system, Case(num_trainers, num_servers, 400), MEGABYTES_100)
+
+    assert needed("ddp", 4, 4) == needed("ddp", 4, 1) == 4 * 600_000_000
+    assert needed("fleet", 4, 4) == 4 * 800_000_000 + 4 * 500_000_000
+    assert needed("fleet", 4, 2) == 4 * 800_000_000 + 2 * 650_000_000

@@ -107,6 +107,16 @@ def test_without_root_or_iproute2_one_sentence_says_so(monkeypatch, tmp_path):
     )
 
 
+def test_what_would_take_more_memory_than_there_is_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(dense_network, "MEMORY", tmp_path / "meminfo")
+    (tmp_path / "meminfo").write_text("MemTotal: 24000000 kB\nMemAvailable:    8000000 kB\n")
+    dense_network.check_memory(Case(4, 4, 400), ["ddp", "fleet"], 100_000_000)
+    with pytest.raises(
+        SystemExit, match=r"4\+4@400 with ddp, fleet, cross takes about 13 GB .* 8 GB are avail"
+    ):
+        dense_network.check_memory(Case(4, 4, 400), ["ddp", "fleet", "cross"], 100_000_000)
+
+
 def test_what_a_run_that_is_no_more_has_left_is_told_from_what_others_use():
     gone = subprocess.Popen(["true"])
     gone.wait()
