@@ -324,7 +324,9 @@ def test_a_trainer_that_comes_late_to_the_optimizer_is_waited_for(trainers):
         assert process.returncode == 0, err
 
 
-def test_every_trainer_begins_with_trainer_0s_values_whatever_their_layout(trainers, tmp_path):
+def test_every_trainer_begins_with_trainer_0s_values_whatever_their_layout_and_takes_those_it_pushes(
+    trainers, tmp_path
+):
     body = """
     fleet.init()
     rank = fleet.worker_index()
@@ -334,14 +336,19 @@ def test_every_trainer_begins_with_trainer_0s_values_whatever_their_layout(train
     frozen = torch.nn.Parameter(torch.randn(2), requires_grad=False)
     everything = [gaps, turned, frozen]
     fleet.distributed_optimizer(torch.optim.SGD(everything, lr=0.1))
-    torch.save([each.detach() for each in everything], f"values-{rank}.pt")
+    begun = [each.detach().clone() for each in everything]
+    for each in everything:
+        each.data.fill_(rank + 0.5)
+    fleet.push_parameters()
+    torch.save([begun, everything], f"values-{rank}.pt")
     fleet.stop_worker()
     """
     for process in trainers(body):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
-    first, second = (torch.load(tmp_path / f"values-{rank}.pt") for rank in (0, 1))
+    (first, pushed_first), (second, pushed) = (torch.load(tmp_path / f"values-{rank}.pt") for rank in (0, 1))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert all((each == 0.5).all() for each in (*pushed_first, *pushed))
 
 
 def test_what_waits_says_so_and_for_whom(trainers):

@@ -1,4 +1,4 @@
-"""Loops written for one process, which change gradients after backward(): they train as they do there."""
+"""Loops written for one process, which change gradients or weights: they train as they do there."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -105,8 +105,35 @@ def clamped(model: Any, optimizer: Any) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("alone", [scaled, scaled_and_clipped, accumulated, clamped])
-def test_a_loop_trains_as_in_one_process_without_a_changed_line(trained, alone):
+def written(model: Any, optimizer: Any) -> None:
+    """Begin with halved weights, and clamp them after each step."""
+    model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()})
+    for step in range(own_loops.STEPS):
+
+        def backward(trainer: int, step: int = step) -> None:
+            own_loops.loss_of(model, step, trainer).backward()
+
+        set_mean(model, backward)
+        optimizer.step()
+        for parameter in model.parameters():
+            parameter.data.clamp_(-0.03, 0.03)
+
+
+def in_turn(model: Any, optimizer: Any) -> None:
+    """Step the two layers in turn, each by an optimizer of its own."""
+    del optimizer
+    of_layer = [torch.optim.Adam(model[layer].parameters(), lr=0.01) for layer in (0, 2)]
+    for step in range(own_loops.STEPS):
+
+        def backward(trainer: int, step: int = step) -> None:
+            own_loops.loss_of(model, step, trainer).backward()
+
+        set_mean(model, backward)
+        of_layer[0 if step % 2 else 1].step()
+
+
+@pytest.mark.parametrize("alone", [scaled, scaled_and_clipped, accumulated, clamped, written, in_turn])
+def test_a_loop_trains_as_in_one_process(trained, alone):
     with one_torch_thread():
         model, optimizer = own_loops.build()
         alone(model, optimizer)

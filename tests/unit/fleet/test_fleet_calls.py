@@ -29,6 +29,7 @@ TRAINING = {
     "stop_worker": "()",
     "distributed_optimizer": "(optimizer, strategy=None, model=None)",
     "minimize": "(loss_fn)",
+    "push_parameters": "()",
 }
 SAVING = {
     "save_persistables": "(executor=None, dirname=None, main_program=None, *, state=None)",

@@ -1,4 +1,4 @@
-"""Loops that do something to gradients between backward() and step(), as they are written for one process.
+"""Loops that do something to gradients or weights, as they are written for one process.
 
 Arguments: the folder for results. One after the other they are trained by a fleet and servers of their own,
 at the ports that follow, with the default strategy.
@@ -19,7 +19,8 @@ STEPS, TRAINERS = 8, 2
 INFINITE = {(1, 0), (5, 1)}
 """Steps and trainers whose loss is infinite."""
 
-Loop = Callable[[Any, Any, Callable[[int], torch.Tensor]], None]
+Loss = Callable[[int], torch.Tensor]
+Loop = Callable[[Any, Any, Loss, Fleet], None]
 
 
 def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -36,7 +37,7 @@ def loss_of(model: torch.nn.Module, step: int, trainer: int) -> torch.Tensor:
     return loss
 
 
-def scaled(model: Any, optimizer: Any, loss: Callable[[int], torch.Tensor]) -> None:
+def scaled(model: Any, optimizer: Any, loss: Loss, fleet: Fleet) -> None:
     """Scale losses; where a step is skipped, so is the scheduler's, as many scripts have it."""
     scaler = torch.amp.GradScaler("cpu", growth_interval=3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.9)
@@ -50,7 +51,7 @@ def scaled(model: Any, optimizer: Any, loss: Callable[[int], torch.Tensor]) -> N
             scheduler.step()
 
 
-def scaled_and_clipped(model: Any, optimizer: Any, loss: Callable[[int], torch.Tensor]) -> None:
+def scaled_and_clipped(model: Any, optimizer: Any, loss: Loss, fleet: Fleet) -> None:
     """Scale losses, and clip gradients in between."""
     scaler = torch.amp.GradScaler("cpu")
     for step in range(STEPS):
@@ -62,7 +63,7 @@ def scaled_and_clipped(model: Any, optimizer: Any, loss: Callable[[int], torch.T
         scaler.update()
 
 
-def accumulated(model: Any, optimizer: Any, loss: Callable[[int], torch.Tensor]) -> None:
+def accumulated(model: Any, optimizer: Any, loss: Loss, fleet: Fleet) -> None:
     """Step after every second backward pass."""
     for step in range(STEPS):
         (loss(step) / 2).backward()
@@ -71,7 +72,7 @@ def accumulated(model: Any, optimizer: Any, loss: Callable[[int], torch.Tensor])
             optimizer.zero_grad()
 
 
-def clamped(model: Any, optimizer: Any, loss: Callable[[int], torch.Tensor]) -> None:
+def clamped(model: Any, optimizer: Any, loss: Loss, fleet: Fleet) -> None:
     """Clamp each gradient as PyTorch's tutorial of deep Q-learning does: no version counter moves."""
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -81,7 +82,32 @@ def clamped(model: Any, optimizer: Any, loss: Callable[[int], torch.Tensor]) -> 
         optimizer.step()
 
 
-LOOPS: dict[str, Loop] = {each.__name__: each for each in (scaled, scaled_and_clipped, accumulated, clamped)}
+def written(model: Any, optimizer: Any, loss: Loss, fleet: Fleet) -> None:
+    """Begin with other weights, and clamp them after each step, as Wasserstein GANs do."""
+    model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()})
+    fleet.push_parameters()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss(step).backward()
+        optimizer.step()
+        for parameter in model.parameters():
+            parameter.data.clamp_(-0.03, 0.03)
+        fleet.push_parameters()
+
+
+def in_turn(model: Any, optimizer: Any, loss: Loss, fleet: Fleet) -> None:
+    """Step two parts of a model in turn, as a GAN's discriminator and generator, by one optimizer."""
+    first, second = model[0], model[2]
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss(step).backward()
+        (second if step % 2 else first).zero_grad()
+        optimizer.step()
+
+
+LOOPS: dict[str, Loop] = {
+    each.__name__: each for each in (scaled, scaled_and_clipped, accumulated, clamped, written, in_turn)
+}
 
 
 def train(loop: str, endpoints: list[str]) -> dict[str, torch.Tensor]:
@@ -103,7 +129,7 @@ def train(loop: str, endpoints: list[str]) -> dict[str, torch.Tensor]:
         factor = float("inf") if loop == "scaled" and (step, own) in INFINITE else 1.0
         return loss_of(model, step, own) * factor
 
-    LOOPS[loop](model, optimizer, loss)
+    LOOPS[loop](model, optimizer, loss, fleet)
     fleet.stop_worker()
     return {name: value.clone() for name, value in model.state_dict().items()}
 

@@ -106,11 +106,15 @@ class GradientAverager:
     def start(self) -> None:
         """Take every parameter's value from trainer 0, and hook the gradients."""
         self._group.use(parameter for _, parameter in self._all)
-        for name, parameter in self._all:
-            self._group.broadcast_(parameter.detach(), f"the first value of {name}")
+        self.share("the first values")
         for position, (_, parameter) in enumerate(self._named):
             handle = parameter.register_post_accumulate_grad_hook(self._hook(position))  # type: ignore[no-untyped-call]
             self._handles.append(handle.remove)
+
+    def share(self, what: str) -> None:
+        """Take every parameter's value from trainer 0."""
+        for name, parameter in self._all:
+            self._group.broadcast_(parameter.detach(), f"{what}: {name}")
 
     def close(self) -> None:
         """Remove the hooks; the parameters are as any others again."""

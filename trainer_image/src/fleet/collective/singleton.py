@@ -216,6 +216,20 @@ class Fleet(SavingCalls, LoopCalls):
         self._started_group().reduce_(torch.from_numpy(numbers), mode, f"all_reduce_worker ({form})")
         return like(values, numbers.astype(array.dtype), output)
 
+    def push_parameters(self) -> None:
+        """Make trainer 0's parameters everybody's; every trainer calls this alike, between two steps.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.distributed_optimizer`` was not called.
+        """
+        self._started_group()
+        if not self._averagers:
+            raise ConfigurationError("fleet.push_parameters was called before fleet.distributed_optimizer")
+        for averager in self._averagers:
+            averager.share("fleet.push_parameters")
+
     def split_files(self, files: Sequence[str]) -> list[str]:
         """Return this trainer's share: contiguous blocks, what remains goes to the lowest ranks."""
         return share_of_files(files, self.worker_index(), self.worker_num())

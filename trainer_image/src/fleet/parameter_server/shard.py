@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fleet.checkpoint import Piece, cut_state, join_pieces
-from fleet.errors import ConfigurationError
+from fleet.errors import ConfigurationError, RemoteProtocolError
 from fleet.parameter_server.pieces import by_block
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, dtype_of
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
@@ -222,6 +222,23 @@ class Shard:
                 self._values[number].copy_(piece.value)
                 if number in self._updates:
                     self._updates[number].load_state(piece.state)
+
+    def write(self, block: int, value: bytes) -> None:
+        """Put a value in the place of a block's; its optimizer's state stays.
+
+        Raises
+        ------
+        RemoteProtocolError
+            This server has no such block, or the block is of another size.
+        """
+        expected = self.block_bytes.get(block)
+        if expected != len(value):
+            raise RemoteProtocolError(
+                f"a trainer has written {len(value)} bytes to block {block}, expected "
+                + ("a block of this server" if expected is None else f"{expected} bytes")
+            )
+        with self.locks[block]:
+            self.value_bytes(block)[:] = value
 
     def _copy(self, block: PlannedBlock) -> Piece:
         with self.locks[block.id]:

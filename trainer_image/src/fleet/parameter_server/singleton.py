@@ -211,7 +211,10 @@ class Fleet(Saving, LoopCalls):
         if self._optimizer is not None:
             raise ConfigurationError(
                 "fleet.distributed_optimizer was called a second time; expected one optimizer per process, "
-                "with a param group for each part of the model"
+                "with a param group for each part of the model, as in torch.optim.Adam([{'params': "
+                "discriminator.parameters()}, {'params': generator.parameters(), 'lr': 1e-4}]). To step one "
+                "part alone, as a GAN does in turn, drop the other's gradients before optimizer.step(): "
+                "generator.zero_grad()"
             )
         chosen = strategy_of(strategy).resolved(role.sync_mode)
         self._transpile(Program.from_optimizer(optimizer, model, chosen.grad_clip), chosen)
@@ -316,6 +319,25 @@ class Fleet(Saving, LoopCalls):
         data = self._started_trainer().reduce(given)
         numbers = np.frombuffer(data, dtype=numbers_of(values).dtype).reshape(given.shape).copy()
         return like(values, numbers, output)
+
+    def push_parameters(self) -> None:
+        """Give the parameter servers the values that the script has written to parameters.
+
+        Sync mode: every trainer calls this alike, between two steps, and the first trainer's values become
+        everybody's. Async and half-async: the caller's values replace the servers', and the others get them
+        with their next ones. GEO: nothing is to be done, as the next exchange carries them. The optimizer's
+        state stays.
+
+        Raises
+        ------
+        ConfigurationError
+            There is no session, or the mode is one of your own.
+        DeadlineExceededError
+            Sync mode: a trainer did not call this; the message names it.
+        FleetError
+            Gradients have been sent, and ``step()`` was not called.
+        """
+        self._started_trainer().push()
 
     def split_files(self, files: Sequence[str]) -> list[str]:
         """Return this trainer's share: contiguous blocks, what remains goes to the lowest indexes."""

@@ -146,7 +146,7 @@ def test_parameters_on_whose_place_others_rely_stay_there(make):
 )
 def test_a_parameter_that_the_script_has_written_to_is_named(model, write, rounds):
     blocks = blocks_of(model)
-    store = ParameterStore(blocks, dict(model.named_parameters()))
+    store = ParameterStore(blocks, dict(model.named_parameters()), guarded=True)
     model(torch.ones(1, 100)).sum().backward()
     for round_ in range(rounds):
         for block in blocks:
@@ -155,11 +155,23 @@ def test_a_parameter_that_the_script_has_written_to_is_named(model, write, round
         store.check_kept()
     write(model)
     with pytest.raises(
-        FleetError, match=r"parameter (weight|bias) was written to .*fleet\.init_worker\(\).*geo"
+        FleetError, match=r"parameter (weight|bias) was written to .*fleet\.push_parameters\(\)"
     ):
         store.check_kept()
+    with pytest.raises(FleetError, match="was written to"):
+        store.adopt()
+    store.keep()
     store.adopt()
     store.check_kept()
+
+
+@torch.no_grad()
+def add_and_subtract(model: Any) -> None:
+    """Move weights away and back, as sharpness-aware training does: they come back but for rounding."""
+    for parameter in model.parameters():
+        ascent = 0.003 * torch.randn(parameter.shape)
+        parameter.add_(ascent)
+        parameter.sub_(ascent)
 
 
 def exchange_for_a_while(model: Any) -> None:
@@ -180,12 +192,12 @@ def exchange_for_a_while(model: Any) -> None:
             lambda model: setattr(model.weight, "data", model.weight.data.t().contiguous().t()),
             id="laid-out-anew",
         ),
-        pytest.param(lambda model: (model.zero_grad(), model.weight.data.zero_()), id="without-a-gradient"),
+        pytest.param(add_and_subtract, id="added-and-subtracted"),
     ],
 )
 def test_what_no_value_of_the_servers_would_undo_is_no_error(model, change, value):
     blocks = blocks_of(model)
-    store = ParameterStore(blocks, dict(model.named_parameters()))
+    store = ParameterStore(blocks, dict(model.named_parameters()), guarded=True)
     for _ in range(6):
         for block in blocks:
             land(store, block, value)
@@ -193,6 +205,45 @@ def test_what_no_value_of_the_servers_would_undo_is_no_error(model, change, valu
         model.zero_grad()
         model(torch.ones(1, 100)).sum().backward()
         change(model)
+        store.check_kept()
+
+
+@pytest.mark.parametrize("rounds", [1, 7])
+def test_what_is_written_where_nobody_steps_stays(model, rounds):
+    bias, *weight = blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()), guarded=True)
+    for _ in range(rounds):
+        for block in blocks:
+            land(store, block, 1.0)
+        store.adopt()
+    model.weight.data.zero_()
+    store.check_kept()  # without a gradient
+    land(store, bias, 2.0)
+    store.adopt(unchanged={block.id for block in weight})
+    assert not model.weight.any()
+    land(store, weight[0], 3.0)
+    with pytest.raises(FleetError, match="parameter weight was written to"):
+        store.adopt()
+
+
+@pytest.mark.parametrize("rounds", [1, 7])
+def test_a_parameter_that_is_laid_out_otherwise_is_compared_where_its_version_has_moved(rounds):
+    model: Any = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.randn(100, 200).t())
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()), guarded=True)
+    for _ in range(rounds):
+        for block in blocks:
+            land(store, block, 1.0)
+        store.adopt()
+    model.weight.grad = torch.zeros(200, 100)
+    with torch.no_grad():
+        kept = model.weight.clone()
+        model.weight.zero_()
+        model.weight.copy_(kept)
+        store.check_kept()
+        model.weight.clamp_(0.0, 0.5)
+    with pytest.raises(FleetError, match="parameter weight was written to"):
         store.check_kept()
 
 

@@ -199,6 +199,13 @@ class ControlClient:
         request = control_pb2.CheckpointsRequest(trainer=self._trainer, directory=directory, keep=keep)
         return Pending(self._stub.Checkpoints.future(request, timeout=timeout_seconds), self._error)
 
+    def write(
+        self, block: int, value: memoryview, timeout_seconds: float
+    ) -> "Pending[control_pb2.WriteReply]":
+        """Give the server a block's value in place of the one that it holds."""
+        request = control_pb2.WriteRequest(trainer=self._trainer, block=block, value=bytes(value))
+        return Pending(self._stub.Write.future(request, timeout=timeout_seconds), self._error)
+
     def close(self) -> None:
         """Close the channel."""
         self._channel.close()

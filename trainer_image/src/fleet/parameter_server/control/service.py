@@ -211,6 +211,12 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
         numbers = _answer(context, lambda: self._backend.checkpoints.numbers(request))
         return control_pb2.CheckpointsReply(numbers=numbers)
 
+    def Write(  # noqa: N802 - the service's name
+        self, request: control_pb2.WriteRequest, context: grpc.ServicerContext
+    ) -> control_pb2.WriteReply:
+        _answer(context, lambda: self._backend.checkpoints.write(request))
+        return control_pb2.WriteReply()
+
 
 def _answer(context: grpc.ServicerContext, call: Callable[[], Answered]) -> Answered:
     """Return what a call returns; refuse with its error."""

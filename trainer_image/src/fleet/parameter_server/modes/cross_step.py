@@ -91,6 +91,21 @@ class CrossStepTrainer(AnsweredTrainer):
             self._session.adopt_values(sorted(self._outstanding))
             self._outstanding.clear()
 
+    def check_settled(self, call: str) -> None:
+        """Refuse what is about values that the script has seen, while newer ones are under way.
+
+        Raises
+        ------
+        FleetError
+            Some are.
+        """
+        if self._outstanding:
+            raise FleetError(
+                f"{call} came while the values of the last step were still under way: what the script has "
+                "written, it has written to older ones. Call model.state_dict(), which waits for them, "
+                "before writing; or use DistributedStrategy(cross_step=False)"
+            )
+
     def stop(self) -> None:
         """Take the last values."""
         self.settle()

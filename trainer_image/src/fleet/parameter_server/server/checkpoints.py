@@ -1,4 +1,7 @@
-"""A server's half of checkpoints as trainers ask for it: who may ask, and who knows what is loaded."""
+"""A server's half of checkpoints, and of values that a script writes, as trainers ask for it.
+
+Here is decided who may ask, and known who knows what is loaded.
+"""
 
 import threading
 
@@ -97,6 +100,12 @@ class ServerCheckpoints:
         """Return the numbers of a folder's checkpoints; remove the older ones first, if asked to."""
         self._check_joined(request.trainer)
         return self._keeper.checkpoints(request.directory, request.keep)
+
+    def write(self, request: control_pb2.WriteRequest) -> None:
+        """Take a block's value from a trainer whose script has written it."""
+        self._check_joined(request.trainer)
+        with self._keeper.loading:
+            self._shard.write(request.block, request.value)
 
     def _check_joined(self, trainer: control_pb2.Trainer) -> None:
         with self._changed:

@@ -6,19 +6,20 @@ just now; at which step, and with which values, training begins.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from fleet.errors import FleetError, StateLostError
 from fleet.parameter_server.control.client import ControlClient, Pending
 from fleet.parameter_server.control.proto import control_pb2
+from fleet.parameter_server.waiting import WaitLog
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import TrainerPlan
 
 if TYPE_CHECKING:
     from fleet.role_maker import JobIdentity
 
-__all__ = ["agree", "check_equal", "common_save", "completed_before", "next_step", "warn_of_other_values"]
+__all__ = ["agree", "check_equal", "common_save", "completed_before", "join", "next_step"]
 
 _log = logging.getLogger(__name__)
 _PAUSE_SECONDS: Final = 0.2
@@ -112,7 +113,48 @@ def completed_before(controls: Sequence[ControlClient], job: "JobIdentity", seco
         return frozenset()
 
 
-def warn_of_other_values(plan: TrainerPlan, replies: Sequence[control_pb2.JoinReply]) -> None:
+def join(
+    plan: TrainerPlan,
+    controls: Sequence[ControlClient],
+    job: "JobIdentity",
+    agreement: Mapping[str, str],
+    checksums: Mapping[int, int],
+    patience: float,
+    deadline: float,
+) -> list[control_pb2.JoinReply]:
+    """Join every server in turn; return their replies.
+
+    Parameters
+    ----------
+    plan : TrainerPlan
+    controls : sequence of ControlClient
+        One to each server.
+    job : JobIdentity
+    agreement : mapping of str to str
+        What the servers must have in common with this process.
+    checksums : mapping of int to int
+        Of this process's own values, by block.
+    patience : float
+        How many seconds a sign of life may take.
+    deadline : float
+        For the last reply, by the monotonic clock.
+    """
+    replies, log, beats = [], WaitLog(), list[object]()
+    for server, control in enumerate(controls):
+        owned = {block.id: checksums[block.id] for block in plan.blocks_on(server)}
+        remaining = max(1.0, deadline - time.monotonic())
+
+        def waiting(server: int = server, endpoint: str = control.endpoint) -> None:
+            if log.note(endpoint, lambda: f"waiting to join parameter server {endpoint}"):
+                # Else they would give this trainer up; a call that nobody holds is cancelled.
+                beats[:] = [each.heartbeat(patience) for each in controls[:server]]
+
+        replies.append(control.join(job.name, job.uid, agreement, owned, remaining, waiting))
+    _warn_of_other_values(plan, replies)
+    return replies
+
+
+def _warn_of_other_values(plan: TrainerPlan, replies: Sequence[control_pb2.JoinReply]) -> None:
     """Say in the log that a trainer has begun with other values than the servers, if it has."""
     differing = [block for reply in replies if reply.step == 0 for block in reply.differing_blocks]
     if not differing:

@@ -394,7 +394,10 @@ class Client:
         ]
         if self._job.life:
             told(agreement.completed_before(self._controls, self._job, settings.deadline_seconds))
-        replies = self._join(deadline)
+        held = self.store.checksums()
+        replies = agreement.join(
+            plan, self._controls, self._job, self._agreement, held, settings.deadline_seconds, deadline
+        )
         incarnations = [reply.incarnation for reply in replies]
         self._heartbeat = Heartbeat(
             self._controls, incarnations, settings, self.fail, self._look_at_peers, self._clock
@@ -429,24 +432,6 @@ class Client:
             self._awaited_from = step
             self._unchanged = set()
 
-    def _join(self, deadline: float) -> "list[control_pb2.JoinReply]":
-        checksums = self.store.checksums()
-        replies, log, beats, patience = [], WaitLog(), list[object](), self._settings.deadline_seconds
-        for server, control in enumerate(self._controls):
-            owned = {block.id: checksums[block.id] for block in self.plan.blocks_on(server)}
-            remaining = max(1.0, deadline - time.monotonic())
-
-            def waiting(server: int = server, endpoint: str = control.endpoint) -> None:
-                if log.note(endpoint, lambda: f"waiting to join parameter server {endpoint}"):
-                    # Else they would give this trainer up; a call that nobody holds is cancelled.
-                    beats[:] = [each.heartbeat(patience) for each in self._controls[:server]]
-
-            replies.append(
-                control.join(self._job.name, self._job.uid, self._agreement, owned, remaining, waiting)
-            )
-        agreement.warn_of_other_values(self.plan, replies)
-        return replies
-
     def pull(self, restored: Sequence[str], steps: Sequence[int]) -> None:
         """Take the values that the servers hold; only between a step's end and the next one's beginning.
 
@@ -465,6 +450,11 @@ class Client:
         agreement.check_equal(self.plan.endpoints, restored)
         self.restored = restored[0]
         self.step = agreement.next_step(self.plan, steps)
+        self.take_values()
+
+    def take_values(self) -> None:
+        """Take the values that the servers hold, whatever this trainer has."""
+        self.store.forget()
         self.request_values()
         self.wait_for_values()
         self.adopt_values()

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import TrainerMode
-from fleet.parameter_server.trainer.marks import Mark, covers_all
+from fleet.parameter_server.trainer.marks import Mark, covers_all, version_of
 from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
 from fleet.program.optimizers import KERNEL_FLAGS, read_hyper_parameters
@@ -46,11 +46,6 @@ def _refuse_own_step(optimizer: Optimizer, *_: object) -> None:
         "this process alone. Keep what the function returns, and step that: "
         "optimizer = fleet.distributed_optimizer(optimizer)"
     )
-
-
-def version_of(tensor: Tensor) -> int:
-    """Return the counter that moves with each change of a tensor in place."""
-    return tensor._version  # noqa: SLF001 - torch documents it under this name, and has no other
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fleet.errors import FleetError
-from fleet.parameter_server.trainer.marks import Mark
+from fleet.parameter_server.trainer.marks import Mark, covers_all, version_of
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
 from fleet.parameter_server.transport.shared_memory import copy_bytes
 from fleet.transpiler.lowering import PlannedBlock
@@ -33,9 +33,17 @@ class ParameterStore:
         All blocks of the job.
     parameters : mapping of name to Parameter
         The module's own.
+    guarded : bool
+        Whether nobody but this store may change them: a script that does is told so.
     """
 
-    def __init__(self, blocks: Sequence[PlannedBlock], parameters: Mapping[str, Parameter]) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[PlannedBlock],
+        parameters: Mapping[str, Parameter],
+        *,
+        guarded: bool = False,
+    ) -> None:
         by_name: dict[str, list[PlannedBlock]] = {}
         for block in blocks:
             by_name.setdefault(block.param, []).append(block)
@@ -46,7 +54,7 @@ class ParameterStore:
         self._lock = threading.Lock()
         self._landing: Arena[str] | None = None
         self._slots = [
-            _Slot(name, named[name], of_param, partial(self._make_landing, name))
+            _Slot(name, named[name], of_param, partial(self._make_landing, name), guarded=guarded)
             for name, of_param in by_name.items()
         ]
         self._slot_by_name = dict(zip(by_name, self._slots, strict=True))
@@ -73,6 +81,11 @@ class ParameterStore:
             Blocks that did not land, as no trainer had a gradient for them: they keep their values.
         names : iterable of str, optional
             Of which parameters; of all otherwise.
+
+        Raises
+        ------
+        FleetError
+            As of `check_kept`.
         """
         for slot in self._slots if names is None else [self._slot_by_name[name] for name in names]:
             slot.adopt(unchanged)
@@ -80,13 +93,31 @@ class ParameterStore:
     def check_kept(self) -> None:
         """Check that parameters which have gradients hold what was adopted last, as far as marks of it tell.
 
+        Numbers that differ by rounding do: a script that adds something to its weights and subtracts it
+        again, as sharpness-aware training does, loses nothing by the values that follow.
+
         Raises
         ------
         FleetError
             The script has written to one, which the next values would overwrite.
         """
         for slot in self._slots:
-            slot.check_kept()
+            if slot.parameter.grad is not None:
+                slot.check_kept()
+
+    def keep(self) -> None:
+        """Take the present values for those that were adopted last: they are the servers' too."""
+        for slot in self._slots:
+            slot.keep()
+
+    def forget(self) -> None:
+        """Let the next values overwrite whatever there is."""
+        for slot in self._slots:
+            slot.forget()
+
+    def value_bytes(self, block: int) -> memoryview:
+        """Return the bytes of a block's present value; memory of the host, a copy where it must be."""
+        return self._slot_of[block].value_bytes(block)
 
     def checksums(self) -> dict[int, int]:
         """Return the CRC-32 of every block's present value."""
@@ -110,20 +141,25 @@ class _Slot:
         parameter: Parameter,
         blocks: Sequence[PlannedBlock],
         make_landing: Callable[[], Tensor],
+        *,
+        guarded: bool,
     ) -> None:
         self.blocks = blocks
+        self.parameter = parameter
         self.elsewhere: dict[int, memoryview] = {}
         """By block the values that have not landed here, and are not adopted."""
         self._name = name
-        self._parameter = parameter
         size = parameter.element_size()
         self._ranges = {block.id: slice(block.begin * size, block.end * size) for block in blocks}
         self._make_landing = make_landing
         self._landing: Tensor | None = None
         self._adopted = 0
         """How many times values were adopted."""
-        self._kept: tuple[int, memoryview, Mark] | None = None
-        """Where the values adopted last lie, and their mark; None where a comparison would cost a copy."""
+        self._guarded = guarded
+        self._kept: Mark | None = None
+        """Of the values adopted last."""
+        self._version = 0
+        """The parameter's, when they were."""
 
     @property
     def landed(self) -> Tensor:
@@ -135,16 +171,22 @@ class _Slot:
         return bytes_of(self.landed)[self._ranges[block]]
 
     def value_bytes(self, block: int) -> memoryview:
-        return bytes_of(self._parameter.detach().cpu().contiguous())[self._ranges[block]]
+        return self._bytes()[self._ranges[block]]
+
+    @property
+    def _plain(self) -> bool:
+        """Whether the parameter's memory holds its bytes as they travel."""
+        return self.parameter.device.type == "cpu" and self.parameter.is_contiguous()
 
     @torch.no_grad()
     def adopt(self, unchanged: Collection[int]) -> None:
         changed = [block.id for block in self.blocks if block.id not in unchanged]
         if not changed:
             return
+        self.check_kept()
         elsewhere, self.elsewhere = self.elsewhere, {}
-        parameter = self._parameter
-        if parameter.device.type == "cpu" and parameter.is_contiguous():
+        parameter = self.parameter
+        if self._plain:
             whole = bytes_of(parameter)
             for block in changed:
                 copy_bytes(
@@ -152,10 +194,8 @@ class _Slot:
                     whole[self._ranges[block]],
                 )
             torch.autograd.graph.increment_version(parameter)
-            self._kept = parameter.data_ptr(), whole, Mark.of(whole, self._adopted)
-            self._adopted += 1
+            self._mark(whole)
             return
-        self._kept = None
         for block, found in elsewhere.items():
             copy_bytes(found, self.landing(block))
         flat, value = self.landed.view(-1), parameter.detach().reshape(-1)
@@ -163,21 +203,35 @@ class _Slot:
             if kept.id in unchanged:
                 flat[kept.begin : kept.end].copy_(value[kept.begin : kept.end])
         parameter.copy_(self.landed)
+        self._mark(bytes_of(self.landed))
+
+    def keep(self) -> None:
+        self._mark(self._bytes())
+
+    def forget(self) -> None:
+        self._kept = None
 
     def check_kept(self) -> None:
-        parameter = self._parameter
-        if self._kept is None or parameter.grad is None:
+        """Check the mark; past the first rounds without a copy, where no version counter has moved."""
+        moved = version_of(self.parameter) != self._version
+        if self._kept is None or not (self._plain or moved or covers_all(self._adopted - 1)):
             return
-        address, content, mark = self._kept
-        if parameter.data_ptr() != address:
-            if parameter.device.type != "cpu" or not parameter.is_contiguous():
-                return  # laid out anew by the script, as by model.to(memory_format=…)
-            content = bytes_of(parameter)
-        if not mark.matches(content):
-            raise FleetError(
-                f"the parameter {self._name} was written to after its values had come from the parameter "
-                "servers, whose next values would overwrite that. Load or set weights before "
-                "fleet.init_worker(), in every role alike; put back to the bit what an evaluation had "
-                "exchanged, before the next step; and to clamp or reset weights while training, use the mode "
-                "geo, in which trainers step by themselves (config.geo_sgd_mode = True)"
-            )
+        content = self._bytes()
+        if self._kept.matches(content) or self._kept.matches_but_for_rounding(content, self.parameter.dtype):
+            return
+        raise FleetError(
+            f"the parameter {self._name} was written to after its values had come from the parameter "
+            "servers, whose next values would overwrite that. Call fleet.push_parameters() after writing, "
+            "before the next step; or write before fleet.init_worker(), in every role alike, or after "
+            "fleet.stop_worker(). What an evaluation exchanges for a while is put back before the next step"
+        )
+
+    def _bytes(self) -> memoryview:
+        """Return the present value's bytes; a copy where they lie otherwise, or on a device."""
+        parameter = self.parameter.detach()
+        return bytes_of(parameter if self._plain else parameter.cpu().contiguous())
+
+    def _mark(self, content: memoryview) -> None:
+        if self._guarded:
+            self._kept, self._version = Mark.of(content, self._adopted), version_of(self.parameter)
+            self._adopted += 1

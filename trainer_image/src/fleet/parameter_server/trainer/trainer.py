@@ -28,6 +28,7 @@ from fleet.parameter_server.trainer.client import Client
 from fleet.parameter_server.trainer.gradients import GradientFlow
 from fleet.parameter_server.trainer.local_steps import LocalSteps
 from fleet.parameter_server.trainer.parameters import ParameterStore
+from fleet.parameter_server.trainer.pushing import push_alone, push_together
 from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.program import Source
 from fleet.program.left_out import LeftOut
@@ -79,8 +80,9 @@ class Trainer:
         """Whether the servers know that this trainer has finished."""
         self._parameters: Mapping[str, Parameter] = source.parameters
         self._left_out = LeftOut(source.optimizer, source.parameters.values(), source.module)
-        self._store = ParameterStore(self.plan.blocks, self._parameters)
         mode = mode_of_trainer(plan, settings)
+        guarded = plan.custom is None and not mode.steps_locally
+        self._store = ParameterStore(plan.blocks, self._parameters, guarded=guarded)
         facts = initial_state_fact(state_of(source))
         facts |= elastic_facts(mode, plan.trainers, settings.max_trainers)
         self._client = Client(self.plan, job, self._store, settings, facts)
@@ -148,12 +150,36 @@ class Trainer:
             The script has written to parameters; see `ParameterStore.check_kept`.
         """
         self._left_out.check()
-        if self.plan.custom is None and not self.steps_locally:
-            self._store.check_kept()
+        self._store.check_kept()
         self.flow.step(scaling)
         return (
             self.plan.mode is DistributedMode.SYNC and not self._cross_step and self._client.nothing_changed
         )
+
+    def push(self) -> None:
+        """Make the servers' values those that the script has written to parameters; see `pushing`.
+
+        Raises
+        ------
+        ConfigurationError
+            Nobody knows what that means in a mode of the script's own.
+        FleetError
+            Gradients have been sent, and ``step()`` was not called; or the last step's values are not here.
+        """
+        if self.plan.custom is not None:
+            raise ConfigurationError(
+                f"fleet.push_parameters() does nothing that the mode {self._kind.name!r} knows of; expected "
+                "one of the modes sync, async, half_async and geo"
+            )
+        if self.steps_locally:
+            return
+        self.flow.check_nothing_in_flight("fleet.push_parameters() was called")
+        if isinstance(self._mode, CrossStepTrainer):
+            self._mode.check_settled("fleet.push_parameters()")
+        if self.plan.mode is DistributedMode.SYNC:
+            push_together(self._client)
+        else:
+            push_alone(self._client, self._settle)
 
     def barrier(self) -> None:
         """Wait for the other trainers."""

@@ -94,6 +94,11 @@ class ParameterServerStub:
                 request_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.CheckpointsRequest.SerializeToString,
                 response_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.CheckpointsReply.FromString,
                 _registered_method=True)
+        self.Write = channel.unary_unary(
+                '/fleet.parameter_server.v1.ParameterServer/Write',
+                request_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.WriteRequest.SerializeToString,
+                response_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.WriteReply.FromString,
+                _registered_method=True)
 
 
 class ParameterServerServicer:
@@ -183,6 +188,13 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Write(self, request, context):
+        """Take a value that a trainer's script has written in place of a block's present one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ParameterServerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -245,6 +257,11 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Checkpoints,
                     request_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.CheckpointsRequest.FromString,
                     response_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.CheckpointsReply.SerializeToString,
+            ),
+            'Write': grpc.unary_unary_rpc_method_handler(
+                    servicer.Write,
+                    request_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.WriteRequest.FromString,
+                    response_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.WriteReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -571,6 +588,33 @@ class ParameterServer:
             '/fleet.parameter_server.v1.ParameterServer/Checkpoints',
             fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.CheckpointsRequest.SerializeToString,
             fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.CheckpointsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Write(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet.parameter_server.v1.ParameterServer/Write',
+            fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.WriteRequest.SerializeToString,
+            fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.WriteReply.FromString,
             options,
             channel_credentials,
             insecure,

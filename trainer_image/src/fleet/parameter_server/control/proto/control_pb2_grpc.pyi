@@ -55,6 +55,8 @@ class ParameterServerStub:
     """Load a checkpoint, unless training has begun; say what is loaded."""
     Checkpoints: _grpc.UnaryUnaryMultiCallable[_control_pb2.CheckpointsRequest, _control_pb2.CheckpointsReply]
     """Say which numbered checkpoints a folder has; remove the older ones, if asked to."""
+    Write: _grpc.UnaryUnaryMultiCallable[_control_pb2.WriteRequest, _control_pb2.WriteReply]
+    """Take a value that a trainer's script has written in place of a block's present one."""
 
 @_typing.type_check_only
 class ParameterServerAsyncStub(ParameterServerStub):
@@ -83,6 +85,8 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """Load a checkpoint, unless training has begun; say what is loaded."""
     Checkpoints: _aio.UnaryUnaryMultiCallable[_control_pb2.CheckpointsRequest, _control_pb2.CheckpointsReply]  # type: ignore[assignment]
     """Say which numbered checkpoints a folder has; remove the older ones, if asked to."""
+    Write: _aio.UnaryUnaryMultiCallable[_control_pb2.WriteRequest, _control_pb2.WriteReply]  # type: ignore[assignment]
+    """Take a value that a trainer's script has written in place of a block's present one."""
 
 class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -180,5 +184,13 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.CheckpointsReply, _abc.Awaitable[_control_pb2.CheckpointsReply]]:
         """Say which numbered checkpoints a folder has; remove the older ones, if asked to."""
+
+    @_abc_1.abstractmethod
+    def Write(
+        self,
+        request: _control_pb2.WriteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.WriteReply, _abc.Awaitable[_control_pb2.WriteReply]]:
+        """Take a value that a trainer's script has written in place of a block's present one."""
 
 def add_ParameterServerServicer_to_server(servicer: ParameterServerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
