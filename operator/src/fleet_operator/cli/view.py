@@ -135,7 +135,7 @@ class JobView:
 
     def recorded(self, event: Event) -> None:
         """Say what the plan wants people to see, unless this view says the same by itself."""
-        if event.reason == "ActionRefused":
+        if event.reason in ("ActionRefused", "JobRestarting"):
             self._say(event.message)
 
     def tell_failures(self, older_than: datetime | None = None) -> None:

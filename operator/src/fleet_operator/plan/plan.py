@@ -214,8 +214,8 @@ def stranded(situation: Situation) -> Plan | None:
     ledger = _job_restarted(situation.ledger, situation.ledger.restarts, situation.now)
     names = some([situation.name_of(each) for each in situation.stranded])
     sentence = f"{names} is started again, but parameter servers have completed; all replicas start anew"
-    situation = situation.with_ledger(ledger)
-    return step(situation, {ConditionType.RESTARTING: (True, "JobRestarting", sentence)})
+    situation, events = situation.with_ledger(ledger), (Event("Warning", "JobRestarting", sentence),)
+    return step(situation, {ConditionType.RESTARTING: (True, "JobRestarting", sentence)}, events=events)
 
 
 def _job_restarted(ledger: Ledger, before: int, now: datetime, *, unseen: bool = False) -> Ledger:
