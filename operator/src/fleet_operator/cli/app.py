@@ -47,6 +47,14 @@ def run(
     follow: Annotated[
         bool, typer.Option("--follow", help="Show what trainer 0 prints, with the times.")
     ] = False,
+    tensorboard: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            metavar="DIR",
+            help="Write the trainers' losses, speeds and metrics for TensorBoard, to a folder in DIR.",
+        ),
+    ] = None,
     volume: Annotated[
         list[str] | None,
         typer.Option(
@@ -95,6 +103,7 @@ def run(
             as_json=as_json,
             timeout_seconds=timeout,
             follow=follow,
+            tensorboard=tensorboard,
             given=read_given(volume or (), env_file or ()),
             no_restart=no_restart,
         )

@@ -20,6 +20,7 @@ from fleet_operator.cli.given import check_folders, describe
 from fleet_operator.cli.page import render_page
 from fleet_operator.cli.result import to_json, to_text
 from fleet_operator.cli.run import RunOptions, prepare, run_job
+from fleet_operator.cli.scalars import Scalars
 from fleet_operator.cli.workdir import choose_workdirs
 from fleet_operator.cluster.local_log import last_lines
 
@@ -46,6 +47,7 @@ def run_command(
     timeout_seconds: float | None,
     given: Given,
     follow: bool,
+    tensorboard: Path | None,
     no_restart: bool = False,
 ) -> int:
     """Run a job, show it, tell how it ended, and return the exit status."""
@@ -57,15 +59,23 @@ def run_command(
     logger = logging.getLogger("fleet_operator")
     handler = DisplayHandler(display)
     logger.addHandler(handler)
+    scalars = None
+    if tensorboard is not None:
+        scalars = Scalars(tensorboard / logs.name)
+        display.say(f"scalars for TensorBoard: {tensorboard / logs.name}")
     for remark in (*workdirs.remarks, *describe(job, given)):
         display.say(remark)
     try:
-        options = RunOptions(workdirs.folders, logs, dict(os.environ), timeout_seconds, given, follow)
+        options = RunOptions(
+            workdirs.folders, logs, dict(os.environ), timeout_seconds, given, follow, scalars
+        )
         result = asyncio.run(run_job(job, options, display))
     finally:
         logger.removeHandler(handler)
-    _draw(result, logs / CURVE, display)
-    _write_page(result, logs, display)
+        if scalars is not None:
+            scalars.close()
+    curve = logs / CURVE
+    _write_page(result, logs, curve if _draw(result, curve, display) else None, display)
     text = to_text(result)
     if as_json:
         print(text, file=sys.stderr)
@@ -75,8 +85,8 @@ def run_command(
     return result.exit_status
 
 
-def _draw(result: RunResult, path: Path, display: Display) -> None:
-    """Draw the loss curves; a run is not worse for want of a picture."""
+def _draw(result: RunResult, path: Path, display: Display) -> bool:
+    """Draw the loss curves; a run is not worse for want of a picture. Return whether there is one."""
     curves = {
         replica.name: replica.progress.history
         for replica in result.view.replicas.values()
@@ -85,22 +95,23 @@ def _draw(result: RunResult, path: Path, display: Display) -> None:
     try:
         if draw_loss_curves(curves, result.view.job.name, path):
             display.say(f"loss curve: {path}")
+            return True
     except ImportError:
         display.say("no loss curve: matplotlib is not installed (pip install 'fleet-operator[cli]')")
     except OSError as error:
         display.say(f"no loss curve: {path} cannot be written: {error.strerror}")
+    return False
 
 
-def _write_page(result: RunResult, logs: Path, display: Display) -> None:
+def _write_page(result: RunResult, logs: Path, curve: Path | None, display: Display) -> None:
     """Write the summary for a browser, beside the logs."""
     tails: dict[str, list[str]] = {}
     for replica in result.view.replicas.values():
         with contextlib.suppress(FileNotFoundError):  # it was not started
             tails[replica.name] = last_lines(logs / f"{replica.name}.log", PAGE_LINES)
-    curve = logs / CURVE
     page = logs / PAGE
     try:
-        page.write_text(render_page(result, curve.read_bytes() if curve.exists() else None, tails))
+        page.write_text(render_page(result, None if curve is None else curve.read_bytes(), tails))
         display.say(f"summary: {page}")
     except OSError as error:
         display.say(f"no summary: {page} cannot be written: {error.strerror}")

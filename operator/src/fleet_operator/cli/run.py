@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJob
     from fleet_operator.cli.display import Display
+    from fleet_operator.cli.scalars import Scalars
 
 POLL_SECONDS = 1.0
 TELL_FAILURE_SECONDS = (
@@ -90,6 +91,8 @@ class RunOptions:
         What they have in the place of volumes, Secrets and ConfigMaps.
     follow : bool
         Whether to show what trainer 0 prints.
+    scalars : Scalars, optional
+        Takes what the trainers tell of their progress.
     """
 
     workdirs: Mapping[Role, Path]
@@ -98,6 +101,7 @@ class RunOptions:
     timeout_seconds: float | None = None
     given: Given = field(default_factory=Given)
     follow: bool = False
+    scalars: Scalars | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +282,7 @@ class Run:
     display : Display
         Shows the view.
     options : RunOptions
-        The time-out, the folder of the logs, and whether to follow one.
+        The time-out, the folder of the logs, and whether to follow one, and who takes scalars.
     """
 
     def __init__(self, cluster: ProcessCluster, view: JobView, display: Display, options: RunOptions) -> None:
@@ -287,6 +291,7 @@ class Run:
         self._display = display
         self._logs = options.logs
         self._timeout_seconds = options.timeout_seconds
+        self._scalars = options.scalars
         self._follower: Follower | None = None
         if options.follow:
             self._follower = Follower(options.logs / "trainer-0.log", "trainer-0", display.say)
@@ -312,6 +317,7 @@ class Run:
                     await self._cluster.close()
                     if self._follower is not None:
                         self._follower.finish()
+                    self._take_scalars()
                     self._view.tell_failures()
         finally:
             for signum in handled:
@@ -420,7 +426,18 @@ class Run:
             for (replica, pod), progress in zip(asked, answers, strict=True):
                 if progress is not None:
                     self._view.progressed(replica, pod.uid, progress)
+            self._take_scalars()
             await asyncio.sleep(POLL_SECONDS)
+
+    def _take_scalars(self) -> None:
+        """Write what is new; training does not end for want of room."""
+        if self._scalars is None:
+            return
+        try:
+            self._scalars.take(self._view.replicas.values())
+        except OSError as error:
+            self._display.say(f"no more scalars for TensorBoard: {error}")
+            self._scalars = None
 
     async def _show(self) -> None:
         """Keep the display up to date, for ever."""

@@ -203,6 +203,7 @@ SLOW_TO_IMPORT = (
     "kubernetes",
     "matplotlib",
     "prometheus_client",
+    "tensorboard",
     "uvloop",
     "yaml",
 )

@@ -1,0 +1,128 @@
+"""``fleetjob run --tensorboard DIR``: what the trainers tell of their progress, as TensorBoard reads it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.api import Role
+from fleet_operator.errors import OperatorError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from fleet_operator.cli.view import ReplicaView
+    from fleet_operator.plan.progress import Progress
+
+
+class ScalarsError(OperatorError):
+    """No scalars can be written here."""
+
+
+class Scalars:
+    """Event files, one for each trainer in a folder of its name.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the trainers' folders are made.
+
+    Raises
+    ------
+    ScalarsError
+        The package that knows the format is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            # Here and not above: it is an extra, and takes long.
+            import tensorboard.compat.proto.event_pb2
+            import tensorboard.summary.writer.record_writer  # noqa: F401
+        except ImportError as error:
+            raise ScalarsError(
+                "--tensorboard: the package tensorboard is not installed:"
+                " pip install 'fleet-operator[tensorboard]'"
+            ) from error
+        self._folder = folder
+        self._files: dict[str, EventFile] = {}
+
+    def take(self, replicas: Iterable[ReplicaView]) -> None:
+        """Write what is new of the trainers.
+
+        Raises
+        ------
+        OSError
+            A file cannot be written.
+        """
+        for replica in replicas:
+            if replica.role is not Role.TRAINER or replica.progress is None or replica.progress.step is None:
+                continue
+            if replica.name not in self._files:
+                self._files[replica.name] = EventFile(self._folder / replica.name)
+            self._files[replica.name].take(replica.progress, replica.progress.step)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+
+
+class EventFile:
+    """The events of one trainer: each point of the loss once, and the rest whenever its step has moved.
+
+    Written at once, and not by a thread as the package's own `EventFileWriter` does it: after an error of the
+    disk its thread is gone, and its queue waits for ever.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"events.out.tfevents.{time.time_ns()}.fleetjob.{os.getpid()}"
+        self._file = path.open("wb")
+        self._records = RecordWriter(self._file)
+        self._step = -1
+        self._loss_step = -1
+        self._stale: dict[int, float] = {}
+        self._write(file_version="brain.Event:2")
+
+    def take(self, progress: Progress, step: int) -> None:
+        """Write what is new in what a trainer has told."""
+        if step < self._step:  # it goes on from a checkpoint, or anew: what came after that does not count
+            self._begin_again(step)
+            self._stale = {at: loss for at, loss in progress.history.items() if at > step}
+        for at, loss in progress.history.items():
+            if self._loss_step < at <= step and self._stale.get(at) != loss:
+                self._write_scalars(at, {"loss": loss})
+                self._loss_step = at
+        if step > self._step:
+            self._step = step
+            values = dict(progress.metrics)
+            if progress.samples_per_second is not None:
+                values["samples_per_second"] = progress.samples_per_second
+            self._write_scalars(step, values)
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _begin_again(self, step: int) -> None:
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+
+        self._write(step=step, session_log=SessionLog(status=SessionLog.START))
+        self._step = self._loss_step = step - 1
+
+    def _write_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if values:
+            told = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            self._write(step=step, summary=Summary(value=told))
+
+    def _write(self, **fields: Any) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        self._records.write(Event(wall_time=time.time(), **fields).SerializeToString())
