@@ -19,4 +19,5 @@ def test_every_block_has_a_name_of_its_own():
 
 @pytest.mark.parametrize("name", recipes())
 def test_a_test_runs_it(name: str):
-    assert any(f'"{name}"' in test.read_text() for test in TESTS)
+    whole = name.partition("/")[0]  # a recipe of several pieces
+    assert any(f'"{whole}"' in test.read_text() for test in TESTS)
