@@ -5,8 +5,6 @@ import os
 import signal
 import textwrap
 import time
-from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,83 +13,12 @@ from fleet.checkpoint import Checkpoint
 from fleet.collective import Fleet
 from fleet.errors import ConfigurationError
 from fleet.role_maker import Role, UserDefinedRoleMaker
-from tests.support.forked_python import ForkedPython
 from tests.support.parameter_server import loopback
-from tests.support.processes import alive, free_ports, wait_for
+from tests.support.processes import alive, wait_for
 
 PS_ROLE = UserDefinedRoleMaker(
     current_id=0, role=Role.WORKER, worker_num=1, server_endpoints=["127.0.0.1:6174"]
 )
-
-PRELUDE = """
-import json, os, pathlib, sys, time
-import torch
-from fleet import role_maker
-from fleet.collective import fleet
-
-torch.set_num_threads(1)
-
-def build(seed):
-    torch.manual_seed(seed)
-    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-
-def batch(step, rank):
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    return torch.randn(4, 6, generator=generator), torch.randint(0, 3, (4,), generator=generator)
-
-def loss_of(model, step, rank):
-    x, y = batch(step, rank)
-    return torch.nn.functional.cross_entropy(model(x), y)
-
-"""
-
-
-class Trainer(ForkedPython):
-    """One rank, which runs the script of its folder."""
-
-    def __init__(self, folder: Path, rank: int, env: Mapping[str, str]) -> None:
-        self._errors = folder / f"errors-{rank}"
-        with self._errors.open("wb") as errors, (folder / f"output-{rank}").open("wb") as output:
-            super().__init__(Path("script.py"), env=env, output=output, errors=errors, cwd=folder)
-
-    def communicate(self, timeout: float) -> tuple[None, str]:
-        """Wait for its end; return what it has said to its standard error."""
-        self.wait(timeout)
-        return None, self._errors.read_text()
-
-
-@pytest.fixture
-def trainers(tmp_path):
-    """Start one process per rank on a script; all are killed at the end of the test."""
-    started = []
-
-    def start(body: str, *, ranks: tuple[int, ...] = (0, 1), size: int = 2, **environ: str):
-        (tmp_path / "script.py").write_text(PRELUDE + textwrap.dedent(body))
-        ports = free_ports(size)
-        shared = {
-            "TRAINING_ROLE": "TRAINER",
-            "PADDLE_TRAINERS_NUM": str(size),
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(f"127.0.0.1:{port}" for port in ports),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(ports[0]),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-        }
-        for rank in ranks:
-            own = {
-                "PADDLE_TRAINER_ID": str(rank),
-                "RANK": str(rank),
-                "PADDLE_CURRENT_ENDPOINT": f"127.0.0.1:{ports[rank]}",
-                "FLEET_TERMINATION_LOG": str(tmp_path / f"words-{rank}"),
-            }
-            started.append(Trainer(tmp_path, rank, env=os.environ | shared | own | environ))
-        return started
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-
 
 TOGETHER = """
 fleet.init(role_maker.PaddleCloudRoleMaker(is_collective=True))

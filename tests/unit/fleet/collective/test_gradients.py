@@ -23,7 +23,10 @@ class Alone:
     def __init__(self) -> None:
         self.used: list[set[torch.device]] = []
 
-    def use(self, parameters: Iterable[torch.Tensor]) -> None:
+    def channel(self) -> None:
+        return None
+
+    def use(self, parameters: Iterable[torch.Tensor], channel: None) -> None:
         self.used.append({parameter.device for parameter in parameters})
 
     def broadcast_(self, values: torch.Tensor, what: str) -> None:

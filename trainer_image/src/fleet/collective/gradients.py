@@ -92,6 +92,7 @@ class GradientAverager:
         self._named = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
         self._buckets: list[_Bucket] = []
         self._slots: dict[int, _Slot] = {}
+        self._channel: dist.ProcessGroup | None = None
         self._num_sent = 0
         self._end: weakref.ref[_End] | None = None
         self._paused = False
@@ -105,7 +106,8 @@ class GradientAverager:
 
     def start(self) -> None:
         """Take every parameter's value from trainer 0, and hook the gradients."""
-        self._group.use(parameter for _, parameter in self._all)
+        self._channel = self._group.channel()
+        self._group.use((parameter for _, parameter in self._all), self._channel)
         self.share("the first values")
         for position, (_, parameter) in enumerate(self._named):
             handle = parameter.register_post_accumulate_grad_hook(self._hook(position))  # type: ignore[no-untyped-call]
@@ -152,7 +154,7 @@ class GradientAverager:
             for slot in self._slots.values()
         ):
             return
-        self._group.use(self.parameters)
+        self._group.use(self.parameters, self._channel)
         self._buckets.clear()
         self._allocate()
 
@@ -213,18 +215,25 @@ class GradientAverager:
             self._send(self._buckets[self._num_sent])
 
     def _send(self, bucket: _Bucket) -> None:
-        bucket.work = dist.all_reduce(bucket.flat, async_op=True)
+        bucket.work = dist.all_reduce(bucket.flat, group=self._channel, async_op=True)
         self._num_sent += 1
         progress.count("bytes_reduced", bucket.flat.numel() * bucket.flat.element_size())
 
     def _finish(self) -> None:
-        """End a backward pass: send what did not fill up, await the sums, and hand the gradients back."""
-        self._end = None
+        """Send what did not fill up; the sums are awaited once every optimizer's has left.
+
+        Another trainer's pass may end with another optimizer first: the two must not wait for each other.
+        """
         absent: list[_Slot] = []
+        for bucket in self._buckets[self._num_sent :]:
+            absent += self._complete(bucket)
+            self._send(bucket)
+        self._end = _queue_end(lambda: self._receive(absent))
+
+    def _receive(self, absent: Sequence[_Slot]) -> None:
+        """End a backward pass: await the sums, and hand the gradients back."""
+        self._end = None
         try:
-            for bucket in self._buckets[self._num_sent :]:
-                absent += self._complete(bucket)
-                self._send(bucket)
             began = time.monotonic()
             works = [bucket.work for bucket in self._buckets]
             device = self._buckets[-1].flat.device

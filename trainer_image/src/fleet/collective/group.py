@@ -2,7 +2,8 @@
 
 Gradients have one set of connections, and the calls that all trainers make (barriers, small sums, the end)
 another: a trainer that calls something while others exchange gradients must not have its numbers added to
-theirs, and gloo would end the process where the two differ in size.
+theirs, and gloo would end the process where the two differ in size. For the same reason the gradients of each
+optimizer have connections of their own: which of two optimizers' gradients leave first may differ.
 """
 
 import contextlib
@@ -51,6 +52,8 @@ class Group:
         self._calling: dist.ProcessGroup | None = None  # none while the trainers are still connecting
         self._everybodys: dict[int, Facts] = {}
         self._marks: dict[torch.device, Marks] = {}
+        self._connected: set[tuple[torch.device, dist.ProcessGroup | None]] = set()
+        self._channels = 0
         self._uses = 0
 
     @classmethod
@@ -122,7 +125,18 @@ class Group:
             self._meet(what)
             dist.all_reduce(values, _OPERATIONS[operation], group=self._calling, async_op=True).wait()
 
-    def use(self, parameters: Iterable[torch.Tensor]) -> None:
+    def channel(self) -> dist.ProcessGroup | None:
+        """Return connections that nobody else uses; every trainer calls this."""
+        self._channels += 1
+        if self._channels == 1:
+            return None  # those that torch.distributed uses where none are named
+        before = _sockets()
+        with self._naming("connecting to the other trainers once more"):
+            channel = dist.new_group(backend=backend_of(self._everybodys), timeout=self._deadlines.stalled)
+        _keep_from_children(_sockets() - before)
+        return cast("dist.ProcessGroup", channel)
+
+    def use(self, parameters: Iterable[torch.Tensor], channel: dist.ProcessGroup | None = None) -> None:
         """Make sure that tensors like these can travel; every trainer calls this before they do.
 
         Raises
@@ -144,8 +158,8 @@ class Group:
                     "trainer, before the first backward()"
                 )
         for device in used:
-            if device.type == "cuda" and device not in self._marks:
-                self._connect(device)
+            if device.type == "cuda" and (device, channel) not in self._connected:
+                self._connect(device, channel)
 
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
         """Replace `values` by trainer 0's; all trainers have agreed on their shape and dtype."""
@@ -202,7 +216,7 @@ class Group:
                 f"{self.place.name(rank)} {how}; expected the same on every trainer: give all one image"
             )
 
-    def _connect(self, device: torch.device) -> None:
+    def _connect(self, device: torch.device, channel: dist.ProcessGroup | None = None) -> None:
         """Connect the trainers' GPUs, which the first operation on them does."""
         carrier = "NCCL"
         if reason := why_not_nccl(self._everybodys):
@@ -212,15 +226,16 @@ class Group:
             models = ", ".join(f"trainer {rank}: {facts.model}" for rank, facts in self._everybodys.items())
             _log.warning("the trainers' GPUs differ, and all wait for the slowest (%s)", models)
         before = _sockets()
-        self._check(device, f"connecting the trainers' GPUs by {carrier}")
-        self._marks[device] = Marks(device)
+        self._check(device, f"connecting the trainers' GPUs by {carrier}", channel)
+        self._connected.add((device, channel))
+        self._marks.setdefault(device, Marks(device))
         _keep_from_children(_sockets() - before)
 
-    def _check(self, device: torch.device, what: str) -> None:
+    def _check(self, device: torch.device, what: str, channel: dist.ProcessGroup | None = None) -> None:
         """Add up a number of each trainer, and wait for the sum."""
         with self._naming(what):
             total = torch.ones(1, device=device)
-            dist.all_reduce(total, async_op=True).wait()
+            dist.all_reduce(total, group=channel, async_op=True).wait()
             total.item()  # the wait above is the GPU's only
 
     def _meet(self, what: str) -> None:

@@ -1,0 +1,115 @@
+"""Two optimizers of one job: a generator against a discriminator, or two for the parts of one model."""
+
+import pytest
+
+GAN = """
+fleet.init()
+rank, size = fleet.worker_index(), fleet.worker_num()
+
+def built():
+    torch.manual_seed(0)
+    generator = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 6))
+    discriminator = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    return generator, discriminator
+
+def optimizers(generator, discriminator):
+    return (
+        torch.optim.Adam(generator.parameters(), lr=0.01, betas=(0.5, 0.999)),
+        torch.optim.Adam(discriminator.parameters(), lr=0.02, betas=(0.5, 0.999)),
+    )
+
+judge = torch.nn.functional.binary_cross_entropy_with_logits
+
+def train(generator, discriminator, of_generator, of_discriminator, ranks):
+    for step in range(5):
+        real = torch.cat([batch(step, each)[0] for each in ranks])
+        noise = torch.cat([batch(step + 50, each)[0][:, :3] for each in ranks])
+        ones, zeros = torch.ones(len(real), 1), torch.zeros(len(real), 1)
+        of_discriminator.zero_grad()
+        judge(discriminator(real), ones).backward()
+        fake = generator(noise)
+        judge(discriminator(fake.detach()), zeros).backward()
+        of_discriminator.step()
+        of_generator.zero_grad()
+        judge(discriminator(fake), ones).backward()  # gives the discriminator gradients, too
+        of_generator.step()
+
+generator, discriminator = built()
+of_generator, of_discriminator = optimizers(generator, discriminator)
+train(
+    generator,
+    discriminator,
+    fleet.distributed_optimizer(of_generator, model=generator),
+    fleet.distributed_optimizer(of_discriminator, model=discriminator),
+    [rank],
+)
+fleet.stop_worker()
+alone = built()
+train(*alone, *optimizers(*alone), range(size))
+for one, other in zip(alone, (generator, discriminator), strict=True):
+    for expected, found in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+"""
+
+
+def test_a_gan_with_two_optimizers_trains_as_in_one_process(trainers):
+    for process in trainers(GAN):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+
+
+ONE_LEAVES_LATE = """
+def loss(first, second, rank):
+    # The second part's gradients come first, and leave at once; where one is missing, when backward() ends.
+    loss = 3 * (first[0] + first[1]).sum()
+    return (1 + rank) * (loss + (second[1] if rank == 1 else second[0] * 2 + second[1]).sum())
+"""
+
+EACH_ENDS_WITH_ANOTHER = """
+def loss(first, second, rank):
+    # Neither part has all gradients on any trainer; which of the parts comes first differs.
+    both = [3 * first[rank].sum(), second[rank].sum()]
+    both = both if rank else both[::-1]
+    return (1 + rank) * sum(both)
+"""
+
+PARTS = """
+fleet.init()
+rank, size = fleet.worker_index(), fleet.worker_num()
+
+def built():
+    torch.manual_seed(0)
+    first, second = (torch.nn.ParameterList([torch.ones(4), torch.ones(4)]) for _ in range(2))
+    return first, second
+
+first, second = built()
+sgds = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (first, second)]
+optimizers = [fleet.distributed_optimizer(sgd) for sgd in sgds]
+for _ in range(3):
+    loss(first, second, rank).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+fleet.stop_worker()
+one, other = built()
+sgd = torch.optim.SGD([*one.parameters(), *other.parameters()], lr=0.1)
+for _ in range(3):
+    sgd.zero_grad()
+    (sum(loss(one, other, each) for each in range(size)) / size).backward()
+    sgd.step()
+for expected, found in zip([*one, *other], [*first, *second], strict=True):
+    torch.testing.assert_close(found, expected)
+"""
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param(ONE_LEAVES_LATE, id="one-leaves-late"),
+        pytest.param(EACH_ENDS_WITH_ANOTHER, id="each-ends-with-another"),
+    ],
+)
+def test_gradients_of_two_optimizers_never_mix_though_trainers_use_different_parts(trainers, loss):
+    for process in trainers(loss + PARTS):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
