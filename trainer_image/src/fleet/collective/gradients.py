@@ -7,20 +7,27 @@ left leaves too, the sums are awaited, and the gradients become views of the buc
 After its gradients a bucket carries one number per parameter: how many trainers had a gradient. A parameter
 that some trainers did not use counts there as zeros; one that nobody used keeps no gradient, as in one
 process.
+
+One bucket ends with the fingerprint of this trainer's steps as well: each trainer steps its own copy of the
+model, and one that steps otherwise than the others, or on gradients that nobody has averaged, trains another
+model in silence.
 """
 
 import contextlib
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from fleet import progress
 from fleet.collective.buckets import BUCKET_BYTES, Extent, is_dense, plan_buckets
+from fleet.collective.fingerprints import BITS, Fingerprints, can_count
 from fleet.collective.group import Group
+from fleet.collective.history import Account, History, Step, difference
 from fleet.collective.standing import Way
 from fleet.errors import ConfigurationError, FleetError
 
@@ -52,13 +59,18 @@ class _Slot:
     bucket: _Bucket
     view: torch.Tensor
     place: int
+    address: int = 0
+    """Of what was handed back last."""
 
     def handed_back(self) -> torch.Tensor:
         """Return the gradient as torch would lay it out, also if the parameter's layout has changed since."""
         strides = self.parameter.stride()
         if self.view.stride() == strides or not is_dense(self.parameter.shape, strides):
-            return self.view.detach()  # a model that moves sets the data of its gradients
-        return torch.empty_like(self.parameter).copy_(self.view)
+            given = self.view.detach()  # a model that moves sets the data of its gradients
+        else:
+            given = torch.empty_like(self.parameter).copy_(self.view)
+        self.address = given.data_ptr()
+        return given
 
 
 class GradientAverager:
@@ -96,6 +108,12 @@ class GradientAverager:
         self._num_sent = 0
         self._end: weakref.ref[_End] | None = None
         self._paused = False
+        self._accumulated = False
+        self._captured = False
+        self._own = self._everything = frozenset(range(len(self._named)))
+        """Positions whose gradients, if they have any, were not averaged since the last step."""
+        self._history = History()
+        self._fingerprints: Fingerprints | None = None
         self._handles: list[Callable[[], None]] = []
         self.step = 0
 
@@ -147,6 +165,53 @@ class GradientAverager:
                 "for the gradients that it had still to give; expected the script to end with that error, too"
             )
 
+    def check_averaged(self) -> None:
+        """Check that a step is made on gradients that all trainers have in common.
+
+        Those of the step before may be used again, and zeros are the same everywhere.
+
+        Raises
+        ------
+        ConfigurationError
+            A gradient is this trainer's own; the message says whose, and how it gets averaged.
+        """
+        if self._captured or self._group.place.size == 1:  # the replays of a graph call no hooks
+            return
+        for position in sorted(self._own):
+            name, parameter = self._named[position]
+            gradient = parameter.grad
+            if gradient is None or self._is_handed_back(position, gradient):
+                continue
+            if gradient.layout is torch.strided and not gradient.any():
+                continue
+            raise ConfigurationError(_own_gradient(name, self._accumulated))
+
+    def note_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Note that the optimizer has stepped, with these hyper-parameters; the next exchange tells it."""
+        if self._own == self._everything and all(each.grad is None for each in self.parameters):
+            return  # it has changed nothing
+        self._own = self._everything
+        self._history.add(Step(self.step, groups))
+
+    def compare_steps(self, what: str) -> None:
+        """Compare the steps of all trainers, in a call that each makes.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer has stepped otherwise; the message names it, and says how.
+        """
+        place = self._group.place
+        texts = self._group.agree(what, self._history.account.to_text())
+        accounts = {rank: Account.from_text(text) for rank, text in texts.items()}
+        if (found := difference(accounts, place.rank)) is not None:
+            rank, how = found
+            raise ConfigurationError(f"{place.name(rank)} {how}")
+
+    def _is_handed_back(self, position: int, gradient: torch.Tensor) -> bool:
+        slot = self._slots.get(position)
+        return slot is not None and gradient.data_ptr() == slot.address
+
     def _fit(self) -> None:
         """Lay out buckets where the gradients are: before the first pass, and after a model has moved."""
         if self._slots and all(
@@ -159,15 +224,21 @@ class GradientAverager:
         self._allocate()
 
     def _allocate(self) -> None:
+        self._fingerprints = None
         extents = [
             Extent((parameter.dtype, parameter.device), parameter.numel() * parameter.element_size())
             for _, parameter in self._named
         ]
         for members in plan_buckets(extents, bucket_bytes=self._bucket_bytes):
             parameters = [self._named[position][1] for position in members]
+            like = parameters[0]
             size = sum(parameter.numel() for parameter in parameters)
-            flat = torch.zeros(size + len(members), dtype=parameters[0].dtype, device=parameters[0].device)
-            bucket = _Bucket(members, flat, flat[size:])
+            counts = size + len(members)
+            carries = self._fingerprints is None and can_count(like.dtype, self._group.place.size)
+            flat = torch.zeros(counts + BITS * carries, dtype=like.dtype, device=like.device)
+            if carries:
+                self._fingerprints = Fingerprints(flat[counts:], self._group.place.size)
+            bucket = _Bucket(members, flat, flat[size:counts])
             bucket.reset()
             self._buckets.append(bucket)
             offset = 0
@@ -179,11 +250,14 @@ class GradientAverager:
     def _hook(self, position: int) -> Callable[[torch.Tensor], None]:
         def arrived(_: torch.Tensor) -> None:
             if self._paused:
+                self._accumulated = True
                 return
             self.check_ended()
             if self._end is None:
                 self._fit()
                 self._end = _queue_end(self._finish)
+                if self._fingerprints is not None:
+                    self._fingerprints.put(self._history.digest)
             self._put(position)
             if self._overlap:
                 self._send_full()
@@ -224,13 +298,13 @@ class GradientAverager:
 
         Another trainer's pass may end with another optimizer first: the two must not wait for each other.
         """
-        absent: list[_Slot] = []
+        absent: list[int] = []
         for bucket in self._buckets[self._num_sent :]:
             absent += self._complete(bucket)
             self._send(bucket)
         self._end = _queue_end(lambda: self._receive(absent))
 
-    def _receive(self, absent: Sequence[_Slot]) -> None:
+    def _receive(self, absent: Sequence[int]) -> None:
         """End a backward pass: await the sums, and hand the gradients back."""
         self._end = None
         try:
@@ -240,6 +314,7 @@ class GradientAverager:
             what = f"the average of step {self.step}'s gradients"
             self._group.wait(works, what, Way.EXCHANGE, device)
             progress.count("wait_seconds", time.monotonic() - began)
+            self._compare(device)
             self._hand_back(absent)
         finally:
             self._num_sent = 0
@@ -247,8 +322,21 @@ class GradientAverager:
                 bucket.reset()
         self.step += 1
 
-    def _complete(self, bucket: _Bucket) -> list[_Slot]:
-        """Fill the gaps: what earlier passes accumulated without an exchange counts, nothing is zeros."""
+    def _compare(self, device: torch.device) -> None:
+        """Compare what all trainers have done, as far as it came with the gradients."""
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._captured = True
+        elif self._fingerprints is not None and not self._fingerprints.all_alike():
+            self.compare_steps(f"steps (at the average of step {self.step}'s gradients)")
+
+    def _complete(self, bucket: _Bucket) -> list[int]:
+        """Fill the gaps: what earlier passes accumulated without an exchange counts, nothing is zeros.
+
+        Returns
+        -------
+        list of int
+            The positions of the parameters without a gradient.
+        """
         absent = []
         for position in sorted(bucket.missing):
             slot = self._slots[position]
@@ -256,13 +344,16 @@ class GradientAverager:
                 self._put(position)
             else:
                 slot.view.zero_()
-                absent.append(slot)
+                absent.append(position)
         return absent
 
-    def _hand_back(self, absent: Sequence[_Slot]) -> None:
-        unused = {id(slot) for slot in absent if slot.bucket.present[slot.place].item() == 0}
-        for slot in self._slots.values():
-            slot.parameter.grad = None if id(slot) in unused else slot.handed_back()
+    def _hand_back(self, absent: Sequence[int]) -> None:
+        slots = self._slots
+        unused = {each for each in absent if slots[each].bucket.present[slots[each].place].item() == 0}
+        for position, slot in slots.items():
+            slot.parameter.grad = None if position in unused else slot.handed_back()
+        self._own &= unused
+        self._accumulated = False
 
 
 class _End:
@@ -281,6 +372,21 @@ def _queue_end(finish: Callable[[], None]) -> "weakref.ref[_End]":
     end = _End(finish)
     torch.autograd.Variable._execution_engine.queue_callback(end)  # noqa: SLF001
     return weakref.ref(end)
+
+
+def _own_gradient(name: str, accumulated: bool) -> str:
+    """Return what is said of a gradient that was not averaged."""
+    found = f"the gradient of {name} is this trainer's own, and a step on it would train another model here: "
+    if accumulated:
+        return (
+            f"{found}since the last step, all backward passes that reached it were in no_sync(); expected "
+            "the last one before optimizer.step() to be outside of it"
+        )
+    return (
+        f"{found}only backward() averages gradients over the trainers, and this one came without, as what "
+        "torch.autograd.grad returns does; expected loss.backward(), or "
+        "torch.autograd.backward(parameters, gradients) to add gradients of the script's own, averaged"
+    )
 
 
 def _part(flat: torch.Tensor, offset: int, parameter: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fleet.collective.gradients import GradientAverager
+from fleet.collective.history import hyper_parameters
 from fleet.errors import ConfigurationError
 from fleet.program.left_out import LeftOut
 
@@ -47,7 +48,7 @@ def distribute(
 
     The gradients are averaged when ``backward()`` returns, so there is nothing else to change: state,
     parameter groups and hooks are the same objects, seen from both. Each step first makes sure that it
-    changes nothing that is not exchanged.
+    changes nothing that is not exchanged, and is told to the other trainers by the next exchange.
     """
     kind = type(optimizer)
     both: Any = object.__new__(type(kind.__name__, (_Distributed, kind), {}))
@@ -59,8 +60,14 @@ def distribute(
     def check(*_: Any) -> None:
         averager.check_ended()
         left_out.check()
+        averager.check_averaged()
+
+    def note(*_: Any) -> None:
+        averager.check_averaged()  # of a closure, which runs inside of step()
+        averager.note_step(hyper_parameters(optimizer))
 
     optimizer.register_step_pre_hook(check)
+    optimizer.register_step_post_hook(note)
     return both  # type: ignore[no-any-return]
 
 

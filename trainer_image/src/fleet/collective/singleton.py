@@ -16,6 +16,7 @@ from fleet.checkpoint import Claims, SavingCalls, end_if_finished, leave_mark
 from fleet.collective.deadlines import Deadlines
 from fleet.collective.gradients import GradientAverager
 from fleet.collective.group import Group
+from fleet.collective.history import hyper_parameters
 from fleet.collective.optimizer import distribute, named_parameters
 from fleet.collective.rendezvous import place_of
 from fleet.collective.training import CollectiveTraining
@@ -171,8 +172,10 @@ class Fleet(SavingCalls, LoopCalls):
     def stop_worker(self) -> None:
         """Wait until every trainer is here, leave the group, and leave the progress as the last words."""
         group = self._started_group()
-        for averager in self._averagers:
+        group.barrier("stop_worker()")
+        for number, averager in enumerate(self._averagers):
             averager.close()
+            averager.compare_steps(f"the steps of optimizer {number}")
         group.close()
         self._stopped = True
         _log.info("trainer %d has completed, as every trainer has", self._started_role().index)
@@ -317,6 +320,12 @@ class Fleet(SavingCalls, LoopCalls):
             + ("" if parameter.requires_grad else " frozen")
             for name, parameter in named
         ]
+        lines += ["no more parameters"]
+        lines += [
+            f"{option}={value} in param group {number}"
+            for number, options in enumerate(hyper_parameters(optimizer))
+            for option, value in options.items()
+        ]
         everybodys = group.agree(f"parameters of optimizer {len(self._averagers)}", "\n".join(lines))
         for rank, text in everybodys.items():
             theirs = text.split("\n")
@@ -326,7 +335,7 @@ class Fleet(SavingCalls, LoopCalls):
                 raise ConfigurationError(
                     f"{group.place.name(rank)} has {found[:MAX_DIFFERENCE]} where this trainer, "
                     f"{group.place.rank}, has {ours[:MAX_DIFFERENCE]}; expected the same model and optimizer "
-                    "in every trainer"
+                    "in every trainer, with the same hyper-parameters"
                 )
 
     def _steps_made(self) -> int:

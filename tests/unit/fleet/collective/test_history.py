@@ -1,0 +1,74 @@
+"""What trainers tell each other of their steps, and who is named."""
+
+import re
+
+import pytest
+import torch
+
+from fleet.collective.history import Account, History, Step, difference, hyper_parameters
+
+
+def account(*steps: tuple[int, float], missing: int = 0) -> Account:
+    """Return the account of a trainer with steps after so many averages, with such learning rates."""
+    history = History()
+    for averages in range(missing):
+        history.add(Step(averages, [{"lr": 1.0}]))
+    for averages, lr in steps:
+        history.add(Step(averages, [{"lr": lr, "betas": [0.9, 0.999]}]))
+    return Account.from_text(history.account.to_text())
+
+
+USUAL = ((1, 0.1), (2, 0.1), (3, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"),
+    [
+        pytest.param(
+            ((1, 0.1), (2, 0.2), (3, 0.2)),
+            "stepped with lr=0.2 in param group 0 after the average of step 1's gradients where this "
+            "trainer, 0, stepped with lr=0.1; expected the same on every trainer",
+            id="the-first-step-with-another-learning-rate",
+        ),
+        pytest.param(
+            ((1, 0.1), (3, 0.1)),
+            "made no optimizer.step.. after the average of step 1's gradients where this trainer, 0, made",
+            id="a-step-skipped",
+        ),
+        pytest.param(
+            ((1, 0.1), (2, 0.1), (3, 0.1), (3, 0.1)),
+            "made 2 optimizer.step..s after the average of step 2's gradients where",
+            id="a-step-twice",
+        ),
+        pytest.param(
+            ((0, 0.1), *USUAL), "made one optimizer.step.. before any gradients were", id="too-early"
+        ),
+    ],
+)
+def test_who_steps_otherwise_is_named_with_the_first_difference(theirs, words):
+    rank, clause = difference({0: account(*USUAL), 1: account(*USUAL), 2: account(*theirs)}, 0) or (0, "")
+    assert rank == 2
+    assert re.match(words, clause), clause
+
+
+def test_trainers_that_step_alike_differ_in_nothing():
+    assert difference({rank: account(*USUAL) for rank in range(3)}, 1) is None
+
+
+def test_a_difference_of_long_ago_is_told_by_numbers():
+    since = [(averages, 0.1) for averages in range(50, 90)]
+    longer, shorter = account(*since, missing=5), account(*since, missing=4)
+    rank, clause = difference({0: longer, 1: shorter}, 0) or (0, "")
+    assert rank == 1
+    assert clause.startswith("has made 44 steps, and not the same as this trainer, 0, which has made 45")
+
+
+def test_only_what_changes_a_step_must_be_the_same():
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.Adam([{"params": [parameter], "name": "of rank 1"}], lr=torch.tensor(0.5))
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    (options,) = hyper_parameters(optimizer)
+    assert (options["lr"], options["betas"]) == (0.5, [0.9, 0.999])
+    assert not {"name", "initial_lr", "fused", "foreach", "params"} & options.keys()
+    optimizer.param_groups[0]["lr"] = 0.5 * (1 + 1e-15)  # another processor's cosine
+    assert hyper_parameters(optimizer) == [options]
