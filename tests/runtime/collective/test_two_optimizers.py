@@ -1,6 +1,11 @@
 """Two optimizers of one job: a generator against a discriminator, or two for the parts of one model."""
 
+import re
+from pathlib import Path
+
 import pytest
+
+PAGE = (Path(__file__).parents[3] / "docs" / "collective.md").read_text()
 
 GAN = """
 fleet.init()
@@ -36,13 +41,15 @@ def train(generator, discriminator, of_generator, of_discriminator, ranks):
 
 generator, discriminator = built()
 of_generator, of_discriminator = optimizers(generator, discriminator)
-train(
-    generator,
-    discriminator,
-    fleet.distributed_optimizer(of_generator, model=generator),
-    fleet.distributed_optimizer(of_discriminator, model=discriminator),
-    [rank],
-)
+of_generator = fleet.distributed_optimizer(of_generator, model=generator)
+of_discriminator = fleet.distributed_optimizer(of_discriminator, model=discriminator)
+train(generator, discriminator, of_generator, of_discriminator, [rank])
+try:
+    fleet.save_check_point("saves")
+except fleet.ConfigurationError as error:
+    assert "fleet has 2 distributed optimizers; expected one" in str(error), error
+else:
+    raise AssertionError("it saved one of two")
 fleet.stop_worker()
 alone = built()
 train(*alone, *optimizers(*alone), range(size))
@@ -53,6 +60,8 @@ for one, other in zip(alone, (generator, discriminator), strict=True):
 
 
 def test_a_gan_with_two_optimizers_trains_as_in_one_process(trainers):
+    (recipe,) = re.findall(r"^## Two optimizers\n.*?```python\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)
+    assert recipe in GAN
     for process in trainers(GAN):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
