@@ -132,6 +132,20 @@ def test_in_the_other_modes_the_last_to_push_counts(name):
         zero.complete()
 
 
+@pytest.mark.parametrize(("name", "stays"), [("sync", True), ("async", True), ("half-async", False)])
+def test_what_is_written_before_the_end_stays_or_is_named(name, stays):
+    with joined(config=config(name)) as [(trainer, model)]:
+        for _ in range(4):
+            make_step(trainer, model)
+        fill(model, 0.5)
+        if stays:
+            trainer.complete()
+            assert all((parameter == 0.5).all() for parameter in model.parameters())
+        else:
+            with pytest.raises(FleetError, match=r"was written to .*after fleet\.stop_worker\(\)"):
+                trainer.complete()
+
+
 def test_gradients_that_have_left_are_named():
     with joined() as [(trainer, model)]:
         backward(model)

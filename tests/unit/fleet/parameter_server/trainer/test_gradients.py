@@ -361,6 +361,22 @@ def test_a_script_that_begins_to_change_gradients_later_is_told_the_remedy():
         setup.flow.step()
 
 
+def test_a_script_that_begins_to_clamp_by_data_is_told_within_four_steps():
+    setup = Setup(overlap=None)
+    for _ in range(5):
+        is_early(setup)
+
+    def clamp_four_times() -> None:
+        for _ in range(4):
+            setup.model.zero_grad()
+            setup.backward()
+            setup.model[1].weight.grad.data.clamp_(-1e-9, 1e-9)
+            setup.flow.step()
+
+    with pytest.raises(FleetError, match=r"gradient of 1\.weight was changed after"):
+        clamp_four_times()
+
+
 def test_gradients_leave_without_the_scale_that_a_scaler_has_given_them():
     setup = Setup(overlap=None)
     setup.backward()

@@ -159,7 +159,7 @@ def test_a_parameter_that_the_script_has_written_to_is_named(model, write, round
     ):
         store.check_kept()
     with pytest.raises(FleetError, match="was written to"):
-        store.adopt()
+        store.adopt(names=["bias", "weight"])
     store.keep()
     store.adopt()
     store.check_kept()
@@ -223,7 +223,7 @@ def test_what_is_written_where_nobody_steps_stays(model, rounds):
     assert not model.weight.any()
     land(store, weight[0], 3.0)
     with pytest.raises(FleetError, match="parameter weight was written to"):
-        store.adopt()
+        store.adopt(names=["weight"])
 
 
 @pytest.mark.parametrize("rounds", [1, 7])

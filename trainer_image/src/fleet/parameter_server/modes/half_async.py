@@ -217,11 +217,13 @@ class HalfAsyncTrainer:
     def settle(self) -> None:
         """Wait until every gradient that is queued is in values that are the parameters."""
         self._session.check()
+        self._session.store.check_kept()
         self._adopt_but(0)
 
     def stop(self) -> None:
         """Send every gradient that waits, end the threads, and take the values that follow."""
         session = self._session
+        session.store.check_kept()
         with self._work:
             self._draining = True
             self._work.notify_all()

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import TrainerMode
-from fleet.parameter_server.trainer.marks import Mark, covers_all, version_of
+from fleet.parameter_server.trainer.marks import Mark, covers_all, is_sampled, version_of
 from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
 from fleet.program.optimizers import KERNEL_FLAGS, read_hyper_parameters
@@ -311,7 +311,7 @@ class GradientFlow:
         if gradient.device.type != "cpu" or not gradient.is_contiguous():
             carried = self._stage(name, gradient)
         payload, mark = bytes_of(carried), None
-        if marked and (carried is gradient or covers_all(self._round)):
+        if marked and (is_sampled if carried is gradient else covers_all)(self._round):
             mark = Mark.of(payload, self._round)
         return _Sent(gradient, version_of(gradient), gradient.data_ptr(), carried, payload, mark)
 

@@ -13,10 +13,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
-__all__ = ["Mark", "covers_all", "version_of"]
+__all__ = ["Mark", "covers_all", "is_sampled", "version_of"]
 
 _WHOLE_ROUNDS: Final = 3
 _STRETCH_BYTES: Final = 1024
+_SAMPLED_ROUNDS: Final = 4
 _ROUNDINGS: Final = 8
 """By how many units in the last place a number may differ that something was added to and taken from."""
 
@@ -42,7 +43,7 @@ class Mark:
         """Whether the memory, of the same length, holds what it held."""
         if self.crc is not None:
             return zlib.crc32(content) == self.crc
-        return content[self.begin : self.end] == self.held
+        return bytes(content[self.begin : self.end]) == self.held  # views compare number by number
 
     def matches_but_for_rounding(self, content: memoryview, dtype: torch.dtype) -> bool:
         """Whether memory that does not match differs as numbers do from which a sum was subtracted again."""
@@ -59,6 +60,11 @@ class Mark:
 def version_of(tensor: Tensor) -> int:
     """Return the counter that moves with each change of a tensor in place."""
     return tensor._version  # noqa: SLF001 - torch documents it under this name, and has no other
+
+
+def is_sampled(round_: int) -> bool:
+    """Whether a round is one in which what a script does over and over is looked for."""
+    return covers_all(round_) or round_ % _SAMPLED_ROUNDS == 0
 
 
 def covers_all(round_: int) -> bool:

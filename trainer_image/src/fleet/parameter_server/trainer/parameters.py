@@ -80,7 +80,8 @@ class ParameterStore:
         unchanged : collection of int
             Blocks that did not land, as no trainer had a gradient for them: they keep their values.
         names : iterable of str, optional
-            Of which parameters; of all otherwise.
+            Of which parameters; of all otherwise. Some are adopted while the script runs, and not in a step
+            that has just called `check_kept`: they are checked now.
 
         Raises
         ------
@@ -88,7 +89,7 @@ class ParameterStore:
             As of `check_kept`.
         """
         for slot in self._slots if names is None else [self._slot_by_name[name] for name in names]:
-            slot.adopt(unchanged)
+            slot.adopt(unchanged, checked=names is None)
 
     def check_kept(self) -> None:
         """Check that parameters which have gradients hold what was adopted last, as far as marks of it tell.
@@ -158,8 +159,10 @@ class _Slot:
         self._guarded = guarded
         self._kept: Mark | None = None
         """Of the values adopted last."""
+        self._lay: tuple[int, memoryview] | None = None
+        """Where they lie, if the parameter's memory holds its bytes as they travel."""
         self._version = 0
-        """The parameter's, when they were."""
+        """The parameter's, when they were adopted."""
 
     @property
     def landed(self) -> Tensor:
@@ -179,11 +182,12 @@ class _Slot:
         return self.parameter.device.type == "cpu" and self.parameter.is_contiguous()
 
     @torch.no_grad()
-    def adopt(self, unchanged: Collection[int]) -> None:
+    def adopt(self, unchanged: Collection[int], *, checked: bool) -> None:
         changed = [block.id for block in self.blocks if block.id not in unchanged]
         if not changed:
             return
-        self.check_kept()
+        if not checked:
+            self.check_kept()
         elsewhere, self.elsewhere = self.elsewhere, {}
         parameter = self.parameter
         if self._plain:
@@ -194,7 +198,7 @@ class _Slot:
                     whole[self._ranges[block]],
                 )
             torch.autograd.graph.increment_version(parameter)
-            self._mark(whole)
+            self._mark(whole, parameter.data_ptr())
             return
         for block, found in elsewhere.items():
             copy_bytes(found, self.landing(block))
@@ -206,17 +210,21 @@ class _Slot:
         self._mark(bytes_of(self.landed))
 
     def keep(self) -> None:
-        self._mark(self._bytes())
+        self._mark(self._bytes(), self.parameter.data_ptr() if self._plain else None)
 
     def forget(self) -> None:
         self._kept = None
 
     def check_kept(self) -> None:
         """Check the mark; past the first rounds without a copy, where no version counter has moved."""
-        moved = version_of(self.parameter) != self._version
-        if self._kept is None or not (self._plain or moved or covers_all(self._adopted - 1)):
+        if self._kept is None:
             return
-        content = self._bytes()
+        if self._lay is not None and self._lay[0] == self.parameter.data_ptr():
+            content = self._lay[1]
+        elif version_of(self.parameter) != self._version or self._plain or covers_all(self._adopted - 1):
+            content = self._bytes()
+        else:
+            return
         if self._kept.matches(content) or self._kept.matches_but_for_rounding(content, self.parameter.dtype):
             return
         raise FleetError(
@@ -231,7 +239,8 @@ class _Slot:
         parameter = self.parameter.detach()
         return bytes_of(parameter if self._plain else parameter.cpu().contiguous())
 
-    def _mark(self, content: memoryview) -> None:
+    def _mark(self, content: memoryview, address: int | None = None) -> None:
         if self._guarded:
+            self._lay = (address, content) if address is not None else None
             self._kept, self._version = Mark.of(content, self._adopted), version_of(self.parameter)
             self._adopted += 1

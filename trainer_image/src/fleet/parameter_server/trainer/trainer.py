@@ -246,7 +246,8 @@ class Trainer:
         Raises
         ------
         FleetError
-            Gradients have been sent, and ``step()`` was not called.
+            Gradients have been sent, and ``step()`` was not called; or the script has written to parameters
+            whose last values are still to come.
         """
         self.flow.check_nothing_in_flight("the training was ended")
         self.flow.detach()
