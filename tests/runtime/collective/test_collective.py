@@ -391,6 +391,45 @@ def test_misuse_is_explained(misuse, message):
 
 
 @pytest.mark.timeout(240)
+def test_a_loop_goes_on_where_a_checkpoint_was_made_in_the_middle_of_an_epoch(trainers):
+    body = """
+    fleet.init(role_maker.PaddleCloudRoleMaker(is_collective=True))
+    rank = fleet.worker_index()
+    model = build(seed=0)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = fleet.distributed_optimizer(sgd, model=model)
+    by_epoch = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    by_step = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.8)
+    fleet.init_worker()
+    again = fleet.load_check_point("middle").step == 4
+    data = torch.arange(18)[rank::2]
+    loader = torch.utils.data.DataLoader(data, 3, shuffle=True)
+    seen = []
+    for epoch, batches in fleet.epochs(3, loader, by_epoch, step_scheduler=by_step):
+        for numbers in batches:
+            if fleet.step == 4 and not again:
+                fleet.save_check_point("middle", fleet.TrainStatus())
+            seen.append((fleet.step, epoch, numbers.tolist(), optimizer.param_groups[0]["lr"]))
+            optimizer.zero_grad()
+            loss_of(model, int(numbers.sum()), rank).backward()
+            optimizer.step()
+            by_step.step()
+        by_epoch.step()
+    if not again:
+        torch.save((seen, model.state_dict()), f"whole-{rank}")
+    else:
+        whole, values = torch.load(f"whole-{rank}")
+        assert len(whole) == 9 and seen == whole[4:], (seen, whole)
+        assert all(torch.equal(value, model.state_dict()[name]) for name, value in values.items())
+    fleet.stop_worker()
+    """
+    for _ in range(2):
+        for process in trainers(body):
+            _, err = process.communicate(timeout=200)
+            assert process.returncode == 0, err
+
+
+@pytest.mark.timeout(240)
 def test_a_checkpoint_brings_every_trainer_back_to_the_bit_and_serves_parameter_servers_too(
     trainers, tmp_path
 ):

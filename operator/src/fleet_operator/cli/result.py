@@ -8,6 +8,8 @@ from fleet_operator.api import ConditionType, JobState
 from fleet_operator.cli.lines import duration
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from fleet_operator.cli.run import RunResult
     from fleet_operator.cli.view import ReplicaView
 
@@ -44,9 +46,20 @@ def to_text(result: RunResult) -> str:
         lines.append(f"  {failed.message}")
     width = max(len(replica.name) for replica in view.replicas.values())
     lines += [f"  {replica.name:{width}}  {_lives(replica)}" for replica in view.replicas.values()]
+    lines += _overruns(view.replicas.values())
     lines += [f"  {name} {value:.6g}" for name, value in sorted(view.metrics.items())]
     lines.append(f"  logs in {result.logs}")
     return "\n".join(lines)
+
+
+def _overruns(replicas: Iterable[ReplicaView]) -> list[str]:
+    """Name the replicas whose script began anew where its training was not."""
+    return [
+        f"  {replica.name} joined late and trained {past} steps past the others, on its data alone: "
+        "fleet.epochs() is a loop that goes on where the training is"
+        for replica in replicas
+        if replica.progress is not None and (past := replica.progress.steps_past)
+    ]
 
 
 def _lives(replica: ReplicaView) -> str:

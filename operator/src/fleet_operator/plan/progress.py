@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api import JobProgress
@@ -28,6 +28,9 @@ __all__ = ["Progress", "job_progress", "parse_progress", "progress_of"]
 DIGITS = 6
 """Significant digits of a loss: people read it, and what they cannot tell apart is no change."""
 
+STEPS_PAST = "steps_past_the_others"
+"""The runtime's counter of steps that a trainer which joined late made after the others had completed."""
+
 MAX_COUNT = 2**53
 """Every count is below this: from here on not all readers of JSON tell whole numbers apart."""
 
@@ -46,6 +49,7 @@ class Progress:
     samples_per_second: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     history: Mapping[int, float] = field(default_factory=dict)  # loss by step
+    steps_past: int = 0  # made after the others had completed, by a trainer that joined late
 
     def after(self, earlier: Progress | None) -> Progress:
         """Return this with the points of the curve that only an earlier snapshot of the same life has."""
@@ -53,7 +57,7 @@ class Progress:
             return self
         history = dict(sorted((dict(earlier.history) | dict(self.history)).items()))
         rate = earlier.samples_per_second if self.samples_per_second is None else self.samples_per_second
-        return Progress(self.step, self.total_steps, self.loss, self.samples, rate, self.metrics, history)
+        return replace(self, samples_per_second=rate, history=history)
 
 
 def parse_progress(text: str) -> Progress | None:
@@ -72,6 +76,7 @@ def parse_progress(text: str) -> Progress | None:
         samples_per_second=_number(document.get("samplesPerSecond")),
         metrics=_metrics(document.get("metrics")),
         history=_history(document.get("history")),
+        steps_past=_steps_past(document.get("counters")),
     )
 
 
@@ -147,6 +152,10 @@ def _metrics(values: Any) -> dict[str, float]:
         return {}
     numbers = {str(name): _number(value) for name, value in values.items()}
     return {name: number for name, number in numbers.items() if number is not None}
+
+
+def _steps_past(counters: Any) -> int:
+    return _whole(counters.get(STEPS_PAST)) or 0 if isinstance(counters, dict) else 0
 
 
 def _history(points: Any) -> dict[int, float]:

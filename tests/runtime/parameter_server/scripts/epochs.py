@@ -3,13 +3,12 @@
 Arguments: the number of epochs. ``KILL_AT_STEP`` makes a trainer end as by kill -9 in that step, between its
 forward and its backward pass. ``LOOP=plain`` is a loop that knows nothing of restarts. ``MODE`` names the
 mode. ``WORKERS`` is how many processes load the data. ``CHECKPOINTS`` is a folder to which trainer 0 saves
-after each epoch. ``SLOW`` is how many seconds every step takes beside.
+after each epoch. ``CONSTANT`` leaves the learning rate as it is.
 """
 
 import os
 import signal
 import sys
-import time
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -37,8 +36,9 @@ def main(epochs: int) -> None:
     optimizer = fleet.distributed_optimizer(
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), strategy, model=model
     )
-    by_epoch = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    by_step = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.8)
+    constant = "CONSTANT" in os.environ
+    by_epoch = torch.optim.lr_scheduler.ExponentialLR(optimizer, 1.0 if constant else 0.9)
+    by_step = torch.optim.lr_scheduler.StepLR(optimizer, 7, 1.0 if constant else 0.8)
     if fleet.is_server():
         fleet.run_server()
         return
@@ -58,7 +58,6 @@ def main(epochs: int) -> None:
             loss = model(batch).square().mean()
             if fleet.step == int(os.environ.get("KILL_AT_STEP", "-1")):
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(float(os.environ.get("SLOW", "0")))
             loss.backward()
             optimizer.step()
             by_step.step()

@@ -251,6 +251,15 @@ def test_the_result_of_a_success():
     ]
 
 
+def test_the_result_names_who_trained_past_the_others():
+    watched = Watched()
+    watched.live(a_pod(index=0), 0, message='{"step": 200, "counters": {}}')
+    watched.live(a_pod(index=1), 0, message='{"step": 273, "counters": {"steps_past_the_others": 73}}')
+    watched.status(state=JobState.SUCCEEDED)
+    (line,) = [line for line in to_text(result(watched)).splitlines() if "past the others" in line]
+    assert line.startswith("  trainer-1 joined late and trained 73 steps past the others")
+
+
 @pytest.mark.parametrize(
     ("state", "fields", "status"),
     [

@@ -18,10 +18,10 @@ WHOLE = {
     "samplesPerSecond": 812.4,
     "metrics": {"test_accuracy": 0.97, "absent": None},
     "history": [[1, 2.0], [12, 0.31]],
-    "counters": {"bytes_sent": 3},
+    "counters": {"bytes_sent": 3, "steps_past_the_others": 7},
     "unknown": [],
 }
-PARSED = Progress(12, 100, 0.31, 1536, 812.4, {"test_accuracy": 0.97}, {1: 2.0, 12: 0.31})
+PARSED = Progress(12, 100, 0.31, 1536, 812.4, {"test_accuracy": 0.97}, {1: 2.0, 12: 0.31}, 7)
 
 
 def test_a_whole_progress():
@@ -43,7 +43,7 @@ def test_other_last_words_are_no_progress(text):
             "history": [[1], "x", [1, None], [None, 1], [1.5, 2]],
             "metrics": {"a": "b"},
         },
-        {"step": -1, "totalSteps": 2**60, "samples": 10**30},
+        {"step": -1, "totalSteps": 2**60, "samples": 10**30, "counters": {"steps_past_the_others": "x"}},
     ],
 )
 def test_odd_values_are_left_out(odd):

@@ -141,6 +141,10 @@ class ControlClient:
             control_pb2.HeartbeatRequest(trainer=self._trainer), timeout=timeout_seconds
         )
 
+    def ask_steps_past(self, timeout_seconds: float) -> "Pending[control_pb2.HeartbeatReply]":
+        """Ask how far this trainer is past the others; an answer to a sign of life says it, too."""
+        return Pending(self.heartbeat(timeout_seconds), self._error)
+
     def barrier(self, passed: int, timeout_seconds: float) -> control_pb2.BarrierReply:
         """Arrive at the barrier that follows `passed` others, or ask again whether it is passed."""
         request = control_pb2.BarrierRequest(trainer=self._trainer, passed=passed)

@@ -77,6 +77,7 @@ class Heartbeat:
         self._clock = clock
         self._wake = threading.Event()
         self._stop = False
+        self._told_past = False
         self._thread = threading.Thread(target=self._run, name="fleet-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -139,6 +140,13 @@ class Heartbeat:
                     )
                 )
             peer.lived = sent
+            if reply.steps_past and not self._told_past:
+                self._told_past = True
+                _log.warning(
+                    "this trainer joined late and trains past the others, which have completed: what it does "
+                    "now is on its data alone. A loop over fleet.epochs() or fleet.steps() goes on where the "
+                    "training is, and ends with the others"
+                )
 
     def _unanswered(self, peer: _Peer) -> None:
         if self._stop:

@@ -41,6 +41,7 @@ from fleet.parameter_server.server.membership import (
     loss_of,
     loss_of_missed,
 )
+from fleet.parameter_server.server.overrun import Overrun
 from fleet.parameter_server.server.siblings import Siblings
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
@@ -114,6 +115,7 @@ class Server:
             self.keeper, self._shard, self._mode, self._membership, self._changed
         )
         self.meetings = Meetings(self._membership, self._changed)
+        self._overrun = Overrun(self._mode.step_of, plan.trainers)
         self._admission = threading.Lock()
         self._ports: DataPorts | None = None
         self._control: ControlService | None = None
@@ -236,6 +238,7 @@ class Server:
                 self._check_serving()  # again: whoever ends the others would not know of this one
                 self._links[trainer] = link
         restored, step = self.checkpoints.tell(trainer)
+        self._overrun.joined(trainer, again=again)
         _log.log(
             logging.WARNING if again else logging.INFO,
             "trainer %d joined%s%s at step %d",
@@ -271,8 +274,11 @@ class Server:
         with self._changed:
             if self._membership.attempt(trainer) == attempt:
                 self._membership.heard(trainer, self._clock.now())
-        waiting_for = self._describe(missing) if missing else ""
-        return control_pb2.HeartbeatReply(incarnation=self._incarnation, waiting_for=waiting_for)
+        return control_pb2.HeartbeatReply(
+            incarnation=self._incarnation,
+            waiting_for=self._describe(missing) if missing else "",
+            steps_past=self._overrun.steps(trainer),
+        )
 
     def norm(self, request: control_pb2.NormRequest) -> None:
         """Take another server's part of a norm, and step what it was the last part of."""
@@ -331,6 +337,7 @@ class Server:
     def begins(self, trainer: int) -> None:
         """Let a trainer begin a step; see `ServerCheckpoints.begins`."""
         self.checkpoints.begins(trainer)
+        self._overrun.begins(trainer)
 
     def connected(self, link: Link) -> None:
         """Take note that a link has a data connection, its first one or another."""
@@ -346,7 +353,7 @@ class Server:
             link.complete({*self._membership.completed, trainer})  # before it counts, which may end the line
             self._membership.complete(trainer)
             self.meetings.release()
-        _log.info("trainer %d has completed, at step %d", trainer, self._mode.step_of(trainer))
+        self._overrun.completed(trainer)
 
     def ended(self, link: Link, error: FleetError | None) -> None:
         """Take note that a link receives nothing more."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fleet import progress
 from fleet.checkpoint import TrainStatus, named_state
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.control.reduction import Contribution
@@ -78,6 +79,7 @@ class Trainer:
         self._source = source
         self.completed = False
         """Whether the servers know that this trainer has finished."""
+        self._joined_at = 0
         self._parameters: Mapping[str, Parameter] = source.parameters
         self._left_out = LeftOut(source.optimizer, source.parameters.values(), source.module)
         mode = mode_of_trainer(plan, settings)
@@ -126,12 +128,13 @@ class Trainer:
             describe_blocks(self.plan.blocks),
             self.plan.agreement["mode"],
         )
-        if self.current_step:
+        self._joined_at = self.current_step
+        if self._joined_at:
             _log.info(
                 "trainer %d joins late, at step %d of the training: loops over fleet.epochs() and "
                 "fleet.steps() go on there by themselves, any other has to begin at fleet.step",
                 self.plan.trainer_id,
-                self.current_step,
+                self._joined_at,
             )
 
     def step(self, scaling: Scaling | None = None) -> bool:
@@ -254,10 +257,25 @@ class Trainer:
         self._mode.stop()
         if isinstance(self.flow, GradientFlow):
             self.flow.check_earlier()
+        self._note_steps_past()
         known = self._client.complete()
         self.completed = True
         _log.info("trainer %d has completed, at step %d", self.plan.trainer_id, self.current_step)
         return known
+
+    def _note_steps_past(self) -> None:
+        """Say how many steps this trainer has made past the others, if it has joined late."""
+        if not self._joined_at:
+            return
+        replies = self._client.ask_all(lambda control, seconds: control.ask_steps_past(seconds))
+        if past := max(reply.steps_past for reply in replies):
+            progress.count("steps_past_the_others", past)
+            _log.warning(
+                "trainer %d, which joined late, has made %d steps past the others, on its data alone; a loop "
+                "over fleet.epochs() or fleet.steps() makes none",
+                self.plan.trainer_id,
+                past,
+            )
 
     def export(self) -> dict[str, Tensor]:
         """Return the model as one process's ``load_state_dict`` takes it; see `named_state`.

@@ -236,18 +236,22 @@ class HeartbeatReply(_message.Message):
 
     INCARNATION_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
+    STEPS_PAST_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     waiting_for: _builtins.str
     """A clause that says whom the server waits for; empty while it waits for nobody."""
+    steps_past: _builtins.int
+    """How many steps this trainer, which joined late, has made past those that have completed."""
     def __init__(
         self,
         *,
         incarnation: _builtins.str = ...,
         waiting_for: _builtins.str = ...,
+        steps_past: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "steps_past", b"steps_past", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
