@@ -378,6 +378,10 @@ def test_what_comes_after_the_end_is_explained(trainers, call):
         (lambda fleet: fleet.worker_num(), "fleet.init was not called"),
         (lambda fleet: fleet.run_server(), "run_server: a collective job has no servers"),
         (
+            lambda fleet: fleet.distributed_optimizer(torch.optim.LBFGS([torch.ones(1)])),
+            "LBFGS steps as far as the loss of a trainer's own data says",
+        ),
+        (
             lambda fleet: fleet.is_server("folder"),
             "model_dir is 'folder', and a collective job has no",
         ),

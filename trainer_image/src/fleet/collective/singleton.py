@@ -285,6 +285,12 @@ class Fleet(SavingCalls, LoopCalls):
             raise ConfigurationError(
                 f"distributed_optimizer: found {type(optimizer).__name__}; expected a torch.optim.Optimizer"
             )
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ConfigurationError(
+                "distributed_optimizer: LBFGS steps as far as the loss of a trainer's own data says, so each "
+                "trainer would come to another model; expected an optimizer whose steps follow from the "
+                "gradients, such as SGD or Adam"
+            )
         chosen = strategy_of(strategy)
         chosen.check()
         chosen.check_works(_HERE)
