@@ -52,6 +52,11 @@ _SIGNALS = {
     139: "SIGSEGV",
     143: "SIGTERM",
 }
+_NO_RANK = "environment variable RANK expected, but not set"  # torch.distributed's own words
+_WHO_GIVES_RANKS = (
+    "; a pod has RANK only in mode Collective with trainer.slotsPerPod 1: with more slots start the script by"
+    " torchrun SCRIPT, or python -m fleet.launch SCRIPT, which give each slot its rank"
+)
 _MESSAGE_CHARACTERS = 1024  # of a termination message that may be a log's end; the status holds one of them
 _EARLY = timedelta(minutes=1)
 _INCIDENT = timedelta(minutes=1)  # in which all who wait for each other give each other up
@@ -304,6 +309,8 @@ def failure_sentence(pod: ObservedPod, main: str) -> str:
     code = pod.exit_code
     said = last_sentence(pod.message)
     because = f": {said}" if said else ""
+    if _NO_RANK in said:
+        because += _WHO_GIVES_RANKS
     if _is_disrupted(pod):
         cause = pod.disruption or ("it was deleted" if pod.deleted_at else pod.reason)
         return f"{pod.name} was disrupted ({cause}){because}"

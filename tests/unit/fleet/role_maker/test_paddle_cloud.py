@@ -283,6 +283,11 @@ def test_a_mistake_in_parameter_server_mode_is_named(environ, message):
         pytest.param(
             WORKER | {"PADDLE_TRAINER_ID": "2"}, "PADDLE_TRAINER_ID is '2'; expected", id="rank-too-large"
         ),
+        pytest.param(
+            without(WORKER, "PADDLE_TRAINER_ID") | {"NPROC_PER_NODE": "2"},
+            "expected the script to be started by torchrun SCRIPT, or python -m fleet.launch SCRIPT",
+            id="slots-without-a-launcher",
+        ),
         pytest.param(WORKER | {"RANK": "0"}, "PADDLE_TRAINER_ID is '1' but RANK is '0'", id="two-ranks"),
         pytest.param(
             WORKER | {"PADDLE_CURRENT_ENDPOINT": "10.0.0.9:1"},

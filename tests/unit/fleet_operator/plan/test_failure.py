@@ -33,6 +33,20 @@ def failure_of(*pods: ObservedPod) -> Failure:
             id="the-last-line-of-the-message-is-the-error",
         ),
         pytest.param(
+            ended(
+                trainer(0),
+                1,
+                message="ValueError: Error initializing torch.distributed using env:// rendezvous:"
+                " environment variable RANK expected, but not set",
+            ),
+            Kind.ORDINARY,
+            "digits-trainer-0 failed with exit code 1: ValueError: Error initializing torch.distributed using"
+            " env:// rendezvous: environment variable RANK expected, but not set; a pod has RANK only in mode"
+            " Collective with trainer.slotsPerPod 1: with more slots start the script by torchrun SCRIPT, or"
+            " python -m fleet.launch SCRIPT, which give each slot its rank",
+            id="slots-without-a-launcher",
+        ),
+        pytest.param(
             ended(trainer(0), 137, reason="OOMKilled"),
             Kind.ORDINARY,
             "digits-trainer-0 ran out of memory (OOMKilled); container fleet needs a higher limit",

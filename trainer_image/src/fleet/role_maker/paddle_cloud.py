@@ -123,6 +123,7 @@ def _collective(variables: Variables) -> Role:
             choices=("TRAINER",),
             meaning="the role in collective mode",
         )
+    _check_launched(variables)
     endpoints: tuple[str, ...] = ()
     if "PADDLE_TRAINER_ENDPOINTS" in variables or not ("RANK" in variables and "WORLD_SIZE" in variables):
         endpoints = variables.endpoints("PADDLE_TRAINER_ENDPOINTS", meaning="all workers")
@@ -145,6 +146,17 @@ def _collective(variables: Variables) -> Role:
         sync_mode=sync_mode_of(variables),
         checkpoint_dir=variables.optional("FLEET_CHECKPOINT_DIR") or None,
     )
+
+
+def _check_launched(variables: Variables) -> None:
+    """Refuse a process of a pod with several slots that no launcher has started: none of them has a rank."""
+    slots = variables.optional("NPROC_PER_NODE", "PET_NPROC_PER_NODE", default="1")
+    if slots != "1" and "PADDLE_TRAINER_ID" not in variables and "RANK" not in variables:
+        raise RoleError(
+            f"PADDLE_TRAINER_ID or RANK is not set, and NPROC_PER_NODE is {slots!r}: this pod has several "
+            "slots (trainer.slotsPerPod), and a launcher gives each its rank; expected the script to be "
+            "started by torchrun SCRIPT, or python -m fleet.launch SCRIPT"
+        )
 
 
 def _check_count(variables: Variables, worker_num: int) -> None:
