@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import fleet as package
 from fleet import TrainStatus, lifecycle
 from fleet.errors import CheckpointError, ConfigurationError, DeadlineExceededError
-from fleet.parameter_server import Fleet
+from fleet.parameter_server import Fleet, singleton
 from fleet.parameter_server.settings import Settings
 from fleet.role_maker import Role, UserDefinedRoleMaker
 from tests.support.processes import free_ports
@@ -182,12 +182,25 @@ def test_one_process_loads_what_was_exported(tmp_path):
     assert torch.equal(trainer.fleet.export_state_dict()["0.weight"], expected["0.weight"])
 
 
-def test_parameters_without_names_are_not_exported_and_the_error_says_how_they_get_names():
+def test_parameters_have_the_names_of_the_module_that_holds_them_where_the_script_gives_none():
+    with job(named=False) as (trainer,):
+        trainer.train(1)
+        assert trainer.fleet.export_state_dict().keys() == trainer.model.state_dict().keys()
+        told = {variable.name for variable in trainer.fleet.main_program.global_block().all_parameters()}
+        assert told == dict(trainer.model.named_parameters()).keys()
+
+
+def test_parameters_without_names_are_not_exported_and_the_log_and_the_error_say_how_they_get_names(
+    monkeypatch, caplog
+):
+    monkeypatch.setattr(singleton, "find_module", lambda _: None)  # as where two modules share an optimizer
+    caplog.set_level("INFO", "fleet")
     with (
         job(named=False) as (trainer,),
         pytest.raises(ConfigurationError, match=r"distributed_optimizer\(optimizer, model=model\)"),
     ):
         trainer.fleet.export_state_dict()
+    assert "model=model in fleet.distributed_optimizer" in caplog.text
 
 
 def test_numbers_are_combined_over_the_trainers():

@@ -25,6 +25,7 @@ from fleet.loop import LoopCalls
 from fleet.numbers import check_operation, like, numbers_of
 from fleet.options import Where, refusal
 from fleet.program import Program
+from fleet.program.owner import find_module
 from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker, share_of_files
 from fleet.role_maker.variables import SYNC_MODES
 from fleet.strategy import DistributedStrategy, strategy_of
@@ -273,7 +274,7 @@ class Fleet(SavingCalls, LoopCalls):
         strategy : DistributedStrategy or DistributeTranspilerConfig, optional
             With ``overlap=False`` all gradients leave at the end of the backward pass.
         model : optional
-            The model, to name parameters in messages.
+            The model, to name parameters in messages. By default the module that holds them all.
 
         Raises
         ------
@@ -295,6 +296,7 @@ class Fleet(SavingCalls, LoopCalls):
         chosen.check()
         chosen.check_works(_HERE)
         group = self._started_group()
+        model = model if model is not None else find_module(optimizer)
         named = named_parameters(optimizer, model)
         self._compare(group, optimizer, named)
         averager = GradientAverager(named, group, overlap=chosen.overlap is not False)

@@ -20,6 +20,7 @@ from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.program import Program
+from fleet.program.owner import find_module
 from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker, share_of_files
 from fleet.strategy import DistributedStrategy, strategy_of
 from fleet.transpiler import DistributeTranspiler, DistributeTranspilerConfig
@@ -195,7 +196,7 @@ class Fleet(Saving, LoopCalls):
             The user's, of any class that steps parameters one by one.
         strategy : DistributedStrategy or DistributeTranspilerConfig, optional
         model : torch.nn.Module, optional
-            Gives the parameters their names.
+            Gives the parameters their names. By default the module that holds them all, if there is one.
 
         Returns
         -------
@@ -216,6 +217,8 @@ class Fleet(Saving, LoopCalls):
                 "part alone, as a GAN does in turn, drop the other's gradients before optimizer.step(): "
                 "generator.zero_grad()"
             )
+        if model is None and isinstance(optimizer, torch.optim.Optimizer):
+            model = find_module(optimizer)
         chosen = strategy_of(strategy).resolved(role.sync_mode)
         self._transpile(Program.from_optimizer(optimizer, model, chosen.grad_clip), chosen)
 

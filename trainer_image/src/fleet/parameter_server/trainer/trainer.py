@@ -136,6 +136,12 @@ class Trainer:
                 self.plan.trainer_id,
                 self._joined_at,
             )
+        if not self._source.named:
+            _log.info(
+                "parameters are told by their places in the optimizer (param_0_0, …), as no single module "
+                "holds them all; model=model in fleet.distributed_optimizer, or an optimizer that is built "
+                "from named parameters, gives them names"
+            )
 
     def step(self, scaling: Scaling | None = None) -> bool:
         """Make one step; see `GradientFlow.step`.
