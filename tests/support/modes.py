@@ -86,6 +86,7 @@ class ScriptedSession:
         self.step = 0
         self.sent: list[tuple[int, HyperParameters, dict[int, list[float]]]] = []
         self.requests = 0
+        self.ends = 0
         self.failure: FleetError | None = None
         self.at_once: Mapping[str, float] | None = None
         """Values that arrive as soon as they are waited for."""
@@ -152,6 +153,10 @@ class ScriptedSession:
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
         """Make what landed the parameters."""
         self.store.adopt((), names)
+
+    def wait_for_ends(self) -> None:
+        """Note that the end has come."""
+        self.ends += 1
 
     def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
         """Refuse to wait."""

@@ -266,6 +266,28 @@ def test_another_mode_than_the_servers_is_refused():
             trainer.start()
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_all_trainers_of_geo_end_with_the_same_values_whoever_stops_first(first):
+    with loopback(servers=2, trainers=2, config=config("geo")) as job:
+        made = [job.make_trainer(index) for index in (0, 1)]
+        at_once(*(trainer.start for trainer, _, _ in made))
+        (early, early_model, _), (late, late_model, _) = made[first], made[1 - first]
+        make_steps(early, early_model, 2)
+        ending = threading.Thread(target=early.complete, daemon=True)
+        ending.start()
+        met = job.servers[0].server.meetings
+        wait_for(lambda: met._ending == {first}, "the end of the one")
+        make_steps(late, late_model, 4)
+        late.barrier()  # waits for those that train
+        assert ending.is_alive()
+        late.complete()
+        ending.join(20)
+        assert not ending.is_alive()
+        for mine, other in zip(early_model.parameters(), late_model.parameters(), strict=True):
+            assert torch.equal(mine, other)
+        assert not torch.equal(early_model[0].weight, small_model()[0].weight)
+
+
 def test_an_unused_parameter_is_not_stepped_in_async_and_its_trainer_sees_what_others_made_of_it():
     with loopback(trainers=2, config=config("async")) as job:
         zero, model_0, _ = job.make_trainer(0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fleet.errors import ConfigurationError
+from fleet.errors import ConfigurationError, DeadlineExceededError
 from fleet.parameter_server.modes import Answer, Geo, Settling
 from tests.support.modes import OneServer, ScriptedSession
 
@@ -87,6 +87,7 @@ def test_at_the_end_the_rest_is_sent_and_the_servers_values_stay():
         trainer.session.land({"b": 2.0, "w": 2.0})
     trainer.session.at_once = {"b": 7.0, "w": 9.0}
     trainer.mode.stop()
+    assert trainer.session.ends == 1, "what the others still send belongs to the last values"
     # After 2 steps 4, of which 2 were agreed on; the third's 2 and the other half of the 4 are left.
     assert trainer.session.sent[1] == (2, (), {0: [2.0], 1: [2.0] * 4})
     assert trainer.values == {"b": 7.0, "w": 9.0}
@@ -118,6 +119,27 @@ def test_at_the_end_right_after_a_push_the_values_are_asked_for():
     trainer.mode.stop()
     assert (len(trainer.session.sent), trainer.session.requests) == (1, 1)
     assert trainer.values == {"b": 7.0, "w": 9.0}
+
+
+def test_who_has_waited_too_long_for_the_others_ends_with_the_present_values_and_says_so(monkeypatch, caplog):
+    trainer = Trainer()
+    trainer.step(2.0)
+    trainer.session.at_once = {"b": 7.0, "w": 9.0}
+
+    def wait_for_ends() -> None:
+        raise DeadlineExceededError("the end of the training waited 1800 s for trainer 1")
+
+    monkeypatch.setattr(trainer.session, "wait_for_ends", wait_for_ends)
+    trainer.mode.stop()
+    assert trainer.values == {"b": 7.0, "w": 9.0}
+    assert "waited 1800 s for trainer 1: this trainer ends with the present values" in caplog.text
+
+
+def test_at_the_start_it_says_how_often_trainers_hear_of_each_other(caplog):
+    caplog.set_level("INFO", "fleet")
+    Trainer(push_nums=100)
+    assert "every 100 steps (config.geo_sgd_need_push_nums)" in caplog.text
+    assert "one that makes fewer exchanges nothing before its end" in caplog.text
 
 
 def test_never_pushing_is_refused():

@@ -145,9 +145,14 @@ class ControlClient:
         """Ask how far this trainer is past the others; an answer to a sign of life says it, too."""
         return Pending(self.heartbeat(timeout_seconds), self._error)
 
-    def barrier(self, passed: int, timeout_seconds: float) -> control_pb2.BarrierReply:
-        """Arrive at the barrier that follows `passed` others, or ask again whether it is passed."""
-        request = control_pb2.BarrierRequest(trainer=self._trainer, passed=passed)
+    def barrier(
+        self, passed: int, timeout_seconds: float, *, ending: bool = False
+    ) -> control_pb2.BarrierReply:
+        """Arrive at the barrier that follows `passed` others, or ask again whether it is passed.
+
+        With `ending` it is the end of the training, which is passed once nobody trains any more.
+        """
+        request = control_pb2.BarrierRequest(trainer=self._trainer, passed=passed, ending=ending)
         try:
             return self._stub.Barrier(request, timeout=timeout_seconds)
         except grpc.RpcError as error:

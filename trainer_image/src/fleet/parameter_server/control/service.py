@@ -146,10 +146,10 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
     def Barrier(  # noqa: N802 - the service's name
         self, request: control_pb2.BarrierRequest, context: grpc.ServicerContext
     ) -> control_pb2.BarrierReply:
-        trainer = request.trainer
-        return _answer(
-            context, lambda: self._backend.meetings.barrier(trainer.id, trainer.attempt, request.passed)
-        )
+        trainer, meetings = request.trainer, self._backend.meetings
+        if request.ending:
+            return _answer(context, lambda: meetings.end(trainer.id, trainer.attempt))
+        return _answer(context, lambda: meetings.barrier(trainer.id, trainer.attempt, request.passed))
 
     def Stats(  # noqa: N802 - the service's name
         self,

@@ -2,16 +2,18 @@
 
 A trainer keeps the value it agreed on with the servers last, `old`. It sends the N-th part of what it has
 changed since, and counts it as agreed; the servers add it. When their value `ps` arrives, what the others
-have changed is added to the parameters: ``w += ps - old; old = ps``. Local steps go on in between.
+have changed is added to the parameters: ``w += ps - old; old = ps``. Local steps go on in between. At the
+end they wait for each other, so that all of them end with one and the same model.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from fleet.errors import ConfigurationError
+from fleet.errors import ConfigurationError, DeadlineExceededError
 from fleet.parameter_server.modes.immediate import ImmediateServer
 from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TrainerMode
 from fleet.parameter_server.shard import Shard
@@ -21,6 +23,8 @@ from fleet.transpiler.lowering import PlannedBlock
 from fleet.wire import HyperParameters
 
 __all__ = ["Geo", "GeoServer", "GeoTrainer"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,14 @@ class GeoTrainer:
         """The step up to which what has changed was sent."""
 
     def start(self) -> None:
-        """Agree on the values that the servers gave."""
+        """Agree on the values that the servers gave, and say how often trainers hear of each other."""
         self._pushed_to = self._session.step
+        if self._session.plan.trainers > 1:
+            _log.info(
+                "mode geo: trainers step by themselves, and exchange what they have changed every %d steps "
+                "(config.geo_sgd_need_push_nums); one that makes fewer exchanges nothing before its end",
+                self._push_nums,
+            )
         for name, parameter in self._session.store.parameters.items():
             self._agreed[name].copy_(parameter.detach())
 
@@ -119,13 +129,13 @@ class GeoTrainer:
             self._receive()
 
     def stop(self) -> None:
-        """Send what has changed since the last time, and end with the servers' values."""
-        if self._in_flight:
-            self._receive()
-        if self._pushed_to < self._session.step:
-            self._push()
-        else:
-            self._session.request_values()
+        """Send what has changed since the last time, and end with the values that hold everybody's."""
+        self.settle()
+        try:
+            self._session.wait_for_ends()
+        except DeadlineExceededError as error:
+            _log.warning("%s: this trainer ends with the present values, which may still change", error)
+        self._session.request_values()
         self._session.wait_for_values()
         self._session.adopt_values()
 

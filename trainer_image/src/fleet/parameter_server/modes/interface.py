@@ -214,6 +214,9 @@ class Session(Protocol):
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
         """Make the values that have landed the parameters, all or some; only the training thread may."""
 
+    def wait_for_ends(self) -> None:
+        """Wait until no other trainer makes a step any more; DeadlineExceededError if that takes too long."""
+
     def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
         """Wait for something that another thread brings about, which then calls `wake`."""
 

@@ -1,4 +1,4 @@
-"""Where the trainers of a job meet on one server: at barriers, and to combine small arrays."""
+"""Where the trainers of a job meet on one server: at barriers, to combine small arrays, and at the end."""
 
 import threading
 from typing import Final
@@ -28,16 +28,19 @@ class Meetings:
         self._membership = membership
         self._changed = changed
         self._barriers, self._reductions = Reductions(), Reductions()
+        self._ending: set[int] = set()
+        """Trainers that make no more steps, and wait for the others to be there, too."""
 
     def admit(self, trainer: int) -> None:
         """Begin anew with a trainer."""
         self._barriers.admit(trainer)
         self._reductions.admit(trainer)
+        self._ending.discard(trainer)
 
     def release(self) -> None:
         """Let those go who wait for nobody any more."""
-        self._barriers.release(self._membership.live)
-        self._reductions.release(self._membership.live)
+        self._barriers.release(self._training)
+        self._reductions.release(self._training)
         self._changed.notify_all()
 
     def barrier(self, trainer: int, attempt: int, passed: int) -> control_pb2.BarrierReply:
@@ -52,7 +55,7 @@ class Meetings:
             number = self._meet(self._barriers, trainer, attempt, passed, _ARRIVAL)
             if self._barriers.passed >= number:
                 return control_pb2.BarrierReply(passed=True)
-            missing = self._barriers.missing(self._membership.live)
+            missing = self._barriers.missing(self._training)
             return control_pb2.BarrierReply(passed=False, missing_trainers=missing)
 
     def reduce(self, trainer: int, attempt: int, passed: int, given: Contribution) -> control_pb2.ReduceReply:
@@ -67,15 +70,35 @@ class Meetings:
             number = self._meet(self._reductions, trainer, attempt, passed, given)
             if self._reductions.passed >= number:
                 return control_pb2.ReduceReply(done=True, data=self._reductions.result)
-            missing = self._reductions.missing(self._membership.live)
+            missing = self._reductions.missing(self._training)
             return control_pb2.ReduceReply(done=False, missing_trainers=missing)
+
+    def end(self, trainer: int, attempt: int) -> control_pb2.BarrierReply:
+        """Note that a trainer makes no more steps; wait a second until no other does.
+
+        Raises
+        ------
+        AlreadyJoinedError
+            It has not joined, or was replaced.
+        """
+        with self._changed:
+            self._membership.check_joined(trainer, attempt)
+            self._ending.add(trainer)
+            self.release()
+            self._changed.wait_for(lambda: not self._training, _MEETING_SECONDS)
+            return control_pb2.BarrierReply(passed=not self._training, missing_trainers=self._training)
+
+    @property
+    def _training(self) -> list[int]:
+        """The trainers that may still make steps, and so meet others."""
+        return [trainer for trainer in self._membership.live if trainer not in self._ending]
 
     def _meet(
         self, meetings: Reductions, trainer: int, attempt: int, passed: int, given: Contribution
     ) -> int:
         """Let a trainer take part in its next meeting, wait for the others, and return its number."""
         self._membership.check_joined(trainer, attempt)
-        number = meetings.contribute(trainer, passed, given, self._membership.live)
+        number = meetings.contribute(trainer, passed, given, self._training)
         self._changed.notify_all()
         self._changed.wait_for(lambda: meetings.passed >= number, _MEETING_SECONDS)
         return number

@@ -246,14 +246,12 @@ class Client:
 
     def barrier(self) -> None:
         """Wait until every trainer that has not completed calls this."""
-        self.check()
-        control, log = self._controls[0], WaitLog()
-        while True:
-            reply = control.barrier(self._barriers_passed, self._settings.deadline_seconds)
-            if reply.passed:
-                break
-            self._wait_for_trainers(log, "a barrier", reply.missing_trainers)
+        self._meet("a barrier", ending=False)
         self._barriers_passed += 1
+
+    def wait_for_ends(self) -> None:
+        """Wait until no other trainer makes a step any more: it calls this, has completed or is given up."""
+        self._meet("the end of the training", ending=True)
 
     def reduce(self, given: Contribution, call: str = "all_reduce_worker") -> bytes:
         """Combine numbers with those of every trainer that has not completed.
@@ -473,6 +471,15 @@ class Client:
 
     def _holders(self) -> "list[Peer]":
         return [peer for peer in self._peers if peer.blocks]
+
+    def _meet(self, what: str, *, ending: bool) -> None:
+        self.check()
+        control, log = self._controls[0], WaitLog()
+        while True:
+            reply = control.barrier(self._barriers_passed, self._settings.deadline_seconds, ending=ending)
+            if reply.passed:
+                break
+            self._wait_for_trainers(log, what, reply.missing_trainers)
 
     def _wait_for_trainers(self, log: WaitLog, what: str, trainers: Sequence[int]) -> None:
         """Say for whom a call waits; DeadlineExceededError once it has waited for too long."""

@@ -263,8 +263,13 @@ class BarrierRequest(_message.Message):
 
     TRAINER_FIELD_NUMBER: _builtins.int
     PASSED_FIELD_NUMBER: _builtins.int
+    ENDING_FIELD_NUMBER: _builtins.int
     passed: _builtins.int
     """The number of barriers that this trainer has passed before."""
+    ending: _builtins.bool
+    """It is the end of the training, which is no barrier: it is over once no other trainer trains any more,
+    and barriers do not wait for who has come there.
+    """
     @_builtins.property
     def trainer(self) -> Global___Trainer: ...
     def __init__(
@@ -272,10 +277,11 @@ class BarrierRequest(_message.Message):
         *,
         trainer: Global___Trainer | None = ...,
         passed: _builtins.int = ...,
+        ending: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["passed", b"passed", "trainer", b"trainer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ending", b"ending", "passed", b"passed", "trainer", b"trainer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
