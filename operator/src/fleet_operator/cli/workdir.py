@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fleet_operator.api import Mode, Role
 from fleet_operator.cli.manifest import STDIN
 from fleet_operator.cluster.local_env import main_container, redirect
 from fleet_operator.cluster.local_limits import templates
@@ -21,7 +22,7 @@ from fleet_operator.errors import InvalidJob, Problem
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fleet_operator.api import FleetJob, Role
+    from fleet_operator.api import FleetJob
 
 ROOT_MARKS = (".git", "pyproject.toml", "Dockerfile")
 PYTHON = re.compile(r"python(\d(\.\d+)?)?")
@@ -154,7 +155,7 @@ def choose_workdirs(
     own = {path: each.folder or folder for path, each in commands.items()}
     shared = own.get("spec.template", folder)
     by_role = {role: own.get(f"spec.{role.value}.template", shared) for role in job.roles}
-    return Workdirs(by_role, (_told(by_role), *_twice(scripts, complete)))
+    return Workdirs(by_role, (_told(by_role), *_twice(scripts, complete), *_shared(job)))
 
 
 def _command(
@@ -189,6 +190,18 @@ def _told(folders: Mapping[Role, Path]) -> str:
     if len(set(folders.values())) == 1:
         return f"working directory: {next(iter(folders.values()))}"
     return f"working directories: {', '.join(f'{folder} ({role.value})' for role, folder in folders.items())}"
+
+
+def _shared(job: FleetJob) -> tuple[str, ...]:
+    """Say that files written by local rank are written by several: in a cluster each pod has its own."""
+    replicas = job.replicas(Role.TRAINER)
+    if job.spec.mode is not Mode.COLLECTIVE or replicas < 2:
+        return ()
+    told = (
+        f"{replicas} trainers share the working directory, and each has a process whose LOCAL_RANK is 0:"
+        " what a script saves where the local rank is 0 is written by all of them; save where RANK is 0"
+    )
+    return (told,)
 
 
 def _twice(scripts: Sequence[str], complete: Sequence[Path]) -> tuple[str, ...]:

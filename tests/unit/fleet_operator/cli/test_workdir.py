@@ -107,6 +107,16 @@ def test_the_working_directory_is_the_root_or_beside_the_manifest(
         assert f"--workdir {manifest.parent}" in remark
 
 
+def test_trainers_that_share_a_folder_are_told_who_saves(manifest):
+    def said(trainers: int, server: str | None = None) -> bool:
+        document = job_manifest("", server=server, trainers=trainers)
+        return "save where RANK is 0" in choose_workdirs(parse_job(document), manifest).remarks[-1]
+
+    assert said(2)
+    assert not said(1)
+    assert not said(2, server=""), "with parameter servers there is no local rank"
+
+
 def test_all_scripts_must_be_there(tmp_path, manifest):
     (tmp_path / "serve.py").touch()
     for name in ("serve.py", "train.py"):
