@@ -72,7 +72,7 @@ def test_the_script_trains_by_its_manifest(tmp_path: Path):
         ("scheduler", 0.1),
         ("snapshot", 0.001),
         ("networks", 0.8 * UNTRAINED),
-        ("bound", 0.5 * UNTRAINED),
+        ("writing", 0.5 * UNTRAINED),
         ("max-norm", UNTRAINED),
         ("geo", 0.1),
     ],
