@@ -146,12 +146,8 @@ crds: setup  ## generate the FleetJob definition from the models, for kubectl an
 	$(BIN)/python -m fleet_operator.api.crd >$(CRD)
 	cp $(CRD) charts/fleet-operator/files/
 
-PROTO := fleet/parameter_server/control/proto/control.proto
-
 proto: setup  ## generate the control protocol's Python modules and their types
-	cd trainer_image/src && ../../$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --grpc_python_out=. \
-	  --plugin=protoc-gen-mypy=../../$(BIN)/protoc-gen-mypy --mypy_out=. \
-	  --plugin=protoc-gen-mypy_grpc=../../$(BIN)/protoc-gen-mypy_grpc --mypy_grpc_out=. $(PROTO)
+	$(BIN)/python -m tools.proto
 
 pod-fields: setup assets  ## generate the fields of pods that `fleetjob validate` knows, from a real API server
 	$(BIN)/python -m tools.pod_fields

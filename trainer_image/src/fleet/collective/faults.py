@@ -16,6 +16,8 @@ _OWN = {
     "ncclInvalid": "NCCL_DEBUG=INFO shows what NCCL refuses",
 }
 """What marks an error as this trainer's, and what helps."""
+_DEVICE_ERRORS = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
+"""Of kernels; a torch that has no type for them says CUDA error."""
 _DETAIL = "Last error:\n"
 
 
@@ -25,7 +27,7 @@ def own_fault(error: BaseException) -> str:
     for mark, help_ in _OWN.items():
         if mark in text:
             return help_
-    return _BY_KERNEL if isinstance(error, torch.AcceleratorError) else ""
+    return _BY_KERNEL if isinstance(error, _DEVICE_ERRORS) else ""
 
 
 def reason_of(error: BaseException) -> str:
