@@ -14,9 +14,10 @@ from typing import Final, TypeVar
 
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.transport.arena import dtype_of
+from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, ServerPlan, TrainerPlan
 
-__all__ = ["by_block", "in_pieces"]
+__all__ = ["by_block", "in_pieces", "lead_bytes"]
 
 Plan = TypeVar("Plan", TrainerPlan, ServerPlan)
 
@@ -41,8 +42,8 @@ def in_pieces(plan: Plan, settings: Settings) -> Plan:
     TrainerPlan or ServerPlan
         With the pieces in place of the blocks.
     """
-    most_bytes = settings.piece_bytes or _PIECE_BYTES
-    if settings.piece_bytes is None and all(_is_loopback(endpoint) for endpoint in plan.endpoints):
+    most_bytes = _most_bytes(plan, settings)
+    if most_bytes is None:
         return plan
     if isinstance(plan, ServerPlan):
         pieces = _Cutter(plan.cuttable, plan.num_blocks, most_bytes).cut_all(plan.blocks)
@@ -51,6 +52,22 @@ def in_pieces(plan: Plan, settings: Settings) -> Plan:
     pieces = _Cutter(plan.cuttable, len(plan.blocks), most_bytes).cut_all(plan.blocks)
     order = _flat(pieces[block] for block in plan.send_order)
     return replace(plan, blocks=_flat(pieces.values()), send_order=tuple(piece.id for piece in order))
+
+
+def lead_bytes(plan: ServerPlan, settings: Settings) -> int | None:
+    """Return by how much a trainer's gradients may be ahead of another's; None where it does not matter.
+
+    It does where everybody's gradient of a piece is waited for.
+    """
+    in_step = plan.mode is DistributedMode.SYNC and plan.custom is None
+    return _most_bytes(plan, settings) if in_step else None
+
+
+def _most_bytes(plan: TrainerPlan | ServerPlan, settings: Settings) -> int | None:
+    """Return how large a piece may be; None where blocks stay whole."""
+    if settings.piece_bytes is None and all(_is_loopback(endpoint) for endpoint in plan.endpoints):
+        return None
+    return settings.piece_bytes or _PIECE_BYTES
 
 
 def by_block(pieces: Iterable[PlannedBlock]) -> list[list[PlannedBlock]]:

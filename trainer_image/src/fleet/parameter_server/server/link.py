@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from fleet import progress
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.modes import Answer, ServerMode
+from fleet.parameter_server.server.pacing import Pacing
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.line import Line, LineEndedError
 from fleet.parameter_server.transport.local_sockets import receive_with, send_with
@@ -84,6 +85,8 @@ class Link:
         The blocks of this server, and where values and gradients lie.
     form : WireForm
         How they travel; this link's own.
+    pacing : Pacing
+        The server's.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Link:
         expected: Hello,
         shard: Shard,
         form: WireForm,
+        pacing: Pacing,
     ) -> None:
         self.identity = identity
         self.form = form
@@ -107,6 +111,7 @@ class Link:
         self._owner = owner
         self._expected = expected
         self._shard = shard
+        self._pacing = pacing
         self._shared: SharedBlocks | None = None
         """The trainer's memory, where it shares this host; values then lie in the shard's."""
         self._asked = False
@@ -221,6 +226,7 @@ class Link:
     def destination(self, header: Header) -> memoryview | None:
         """Say where a gradient belongs that follows its header."""
         if header.kind is Kind.GRAD and not header.shared:
+            self._pacing.begin(self.identity.trainer, header.step)
             kept = self._mode.destination(self.identity.trainer, header.block)
             return self.form.landing(header.block, kept)
         return None
@@ -233,12 +239,14 @@ class Link:
                 if header.shared:
                     self._take_shared(header.block)
                 else:
+                    self._pacing.took(trainer, header.payload_bytes)
                     self.form.landed(header.block, self._mode.destination(trainer, header.block))
                 self._owner.answer(self._mode.gradient(trainer, header.block, header.step))
             case Kind.HYPER:
                 self._owner.begins(trainer)
                 self._mode.begin(trainer, header.step, read_hyper(bytes(payload)))
             case Kind.STEP_END:
+                self._pacing.ended(trainer)
                 self._owner.answer(self._mode.end(trainer, header.step, read_numbers(bytes(payload))))
             case Kind.PULL:
                 self._asked = True
@@ -255,6 +263,7 @@ class Link:
 
     def ended(self, error: FleetError | None) -> None:
         """Pass the end on."""
+        self._pacing.ended(self.identity.trainer)
         self._owner.ended(self, error)
 
     def _share(self, hello: Hello, descriptors: Sequence[int]) -> Sequence[int]:

@@ -11,6 +11,7 @@ import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from fleet import progress
@@ -28,6 +29,7 @@ from fleet.parameter_server.elastic import elastic_facts
 from fleet.parameter_server.modes import Answer, Missing, NormExchange, NormPart, mode_of_server
 from fleet.parameter_server.naming import describe_blocks, name_servers, name_trainers
 from fleet.parameter_server.optimizer_state import initial_state_fact
+from fleet.parameter_server.pieces import lead_bytes
 from fleet.parameter_server.server.admission import check_agreement, check_identity, check_job
 from fleet.parameter_server.server.checkpoints import ServerCheckpoints
 from fleet.parameter_server.server.keeper import Keeper
@@ -42,6 +44,7 @@ from fleet.parameter_server.server.membership import (
     loss_of_missed,
 )
 from fleet.parameter_server.server.overrun import Overrun
+from fleet.parameter_server.server.pacing import Pacing
 from fleet.parameter_server.server.siblings import Siblings
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
@@ -110,6 +113,7 @@ class Server:
         self._clock = WatchClock(settings.glance_seconds)
         self._membership = Membership(plan.trainers, settings, self._clock.now())
         self._links: dict[int, Link] = {}
+        self._pacing = Pacing(lead_bytes(plan, settings))
         self._changed = threading.Condition()
         self.checkpoints = ServerCheckpoints(
             self.keeper, self._shard, self._mode, self._membership, self._changed
@@ -133,9 +137,7 @@ class Server:
         host, port = split_endpoint(self._plan.endpoint)
         address = bind_address(host)
         self._ports = DataPorts(
-            address,
-            self._settings,
-            lambda connected: greet(connected, self._link_of),
+            address, self._settings, partial(greet, find=self._link_of), self._pacing.receive_bytes
         )
         self._ports.start()
         bracketed = f"[{address or '::'}]" if ":" in (address or "::") else address
@@ -233,6 +235,7 @@ class Server:
                 Hello(self._incarnation, len(self._plan.blocks)),
                 self._shard,
                 WireForm(self._plan.blocks, self._settings.wire_dtype),
+                self._pacing,
             )
             with self._changed:
                 self._check_serving()  # again: whoever ends the others would not know of this one

@@ -30,9 +30,17 @@ class DataPorts:
     greet : callable
         Gets a connected socket, and lets its session go on over it. What it raises is logged, and closes
         the socket.
+    receive_bytes : int, optional
+        Size of the kernel's receive buffers, where the settings leave them to the system.
     """
 
-    def __init__(self, address: str, settings: Settings, greet: Callable[[socket.socket], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        settings: Settings,
+        greet: Callable[[socket.socket], None],
+        receive_bytes: int | None = None,
+    ) -> None:
         self.port = 0
         """The TCP port; 0 before `start`."""
         self.name = ""
@@ -40,6 +48,7 @@ class DataPorts:
         self._address = address
         self._settings = settings
         self._greet = greet
+        self._receive_bytes = receive_bytes
         self._listeners: list[socket.socket] = []
         self._closing = False
 
@@ -92,6 +101,8 @@ class DataPorts:
                 check_user(connected)
             else:
                 tune(connected, self._settings.socket_buffer_bytes)
+                if self._receive_bytes and self._settings.socket_buffer_bytes is None:
+                    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
             self._greet(connected)
         except PermissionError as error:  # who has found out the same goes over TCP
             _log.debug("no memory is shared: %s", error)
