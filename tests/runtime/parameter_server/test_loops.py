@@ -91,6 +91,12 @@ def test_a_loop_of_its_own_trains_past_the_others_and_both_sides_are_told(tmp_pa
         assert "past the others" not in survivor.output
 
 
+def test_a_loop_of_its_own_with_a_scheduler_is_told_which_loop_brings_it_on(tmp_path):
+    with job(tmp_path, servers=1, trainers=2, LOOP="plain") as running:
+        _, _, back, _ = run_and_kill(running, 7)
+        back.expect(2, "lr=0.1 instead of lr=0.07", "fleet.epochs(n, loader, scheduler) does", seconds=120)
+
+
 @pytest.mark.parametrize("mode", ["async", "half_async", "geo"])
 def test_in_each_mode_a_restarted_trainer_goes_on_at_its_own_step_to_the_planned_one(
     mode, expected, tmp_path

@@ -1,7 +1,9 @@
 """Loops that begin in the middle: the same batches, in the same order, at the same learning rates."""
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -279,3 +281,17 @@ def test_a_session_without_a_fleet_of_the_script_is_gone_on_with(monkeypatch):
     monkeypatch.setattr("fleet.loop.loop._process._covered", 0)
     progress.follow(lambda: 3)
     assert list(fleet.steps(range(5))) == [3, 4]
+
+
+def test_the_loop_of_the_documentation_goes_on_in_the_middle():
+    page = Path(__file__).parents[4] / "docs" / "loops.md"
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    training, model = Training(7), torch.nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=1.0)
+    optimizer.register_step_post_hook(lambda *_: setattr(training, "made", training.made + 1))
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    loader = DataLoader(TensorDataset(torch.randn(8, 2), torch.randn(8, 1)), 4, shuffle=True)
+    names = {"fleet": training, "loader": loader, "scheduler": scheduler, "optimizer": optimizer}
+    exec(block, {**names, "model": model, "loss_fn": torch.nn.functional.mse_loss})  # noqa: S102
+    assert training.made == 30 * 2
+    assert scheduler.last_epoch == 30
