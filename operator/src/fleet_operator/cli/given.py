@@ -59,7 +59,7 @@ def _variables(path: Path) -> Iterator[tuple[str, str]]:
             continue
         name, equals, value = line.lstrip().partition("=")
         if not equals or _NAME.fullmatch(name) is None or "\0" in value:
-            found = repr(name if equals else line)
+            found = repr(name) if equals else "no ="  # not the line: it may be a part of a secret
             raise GivenError(f"{path}, line {number}: found {found}, expected NAME=VALUE or a comment (# …)")
         yield name, value
 

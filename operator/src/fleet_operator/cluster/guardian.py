@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
+    from io import RawIOBase
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL when nobody is left to ask for a longer one
 KILL_SECONDS = 30.0  # a process that SIGKILL has not ended by then sits in the kernel: give up on it
@@ -200,8 +201,8 @@ class Log:
     dropped, and that it was is the next line that does: training does not end for want of a log.
     """
 
-    def __init__(self, path: str) -> None:
-        self._file = Path(path).open("ab", buffering=0)  # noqa: SIM115  open until the process is gone
+    def __init__(self, file: RawIOBase) -> None:
+        self._file = file
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
         self._inside_line = False
@@ -276,7 +277,7 @@ class Keeper:
 
     def _start(self) -> int:
         order = self._order
-        self._log = Log(order["log"])
+        self._log = Log(Path(order["log"]).open("ab", buffering=0))  # noqa: SIM115  open until all is in it
         try:
             process = subprocess.Popen(
                 order["argv"],

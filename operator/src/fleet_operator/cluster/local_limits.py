@@ -225,8 +225,8 @@ def not_applied(
         pod_spec = template["spec"]
         main_index, main = main_container(pod_spec)
         names += [name for name in main if name not in APPLIED_TO_CONTAINER]
-        names += _volume_limits(pod_spec, main)
-        here = places(pod_spec, folders_of(pod_spec, given.volumes if given else {}))
+        names += _volume_limits(pod_spec, main, given or Given())
+        here = places(pod_spec, folders_of(pod_spec, (given or Given()).volumes))
         if (workdir := main.get("workingDir")) and PurePath(redirect(workdir, here)) not in workdirs:
             names.append("workingDir")
         names += [name for name in pod_spec if name not in APPLIED_TO_POD]
@@ -238,9 +238,15 @@ def not_applied(
     return tuple(dict.fromkeys(names))
 
 
-def _volume_limits(pod_spec: Mapping[str, Any], container: Mapping[str, Any]) -> Iterator[str]:
-    """Return what is asked of volumes beyond being there."""
-    for volume in pod_spec.get("volumes") or ():
-        yield from (f"emptyDir.{name}" for name in sorted(volume.get("emptyDir") or {}))
+def _volume_limits(pod_spec: Mapping[str, Any], container: Mapping[str, Any], given: Given) -> Iterator[str]:
+    """Return what is asked of volumes beyond being there, and the empty ones of which nothing tells."""
+    told = texts(container, given.variables)
+    empty = [volume for volume in pod_spec.get("volumes") or () if "emptyDir" in volume]
+    for volume in empty:
+        yield from (f"emptyDir.{name}" for name in sorted(volume["emptyDir"] or {}))
+    for _, mount in mounts(container):
+        where = str(mount["mountPath"]).rstrip("/")
+        if any(mount["name"] == volume.get("name") for volume in empty) and not is_mentioned(where, told):
+            yield f"the emptyDir at {where}"
     if any(mount.get("readOnly") for _, mount in mounts(container)):
         yield "volumeMounts.readOnly"

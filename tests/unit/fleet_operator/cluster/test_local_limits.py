@@ -234,10 +234,14 @@ def test_what_volumes_promise_beyond_a_folder_is_left_out():
     job = with_volumes("/data", readOnly=True)
     spec = job["spec"]["trainer"]["template"]["spec"]
     spec["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}})
+    for path in ("/dev/shm", "/data/shm"):  # noqa: S108  shared memory has this path
+        spec["containers"][0]["volumeMounts"].append({"name": "shm", "mountPath": path})
+    spec["containers"][0]["args"].append("/data/shm")
     assert not_applied(job, given=FOLDER) == (
         "image",
         "emptyDir.medium",
         "emptyDir.sizeLimit",
+        "the emptyDir at /dev/shm",
         "volumeMounts.readOnly",
     )
 
