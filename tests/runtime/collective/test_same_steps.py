@@ -57,6 +57,15 @@ for parameter, gradient in zip(model[0].parameters(), torch.autograd.grad(
 optimizer.step()
 """
 
+SPARSE = """
+for step in range(2):
+    backward()
+    optimizer.step()
+optimizer.zero_grad()
+parameters[0].grad = torch.ones(8, 6).to_sparse()
+optimizer.step()
+"""
+
 NEVER_EXCHANGED = """
 with optimizer.no_sync():
     backward()
@@ -73,6 +82,7 @@ optimizer.step()
         pytest.param(OWN_LATER, ("came without",), id="later"),
         pytest.param(OWN_IN_A_CLOSURE, ("came without",), id="in-a-closure"),
         pytest.param(OWN_BESIDE_A_BACKWARD, ("came without",), id="beside-a-backward"),
+        pytest.param(SPARSE, ("came without",), id="a-sparse-one"),
         pytest.param(NEVER_EXCHANGED, ("were in no_sync(); expected the last one",), id="all-in-no_sync"),
     ],
 )

@@ -59,18 +59,22 @@ class _Slot:
     bucket: _Bucket
     view: torch.Tensor
     place: int
-    address: int = 0
-    """Of what was handed back last."""
+    copied: int = 0
+    """The address of what was handed back last, where that was a copy of the view."""
 
     def handed_back(self) -> torch.Tensor:
         """Return the gradient as torch would lay it out, also if the parameter's layout has changed since."""
         strides = self.parameter.stride()
         if self.view.stride() == strides or not is_dense(self.parameter.shape, strides):
-            given = self.view.detach()  # a model that moves sets the data of its gradients
-        else:
-            given = torch.empty_like(self.parameter).copy_(self.view)
-        self.address = given.data_ptr()
-        return given
+            self.copied = 0
+            return self.view.detach()  # a model that moves sets the data of its gradients
+        copy = torch.empty_like(self.parameter).copy_(self.view)
+        self.copied = copy.data_ptr()
+        return copy
+
+    def is_handed_back(self, gradient: torch.Tensor) -> bool:
+        """Whether a gradient lies where the last one that was handed back does."""
+        return gradient.data_ptr() == (self.copied or self.view.data_ptr())
 
 
 class GradientAverager:
@@ -180,11 +184,8 @@ class GradientAverager:
         for position in sorted(self._own):
             name, parameter = self._named[position]
             gradient = parameter.grad
-            if gradient is None or self._is_handed_back(position, gradient):
-                continue
-            if gradient.layout is torch.strided and not gradient.any():
-                continue
-            raise ConfigurationError(_own_gradient(name, self._accumulated))
+            if gradient is not None and not self._is_common(position, gradient):
+                raise ConfigurationError(_own_gradient(name, self._accumulated))
 
     def note_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Note that the optimizer has stepped, with these hyper-parameters; the next exchange tells it."""
@@ -208,9 +209,12 @@ class GradientAverager:
             rank, how = found
             raise ConfigurationError(f"{place.name(rank)} {how}")
 
-    def _is_handed_back(self, position: int, gradient: torch.Tensor) -> bool:
+    def _is_common(self, position: int, gradient: torch.Tensor) -> bool:
+        """Whether a gradient is what was handed back last, or zero."""
+        if gradient.layout is not torch.strided:
+            return False
         slot = self._slots.get(position)
-        return slot is not None and gradient.data_ptr() == slot.address
+        return (slot is not None and slot.is_handed_back(gradient)) or not gradient.any()
 
     def _fit(self) -> None:
         """Lay out buckets where the gradients are: before the first pass, and after a model has moved."""
