@@ -141,7 +141,7 @@ class Loopback:
         index: int = 0,
         *,
         attempt: int = 0,
-        overlap: bool = True,
+        overlap: bool | None = True,
         cross_step: bool = False,
         job: Mapping[str, str] | None = None,
         **changes: Any,
