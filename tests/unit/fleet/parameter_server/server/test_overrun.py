@@ -20,7 +20,7 @@ class Steps:
 
     def complete(self, trainer: int, step: int) -> None:
         self.next[trainer] = step
-        self.overrun.completed(trainer)
+        self.overrun.completed(trainer, step)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -63,7 +63,7 @@ class LinkOwner(Protocol):
     def connected(self, link: "Link") -> None:
         """Take note that a link has a data connection."""
 
-    def completed(self, link: "Link") -> None:
+    def completed(self, link: "Link", step: int) -> None:
         """Take note that a trainer has finished."""
 
     def ended(self, link: "Link", error: FleetError | None) -> None:
@@ -252,8 +252,9 @@ class Link:
                 self._asked = True
                 self._owner.answer(self._mode.pull(trainer))
             case Kind.COMPLETE:
+                step = self._mode.step_of(trainer)  # before the others' next one may be made without it
                 self._owner.answer(self._mode.complete(trainer))
-                self._owner.completed(self)
+                self._owner.completed(self, step)
             case Kind.CONFIRM:
                 self._line.send(Kind.CONFIRM)
             case Kind.GOODBYE:

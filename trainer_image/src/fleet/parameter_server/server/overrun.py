@@ -49,12 +49,12 @@ class Overrun:
             self._end,
         )
 
-    def completed(self, trainer: int) -> None:
-        """Say that a trainer has completed, and how far it went past the others."""
-        _log.info("trainer %d has completed, at step %d", trainer, self._step_of(trainer))
+    def completed(self, trainer: int, step: int) -> None:
+        """Say that a trainer has completed, at which step, and how many steps it went past the others."""
+        _log.info("trainer %d has completed, at step %d", trainer, step)
         if past := self.steps(trainer):
             _log.warning("trainer %d has made %d steps past the others", trainer, past)
-        self._end = max(self._end, self._step_of(trainer))
+        self._end = max(self._end, step)
 
     def steps(self, trainer: int) -> int:
         """Return how many steps a trainer that joined late has made past the others."""

@@ -349,14 +349,14 @@ class Server:
                 self._membership.connected(link.identity.trainer, self._clock.now())
                 self._changed.notify_all()
 
-    def completed(self, link: Link) -> None:
-        """Take note that a trainer has finished."""
+    def completed(self, link: Link, step: int) -> None:
+        """Take note that a trainer has finished, after so many steps."""
         trainer = link.identity.trainer
         with self._changed:
             link.complete({*self._membership.completed, trainer})  # before it counts, which may end the line
             self._membership.complete(trainer)
             self.meetings.release()
-        self._overrun.completed(trainer)
+        self._overrun.completed(trainer, step)
 
     def ended(self, link: Link, error: FleetError | None) -> None:
         """Take note that a link receives nothing more."""

@@ -1,0 +1,56 @@
+"""A trainer that is killed and comes back: the summary says whether its script trained past the others."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.support.local import LocalRun, job_manifest
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(sys.platform != "linux", reason="the runs look into /proc for what is left"),
+]
+
+SCRIPT = """
+import os, signal, torch
+from fleet.parameter_server import fleet
+fleet.init()
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = torch.nn.Linear(4, 1)
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+if fleet.is_server():
+    fleet.run_server()
+    raise SystemExit
+fleet.init_worker()
+loader = torch.randn(5, 2, 4)
+for epoch, loader in LOOP:
+    for batch in loader:
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        if fleet.step == 7 and fleet.worker_index() == 1 and os.environ["FLEET_RESTARTS"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
+        optimizer.step()
+fleet.stop_worker()
+"""
+SAYS = "trainer-1 joined late and trained 7 steps past the others, on its data alone"
+
+
+@pytest.mark.parametrize(
+    ("loop", "says"),
+    [
+        pytest.param("((epoch, loader) for epoch in range(4))", True, id="a-loop-of-its-own"),
+        pytest.param("fleet.epochs(4, loader)", False, id="a-loop-that-resumes"),
+    ],
+)
+def test_the_summary_names_a_trainer_whose_loop_began_anew(loop, says, tmp_path):
+    script = SCRIPT.replace("LOOP", loop)
+    with LocalRun(tmp_path, job_manifest(script, server=script, trainers=2), options=()) as run:
+        assert run.wait(200) == 0, run.stderr
+        assert "trainer-1  exit codes 137, 0; restarted once" in run.stdout + run.stderr
+        assert (SAYS in run.stdout + run.stderr) is says
+        assert ("past the others" in run.log("trainer-1")) is says
+        assert ("past the others" in run.log("pserver-0")) is says
