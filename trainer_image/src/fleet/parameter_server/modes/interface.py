@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from fleet.errors import FleetError
 from fleet.parameter_server.modes.norms import NormPart
+from fleet.parameter_server.naming import name_servers, name_trainers
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import HyperParameters
@@ -52,6 +53,13 @@ class Missing:
     """One of the blocks waited for, by name; or what else is."""
     servers: tuple[int, ...] = ()
     """The servers whose part is awaited, where a norm is."""
+
+    def describe(self, endpoints: Sequence[str]) -> str:
+        """Return for what of whom a step waits; `endpoints` are the servers'."""
+        if self.servers:
+            named = name_servers(endpoints[each] for each in self.servers)
+            return f"step {self.step} waits for the part of {named} in {self.block}"
+        return f"step {self.step} waits for {self.block} of {name_trainers(self.trainers)}"
 
 
 class ServerMode(Protocol):

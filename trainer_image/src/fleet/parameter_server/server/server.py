@@ -26,8 +26,8 @@ from fleet.errors import (
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.control.service import ControlService
 from fleet.parameter_server.elastic import elastic_facts
-from fleet.parameter_server.modes import Answer, Missing, NormExchange, NormPart, mode_of_server
-from fleet.parameter_server.naming import describe_blocks, name_servers, name_trainers
+from fleet.parameter_server.modes import Answer, NormExchange, NormPart, mode_of_server
+from fleet.parameter_server.naming import describe_blocks, name_trainers
 from fleet.parameter_server.optimizer_state import initial_state_fact
 from fleet.parameter_server.pieces import lead_bytes
 from fleet.parameter_server.server.admission import check_agreement, check_identity, check_job
@@ -279,7 +279,7 @@ class Server:
                 self._membership.heard(trainer, self._clock.now())
         return control_pb2.HeartbeatReply(
             incarnation=self._incarnation,
-            waiting_for=self._describe(missing) if missing else "",
+            waiting_for=missing.describe(self._plan.endpoints) if missing else "",
             steps_past=self._overrun.steps(trainer),
         )
 
@@ -458,17 +458,10 @@ class Server:
         if missing is None:
             log.note(None, str)
             return
-        waited = log.note(
-            missing, lambda: f"parameter server {self._plan.endpoint}: {self._describe(missing)}"
-        )
+        awaited = missing.describe(self._plan.endpoints)
+        waited = log.note(missing, lambda: f"parameter server {self._plan.endpoint}: {awaited}")
         if waited >= self._settings.stalled_seconds:
-            raise DeadlineExceededError(f"{self._describe(missing)} for {waited:.0f} s, although it lives")
-
-    def _describe(self, missing: Missing) -> str:
-        if missing.servers:
-            named = name_servers(self._plan.endpoints[each] for each in missing.servers)
-            return f"step {missing.step} waits for the part of {named} in {missing.block}"
-        return f"step {missing.step} waits for {missing.block} of {name_trainers(missing.trainers)}"
+            raise DeadlineExceededError(f"{awaited} for {waited:.0f} s, although it lives")
 
     def _wait_for_goodbyes(self) -> None:
         """Stay for trainers whose connection broke before they could learn that they may go."""

@@ -19,11 +19,10 @@ from fleet.errors import (
 )
 from fleet.parameter_server.control.client import ControlClient, Pending
 from fleet.parameter_server.control.heartbeat import Heartbeat
-from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.control.streams import pieces_of
-from fleet.parameter_server.naming import name_trainers
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import agreement
+from fleet.parameter_server.trainer.meetings import Meetings
 from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.trainer.peer import Peer
 from fleet.parameter_server.waiting import WaitLog, wait_for_ports
@@ -92,8 +91,8 @@ class Client:
         self._open = 0
         self._failure: FleetError | None = None
         self._changed = threading.Condition()
-        self._barriers_passed = 0
-        self._reductions_passed = 0
+        self.meetings = Meetings(lambda: self._controls[0], settings, self.check)
+        """Barriers and reductions."""
 
     def start(
         self,
@@ -244,40 +243,9 @@ class Client:
         with self._changed:
             self._changed.notify_all()
 
-    def barrier(self) -> None:
-        """Wait until every trainer that has not completed calls this."""
-        self._meet("a barrier", ending=False)
-        self._barriers_passed += 1
-
     def wait_for_ends(self) -> None:
         """Wait until no other trainer makes a step any more: it calls this, has completed or is given up."""
-        self._meet("the end of the training", ending=True)
-
-    def reduce(self, given: Contribution, call: str = "all_reduce_worker") -> bytes:
-        """Combine numbers with those of every trainer that has not completed.
-
-        Parameters
-        ----------
-        given : Contribution
-        call : str
-            What the script has called, for messages.
-
-        Raises
-        ------
-        ConfigurationError
-            Another trainer gives something else.
-        DeadlineExceededError
-            A trainer did not call this; the message names it.
-        """
-        self.check()
-        control, log = self._controls[0], WaitLog()
-        while True:
-            reply = control.reduce(self._reductions_passed, given, self._settings.deadline_seconds)
-            if reply.done:
-                break
-            self._wait_for_trainers(log, f"{call} ({given.form})", reply.missing_trainers)
-        self._reductions_passed += 1
-        return reply.data
+        self.meetings.wait_for_ends()
 
     def optimizer_state(self) -> "Iterator[control_pb2.StatePiece]":
         """Iterate over the optimizer state of all servers."""
@@ -471,23 +439,6 @@ class Client:
 
     def _holders(self) -> "list[Peer]":
         return [peer for peer in self._peers if peer.blocks]
-
-    def _meet(self, what: str, *, ending: bool) -> None:
-        self.check()
-        control, log = self._controls[0], WaitLog()
-        while True:
-            reply = control.barrier(self._barriers_passed, self._settings.deadline_seconds, ending=ending)
-            if reply.passed:
-                break
-            self._wait_for_trainers(log, what, reply.missing_trainers)
-
-    def _wait_for_trainers(self, log: WaitLog, what: str, trainers: Sequence[int]) -> None:
-        """Say for whom a call waits; DeadlineExceededError once it has waited for too long."""
-        missing = name_trainers(trainers)
-        waited = log.note(what, lambda: f"{what} waits for {missing}")
-        if waited >= self._settings.stalled_seconds:
-            raise DeadlineExceededError(f"{what} waited {waited:.0f} s for {missing}")
-        self.check()
 
     def _wait(self, done: Callable[[], bool], describe: Callable[[], str]) -> float:
         log, began = WaitLog(self._clock.now), time.monotonic()
