@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo fmt lint types check assets test e2e newcomer wheels image bench bench-network bench-operator docs lock crds proto pod-fields
+.PHONY: help setup demo fmt lint types check assets test test-oldest e2e newcomer wheels image bench bench-network bench-operator docs lock crds proto pod-fields
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -45,14 +45,22 @@ setup: .venv/.installed  ## make .venv: uv, every locked package, both distribut
 	  --editable operator --editable trainer_image
 	@touch $@
 
+# $(call fill,FOLDER,LOCKS): an environment of its own, with what the locks name, and both distributions.
+define fill
+$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python $(1)
+$(BIN)/uv pip sync --quiet --python $(1)/bin/python --compile-bytecode --require-hashes $(2)
+$(BIN)/uv pip install --quiet --python $(1)/bin/python --no-deps --no-index --no-build-isolation \
+  --editable operator --editable trainer_image
+@touch $(1)/.installed
+endef
+
 # What the tests of other frameworks train with; no part of the project asks for it.
 .venv-frameworks/.installed: .venv/.installed tools/bootstrap.lock tests/frameworks.lock
-	$(BIN)/uv venv --quiet --allow-existing --python $(BIN)/python .venv-frameworks
-	$(BIN)/uv pip install --quiet --python .venv-frameworks/bin/python --compile-bytecode \
-	  --require-hashes -r tools/bootstrap.lock -r tests/frameworks.lock
-	$(BIN)/uv pip install --quiet --python .venv-frameworks/bin/python --no-deps --no-index --no-build-isolation \
-	  --editable operator --editable trainer_image
-	@touch $@
+	$(call fill,.venv-frameworks,tools/bootstrap.lock tests/frameworks.lock)
+
+# The oldest packages that the two distributions take.
+.venv-oldest/.installed: .venv/.installed tests/oldest.lock
+	$(call fill,.venv-oldest,tests/oldest.lock)
 
 # --- daily work -----------------------------------------------------------------------------------
 
@@ -83,6 +91,14 @@ check: lint types  ## what a change needs first, in two minutes: lint, types, an
 
 test: setup assets .venv-frameworks/.installed  ## unit, runtime and control-plane tests, beside each other (WORKERS)
 	$(BIN)/pytest $(PARALLEL) $(PYTEST_FLAGS)
+
+# Not the tests of wheels, generated code, other frameworks and TensorBoard, which want newer packages or more.
+OLDEST := tests/unit/fleet tests/unit/fleet_operator tests/runtime --ignore=tests/runtime/wheels \
+  --ignore=tests/runtime/recipes/test_frameworks.py --ignore=tests/unit/fleet/parameter_server/test_generated.py \
+  --ignore-glob=*/test_scalars.py
+
+test-oldest: setup .venv-oldest/.installed  ## unit and runtime tests with the oldest packages that the distributions take
+	.venv-oldest/bin/pytest $(OLDEST) $(PARALLEL) $(PYTEST_FLAGS)
 
 e2e: setup assets  ## the same jobs on a Kubernetes cluster: KUBECONFIG, else one made by kind
 	$(BIN)/pytest tests/e2e --verbose --capture=tee-sys $(PYTEST_FLAGS)
@@ -138,6 +154,8 @@ lock:  ## bring the lock files up to what the pyproject files ask for
 	$(COMPILE) --no-annotate -c requirements.lock trainer_image/pyproject.toml --extra examples -o trainer_image/requirements.lock
 	printf '%s\n' accelerate lightning | $(COMPILE) --no-annotate -c requirements.lock \
 	  operator/pyproject.toml trainer_image/pyproject.toml - -o tests/frameworks.lock
+	$(COMPILE) --no-annotate --resolution lowest-direct --group test operator/pyproject.toml trainer_image/pyproject.toml \
+	  --extra cli --extra examples -o tests/oldest.lock
 	printf '%s\n' editables hatchling uv | $(COMPILE) --no-annotate -c requirements.lock - -o tools/bootstrap.lock
 
 CRD := crds/fleetjobs.fleetjob.dev.yaml

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 WHOLE = Path("requirements.lock")
 PARTS = [
@@ -14,6 +17,7 @@ PARTS = [
     Path("tools/bootstrap.lock"),
 ]
 FRAMEWORKS = Path("tests/frameworks.lock")
+OLDEST = Path("tests/oldest.lock")
 
 
 def pins(lock: Path) -> dict[str, frozenset[str]]:
@@ -22,7 +26,7 @@ def pins(lock: Path) -> dict[str, frozenset[str]]:
     return {name: frozenset(re.findall(r"--hash=(sha256:[0-9a-f]{64})", rest)) for name, rest in entries}
 
 
-@pytest.mark.parametrize("lock", [WHOLE, *PARTS, FRAMEWORKS], ids=str)
+@pytest.mark.parametrize("lock", [WHOLE, *PARTS, FRAMEWORKS, OLDEST], ids=str)
 def test_every_pin_has_hashes_and_no_address(lock):
     found = pins(lock)
     assert found
@@ -53,3 +57,15 @@ def test_the_operators_image_holds_neither_torch_nor_the_kubernetes_client():
 @pytest.mark.parametrize("lock", [WHOLE, *PARTS], ids=str)
 def test_nothing_brings_opentelemetry(lock):
     assert not [name for name in pins(lock) if name.startswith("opentelemetry")]
+
+
+@pytest.mark.parametrize("part", ["operator", "trainer_image"])
+def test_the_oldest_packages_that_are_tried_are_the_oldest_that_are_taken(part: str):
+    tried = dict(pin.split("==") for pin in pins(OLDEST))
+    project = tomllib.loads((Path(part) / "pyproject.toml").read_text())["project"]
+    asked = [Requirement(each) for each in project["dependencies"]]
+    taken = {each.name: spec.version for each in asked for spec in each.specifier if spec.operator == ">="}
+    assert len(taken) == len(asked)
+    assert {name: Version(tried[name]) for name in taken} == {
+        name: Version(oldest) for name, oldest in taken.items()
+    }

@@ -17,9 +17,7 @@ from fleet.collective.standing import Way
 from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError
 
 CPU = torch.device("cpu")
-ASSERTION = getattr(torch, "AcceleratorError", RuntimeError)(
-    "CUDA error: device-side assert triggered\nSearch for it in the manual."
-)
+ASSERTION = torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch for it in the manual.")
 SAME_GPU = (
     "NCCL error in: ProcessGroupNCCL.cpp:93, invalid usage (run with NCCL_DEBUG=WARN)\n"
     "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"

@@ -16,8 +16,6 @@ _OWN = {
     "ncclInvalid": "NCCL_DEBUG=INFO shows what NCCL refuses",
 }
 """What marks an error as this trainer's, and what helps."""
-_DEVICE_ERRORS = (torch.AcceleratorError,) if hasattr(torch, "AcceleratorError") else ()
-"""Of kernels; a torch that has no type for them says CUDA error."""
 _DETAIL = "Last error:\n"
 
 
@@ -27,7 +25,7 @@ def own_fault(error: BaseException) -> str:
     for mark, help_ in _OWN.items():
         if mark in text:
             return help_
-    return _BY_KERNEL if isinstance(error, _DEVICE_ERRORS) else ""
+    return _BY_KERNEL if isinstance(error, torch.AcceleratorError) else ""
 
 
 def reason_of(error: BaseException) -> str:
