@@ -211,7 +211,7 @@ def test_a_script_runs_beside_its_manifest_and_where_its_template_says(tmp_path)
             id="a-script-that-asks-a-person",
         ),
         pytest.param(
-            ["torchrun", "--nproc-per-node=2", "--master-port=0", "imports.py"],
+            ["torchrun", "--nproc-per-node=1", "--master-port=0", "imports.py"],
             1,
             "ModuleNotFoundError: No module named 'transformrs'",
             id="under-torchrun",
