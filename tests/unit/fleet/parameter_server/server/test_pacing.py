@@ -69,6 +69,14 @@ def test_nobody_waits_for_who_sends_nothing_of_this_step(pacing, trainer_1_is):
     assert not pacing.is_ahead(0)
 
 
+def test_the_end_of_an_earlier_life_amid_a_frame_breaks_nothing(pacing):
+    pacing.begin(1, 5)
+    pacing.ended(1)
+    pacing.took(1, 1000)
+    send(pacing, 1)
+    assert pacing.is_ahead(0)
+
+
 def test_without_a_bound_nobody_is_ahead(clock):
     free = Pacing(None, clock)
     send(free, 0)

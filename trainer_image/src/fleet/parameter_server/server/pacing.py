@@ -79,13 +79,12 @@ class Pacing:
 
     def took(self, trainer: int, payload_bytes: int) -> None:
         """Note that the frame has been taken."""
-        if self._lead_bytes is None:
-            return
         with self._changed:
-            sender = self._senders[trainer]
-            sender.taken_bytes += payload_bytes
-            sender.began, sender.last = None, self._clock()
-            self._changed.notify_all()
+            sender = self._senders.get(trainer)  # none where an earlier life of it has just ended
+            if sender is not None:
+                sender.taken_bytes += payload_bytes
+                sender.began, sender.last = None, self._clock()
+                self._changed.notify_all()
 
     def ended(self, trainer: int) -> None:
         """Note that a trainer sends no more for its step, or not at all."""
