@@ -61,7 +61,8 @@ def operator(
     # Its rights are enough for all that the tests made it do, and no pass failed.
     log = process.log.read_text()
     assert not refusals(log)
-    assert "Traceback" not in log, process.tail()
+    raised = log[max(0, log.find("Traceback") - 300) :][:4000]
+    assert "Traceback" not in log, raised
 
 
 @pytest.fixture(scope="module")
