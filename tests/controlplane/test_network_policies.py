@@ -49,10 +49,18 @@ async def test_an_operator_killed_amid_making_a_policy_anew_leaves_no_job_withou
         await killed.wait()
     await faulty.kill()
     assert await faulty.namespace.all("networkpolicies") == []
-    faulty.proxy.on_answer = lambda _: None
+    made_anew = asyncio.Event()
+
+    def note_the_policy(call: Call) -> None:
+        if (call.verb, call.resource) == ("POST", "networkpolicies"):
+            made_anew.set()
+
+    faulty.proxy.on_answer = note_the_policy
     await faulty.start()
     found = await faulty.namespace.until("networkpolicies", "the policy", lambda found: "digits" in found)
     assert readers(found["digits"]) == [METRICS_READER]
+    async with asyncio.timeout(20):
+        await made_anew.wait()  # the watch may tell of it before the answer has passed the proxy
     assert faulty.proxy.created("networkpolicies") == ["digits", "digits"]
     assert uids(await faulty.until_running()) == uids(before)
 
