@@ -225,6 +225,20 @@ def test_a_killed_worker_gives_its_signal_and_a_termination_message(launch, tmp_
     assert (tmp_path / "words").read_text() == "worker 0 was ended by signal 9\n"
 
 
+@pytest.mark.parametrize("flags", [[], ["--log_dir=logs"]], ids=["one-output", "logs"])
+def test_the_exception_of_the_worker_that_failed_is_the_launchers_last_word(
+    launch, tmp_path, monkeypatch, flags
+):
+    monkeypatch.setenv("FLEET_TERMINATION_LOG", str(tmp_path / "words"))
+    status, _, err = launch("fleet.launch", "import no_such_package", *flags, *start_port()).end()
+    assert status == 1
+    said = "ModuleNotFoundError: No module named 'no_such_package'"
+    assert said in err
+    words = (tmp_path / "words").read_text()
+    assert words.startswith("Traceback (most recent call last):\n")
+    assert words.endswith(f"\nworker 0 failed with exit status 1: {said}\n")
+
+
 @pytest.mark.parametrize(("worker_status", "expected"), [(0, 1), (7, 7)])
 def test_a_process_that_cannot_be_killed_is_named_and_not_waited_for(worker_status, expected):
     command = [sys.executable, "-c", SUPERVISE, str(worker_status)]

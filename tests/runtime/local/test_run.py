@@ -216,6 +216,12 @@ def test_a_script_runs_beside_its_manifest_and_where_its_template_says(tmp_path)
             "ModuleNotFoundError: No module named 'transformrs'",
             id="under-torchrun",
         ),
+        pytest.param(
+            ["python", "-m", "fleet.launch", "imports.py"],
+            1,
+            "failed with exit status 1: ModuleNotFoundError: No module named 'transformrs'",
+            id="under-a-launcher-of-fleet",
+        ),
     ],
 )
 def test_a_script_that_cannot_run_fails_the_job_at_once(tmp_path, command, code, said):

@@ -27,6 +27,7 @@ __all__ = [
 KUBELET_PATH = Path("/dev/termination-log")
 MAX_PROGRESS_BYTES = 3000
 MAX_SENTENCE_BYTES = 2000
+MAX_LOG_BYTES = 2000
 MAX_HISTORY = 64
 MAX_ATTEMPTS_BYTES = 1000
 
@@ -91,17 +92,27 @@ def write_progress(state: Mapping[str, Any], environ: Mapping[str, str]) -> None
         _write(path, progress_message(state))
 
 
-def write_failure(sentence: str, environ: Mapping[str, str]) -> None:
+def write_failure(sentence: str, environ: Mapping[str, str], *, log: str = "") -> None:
     """Leave one sentence as the last words of a replica that failed.
 
     Where several processes of a pod fail, the first one's sentence stays: it is the cause, the others' are
     consequences.
+
+    Parameters
+    ----------
+    sentence : str
+        Becomes one line, the last one.
+    environ : mapping
+        Read for FLEET_TERMINATION_LOG.
+    log : str, optional
+        What was logged before, an exception's traceback for instance; as much of its end as fits.
     """
     path = message_path(environ)
     if path is None or _holds_sentence(path):
         return
-    words = " ".join(sentence.split()).encode()[:MAX_SENTENCE_BYTES]
-    _write(path, words.decode(errors="ignore"))
+    words = " ".join(sentence.split()).encode()[:MAX_SENTENCE_BYTES].decode(errors="ignore")
+    before = log.strip().encode()[-MAX_LOG_BYTES:].decode(errors="ignore")
+    _write(path, f"{before}\n{words}" if before else words)
 
 
 def _thinned(points: list[Any], keep: int) -> list[Any]:

@@ -20,8 +20,10 @@ __all__ = ["is_repeated", "permanent_error"]
 NEVER_RAN = frozenset({"ContainerCannotRun", "StartError"})
 """Reasons of a container whose command could not be started."""
 
+_OF_WHOM = re.compile(r"\A(?:rank|(?:worker|server) \d+ failed with exit status) \d+: ")
+"""Who of a pod's processes has failed, as torchrun's summary or a launcher of `fleet` tells it."""
+
 _EXCEPTION = re.compile(
-    r"(?:rank \d+: )?"
     r"((?:ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError): .+"
     r"|EOFError: EOF when reading a line\b.*)"
 )
@@ -56,7 +58,7 @@ def permanent_error(exit_code: int | None, reason: str | None, message: str | No
     if reason in NEVER_RAN:
         found = _RUNTIME.search(text)
         return found[1] if found else None
-    said = last_sentence(text)
+    said = _OF_WHOM.sub("", last_sentence(text), count=1)
     matches = (pattern.fullmatch(said) for pattern in _BY_EXIT_CODE.get(exit_code or 0, ()))
     error = next((match[1] for match in matches if match), None)
     return None if error is not None and _is_of_data(error, text) else error

@@ -60,6 +60,20 @@ def test_what_python_says(arguments, error):
         pytest.param(
             1,
             "Error",
+            "Traceback (most recent call last):\n …\nworker 3 failed with exit status 1: ImportError: no 'f'",
+            "ImportError: no 'f'",
+            id="in-the-words-of-a-launcher",
+        ),
+        pytest.param(
+            2,
+            "Error",
+            "worker 0 failed with exit status 2: python: can't open file '/x.py': [Errno 2] No such file",
+            "can't open file '/x.py': [Errno 2] No such file",
+            id="a-file-in-the-words-of-a-launcher",
+        ),
+        pytest.param(
+            1,
+            "Error",
             "trainer 0 (joined): SyntaxError: '(' was never closed (<string>, line 1) (at train.py:3)",
             None,
             id="data-in-the-words-of-fleet",

@@ -34,6 +34,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 TAIL_LINES = 20
 TAIL_BYTES = 65536
+MOST_READS = 64
 KILL_SECONDS = 10.0
 """How long a process may take to end after SIGKILL: the kernel gives back its memory, many GB perhaps."""
 
@@ -60,6 +61,34 @@ class _Running:
     log_path: Path | None
     status: int | None = None
     ended_at: float | None = None
+    errors: bytes = b""
+    """The end of its standard error, where that passes through the launcher."""
+
+    def pass_errors_on(self) -> bool:
+        """Write what has come of its standard error to ours; return whether there was something."""
+        if self.process.stderr is None:
+            return False
+        try:
+            data = os.read(self.process.stderr.fileno(), TAIL_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.process.stderr.close()
+            self.process.stderr = None
+            return False
+        self.errors = (self.errors + data)[-TAIL_BYTES:]
+        sys.stderr.buffer.write(data)
+        sys.stderr.flush()
+        return True
+
+    def last_lines(self) -> list[str]:
+        """Return the end of what it has logged, as far as the launcher can know it."""
+        if self.log_path is not None:
+            return last_lines(self.log_path)
+        for _ in range(MOST_READS):  # what it left behind may go on writing
+            if not self.pass_errors_on():
+                break
+        return self.errors.decode(errors="replace").splitlines()[-TAIL_LINES:]
 
     def poll(self) -> None:
         """Take note of the end, once."""
@@ -88,9 +117,16 @@ class _Signals:
     def _ignore(number: int, frame: FrameType | None) -> None:
         """Only the wake-up descriptor is of interest; a handler must exist for it to be written."""
 
-    def wait(self, seconds: float | None) -> list[int]:
-        """Return the stop signals received by the end of the wait, which any signal ends."""
-        select.select([self._reader], [], [], seconds)
+    def wait(self, seconds: float | None, started: Sequence[_Running] = ()) -> list[int]:
+        """Return the stop signals received by the end of the wait, which any signal ends.
+
+        So does whatever one of the processes writes to its standard error, which is passed on.
+        """
+        streams = {each.process.stderr: each for each in started if each.process.stderr is not None}
+        readable, _, _ = select.select([self._reader, *streams], [], [], seconds)
+        for stream in readable:
+            if stream != self._reader:
+                streams[stream].pass_errors_on()
         try:
             received = os.read(self._reader, 1024)
         except BlockingIOError:
@@ -158,7 +194,7 @@ def _watch(started: Sequence[_Running], signals: _Signals) -> int:
             _signal_running(started, signal.SIGTERM)
             continue
         waiting = None if decision.until is None else max(0.05, decision.until - now)
-        for number in signals.wait(waiting):
+        for number in signals.wait(waiting, started):
             name = signal.Signals(number).name
             if stop is None:
                 _say(f"{name}: stopping every process")
@@ -171,16 +207,19 @@ def _watch(started: Sequence[_Running], signals: _Signals) -> int:
 
 def _start(command: Command, log_dir: Path | None) -> _Running:
     path = None if log_dir is None else log_dir / command.log_name
+    errors = None if sys.stderr.isatty() else subprocess.PIPE  # a terminal's colours and width are worth more
     with _output(path) as output:
         process = subprocess.Popen(
             command.argv,
             env=dict(command.environ),
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=None if output is None else subprocess.STDOUT,
+            stderr=errors if output is None else subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=_die_with(os.getpid()),  # safe here: the launcher has one thread
         )
+    if process.stderr is not None:
+        os.set_blocking(process.stderr.fileno(), False)
     return _Running(command, process, path)
 
 
@@ -236,7 +275,9 @@ def _end_all(started: Sequence[_Running], signals: _Signals) -> list[int]:
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        signals.wait(0.05)
+        signals.wait(0.05, started)
+    for running in started:
+        running.last_lines()  # passes the rest on
     return left
 
 
@@ -266,15 +307,19 @@ def _unkillable(pid: int, name: str) -> str:
 
 def _explain(decision: Decision, started: Sequence[_Running]) -> None:
     """Say why everything stops; for a failure with the end of its log, and as the termination message."""
+    failed = next((running for running in started if running.command.name == decision.failed), None)
+    lines = [] if failed is None else failed.last_lines()
     _say(f"{decision.reason}; stopping the others")
-    if decision.failed is None:
+    if failed is None:
         return
-    termination.write_failure(decision.reason, os.environ)
-    path = next(running.log_path for running in started if running.command.name == decision.failed)
-    if path is None:
+    by_itself = decision.status < 128  # else what it said last is not about its end
+    said = next((line.strip() for line in reversed(lines) if line.strip()), "") if by_itself else ""
+    sentence = f"{decision.reason}: {said}" if said else decision.reason
+    termination.write_failure(sentence, os.environ, log="\n".join(lines))
+    if failed.log_path is None:
         return
-    _say(f"the end of {path}:")
-    for line in last_lines(path):
+    _say(f"the end of {failed.log_path}:")
+    for line in lines:
         print(f"  {line}", file=sys.stderr, flush=True)
 
 
