@@ -122,11 +122,11 @@ class _Signals:
 
         So does whatever one of the processes writes to its standard error, which is passed on.
         """
-        streams = {each.process.stderr: each for each in started if each.process.stderr is not None}
-        readable, _, _ = select.select([self._reader, *streams], [], [], seconds)
-        for stream in readable:
-            if stream != self._reader:
-                streams[stream].pass_errors_on()
+        errors = {each.process.stderr.fileno(): each for each in started if each.process.stderr is not None}
+        readable, _, _ = select.select([self._reader, *errors], [], [], seconds)
+        for descriptor in readable:
+            if descriptor in errors:
+                errors[descriptor].pass_errors_on()
         try:
             received = os.read(self._reader, 1024)
         except BlockingIOError:
