@@ -16,6 +16,7 @@ from fleet.errors import DeadlineExceededError, PeerLostError, StateLostError
 from fleet.parameter_server.modes import Async, Geo, HalfAsync
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import peer
+from fleet.parameter_server.transport.handshake import GREETING_SECONDS
 from fleet.parameter_server.transport.sockets import dial
 from fleet.wire import Kind, Side
 from tests.runtime.parameter_server.slow_step import SlowStep
@@ -336,7 +337,7 @@ def counted_tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return dial(host, port, **options)
 
     monkeypatch.setattr(peer, "dial", count)
-    monkeypatch.setattr(peer, "_GREETING_SECONDS", 0.1)
+    monkeypatch.setattr(peer, "GREETING_SECONDS", 0.1)
     return dialled
 
 
@@ -390,7 +391,7 @@ def test_a_session_that_ends_does_not_wait_to_be_greeted(monkeypatch):
             name = f"fleet-reconnect {job.endpoints[0]}"
             (again,) = (each for each in threading.enumerate() if each.name == name)
             trainer.close()
-            again.join(peer._GREETING_SECONDS / 2)
+            again.join(GREETING_SECONDS / 2)
             assert not again.is_alive()
         finally:
             step.may_end.set()

@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +14,9 @@ from fleet import progress
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.modes import Async, Geo, HalfAsync, Mode
 from fleet.parameter_server.trainer import peer
-from fleet.parameter_server.transport import local_sockets
+from fleet.parameter_server.transport import handshake, local_sockets
 from fleet.parameter_server.transport.exchange import Exchange
+from fleet.parameter_server.transport.local_sockets import receive_with
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.parameter_server.transport.sockets import receive_exactly
 from fleet.program import ClipGradByGlobalNorm
@@ -153,13 +155,24 @@ def test_after_warm_up_no_tensor_travels_over_the_socket():
 
 
 @pytest.mark.parametrize(
-    "lacking", ["sockets", "another-user", "memory", "a-mapping", "the-descriptor", "a-mapping-there"]
+    "lacking",
+    [
+        "sockets",
+        "another-user",
+        "memory",
+        "a-mapping",
+        "a-mapping-there",
+        "the-descriptor",
+        "the-descriptor-there",
+    ],
 )
 def test_auto_does_without_what_there_is_not(monkeypatch, caplog, lacking):
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("not here")
 
     def keep_back(connection: socket.socket, destination: memoryview) -> list[int]:
+        if (threading.current_thread().name == "fleet-greet") is not lacking.endswith("there"):
+            return receive_with(connection, destination)
         receive_exactly(connection, destination)
         return []
 
@@ -171,8 +184,8 @@ def test_auto_does_without_what_there_is_not(monkeypatch, caplog, lacking):
         monkeypatch.setattr(os, "geteuid", lambda: us + 1)
     elif lacking == "memory":
         monkeypatch.setattr(SharedBlocks, "create", refuse)
-    elif lacking == "the-descriptor":
-        monkeypatch.setattr(peer, "receive_with", keep_back)
+    elif lacking.startswith("the-descriptor"):
+        monkeypatch.setattr(handshake, "receive_with", keep_back)
     elif lacking == "a-mapping-there":
         real = SharedBlocks.receive
 

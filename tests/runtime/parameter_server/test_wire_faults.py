@@ -15,6 +15,7 @@ from fleet.errors import FleetError
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.transport.sockets import receive_exactly
 from fleet.wire import HEADER_BYTES, Header, Kind, job_hash, pack_header, read_header
+from fleet.wire.frames import VERSION
 from fleet.wire.messages import Hello as Greeting
 from fleet.wire.messages import pack_hello, pack_hyper, read_error, read_hello
 from tests.support.parameter_server import HOST, Loopback, loopback
@@ -107,6 +108,16 @@ def test_garbage_instead_of_a_greeting(job, caplog):
         peer.socket.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(100))
         assert "not a fleet frame: it starts with b'GET '" in str(peer.expect_error())
         wait_for(lambda: "refused a data connection from 127.0.0.1" in caplog.text, "the server's log")
+
+
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_a_peer_of_another_version_is_refused_by_both_versions(job, version):
+    with peer_of(job) as peer:
+        greeting = bytearray(peer.greeting())
+        greeting[4] = version
+        peer.socket.sendall(greeting)
+        words = f"the peer speaks version {version} of the frame protocol, this process version {VERSION}"
+        assert words in str(peer.expect_error())
 
 
 @pytest.mark.parametrize(

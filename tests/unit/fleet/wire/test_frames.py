@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fleet.errors import LocalProtocolError, RemoteProtocolError
 from fleet.wire import HEADER_BYTES, NO_BLOCK, Header, Kind, job_hash, pack_header, read_header
+from fleet.wire.frames import VERSION
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 HEADERS = st.builds(Header, st.sampled_from(Kind), U64, U32, U32, U64, U32, U64, U64, st.booleans())
@@ -47,7 +48,8 @@ def test_a_visitor_from_the_web_is_shown_as_it_came():
 @pytest.mark.parametrize(
     ("offset", "value", "words"),
     [
-        pytest.param(4, 2, "version 2 .* version 1", id="another-version"),
+        pytest.param(4, VERSION - 1, f"version {VERSION - 1} .* version {VERSION}", id="an-older-version"),
+        pytest.param(4, VERSION + 1, f"version {VERSION + 1} .* version {VERSION}", id="a-newer-version"),
         pytest.param(5, 0, "kind 0", id="no-kind"),
         pytest.param(5, 200, "kind 200", id="an-unknown-kind"),
         pytest.param(6, 2, "shared 2", id="neither-shared-nor-not"),

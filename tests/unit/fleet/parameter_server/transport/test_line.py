@@ -9,6 +9,7 @@ import pytest
 from fleet.errors import FleetError, LocalProtocolError
 from fleet.parameter_server.transport import connection
 from fleet.parameter_server.transport.connection import BrokenConnectionError
+from fleet.parameter_server.transport.handshake import Directions
 from fleet.parameter_server.transport.line import Line
 from fleet.parameter_server.transport.sockets import drain
 from fleet.wire import Conversation, Header, Identity, Kind, Side, pack_header
@@ -56,7 +57,7 @@ def pair(heard: Heard) -> Iterator[tuple[Line, socket.socket]]:
     """A trainer's line, greeted, and the other end of its connection."""
     line = Line("parameter server 0", Side.TRAINER, IDENTITY, heard)
     here, there = socket.socketpair()
-    line.attach(here, greeted(Side.TRAINER, remote=False), greeted(Side.SERVER, remote=True), 0)
+    line.attach(here, Directions(greeted(Side.TRAINER, remote=False), greeted(Side.SERVER, remote=True)), 0)
     yield line, there
     heard.may_return.set()
     line.close()

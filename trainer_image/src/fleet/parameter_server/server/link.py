@@ -1,53 +1,25 @@
 """A server's end of one trainer's session, whichever data connection carries it."""
 
 import logging
-import os
-import socket
 import threading
-from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Protocol
 
 from fleet import progress
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.modes import Answer, ServerMode
 from fleet.parameter_server.server.pacing import Pacing
 from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.transport.handshake import Caller
 from fleet.parameter_server.transport.line import Line, LineEndedError
-from fleet.parameter_server.transport.local_sockets import receive_with, send_with
 from fleet.parameter_server.transport.shared_memory import SharedBlocks, copy_bytes
-from fleet.parameter_server.transport.sockets import (
-    ConnectionEndedError,
-    drain,
-    is_given_up,
-    receive_exactly,
-    send_all,
-)
+from fleet.parameter_server.transport.sockets import ConnectionEndedError
 from fleet.parameter_server.transport.wire_form import WireForm
-from fleet.wire import (
-    HEADER_BYTES,
-    Conversation,
-    Header,
-    Hello,
-    Identity,
-    Kind,
-    Side,
-    pack_header,
-    read_header,
-)
-from fleet.wire.messages import (
-    pack_error,
-    pack_hello,
-    pack_numbers,
-    read_error,
-    read_hello,
-    read_hyper,
-    read_numbers,
-)
+from fleet.wire import Header, Hello, Identity, Kind, Side
+from fleet.wire.messages import pack_error, pack_numbers, read_error, read_hyper, read_numbers
 
-__all__ = ["Link", "LinkOwner", "greet"]
+__all__ = ["Link", "LinkOwner"]
 
-GREETING_SECONDS: Final = 10.0
-_DRAIN_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -122,21 +94,18 @@ class Link:
         self._reaches = False
         """Whether the connection that there is leads to the trainer: not once it has opened another one."""
 
-    def welcome(
-        self, connected: socket.socket, receiving: Conversation, hello: Hello, descriptors: Sequence[int]
-    ) -> None:
+    @property
+    def block_bytes(self) -> Mapping[int, int]:
+        """How many bytes of each block travel."""
+        return self.form.block_bytes
+
+    def resume(self, caller: Caller) -> None:
         """Go on over a new connection; what is still being taken from the one before is waited for.
 
         Parameters
         ----------
-        connected : socket.socket
-            Blocks, with a time-out.
-        receiving : Conversation
-            Greeted.
-        hello : Hello
-            What the trainer has sent.
-        descriptors : sequence of int
-            Of its memory, if it shares this host; closed by the caller.
+        caller : Caller
+            The trainer, which waits to be greeted.
 
         Raises
         ------
@@ -147,24 +116,21 @@ class Link:
         """
         with self._greeting:
             again = self._session is not None
-            self._fence(connected, hello)
-            shared = self._share(hello, descriptors)
-            sending = Conversation(Side.SERVER, self.identity, self.form.block_bytes, remote=False)
+            self._fence(caller)
+            shared = self._share(caller)
             ours = Hello(
                 self._expected.incarnation,
                 self._expected.num_blocks,
-                hello.session,
+                caller.hello.session,
                 self._line.taken,
                 bool(shared),
             )
-            sending.advance(_send_now(connected, self.identity, Kind.HELLO, pack_hello(ours), shared))
-            sending.shares = receiving.shares = bool(shared)
-            connected.settimeout(None)
+            directions = caller.answer(ours, self.block_bytes, shared)
             self._owner.connected(self)
             try:
-                resent = self._line.attach(connected, sending, receiving, hello.taken)
+                resent = self._line.attach(caller.connected, directions, caller.hello.taken)
             except LineEndedError:
-                self._check(hello)  # the reason is worth more to the trainer than that there is an end
+                self._check(caller.hello)  # the reason is worth more to the trainer than that there is an end
                 raise
             self._reaches = True
         if again:
@@ -176,17 +142,22 @@ class Link:
                 resent,
             )
 
-    def _fence(self, connected: socket.socket, hello: Hello) -> None:
+    def refused(self) -> None:
+        """Take note that the trainer has been told why it may not come back, where that is so."""
+        if self.failure is not None:
+            self.told.set()
+
+    def _fence(self, caller: Caller) -> None:
         """Take no more from the connection before, once the frame that it is at has been taken."""
-        self._check(hello)
-        _check_awaited(connected)  # else it would end the connection that has taken its place
+        self._check(caller.hello)
+        caller.check_waiting()  # else it would end the connection that has taken its place
         self._reaches = False
-        self._session = hello.session
+        self._session = caller.hello.session
         self._line.fence()
-        self._check(hello)  # again: the frame that this has waited for may have failed
+        self._check(caller.hello)  # again: the frame that this has waited for may have failed
         if self._line.has_ended:
             raise ConnectionEndedError("this server has closed the session meanwhile")
-        _check_awaited(connected)
+        caller.check_waiting()
 
     def send_value(self, answer: Answer) -> None:
         """Enqueue a block's value, or that it was not stepped."""
@@ -267,9 +238,9 @@ class Link:
         self._pacing.ended(self.identity.trainer)
         self._owner.ended(self, error)
 
-    def _share(self, hello: Hello, descriptors: Sequence[int]) -> Sequence[int]:
+    def _share(self, caller: Caller) -> Sequence[int]:
         """Settle whether memory is shared from here on; return the descriptor of this server's if it is."""
-        values = self._shard.shared_values
+        values, hello, descriptors = self._shard.shared_values, caller.hello, caller.descriptors
         offered = hello.shared and (self._shared is not None or len(descriptors) > 0)
         shares = values is not None and offered
         if self._line.taken and shares != (self._shared is not None):
@@ -312,64 +283,3 @@ class Link:
                 f"another process is trainer {self.identity.trainer} with attempt {self.identity.attempt} by "
                 "now; give each trainer an id of its own (PADDLE_TRAINER_ID)"
             )
-
-
-def _check_awaited(connected: socket.socket) -> None:
-    """Check that the trainer still waits to be greeted: it may have waited long for a frame to be taken."""
-    if is_given_up(connected):
-        raise ConnectionEndedError("it was given up at the other end before it was greeted")
-
-
-def greet(connected: socket.socket, find: Callable[[Identity], Link]) -> None:
-    """Exchange HELLO with whoever connected to the data port, and let its link go on.
-
-    Parameters
-    ----------
-    connected : socket.socket
-        Gets a time-out for the greeting, and blocks again afterwards.
-    find : callable
-        Returns the link of a trainer; raises for one that has not joined.
-
-    Raises
-    ------
-    FleetError
-        It is not who may speak here. The peer has been told.
-    OSError
-        The connection ended, or nothing came in time.
-    """
-    connected.settimeout(GREETING_SECONDS)
-    buffer = memoryview(bytearray(HEADER_BYTES))
-    identity, link = Identity(0, 0, 0), None
-    try:
-        receive_exactly(connected, buffer[:4])
-        read_header(buffer[:4])
-        receive_exactly(connected, buffer[4:])
-        header = read_header(buffer)
-        if header is None:
-            raise RemoteProtocolError(f"a greeting of {len(buffer)} bytes, expected {HEADER_BYTES}")
-        identity = Identity(header.job, header.trainer, header.attempt)
-        link = find(identity)
-        receiving = Conversation(Side.TRAINER, identity, link.form.block_bytes, remote=True)
-        receiving.advance(header)
-        payload = memoryview(bytearray(header.payload_bytes))
-        descriptors = receive_with(connected, payload)
-        try:
-            link.welcome(connected, receiving, read_hello(bytes(payload)), descriptors)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-    except FleetError as error:
-        _send_now(connected, identity, Kind.ERROR, pack_error(error))
-        drain(connected, _DRAIN_SECONDS)
-        if link is not None and link.failure is not None:
-            link.told.set()
-        raise
-
-
-def _send_now(
-    connected: socket.socket, identity: Identity, kind: Kind, payload: bytes, descriptors: Sequence[int] = ()
-) -> Header:
-    header = Header(kind, identity.job, identity.attempt, identity.trainer, payload_bytes=len(payload))
-    send_all(connected, [pack_header(header)])
-    send_with(connected, payload, descriptors)
-    return header

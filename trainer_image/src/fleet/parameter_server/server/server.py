@@ -33,7 +33,7 @@ from fleet.parameter_server.pieces import lead_bytes
 from fleet.parameter_server.server.admission import check_agreement, check_identity, check_job
 from fleet.parameter_server.server.checkpoints import ServerCheckpoints
 from fleet.parameter_server.server.keeper import Keeper
-from fleet.parameter_server.server.link import Link, greet
+from fleet.parameter_server.server.link import Link
 from fleet.parameter_server.server.meetings import Meetings
 from fleet.parameter_server.server.membership import (
     SILENT,
@@ -50,6 +50,7 @@ from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.connection import BrokenConnectionError
 from fleet.parameter_server.transport.data_ports import DataPorts
+from fleet.parameter_server.transport.handshake import accept
 from fleet.parameter_server.transport.sockets import bind_address
 from fleet.parameter_server.transport.wire_form import WireForm
 from fleet.parameter_server.waiting import WaitLog, split_endpoint, wait_for_all
@@ -137,7 +138,7 @@ class Server:
         host, port = split_endpoint(self._plan.endpoint)
         address = bind_address(host)
         self._ports = DataPorts(
-            address, self._settings, partial(greet, find=self._link_of), self._pacing.receive_bytes
+            address, self._settings, partial(accept, find=self._link_of), self._pacing.receive_bytes
         )
         self._ports.start()
         bracketed = f"[{address or '::'}]" if ":" in (address or "::") else address

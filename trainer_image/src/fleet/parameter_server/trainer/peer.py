@@ -5,7 +5,6 @@ only notices that it waits longer. Whether the server lives is the heartbeat's b
 """
 
 import logging
-import os
 import secrets
 import socket
 import threading
@@ -22,18 +21,19 @@ from fleet.errors import (
     RemoteProtocolError,
 )
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.transport.connection import BrokenConnectionError, receive_header
+from fleet.parameter_server.transport.connection import BrokenConnectionError
 from fleet.parameter_server.transport.exchange import Exchange
+from fleet.parameter_server.transport.handshake import GREETING_SECONDS, NotGreetedError, greet
 from fleet.parameter_server.transport.line import Line
-from fleet.parameter_server.transport.local_sockets import dial_here, receive_with, send_with
+from fleet.parameter_server.transport.local_sockets import dial_here
 from fleet.parameter_server.transport.shared_memory import copy_bytes
-from fleet.parameter_server.transport.sockets import BytesMoved, dial, hang_up, send_all
+from fleet.parameter_server.transport.sockets import BytesMoved, dial, hang_up
 from fleet.parameter_server.transport.wire_form import WireForm
 from fleet.parameter_server.waiting import WaitLog, split_endpoint
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
-from fleet.wire import HEADER_BYTES, Conversation, Header, Hello, Identity, Kind, Side, pack_header
-from fleet.wire.messages import pack_hello, read_error, read_hello, read_numbers
+from fleet.wire import HEADER_BYTES, Header, Hello, Identity, Kind, Side
+from fleet.wire.messages import read_error, read_numbers
 
 if TYPE_CHECKING:
     from fleet.parameter_server.control.proto import control_pb2
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Peer", "PeerOwner"]
 
-_GREETING_SECONDS: Final = 10.0
 _FIRST_PAUSE_SECONDS: Final = 0.25
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
@@ -49,10 +48,6 @@ _FAREWELL_SECONDS: Final = 1.0
 _QUESTION_AFTER: Final = 2 / 5
 """After what part of the time in which nothing arrives the server is asked for a word."""
 _log = logging.getLogger(__name__)
-
-
-class _NotGreetedError(TimeoutError):
-    """The server took a connection and did not answer the greeting: a frame of the one before keeps it."""
 
 
 class PeerOwner(Protocol):
@@ -278,14 +273,14 @@ class Peer:
             first connection, when the server has just let this trainer join.
         """
         tries, tried = self._settings.retry_times + 1, 0
-        greeting_seconds, log = _GREETING_SECONDS, WaitLog()
+        greeting_seconds, log = GREETING_SECONDS, WaitLog()
         while tried < tries:
             pause = min(_FIRST_PAUSE_SECONDS * 2**tried, _LONGEST_PAUSE_SECONDS)
             try:
                 return self._open(min(greeting_seconds, self._settings.deadline_seconds))
             except (OSError, RemoteProtocolError) as error:
                 failure = error
-            busy = lives_since is not None and isinstance(failure, _NotGreetedError)
+            busy = lives_since is not None and isinstance(failure, NotGreetedError)
             tried += not busy
             if tried < tries and self._closing.wait(pause):
                 break
@@ -328,7 +323,7 @@ class Peer:
     def _dial(self) -> socket.socket:
         """Connect by the Unix socket where the server is on this host, else by TCP."""
         settings = self._settings
-        timeout_seconds = min(_GREETING_SECONDS, settings.deadline_seconds)
+        timeout_seconds = min(GREETING_SECONDS, settings.deadline_seconds)
         if self._name:
             try:
                 connected = dial_here(
@@ -382,38 +377,20 @@ class Peer:
         )
 
     def _greet(self, connected: socket.socket, timeout_seconds: float) -> int:
-        identity = self._identity
-        sizes = self._form.block_bytes
-        sending = Conversation(Side.TRAINER, identity, sizes, remote=False)
-        receiving = Conversation(Side.SERVER, identity, sizes, remote=True)
         exchange = self._exchange
         descriptors = [exchange.descriptor] if exchange is not None else []
         ours = Hello(self._incarnation, len(self.blocks), self._session, self._line.taken, bool(descriptors))
-        hello = pack_hello(ours)
-        header = Header(
-            Kind.HELLO, identity.job, identity.attempt, identity.trainer, payload_bytes=len(hello)
+        directions, theirs = greet(
+            connected,
+            self._identity,
+            ours,
+            self._form.block_bytes,
+            descriptors=descriptors,
+            share=self._share,
+            timeout_seconds=timeout_seconds,
         )
-        sending.advance(header)
-        send_all(connected, [pack_header(header)])
-        send_with(connected, hello, descriptors)
-        connected.settimeout(timeout_seconds)
-        try:
-            answer = receive_header(connected, memoryview(bytearray(HEADER_BYTES)), receiving)
-        except TimeoutError as error:
-            raise _NotGreetedError(f"it did not greet within {timeout_seconds:g} s") from error
-        payload = memoryview(bytearray(answer.payload_bytes))
-        received = receive_with(connected, payload)
-        try:
-            if answer.kind is Kind.ERROR:
-                raise read_error(bytes(payload))
-            theirs = read_hello(bytes(payload))
-            sending.shares = receiving.shares = self._share(theirs, received)
-        finally:
-            for descriptor in received:
-                os.close(descriptor)
-        connected.settimeout(None)
         self._greeting = None  # the line's from here on
-        return self._line.attach(connected, sending, receiving, theirs.taken)
+        return self._line.attach(connected, directions, theirs.taken)
 
     def _share(self, theirs: Hello, descriptors: Sequence[int]) -> bool:
         """Settle whether memory is shared, once for the session."""

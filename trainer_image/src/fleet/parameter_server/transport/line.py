@@ -15,8 +15,9 @@ from typing import Final
 
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.transport.connection import BrokenConnectionError, Connection, FrameHandler, Item
+from fleet.parameter_server.transport.handshake import Directions
 from fleet.parameter_server.transport.sockets import BytesMoved
-from fleet.wire import START, TRANSITIONS, Conversation, Header, Identity, Kind, Side
+from fleet.wire import START, TRANSITIONS, Header, Identity, Kind, Side
 
 __all__ = ["Line", "LineEndedError"]
 
@@ -121,17 +122,15 @@ class Line:
         with self._changed:
             return self._changed.wait_for(lambda: self._confirmed >= count, timeout_seconds)
 
-    def attach(
-        self, connected: socket.socket, sending: Conversation, receiving: Conversation, confirmed: int
-    ) -> int:
+    def attach(self, connected: socket.socket, directions: Directions, confirmed: int) -> int:
         """Go on over a new connection whose greeting is done; the one before has been fenced.
 
         Parameters
         ----------
         connected : socket.socket
             Blocking; closed by this object from now on.
-        sending, receiving : Conversation
-            The two directions, both greeted.
+        directions : Directions
+            Both greeted.
         confirmed : int
             How many frames the other end has, as its greeting says.
 
@@ -156,9 +155,9 @@ class Line:
                     f"{self._confirmed + len(self._unconfirmed)}; it must join again"
                 )
             self._confirm(confirmed)
-            sending.resume(self._sent_place)
-            receiving.resume(self._taken_place)
-            connection = Connection(connected, self._peer, sending, receiving, self)
+            directions.sending.resume(self._sent_place)
+            directions.receiving.resume(self._taken_place)
+            connection = Connection(connected, self._peer, directions.sending, directions.receiving, self)
             for item in self._unconfirmed:
                 connection.send(*item)
             self._connection, self._carried_from = connection, confirmed
