@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from fleet.errors import TranspileError
 from fleet.program import Program, describe_difference
 from fleet.transpiler import (
+    DistributedMode,
     DistributeTranspiler,
     DistributeTranspilerConfig,
     HashName,
@@ -21,6 +22,7 @@ from fleet.transpiler import (
     server_plan,
     trainer_plan,
 )
+from fleet.transpiler.layout import lay_out
 from tests.support.programs import Parameters, captured
 
 ONE, TWO = "10.0.0.1:6174", "10.0.0.2:6174"
@@ -74,6 +76,20 @@ def test_servers_hold_what_trainers_send(shapes, servers, trainers, data):
         assert blocks[-1].end == torch.Size(shape).numel()
         assert all(block.param_shape == tuple(shape) for block in blocks)
         assert all(a.end == b.begin for a, b in pairwise(blocks))
+
+
+@pytest.mark.parametrize("geo", [False, True], ids=["sync", "geo"])
+def test_the_plan_has_the_blocks_of_the_layout(geo):
+    program, endpoints = captured({"w": (300, 100), "b": (3,)}), [ONE, TWO]
+    config = DistributeTranspilerConfig(geo_sgd_mode=geo, sync_mode=not geo)
+    transpiler = DistributeTranspiler(config)
+    transpiler.transpile(0, program=program, pservers=endpoints, trainers=2, sync_mode=not geo)
+    mode = DistributedMode.GEO if geo else DistributedMode.SYNC
+    layout = lay_out(program, config, mode, endpoints, 2)
+    assert {block.sliced for block in layout.blocks} == {True, False}
+    assert trainer_plan(transpiler.get_trainer_program()).blocks == layout.blocks
+    held = [server_plan(transpiler.get_pserver_program(endpoint)).blocks for endpoint in endpoints]
+    assert held == [layout.on(endpoint) for endpoint in endpoints]
 
 
 def test_a_server_that_holds_nothing_has_an_empty_plan():

@@ -3,13 +3,13 @@
 Pure: it opens no socket, starts no thread and reads no clock; and it imports no torch.
 """
 
+from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.clipping import NormPlan
 from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig
 from fleet.transpiler.dispatch import HashName, PSDispatcher, RoundRobin
 from fleet.transpiler.lowering import (
     GroupPlan,
     HyperParameter,
-    PlannedBlock,
     ServerPlan,
     TrainerPlan,
     server_plan,

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from fleet.errors import TranspileError
 from fleet.program.clip import CLIP_TYPES, NORM_TYPES
 from fleet.program.ir import Attribute, Operator, Program
+from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.config import DistributedMode, TrainingMode
-from fleet.transpiler.layout import Layout, ParamBlock
+from fleet.transpiler.layout import Layout
 
 __all__ = ["NormPlan", "check_clipping", "clipping_attributes", "lower_norms", "lower_ranges"]
 
@@ -54,14 +55,14 @@ def check_clipping(program: Program, mode: DistributedMode, custom: TrainingMode
         )
 
 
-def clipping_attributes(op: Operator, piece: ParamBlock, layout: Layout) -> dict[str, Attribute]:
+def clipping_attributes(op: Operator, piece: PlannedBlock, layout: Layout) -> dict[str, Attribute]:
     """Return what an operator that clips a slice says beside its bound."""
     if op.type not in NORM_TYPES:
         return {}
-    blocks = layout.blocks if op.type == _GLOBAL else layout.by_param[piece.param.name]
-    holders = {layout.servers[block.id] for block in blocks}
+    blocks = layout.blocks if op.type == _GLOBAL else layout.by_param[piece.param]
+    holders = {block.endpoint for block in blocks}
     epmap: list[Attribute] = [endpoint for endpoint in layout.endpoints if endpoint in holders]
-    return {"epmap": epmap, "key": "" if op.type == _GLOBAL else piece.param.name}
+    return {"epmap": epmap, "key": "" if op.type == _GLOBAL else piece.param}
 
 
 def lower_ranges(operators: Mapping[int, list[Operator]]) -> dict[int, tuple[float, float]]:

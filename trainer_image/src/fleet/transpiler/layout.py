@@ -1,58 +1,20 @@
 """The layout: every block of a job, its name and its server, worked out once and shared by all programs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 
 from fleet.errors import TranspileError
 from fleet.program.agreement import agreement_of
 from fleet.program.clip import CLIP_TYPES, NORM_TYPES
-from fleet.program.ir import Operator, OpRole, Program, Variable
+from fleet.program.ir import Block, Operator, OpRole, Program, Variable
+from fleet.transpiler.block import PlannedBlock, plan_block
 from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 from fleet.transpiler.dispatch import PSDispatcher
 from fleet.transpiler.slicing import slice_variable
 
-__all__ = ["Layout", "ParamBlock", "lay_out", "optimize_operators"]
-
-
-@dataclass(frozen=True)
-class ParamBlock:
-    """A block of a parameter and of its gradient."""
-
-    id: int
-    param: Variable
-    grad: Variable
-    index: int
-    begin: int
-    end: int
-    shape: tuple[int, ...]
-    sliced: bool
-    group: int
-    merge_add: bool = False
-    """Whether gradients of several steps are summed rather than averaged when they travel together."""
-    cuttable: bool = False
-    """Whether stepping it piece by piece gives the bits that stepping it whole gives."""
-
-    @property
-    def suffix(self) -> str:
-        """What the block's name adds to the variable's."""
-        return f".block{self.index}" if self.sliced else ""
-
-    @property
-    def name(self) -> str:
-        """The parameter block's name."""
-        return self.param.name + self.suffix
-
-    @property
-    def grad_name(self) -> str:
-        """The gradient block's name, the same for all trainers."""
-        return self.grad.name + self.suffix
-
-    @property
-    def delta_name(self) -> str:
-        """The name of what GEO sends instead of a gradient."""
-        return f"{self.name}.delta"
+__all__ = ["Layout", "lay_out", "optimize_operators"]
 
 
 @dataclass(frozen=True)
@@ -64,10 +26,14 @@ class Layout:
     mode : DistributedMode
     endpoints : tuple of str
     trainers : int
-    blocks : tuple of ParamBlock
+    blocks : tuple of PlannedBlock
         Sorted by parameter name, then by offset; ``blocks[i].id == i``.
-    servers : tuple of str
-        The endpoint of each block.
+    gradients : mapping of str to Variable
+        The gradient of each parameter, by the parameter's name.
+    merge_add : tuple of int
+        The param groups whose gradients are summed, not averaged, when those of several steps are merged.
+    cuttable : tuple of int
+        The param groups whose blocks the runtime may step and send in pieces, to the same bits.
     agreement : mapping
         What all processes of the job must have in common.
     config : DistributeTranspilerConfig
@@ -79,8 +45,10 @@ class Layout:
     mode: DistributedMode
     endpoints: tuple[str, ...]
     trainers: int
-    blocks: tuple[ParamBlock, ...]
-    servers: tuple[str, ...]
+    blocks: tuple[PlannedBlock, ...]
+    gradients: Mapping[str, Variable]
+    merge_add: tuple[int, ...]
+    cuttable: tuple[int, ...]
     agreement: Mapping[str, str]
     config: DistributeTranspilerConfig = field(default_factory=DistributeTranspilerConfig)
     custom: TrainingMode | None = None
@@ -94,36 +62,21 @@ class Layout:
         )
 
     @cached_property
-    def by_param(self) -> dict[str, tuple[ParamBlock, ...]]:
+    def by_param(self) -> dict[str, tuple[PlannedBlock, ...]]:
         """The blocks of each parameter, in order."""
-        grouped = groupby(self.blocks, key=lambda block: block.param.name)
+        grouped = groupby(self.blocks, key=lambda block: block.param)
         return {name: tuple(blocks) for name, blocks in grouped}
 
-    @cached_property
-    def cuttable_groups(self) -> tuple[int, ...]:
-        """The param groups whose blocks the runtime may step and send in pieces, in ascending order.
-
-        A mode that keeps something of a block beside the gradient, as GEO or a user's own, takes whole ones.
-        """
-        if self.custom is not None or self.mode not in (DistributedMode.SYNC, DistributedMode.ASYNC):
-            return ()
-        whole = {block.group for block in self.blocks if not block.cuttable}
-        return tuple(sorted({block.group for block in self.blocks} - whole))
-
-    def on(self, endpoint: str) -> tuple[ParamBlock, ...]:
+    def on(self, endpoint: str) -> tuple[PlannedBlock, ...]:
         """Return the blocks that one server holds."""
-        return tuple(
-            block for block, server in zip(self.blocks, self.servers, strict=True) if server == endpoint
-        )
+        return tuple(block for block in self.blocks if block.endpoint == endpoint)
 
-    def sent_name(self, block: ParamBlock, trainer_id: int) -> str:
+    def sent_name(self, block: PlannedBlock, trainer_id: int) -> str:
         """Return the name under which a trainer sends its gradient for a block."""
-        if self.mode is DistributedMode.GEO:
-            return block.delta_name
         suffixed = self.mode is DistributedMode.SYNC and self.trainers > 1
-        return f"{block.grad_name}.trainer_{trainer_id}" if suffixed else block.grad_name
+        return f"{block.grad}.trainer_{trainer_id}" if suffixed else block.grad
 
-    def sent_names(self, block: ParamBlock) -> list[str]:
+    def sent_names(self, block: PlannedBlock) -> list[str]:
         """Return the names under which the trainers send their gradients for a block, each once."""
         return list(dict.fromkeys(self.sent_name(block, trainer) for trainer in range(self.trainers)))
 
@@ -200,8 +153,13 @@ def lay_out(
         No optimizer, an optimizer that cannot be cut as the config says, or a dispatcher that answers
         with something other than one known endpoint for each block.
     """
-    blocks = _cut(program, config, len(endpoints))
-    servers = _dispatch(config.split_method(endpoints), blocks, endpoints)
+    operators = optimize_operators(program)
+    root = program.global_block()
+    gradients = {name: root.var(ops[-1].input("Grad")[0]) for name, ops in sorted(operators.items())}
+    blocks = _cut(root, operators, gradients, config, endpoints, geo=mode is DistributedMode.GEO)
+    blocks = _dispatch(config.split_method(endpoints), blocks, endpoints)
+    merge_add = {ops[-1].attr("param_group") for ops in operators.values() if ops[-1].type == "sgd"}
+    cuttable = () if custom is not None else _cuttable(operators, mode)
     agreement = agreement_of(program) | {
         **_mode_agreement(config, mode, custom),
         "trainers": str(trainers),
@@ -210,7 +168,18 @@ def lay_out(
         "min_block_size": str(config.min_block_size),
         "split_method": config.split_method.__qualname__,
     }
-    return Layout(mode, tuple(endpoints), trainers, blocks, servers, agreement, config, custom)
+    return Layout(
+        mode=mode,
+        endpoints=tuple(endpoints),
+        trainers=trainers,
+        blocks=blocks,
+        gradients=gradients,
+        merge_add=tuple(sorted(merge_add)),
+        cuttable=cuttable,
+        agreement=agreement,
+        config=config,
+        custom=custom,
+    )
 
 
 def _mode_agreement(
@@ -227,48 +196,72 @@ def _mode_agreement(
     return agreement
 
 
-def _cut(program: Program, config: DistributeTranspilerConfig, num_servers: int) -> tuple[ParamBlock, ...]:
-    block = program.global_block()
-    blocks: list[ParamBlock] = []
-    for name, ops in sorted(optimize_operators(program).items()):
-        optimizer = ops[-1]
-        param, grad = block.var(name), block.var(optimizer.input("Grad")[0])
-        slices = slice_variable(param.shape, num_servers if config.slice_var_up else 1, config.min_block_size)
-        if len(slices) > 1 and not optimizer.attr("elementwise"):
+def _cuttable(operators: Mapping[str, Sequence[Operator]], mode: DistributedMode) -> tuple[int, ...]:
+    """Return the param groups whose blocks may be stepped in pieces, in ascending order.
+
+    A mode that keeps something of a block beside the gradient, as GEO, takes whole ones.
+    """
+    if mode not in (DistributedMode.SYNC, DistributedMode.ASYNC):
+        return ()
+    groups = {ops[-1].attr("param_group") for ops in operators.values()}
+    whole = {
+        ops[-1].attr("param_group")
+        for ops in operators.values()
+        if not ops[-1].attr("elementwise") or any(op.type in NORM_TYPES for op in ops)
+    }
+    return tuple(sorted(groups - whole))
+
+
+def _cut(
+    root: Block,
+    operators: Mapping[str, Sequence[Operator]],
+    gradients: Mapping[str, Variable],
+    config: DistributeTranspilerConfig,
+    endpoints: Sequence[str],
+    *,
+    geo: bool,
+) -> tuple[PlannedBlock, ...]:
+    """Cut the parameters into blocks, which are the first server's until they are dispatched."""
+    blocks: list[PlannedBlock] = []
+    for name, grad in gradients.items():
+        param, optimizer = root.var(name), operators[name][-1]
+        slices = slice_variable(
+            param.shape, len(endpoints) if config.slice_var_up else 1, config.min_block_size
+        )
+        sliced = len(slices) > 1
+        if sliced and not optimizer.attr("elementwise"):
             raise TranspileError(
                 f"{optimizer.attr('optimizer')} computes over whole parameters, and {name} would be cut into "
                 f"{len(slices)} blocks. Keep parameters whole: strategy.transpiler.slice_var_up = False, or "
                 "DistributeTranspilerConfig(slice_var_up=False) for a transpiler of your own"
             )
-        first = len(blocks)
         blocks.extend(
-            ParamBlock(
-                id=first + piece.index,
-                param=param,
-                grad=grad,
-                index=piece.index,
-                begin=piece.begin,
-                end=piece.end,
-                shape=piece.shape,
-                sliced=len(slices) > 1,
+            plan_block(
+                param,
+                grad.name,
+                piece,
+                sliced=sliced,
+                geo=geo,
+                number=number,
                 group=optimizer.attr("param_group"),
-                merge_add=optimizer.type == "sgd",
-                cuttable=optimizer.attr("elementwise") and not any(op.type in NORM_TYPES for op in ops),
+                server=0,
+                endpoint=endpoints[0],
             )
-            for piece in slices
+            for number, piece in enumerate(slices, len(blocks))
         )
-    for piece in blocks:
-        if piece.sliced and block.has_var(piece.name):
+    for block in blocks:
+        if block.sliced and root.has_var(block.name):
             raise TranspileError(
-                f"parameter {piece.param.name} would be cut into blocks, and the name {piece.name} is taken; "
+                f"parameter {block.param} would be cut into blocks, and the name {block.name} is taken; "
                 "rename the parameter that has it"
             )
     return tuple(blocks)
 
 
 def _dispatch(
-    dispatcher: PSDispatcher, blocks: Sequence[ParamBlock], endpoints: Sequence[str]
-) -> tuple[str, ...]:
+    dispatcher: PSDispatcher, blocks: Sequence[PlannedBlock], endpoints: Sequence[str]
+) -> tuple[PlannedBlock, ...]:
+    """Return the blocks with the servers that the dispatcher gives them."""
     servers = tuple(dispatcher.dispatch(blocks))
     unknown = [server for server in servers if server not in endpoints]
     if unknown or len(servers) != len(blocks):
@@ -277,4 +270,7 @@ def _dispatch(
             f"{f', {unknown[0]!r} among them' if unknown else ''}; "
             f"expected one of {', '.join(endpoints)} for each of {len(blocks)} blocks"
         )
-    return servers
+    return tuple(
+        replace(block, server=endpoints.index(endpoint), endpoint=endpoint)
+        for block, endpoint in zip(blocks, servers, strict=True)
+    )

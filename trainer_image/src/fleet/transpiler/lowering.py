@@ -1,8 +1,7 @@
 """Lowering: from the operators of a transpiled program to the flat plan that the runtime follows.
 
-A block is one contiguous run of a parameter's elements, seen in row-major order. It is what travels and
-what a server steps. Both sides number the blocks alike: a block's id is its position in the list of all
-blocks of the job, sorted by parameter name (code points) and then by offset.
+Both sides number the blocks alike: a block's id is its position in the list of all blocks of the job, sorted
+by parameter name (code points) and then by offset.
 """
 
 from collections.abc import Mapping
@@ -14,8 +13,10 @@ from fleet.errors import TranspileError
 from fleet.program.agreement import fingerprint_of
 from fleet.program.ir import Block, Operator, Program
 from fleet.program.optimizers import HyperParameter, class_path, hyper_parameters_of
+from fleet.transpiler.block import PlannedBlock, plan_block
 from fleet.transpiler.clipping import NormPlan, lower_norms, lower_ranges
 from fleet.transpiler.config import DistributedMode, TrainingMode
+from fleet.transpiler.slicing import Slice
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -30,40 +31,6 @@ __all__ = [
     "startup_plan",
     "trainer_plan",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedBlock:
-    """One block: where its elements lie in the parameter, and which server owns it."""
-
-    id: int
-    """The same number on every trainer and server: a block's position among all blocks of the job."""
-    name: str
-    """``w.block1``, or the parameter's own name where it is not sliced."""
-    grad: str
-    """The gradient's name without a trainer's suffix: ``w@GRAD.block1``."""
-    param: str
-    param_shape: tuple[int, ...]
-    dtype: str
-    """The torch dtype's name without its module: ``float32``."""
-    index: int
-    """Position among the blocks of its parameter."""
-    begin: int
-    """First element in the flattened parameter."""
-    end: int
-    """One past the last element in the flattened parameter."""
-    shape: tuple[int, ...]
-    """The parameter's shape with the first dimension cut to this block's rows."""
-    server: int
-    """Index of the owning server in the plan's ``endpoints``."""
-    endpoint: str
-    group: int
-    """Index of the optimizer's param group."""
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,22 +313,17 @@ def _lower_blocks(
             shape = (op.attr("sections")[index], *param.shape[1:])
         else:
             shape = block.var(name).shape
-        suffix = f".block{index}" if sliced else ""
         planned.append(
-            PlannedBlock(
-                id=block_id,
-                name=param.name + suffix,
-                grad=f"{param.name}{suffix}.delta" if geo else grad + suffix,
-                param=param.name,
-                param_shape=param.shape,
-                dtype=param.dtype,
-                index=index,
-                begin=begin,
-                end=begin + prod(shape),
-                shape=shape,
+            plan_block(
+                param,
+                grad,
+                Slice(index, begin, begin + prod(shape), shape),
+                sliced=sliced,
+                geo=geo,
+                number=block_id,
+                group=op.attr("param_group"),
                 server=endpoints.index(endpoint),
                 endpoint=endpoint,
-                group=op.attr("param_group"),
             )
         )
         begin += prod(shape)

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fleet.program.ir import Attribute, Block, Operator, OpRole, Program, Variable
+from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.clipping import clipping_attributes
 from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.layout import Layout, ParamBlock, optimize_operators
+from fleet.transpiler.layout import Layout, optimize_operators
 
 __all__ = ["build_pserver_program", "build_pserver_startup"]
 
@@ -41,12 +42,10 @@ def build_pserver_program(main: Program, layout: Layout, endpoint: str) -> Progr
     received: list[str] = []
     grad_to_block_id: list[Attribute] = []
     for piece in layout.on(endpoint):
-        root.create_var(
-            Variable(piece.name, piece.shape, piece.param.dtype, persistable=True, is_parameter=True)
-        )
+        root.create_var(Variable(piece.name, piece.shape, piece.dtype, persistable=True, is_parameter=True))
         received += _declare_gradients(root, piece, layout)
         block = program.create_block()
-        arrives = _append_step(block, main.global_block(), operators[piece.param.name], piece, layout)
+        arrives = _append_step(block, main.global_block(), operators[piece.param], piece, layout)
         grad_to_block_id.append(f"{arrives}:{block.idx}")
     root.append_op(
         "listen_and_serv",
@@ -91,7 +90,7 @@ def build_pserver_startup(startup: Program, main: Program, layout: Layout, endpo
     operators = optimize_operators(main)
     created_by = {op.output("Out")[0]: op for op in startup.global_block().ops}
     for piece in layout.on(endpoint):
-        optimizer = operators[piece.param.name][-1]
+        optimizer = operators[piece.param][-1]
         # In GEO the trainers have optimizers, and the servers none.
         slots = ("Param",) if layout.mode is DistributedMode.GEO else optimizer.input_names
         for slot in slots:
@@ -124,16 +123,16 @@ def _server_attributes(layout: Layout, endpoint: str) -> dict[str, Attribute]:
         "endpoints": list(layout.endpoints),
         "distributed_mode": int(layout.mode),
         "num_blocks": len(layout.blocks),
-        "cuttable": list(layout.cuttable_groups),
+        "cuttable": list(layout.cuttable),
         "agreement": dict(layout.agreement),
     }
 
 
-def _origin(piece: ParamBlock) -> dict[str, Attribute]:
+def _origin(piece: PlannedBlock) -> dict[str, Attribute]:
     """Say where a slice lies in its parameter."""
     return {
-        "origin": piece.param.name,
-        "origin_shape": list(piece.param.shape),
+        "origin": piece.param,
+        "origin_shape": list(piece.param_shape),
         "begin": piece.begin,
         "block_index": piece.index,
         "block_ids": [piece.id],
@@ -141,62 +140,61 @@ def _origin(piece: ParamBlock) -> dict[str, Attribute]:
 
 
 def _append_step(
-    block: Block, captured: Block, operators: Sequence[Operator], piece: ParamBlock, layout: Layout
+    block: Block, captured: Block, operators: Sequence[Operator], piece: PlannedBlock, layout: Layout
 ) -> str:
     """Append what a server does with what arrives for a slice; return the name under which it arrives."""
     if layout.mode is DistributedMode.GEO:
         _append_addition(block, piece)
-        return piece.delta_name
+        return piece.grad
     if layout.mode is DistributedMode.SYNC:
         _append_mean(block, piece, layout)
     elif layout.config.enable_dc_asgd:
         _append_compensation(block, piece, layout)
     for op in operators:
         _append_on_slice(block, captured, op, piece, layout)
-    return piece.grad_name
+    return piece.grad
 
 
-def _declare_gradients(root: Block, piece: ParamBlock, layout: Layout) -> list[str]:
+def _declare_gradients(root: Block, piece: PlannedBlock, layout: Layout) -> list[str]:
     """Declare a slice's gradient, and each trainer's where they have names of their own."""
     sent = layout.sent_names(piece)
-    declared = sent if layout.mode is DistributedMode.GEO else (piece.grad_name, *sent)
-    for name in dict.fromkeys(declared):
-        root.create_var(Variable(name, piece.shape, piece.grad.dtype))
+    for name in dict.fromkeys((piece.grad, *sent)):
+        root.create_var(Variable(name, piece.shape, layout.gradients[piece.param].dtype))
     return sent
 
 
-def _append_mean(block: Block, piece: ParamBlock, layout: Layout) -> None:
-    role: dict[str, Attribute] = {"op_role": _OPTIMIZE, "op_role_var": [piece.name, piece.grad_name]}
-    block.append_op("sum", {"X": layout.sent_names(piece)}, {"Out": [piece.grad_name]}, role)
+def _append_mean(block: Block, piece: PlannedBlock, layout: Layout) -> None:
+    role: dict[str, Attribute] = {"op_role": _OPTIMIZE, "op_role_var": [piece.name, piece.grad]}
+    block.append_op("sum", {"X": layout.sent_names(piece)}, {"Out": [piece.grad]}, role)
     block.append_op(
         "scale",
-        {"X": [piece.grad_name]},
-        {"Out": [piece.grad_name]},
+        {"X": [piece.grad]},
+        {"Out": [piece.grad]},
         {"scale": 1.0 / layout.trainers, **role},
     )
 
 
-def _backups(piece: ParamBlock, layout: Layout) -> list[Variable]:
+def _backups(piece: PlannedBlock, layout: Layout) -> list[Variable]:
     """Return the value that each trainer was sent last, which DC-ASGD compares with the present one."""
     if not layout.config.enable_dc_asgd:
         return []
     names = [f"{piece.name}.trainer_{trainer}_bak" for trainer in range(layout.trainers)]
-    return [Variable(name, piece.shape, piece.param.dtype, persistable=True) for name in names]
+    return [Variable(name, piece.shape, piece.dtype, persistable=True) for name in names]
 
 
-def _append_compensation(block: Block, piece: ParamBlock, layout: Layout) -> None:
+def _append_compensation(block: Block, piece: PlannedBlock, layout: Layout) -> None:
     """Append DC-ASGD: the gradient, plus its square times what changed since its trainer got the value."""
     root = block.program.global_block()
     backups = _backups(piece, layout)
-    role: dict[str, Attribute] = {"op_role": _OPTIMIZE, "op_role_var": [piece.name, piece.grad_name]}
+    role: dict[str, Attribute] = {"op_role": _OPTIMIZE, "op_role_var": [piece.name, piece.grad]}
     trainer, backup = "@TRAINER_ID@", f"{piece.name}.local_bak"
     drift, half, whole = (f"{piece.name}.dc_asgd_{number}" for number in range(3))
     for variable in backups:
         root.create_var(variable)
     block.create_var(Variable(trainer, (1,), "int64"))
     for name in (backup, drift, half, whole):
-        block.create_var(Variable(name, piece.shape, piece.param.dtype))
-    grad = piece.grad_name
+        block.create_var(Variable(name, piece.shape, piece.dtype))
+    grad = piece.grad
     inputs = {"X": [variable.name for variable in backups], "TrainerId": [trainer]}
     block.append_op("ref_by_trainer_id", inputs, {"Out": [backup]}, role)
     block.append_op("elementwise_sub", {"X": [piece.name], "Y": [backup]}, {"Out": [drift]}, role)
@@ -205,18 +203,20 @@ def _append_compensation(block: Block, piece: ParamBlock, layout: Layout) -> Non
     block.append_op("elementwise_add", {"X": [grad], "Y": [whole]}, {"Out": [grad]}, role)
 
 
-def _append_addition(block: Block, piece: ParamBlock) -> None:
+def _append_addition(block: Block, piece: PlannedBlock) -> None:
     """Append what a server of GEO does: it adds what a trainer has changed."""
     attrs: dict[str, Attribute] = {
         "param_group": piece.group,
         "op_role": _OPTIMIZE,
-        "op_role_var": [piece.name, piece.delta_name],
+        "op_role_var": [piece.name, piece.grad],
         **_origin(piece),
     }
-    block.append_op("sum", {"X": [piece.name, piece.delta_name]}, {"Out": [piece.name]}, attrs)
+    block.append_op("sum", {"X": [piece.name, piece.grad]}, {"Out": [piece.name]}, attrs)
 
 
-def _append_on_slice(block: Block, captured: Block, op: Operator, piece: ParamBlock, layout: Layout) -> None:
+def _append_on_slice(
+    block: Block, captured: Block, op: Operator, piece: PlannedBlock, layout: Layout
+) -> None:
     """Append a captured operator with the parameter's variables replaced by those of the slice."""
     root = block.program.global_block()
     names: dict[str, str] = {}
@@ -228,14 +228,14 @@ def _append_on_slice(block: Block, captured: Block, op: Operator, piece: ParamBl
         if not root.has_var(variable.name):
             root.create_var(variable)
     sliced = op.renamed(names)
-    attrs = dict(op.attrs) | {"op_role_var": [piece.name, piece.grad_name]}
+    attrs = dict(op.attrs) | {"op_role_var": [piece.name, piece.grad]}
     attrs |= clipping_attributes(op, piece, layout)
     if op.has_attr("optimizer"):
         attrs |= _origin(piece)
     block.append_op(op.type, sliced.inputs, sliced.outputs, attrs)
 
 
-def _on_slice(variable: Variable, piece: ParamBlock) -> Variable:
+def _on_slice(variable: Variable, piece: PlannedBlock) -> Variable:
     """Return one of a parameter's variables as the slice has it: cut where it has the parameter's shape."""
-    shape = piece.shape if variable.shape == piece.param.shape else variable.shape
+    shape = piece.shape if variable.shape == piece.param_shape else variable.shape
     return replace(variable, name=variable.name + piece.suffix, shape=shape)

@@ -7,9 +7,9 @@ __all__ = ["print_layout"]
 
 def print_layout(layout: Layout) -> None:
     """Print one line per block, and the share of each server, as the original does."""
-    for block, server in zip(layout.blocks, layout.servers, strict=True):
+    for block in layout.blocks:
         shape = list(block.shape)
-        print(f"{block.name} {shape} elements {block.begin} to {block.end} on {server}")
+        print(f"{block.name} {shape} elements {block.begin} to {block.end} on {block.endpoint}")
     for endpoint in layout.endpoints:
         held = layout.on(endpoint)
         elements = sum(block.end - block.begin for block in held)

@@ -2,8 +2,9 @@
 
 from fleet.errors import TranspileError
 from fleet.program.ir import Attribute, Block, OpRole, Program, Variable
+from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.layout import Layout, ParamBlock
+from fleet.transpiler.layout import Layout
 
 __all__ = ["build_trainer_program", "rewrite_startup"]
 
@@ -54,7 +55,6 @@ def build_trainer_program(main: Program, layout: Layout, trainer_id: int) -> Pro
 
 def trainer_attributes(layout: Layout, trainer_id: int) -> dict[str, Attribute]:
     """Return the facts about the whole job that a trainer's program carries."""
-    merge_add: list[Attribute] = [*sorted({block.group for block in layout.blocks if block.merge_add})]
     return {
         "role": "trainer",
         "trainer_id": trainer_id,
@@ -62,8 +62,8 @@ def trainer_attributes(layout: Layout, trainer_id: int) -> dict[str, Attribute]:
         "endpoints": list(layout.endpoints),
         "distributed_mode": int(layout.mode),
         "wait_port": True,
-        "merge_add": merge_add,
-        "cuttable": list(layout.cuttable_groups),
+        "merge_add": list(layout.merge_add),
+        "cuttable": list(layout.cuttable),
         "push_nums": layout.config.geo_sgd_need_push_nums,
         "agreement": dict(layout.agreement),
     }
@@ -97,15 +97,15 @@ def _insert_sends(block: Block, layout: Layout, trainer_id: int) -> None:
     """Put each gradient's split and send right behind the last operator that writes the gradient."""
     by_param = layout.by_param
     whole = {
-        blocks[0].grad.name: layout.sent_name(blocks[0], trainer_id)
-        for blocks in by_param.values()
+        layout.gradients[name].name: layout.sent_name(blocks[0], trainer_id)
+        for name, blocks in by_param.items()
         if not blocks[0].sliced
     }
     block.rename_vars(whole)
     producers = {name: position for position, op in enumerate(block.ops) for name in op.output_arg_names}
-    blocks_at: dict[int, list[tuple[ParamBlock, ...]]] = {}
-    for blocks in by_param.values():
-        grad = blocks[0].grad.name
+    blocks_at: dict[int, list[tuple[PlannedBlock, ...]]] = {}
+    for name, blocks in by_param.items():
+        grad = layout.gradients[name].name
         produced = whole.get(grad, grad)
         if produced not in producers:
             raise TranspileError(f"no operator produces the gradient {grad}; it cannot be sent")
@@ -118,49 +118,50 @@ def _insert_sends(block: Block, layout: Layout, trainer_id: int) -> None:
             _append_send(block, blocks, layout, trainer_id)
 
 
-def _append_send(block: Block, blocks: tuple[ParamBlock, ...], layout: Layout, trainer_id: int) -> None:
+def _append_send(block: Block, blocks: tuple[PlannedBlock, ...], layout: Layout, trainer_id: int) -> None:
     names = [layout.sent_name(piece, trainer_id) for piece in blocks]
+    grad = layout.gradients[blocks[0].param]
     sections = _sections(blocks)
     attrs = _carried(blocks, layout, trainer_id)
     if len(blocks) > 1 and layout.sender_cuts:
         # The sender cuts the gradient when it has merged enough of them.
         attrs |= {"sections": sections, "send_varnames": list(names)}
-        names = [blocks[0].grad.name]
+        names = [grad.name]
     elif len(blocks) > 1:
         for name, piece in zip(names, blocks, strict=True):
-            block.create_var(Variable(name, piece.shape, piece.grad.dtype))
+            block.create_var(Variable(name, piece.shape, grad.dtype))
         block.append_op(
             "split_byref",
-            {"X": [blocks[0].grad.name]},
+            {"X": [grad.name]},
             {"Out": names},
             {"sections": sections, "op_role": _DIST},
         )
     block.append_op("send", {"X": names}, attrs=attrs)
 
 
-def _append_push(block: Block, blocks: tuple[ParamBlock, ...], layout: Layout, trainer_id: int) -> None:
+def _append_push(block: Block, blocks: tuple[PlannedBlock, ...], layout: Layout, trainer_id: int) -> None:
     """Append the send of what GEO exchanges: a parameter's change, cut by the sender."""
     attrs = _carried(blocks, layout, trainer_id) | {
         "sections": _sections(blocks),
-        "send_varnames": [piece.delta_name for piece in blocks],
+        "send_varnames": [piece.grad for piece in blocks],
         "push_nums": layout.config.geo_sgd_need_push_nums,
     }
-    block.append_op("send", {"X": [blocks[0].param.name]}, attrs=attrs)
+    block.append_op("send", {"X": [blocks[0].param]}, attrs=attrs)
 
 
-def _sections(blocks: tuple[ParamBlock, ...]) -> list[Attribute]:
+def _sections(blocks: tuple[PlannedBlock, ...]) -> list[Attribute]:
     return [piece.shape[0] if piece.shape else 1 for piece in blocks]
 
 
-def _carried(blocks: tuple[ParamBlock, ...], layout: Layout, trainer_id: int) -> dict[str, Attribute]:
+def _carried(blocks: tuple[PlannedBlock, ...], layout: Layout, trainer_id: int) -> dict[str, Attribute]:
     """Return the attributes of an operator that carries a parameter's blocks."""
     return {
-        "epmap": [layout.servers[piece.id] for piece in blocks],
+        "epmap": [piece.endpoint for piece in blocks],
         "trainer_id": trainer_id,
         "block_ids": [piece.id for piece in blocks],
         "param_group": blocks[0].group,
         "op_role": _RPC,
-        "op_role_var": [blocks[0].param.name, blocks[0].grad.name],
+        "op_role_var": [blocks[0].param, layout.gradients[blocks[0].param].name],
     }
 
 
@@ -180,7 +181,7 @@ def _append_receives(block: Block, layout: Layout, trainer_id: int, *, barrier: 
     by_param = layout.by_param
     for blocks in by_param.values():
         for piece in blocks if blocks[0].sliced else ():
-            block.create_var(Variable(piece.name, piece.shape, piece.param.dtype))
+            block.create_var(Variable(piece.name, piece.shape, piece.dtype))
         received = [piece.name for piece in blocks]
         block.append_op("recv", outputs={"Out": received}, attrs=_carried(blocks, layout, trainer_id))
     if barrier or layout.mode is DistributedMode.SYNC:
