@@ -62,3 +62,17 @@ def test_other_file_systems_are_refused_by_name():
 def test_a_call_that_needs_a_directory_of_its_own_does_not_take_the_checkpoints():
     with pytest.raises(ConfigurationError, match=r"save_inference_model: .* is None; expected a path$"):
         directory_of("save_inference_model", None, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        pytest.param(TrainStatus("3"), "epoch_no is '3'; expected a whole number from -1", id="text"),  # type: ignore[arg-type]
+        pytest.param(TrainStatus(-2), "epoch_no is -2", id="below"),
+        pytest.param(TrainStatus(step=2**63), "step is 9223372036854775808", id="above"),
+        pytest.param(TrainStatus(state=[1]), r"state is \[1\]; expected an object", id="no-mapping"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_status_that_could_not_be_read_again_is_refused_before_it_is_saved(status, words):
+    with pytest.raises(ConfigurationError, match=rf"fleet\.save_check_point: {words}"):
+        status_of("save_check_point", status)

@@ -72,3 +72,27 @@ def test_the_newest_stay_and_so_does_what_may_become_one(folder, count, kept):
     assert numbers_in(folder) == kept
     assert (folder / "notes").is_dir()
     assert (folder / "checkpoint-x").is_dir()
+
+
+def test_a_number_that_no_save_gives_is_passed_over_by_name_and_is_never_counted_on(folder, caplog):
+    beyond = folder / "checkpoint-9999999999999999999999999"
+    make(beyond, 12)
+    make(folder / "checkpoint-0099", 13)
+    make(folder / "checkpoint-\u0661\u0662", 14)  # digits of another script
+    assert numbers_in(folder) == [1, 2, 5, 9, 10, 11]
+    assert found_in(folder) == folder / "checkpoint-10"
+    assert f"passed over a checkpoint: {beyond} has a number that no save gives" in caplog.text
+    assert found_in(beyond) == beyond
+
+
+def test_where_all_numbers_are_beyond_what_saves_give_the_error_names_one(tmp_path):
+    make(tmp_path / "checkpoint-9999999999999999999999999", 12)
+    with pytest.raises(CheckpointError, match=r"checkpoint-9{25} has a number that no save gives"):
+        find_checkpoint(tmp_path)
+
+
+def test_a_manifest_of_any_depth_is_passed_over_for_the_one_before(folder, caplog):
+    broken = folder / "checkpoint-10" / "manifest.json"
+    broken.write_text('{"facts": ' + "[" * 200_000 + "]" * 200_000 + "}")
+    assert found_in(folder) == folder / "checkpoint-9"
+    assert f"passed over a checkpoint: {broken} is truncated or no manifest" in caplog.text

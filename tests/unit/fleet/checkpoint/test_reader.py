@@ -1,9 +1,14 @@
 """Reading a checkpoint: whatever was cut how, and every file that is not what its manifest says."""
 
+import contextlib
+import hashlib
 import itertools
 import json
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -227,3 +232,94 @@ def test_a_file_name_that_leads_out_of_the_directory_is_refused(tmp_path):
     fields = json.loads(manifest.files[0].to_json())
     with pytest.raises(ValueError, match="leads out of the directory"):
         type(manifest.files[0]).from_fields({**fields, "name": "../passwd"})
+
+
+def sealed(fields: Any) -> str:
+    """Return a manifest with the digest that its fields have, as whoever meant harm would."""
+    fields = {name: field for name, field in fields.items() if name != "sha256"}
+    canonical = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**fields, "sha256": hashlib.sha256(canonical.encode()).hexdigest()})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("step", "7"),
+        ("step", -1),
+        ("step", 7.0),
+        ("step", True),
+        ("step", 2**63),
+        ("step", None),
+        ("save", 1),
+        ("facts", []),
+        ("facts", {"optimizer": 1}),
+        ("files", {}),
+        ("files", None),
+        ("trainer_part", 5),
+        ("trainer_part", "somewhere else"),
+    ],
+)
+def test_a_field_of_another_type_or_out_of_its_range_is_refused_by_the_files_name(tmp_path, name, value):
+    write(tmp_path)
+    path = tmp_path / "manifest.json"
+    path.write_text(sealed({**json.loads(path.read_text()), name: value}))
+    with pytest.raises(CheckpointError, match=rf"{path} is no manifest: .*load another"):
+        Checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("depth", [2_000, 200_000])
+@pytest.mark.parametrize("inner", ["[" * 1, '{"a":'])
+def test_json_of_any_depth_is_refused_by_the_files_name(tmp_path, depth, inner):
+    write(tmp_path)
+    path = tmp_path / "manifest.json"
+    end = "]" if inner == "[" else "}"
+    path.write_text('{"format": "fleet-checkpoint-1", "facts": ' + inner * depth + "1" + end * depth + "}")
+    with pytest.raises(CheckpointError, match=re.escape(str(path))):
+        Checkpoint(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the path of everything within a value of JSON."""
+    within = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in within for place in places(item, (*path, key)))]
+
+
+def test_whatever_a_manifest_says_is_read_or_is_an_error_that_names_its_folder(tmp_path):
+    write(tmp_path)
+    path = tmp_path / "manifest.json"
+    written = path.read_text()
+
+    @given(data=st.data())
+    @settings(max_examples=100, deadline=None)
+    def check(data: st.DataObject) -> None:
+        fields = json.loads(written)
+        *way, last = data.draw(st.sampled_from([place for place in places(fields) if place]))
+        inner = fields
+        for key in way:
+            inner = inner[key]
+        inner[last] = data.draw(JSON)
+        path.write_text(sealed(fields))
+        with contextlib.suppress(CheckpointError), naming(tmp_path):
+            found = Checkpoint(tmp_path)
+            found.check(FACTS)
+            found.piece("w", 0, 30, (10, 3))
+
+    check()
+
+
+@contextlib.contextmanager
+def naming(directory: Path) -> Iterator[None]:
+    """See that an error names what it is about."""
+    try:
+        yield
+    except CheckpointError as error:
+        if str(directory) not in str(error):
+            pytest.fail(f"the error names no file: {error}")
+        raise

@@ -1,5 +1,6 @@
 """Plain values come back exactly, and what no checkpoint can hold is named by its place."""
 
+import json
 import math
 from collections import Counter
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
 from fleet.checkpoint import TrainerPart, TrainStatus, restore_part, restore_states
 from fleet.checkpoint.values import decode, encode
@@ -95,6 +97,35 @@ def test_the_schedulers_of_torch_can_be_kept(make):
 def test_what_no_checkpoint_can_hold_is_named_by_its_place(state, words):
     with pytest.raises(ConfigurationError, match=words):
         TrainerPart(TrainStatus(state=state)).to_bytes()
+
+
+def test_a_story_of_another_type_or_depth_is_refused():
+    kept = json.loads(load_metadata(TrainerPart(TrainStatus(3, 4)).to_bytes())["trainer"])
+    changed = [
+        json.dumps({**kept, field: value})
+        for field, value in [
+            ("step", "4"),
+            ("step", -1),
+            ("step", 2**64),
+            ("epoch_no", -2),
+            ("epoch_no", 1.5),
+            ("state", []),
+            ("groups", {"dict": []}),
+            ("groups", [1]),
+            ("optimizer_state", [1]),
+            ("buffers", 1),
+        ]
+    ]
+    deep = json.dumps({**kept, "state": None}).replace("null", "[" * 100_000 + "]" * 100_000)
+    for story in [*changed, deep, "[]", "1"]:
+        with pytest.raises(CheckpointError, match="what was read is not the trainer's part"):
+            TrainerPart.from_bytes(save({}, {"format": "pt", "trainer": story}), "what was read")
+
+
+def load_metadata(data: bytes) -> dict[str, str]:
+    """Return what a safetensors file says of itself."""
+    header: dict[str, dict[str, str]] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return header["__metadata__"]
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"\x02\0\0\0\0\0\0\0{}"])

@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+from fleet.checkpoint.fields import mapping, whole_number
 from fleet.checkpoint.status import TrainStatus
 from fleet.errors import ConfigurationError
 
@@ -50,6 +51,12 @@ def status_of(call: str, status: object) -> TrainStatus:
         return TrainStatus()
     if not isinstance(status, TrainStatus):
         raise ConfigurationError(f"fleet.{call}: train_status is {status!r}; expected a fleet.TrainStatus")
+    try:
+        whole_number("epoch_no", status.epoch_no, least=-1)
+        whole_number("step", status.step)
+        mapping("state", status.state)
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"fleet.{call}: {error} in train_status") from error
     return status
 
 

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from fleet.checkpoint.fields import PARSE_ERRORS, text, whole_number
 from fleet.checkpoint.folders import CHECKPOINT_PREFIX
 from fleet.checkpoint.writer import write_claim
 from fleet.errors import FleetError
@@ -84,10 +85,14 @@ class Claims:
         path = self._path(folder)
         try:
             fields = json.loads(path.read_bytes())  # opened each time: a network file system then asks anew
-            return JobIdentity(str(fields["job"]), str(fields["uid"]), int(fields["attempt"]))
+            return JobIdentity(
+                text("job", fields["job"]),
+                text("uid", fields["uid"]),
+                whole_number("attempt", fields["attempt"]),
+            )
         except OSError:
             return None  # there is none; or nothing here can be read, and the write will say so
-        except (ValueError, KeyError, TypeError):
+        except PARSE_ERRORS:
             _log.warning("%s is no claim; expected what a save of this job writes: it is replaced", path)
             return None
 

@@ -15,15 +15,19 @@ __all__ = ["CHECKPOINT_PREFIX", "find_checkpoint", "keep_newest", "numbers_in", 
 
 CHECKPOINT_PREFIX: Final = "checkpoint-"
 _log = logging.getLogger(__name__)
-_NUMBERED: Final = re.compile(rf"{CHECKPOINT_PREFIX}(\d+)")
+_NUMBERED: Final = re.compile(rf"{CHECKPOINT_PREFIX}(0|[1-9][0-9]{{0,17}})")
+_BEYOND: Final = re.compile(rf"{CHECKPOINT_PREFIX}[0-9]+")
+"""What looks like a number, and is one that no save gives: too large, or with a zero before it."""
 
 
 def numbers_in(folder: Path) -> list[int]:
     """Return the numbers that are taken, in ascending order, whether the checkpoints are whole or not."""
-    if not folder.is_dir():
-        return []
-    matches = (_NUMBERED.fullmatch(path.name) for path in folder.iterdir())
+    matches = (_NUMBERED.fullmatch(name) for name in _names_in(folder))
     return sorted(int(match[1]) for match in matches if match)
+
+
+def _names_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
 
 def find_checkpoint(folder: Path, whole: Callable[[Checkpoint], object] = bool) -> Checkpoint | None:
@@ -46,7 +50,15 @@ def saves_in(folder: Path, whole: Callable[[Checkpoint], object]) -> list[Checkp
         There are some, and none is whole.
     """
     numbered = [folder / f"{CHECKPOINT_PREFIX}{number}" for number in reversed(numbers_in(folder))]
-    found, damaged = [], []
+    found = []
+    damaged = [
+        CheckpointError(
+            f"{folder / name} has a number that no save gives; expected {CHECKPOINT_PREFIX}0 and so on: "
+            "rename it, or load it by its own path"
+        )
+        for name in sorted(_names_in(folder))
+        if _BEYOND.fullmatch(name) and not _NUMBERED.fullmatch(name)
+    ]
     for path in [folder, *numbered]:
         for name in (MANIFEST_NAME, REPLACED_NAME):
             if not (path / name).is_file():

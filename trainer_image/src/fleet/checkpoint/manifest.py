@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Final
 
+from fleet.checkpoint.fields import PARSE_ERRORS, items, mapping, text, whole_number
 from fleet.errors import CheckpointError
 
 __all__ = ["MANIFEST_NAME", "REPLACED_NAME", "BlockRecord", "FileRecord", "Manifest"]
@@ -31,6 +33,18 @@ class BlockRecord:
     state: Mapping[str, Any]
     """The optimizer's entries, as `values.encode` writes them."""
 
+    @classmethod
+    def from_fields(cls, fields: object) -> "BlockRecord":
+        """Return a record from its fields; raises as `FileRecord.from_fields`."""
+        found = mapping("a block", fields)
+        shape = tuple(whole_number("shape", each) for each in items("shape", found["shape"]))
+        begin = whole_number("begin", found["begin"])
+        end = whole_number("end", found["end"])
+        if end - begin != math.prod(shape):
+            raise ValueError(f"a block has the elements {begin} to {end} and the shape {list(shape)}")
+        param, dtype, tensor = (text(name, found[name]) for name in ("param", "dtype", "tensor"))
+        return cls(param, begin, end, shape, dtype, tensor, mapping("state", found["state"]))
+
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
@@ -51,7 +65,7 @@ class FileRecord:
         return cls.from_fields(json.loads(text))
 
     @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> "FileRecord":
+    def from_fields(cls, fields: object) -> "FileRecord":
         """Return a record from its fields.
 
         Raises
@@ -59,11 +73,12 @@ class FileRecord:
         ValueError, TypeError, KeyError
             These are no record's.
         """
-        name = fields["name"]
-        if PurePath(name).name != name:
+        found = mapping("a file", fields)
+        name = text("name", found["name"])
+        if name in {"", ".", ".."} or "\0" in name or PurePath(name).name != name:
             raise ValueError(f"the file name {name!r} leads out of the directory")
-        blocks = tuple(BlockRecord(**{**block, "shape": tuple(block["shape"])}) for block in fields["blocks"])
-        return cls(name, int(fields["bytes"]), str(fields["sha256"]), blocks)
+        blocks = tuple(BlockRecord.from_fields(block) for block in items("blocks", found["blocks"]))
+        return cls(name, whole_number("bytes", found["bytes"]), text("sha256", found["sha256"]), blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +141,9 @@ class Manifest:
         try:
             fields = json.loads(text)
             found = fields.get("format")
-        except (ValueError, AttributeError) as error:
+            said = fields.pop("sha256", None)
+            digest = _digest(fields)
+        except PARSE_ERRORS as error:
             raise CheckpointError(
                 f"{path} is truncated or no manifest: {error}; expected the JSON that a save writes last; "
                 "load another checkpoint"
@@ -136,20 +153,36 @@ class Manifest:
                 f"{path} has the format {found!r}; expected {FORMAT!r}: it was written by something else, or "
                 "by another version; load another checkpoint"
             )
-        said = fields.pop("sha256", None)
-        if said != _digest(fields):
+        if said != digest:
             raise CheckpointError(
                 f"{path} was changed after it had been written: its digest is {said}, expected "
-                f"{_digest(fields)}; load another checkpoint"
+                f"{digest}; load another checkpoint"
             )
         try:
-            files = tuple(FileRecord.from_fields(file) for file in fields.pop("files"))
-            return cls(files=files, **fields)
-        except (ValueError, KeyError, TypeError) as error:
+            return cls._from_fields(fields)
+        except PARSE_ERRORS as error:
             raise CheckpointError(
                 f"{path} is no manifest: {error}; expected the JSON that a save writes last; load another "
                 "checkpoint"
             ) from error
+
+    @classmethod
+    def _from_fields(cls, fields: Mapping[str, Any]) -> "Manifest":
+        files = tuple(FileRecord.from_fields(file) for file in items("files", fields["files"]))
+        names = {file.name for file in files}
+        if len(names) < len(files):
+            raise ValueError("two files have one name")
+        trainer_part = text("trainer_part", fields["trainer_part"])
+        if trainer_part and trainer_part not in names:
+            raise ValueError(f"the trainer's part {trainer_part!r} is none of the files")
+        facts = mapping("facts", fields["facts"])
+        return cls(
+            save=text("save", fields["save"]),
+            step=whole_number("step", fields["step"]),
+            facts={text("a fact", name): text(name, fact) for name, fact in facts.items()},
+            files=files,
+            trainer_part=trainer_part,
+        )
 
 
 def _digest(fields: Mapping[str, Any]) -> str:

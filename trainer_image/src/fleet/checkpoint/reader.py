@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fleet.checkpoint.fields import PARSE_ERRORS
 from fleet.checkpoint.manifest import MANIFEST_NAME, BlockRecord, FileRecord, Manifest
 from fleet.checkpoint.piece import Piece, cut_state
 from fleet.checkpoint.values import decode
@@ -103,7 +104,13 @@ class Checkpoint:
         if len(found) == 1 and (found[0][0].begin, found[0][0].end) == (begin, end):
             piece = found[0][1]
             return Piece(param, begin, end, piece.value.view(shape), piece.state)
-        return self._put_together(param, begin, end, shape, found)
+        try:
+            return self._put_together(param, begin, end, shape, found)
+        except PARSE_ERRORS as error:
+            raise CheckpointError(
+                f"{self.directory} has elements of {param} in {len(found)} parts that do not fit together: "
+                f"{error}; load another checkpoint"
+            ) from error
 
     @property
     def has_state(self) -> bool:
@@ -197,7 +204,7 @@ class Checkpoint:
                 }
             value = tensors[block.tensor]
             state = {name: decode(entry, tensors) for name, entry in block.state.items()}
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        except (SafetensorError, OSError, *PARSE_ERRORS) as error:
             raise CheckpointError(
                 f"{path} does not hold what its manifest says of {block.param}: {error}; load another "
                 "checkpoint"

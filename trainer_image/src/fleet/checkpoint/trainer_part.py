@@ -11,6 +11,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import Module
 
+from fleet.checkpoint.fields import PARSE_ERRORS, items, mapping, whole_number
 from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.values import decode, encode
 from fleet.errors import CheckpointError
@@ -70,12 +71,24 @@ class TrainerPart:
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
             story = json.loads(header["__metadata__"][_STORY])
             return cls(
-                TrainStatus(story["epoch_no"], story["step"], decode(story["state"], tensors)),
+                TrainStatus(
+                    whole_number("epoch_no", story["epoch_no"], least=-1),
+                    whole_number("step", story["step"]),
+                    mapping("state", decode(story["state"], tensors)),
+                ),
                 {name: tensors[f"buffers.{name}"] for name in story["buffers"]},
-                decode(story["groups"], tensors),
-                decode(story["optimizer_state"], tensors),
+                [
+                    mapping("a param group", group)
+                    for group in items("groups", decode(story["groups"], tensors))
+                ],
+                {
+                    name: mapping("the state of a parameter", entries)
+                    for name, entries in mapping(
+                        "optimizer_state", decode(story["optimizer_state"], tensors)
+                    ).items()
+                },
             )
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        except (SafetensorError, *PARSE_ERRORS) as error:
             raise CheckpointError(
                 f"{where} is not the trainer's part of a checkpoint: {error}; load another checkpoint"
             ) from error
