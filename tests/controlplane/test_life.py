@@ -312,7 +312,11 @@ async def test_the_environment_of_the_pods_is_the_contracts(namespace: Namespace
     pods = await namespace.until_running(name, *replicas)
     for pod, expected in replicas.items():
         env = env_of(main_of(pods[pod]))
-        for variable, value in expected.items():
+        key = env["FLEET_JOB_KEY"]
+        assert key is not None
+        assert len(bytes.fromhex(key)) == 32
+        assert {env_of(main_of(each))["FLEET_JOB_KEY"] for each in pods.values()} == {key}
+        for variable, value in (expected | {"FLEET_JOB_KEY": key}).items():
             here = value.replace(".default.svc", f".{namespace.name}.svc")
             if variable == "FLEET_JOB_UID":
                 here = created["metadata"]["uid"]

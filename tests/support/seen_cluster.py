@@ -70,9 +70,9 @@ class SeenCluster:
         assert observed is not None
         return observed
 
-    def pod(self, **metadata: Any) -> CreatePod:
-        """Return what creates the job's first trainer, with some metadata of its own."""
-        built = build_pod(self.job, Role.TRAINER, 0, Attempt(), ClusterHosts(self.job))
+    def pod(self, key: str | None = None, **metadata: Any) -> CreatePod:
+        """Return what creates the job's first trainer, with a key or some metadata of its own."""
+        built = build_pod(self.job, Role.TRAINER, 0, Attempt(), ClusterHosts(self.job), key=key)
         return CreatePod({**built, "metadata": {**built["metadata"], **metadata}})
 
     async def served(self) -> None:

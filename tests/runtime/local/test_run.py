@@ -75,6 +75,27 @@ def test_a_job_succeeds(tmp_path):
         assert all(host.startswith("127.") for host in hosts)
 
 
+def test_all_replicas_of_a_run_share_one_key_and_so_does_one_that_is_replaced(tmp_path):
+    writes = """
+import os, pathlib, sys, time
+restarts = os.environ["FLEET_RESTARTS"]
+pathlib.Path(f"key-{os.environ['PADDLE_TRAINER_ID']}-{restarts}").write_text(os.environ["FLEET_JOB_KEY"])
+while restarts == "0" and not pathlib.Path("key-0-1").exists():
+    if os.environ["PADDLE_TRAINER_ID"] == "0":
+        sys.exit(3)
+    time.sleep(0.1)
+"""
+    environ = {**os.environ, "FLEET_JOB_KEY": "aa" * 32}  # of the shell around it: no replica gets it
+    with LocalRun(tmp_path / "run", job_manifest(writes, trainers=2), environ=environ) as run:
+        assert run.wait() == 0, run.stderr
+        [key] = {(run.folder / name).read_text() for name in ("key-0-0", "key-0-1", "key-1-0")}
+        assert len(bytes.fromhex(key)) == 32
+        assert key != environ["FLEET_JOB_KEY"]
+        told = run.stdout + run.stderr + "".join(map(run.log, ("trainer-0", "trainer-1")))
+        assert key not in told
+        assert key not in json.dumps(run.result())
+
+
 @pytest.mark.parametrize(
     ("server", "environ", "expected"),
     [

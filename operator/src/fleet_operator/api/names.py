@@ -13,6 +13,8 @@ __all__ = [
     "API_GROUP",
     "API_VERSION",
     "CONTROLLER",
+    "JOB_KEY",
+    "JOB_KEY_FILE",
     "KIND",
     "LABEL_ATTEMPT",
     "LABEL_INDEX",
@@ -48,6 +50,8 @@ CONTROLLER = f"{API_GROUP}/fleet-operator"  # what runPolicy.managedBy calls thi
 ANNOTATION_MADE_FROM = f"{API_GROUP}/made-from"  # a digest of what an object was to be when it was made
 ANNOTATION_MAIN = "kubectl.kubernetes.io/default-container"  # kubectl's logs and exec take it too
 MAIN_CONTAINER = "fleet"
+JOB_KEY = "FLEET_JOB_KEY"  # the variable by which a replica proves to the others that it is one of them
+JOB_KEY_FILE = "FLEET_JOB_KEY_FILE"  # or names the file that has it
 METRICS_PORT = 6180  # each replica serves its metrics and its progress there
 
 # A pod's name is also its host name, a DNS label of at most 63 characters: "-pserver-" and an index must

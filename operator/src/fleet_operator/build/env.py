@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import Mode, Role
+from fleet_operator.api.names import JOB_KEY
 from fleet_operator.build.ports import first_ports, replica_ports
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def role_env(
     life: int = 0,
     unseen: bool = False,
     peers_run: bool = False,
+    key: str | None = None,
 ) -> dict[str, str]:
     """Return the environment of one replica.
 
@@ -50,6 +52,8 @@ def role_env(
         Whether nobody has seen how the pod before this one ended, so that it may have completed.
     peers_run : bool
         Whether all others run already, so that there is none whose start must be waited for.
+    key : str, optional
+        The key of the job's present life.
 
     Returns
     -------
@@ -68,6 +72,8 @@ def role_env(
         "FLEET_RESTARTS": str(restarts),
         "FLEET_METRICS_PORT": str(replica_ports(job, role, index).metrics),
     }
+    if key is not None:
+        env[JOB_KEY] = key
     if not peers_run:
         env["FLEET_START_DEADLINE_SECONDS"] = str(job.start_deadline_seconds)
     if job.spec.checkpoint is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fleet_operator.api import Mode, Role
 from fleet_operator.api.names import (
     ANNOTATION_MAIN,
+    JOB_KEY,
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_ROLE,
@@ -45,6 +46,7 @@ def build_pod(
     life: int = 0,
     unseen: bool = False,
     peers_run: bool = False,
+    key: str | None = None,
 ) -> dict[str, Any]:
     """Return the manifest of one replica's pod.
 
@@ -64,6 +66,8 @@ def build_pod(
         Whether nobody has seen how the pod before this one ended.
     peers_run : bool
         Whether all others run already.
+    key : str, optional
+        The key of the job's present life; only the main container has it.
 
     Returns
     -------
@@ -77,10 +81,19 @@ def build_pod(
     main = template.main_container.name
     main_container = next(each for each in spec["containers"] if each["name"] == main)
     env = role_env(
-        job, role, index, hosts, restarts=attempt.restarts, life=life, unseen=unseen, peers_run=peers_run
+        job,
+        role,
+        index,
+        hosts,
+        restarts=attempt.restarts,
+        life=life,
+        unseen=unseen,
+        peers_run=peers_run,
+        key=key,
     )
+    without_key = {name: value for name, value in env.items() if name != JOB_KEY}
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
-        _complete_container(container, env)
+        _complete_container(container, env if container is main_container else without_key)
     _complete_main(main_container, job, role, index)
     place(spec, main_container, job, role)
     mount_checkpoint(spec, main_container, job, role, index)

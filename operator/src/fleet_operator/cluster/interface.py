@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from fleet_operator.plan.model import Action, Event, Observed
 
 
+KEY_BYTES = 32
+"""Of the key that a life of a job gets: 256 random bits."""
+
+
 class Key(NamedTuple):
     """The name of a job in a queue."""
 

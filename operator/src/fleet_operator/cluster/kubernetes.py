@@ -7,6 +7,7 @@ it does not know.
 
 from __future__ import annotations
 
+import secrets
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from fleet_operator.api.status import STRICT
 from fleet_operator.build import ClusterHosts
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.events import Subject
-from fleet_operator.cluster.interface import ConflictError, Key
+from fleet_operator.cluster.interface import KEY_BYTES, ConflictError, Key
 from fleet_operator.cluster.resources import FEATURES
 from fleet_operator.cluster.unknown_fields import WARN, UnknownFields
 from fleet_operator.cluster.view import KINDS, PODS, SERVICES, collection, job_key
@@ -154,6 +155,7 @@ class KubernetesCluster:
             refused=_sentence(self._refusals.get(key), job),
             rejected=_sentence(self._rejections.get(key), job),
             progress=self._progress_of(key, pods),
+            new_key=secrets.token_hex(KEY_BYTES),
         )
 
     def _departed(self, key: Key, job: FleetJob) -> tuple[ObservedPod, ...]:
@@ -202,8 +204,10 @@ class KubernetesCluster:
         match action:
             case CreateService(manifest):
                 await self._create(job, SERVICES, manifest)
-            case CreatePod(manifest):
-                await self._create(job, PODS, manifest)
+            case CreatePod(manifest, brings_key):
+                made = await self._create(job, PODS, manifest)
+                if brings_key and not made:
+                    raise ConflictError(f"pod {manifest['metadata']['name']} is there, and has the key")
             case DeletePod():
                 await self._delete_pod(job, action)
             case DeleteService(name):
@@ -219,7 +223,8 @@ class KubernetesCluster:
         """Tell people. A failure to tell is logged, never raised."""
         await self._events.record(Subject(*job_key(job), job.metadata.uid or ""), event)
 
-    async def _create(self, job: FleetJob, resource: str, manifest: Mapping[str, Any]) -> None:
+    async def _create(self, job: FleetJob, resource: str, manifest: Mapping[str, Any]) -> bool:
+        """Create an object; return whether it was not there."""
         key, name = job_key(job), manifest["metadata"]["name"]
         before = self._refusals.get(key)
         validation, warnings = None, list[str]()
@@ -237,19 +242,19 @@ class KubernetesCluster:
             if error.reason == "AlreadyExists":
                 self._created(key, before)
                 await self._view.meet(key, resource, name)
-            elif resource not in _NOT_THE_AUTHORS and _is_for_good(error):
+                return False
+            if resource not in _NOT_THE_AUTHORS and _is_for_good(error):
                 told = f"{KINDS[resource]} {name}: {error}"
                 self._rejected(key, job, replace(refusal, sentence=told))
                 raise ConflictError(told) from error  # what comes next is decided anew
-            else:
-                if _needs_somebody(error):
-                    self._refused(key, refusal, before)
-                raise
-        else:
-            self._created(key, before)
-            self._view.put(resource, answer)
-            if news := self._unknown_fields.tell(key, f"{KINDS[resource]} {name}", warnings):
-                await self.record(job, news)
+            if _needs_somebody(error):
+                self._refused(key, refusal, before)
+            raise
+        self._created(key, before)
+        self._view.put(resource, answer)
+        if news := self._unknown_fields.tell(key, f"{KINDS[resource]} {name}", warnings):
+            await self.record(job, news)
+        return True
 
     def _rejected(self, key: Key, job: FleetJob, refusal: _Refusal) -> None:
         """Note why an object can never be, unless another has been told of."""

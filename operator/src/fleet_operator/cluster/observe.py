@@ -9,6 +9,7 @@ from fleet_operator.api import Role
 from fleet_operator.api.names import (
     ANNOTATION_MADE_FROM,
     ANNOTATION_MAIN,
+    JOB_KEY,
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_ROLE,
@@ -69,6 +70,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
         finalizers=tuple(metadata.get("finalizers") or ()),
         node=manifest["spec"].get("nodeName"),
         ip=status.get("podIP"),
+        key=_key(manifest),
     )
 
 
@@ -91,6 +93,14 @@ def main_container(manifest: Mapping[str, Any]) -> str:
     if said in names:
         return str(said)
     return MAIN_CONTAINER if MAIN_CONTAINER in names else str(names[0])
+
+
+def _key(manifest: Mapping[str, Any]) -> str | None:
+    """Return the key that the operator has put into the main container, if it has."""
+    main = main_container(manifest)
+    container = next(each for each in manifest["spec"]["containers"] if each["name"] == main)
+    variables = {each["name"]: each.get("value") for each in container.get("env") or ()}
+    return variables.get(JOB_KEY) or None
 
 
 def _speaker(main: str, status: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:

@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import uuid
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fleet_operator.api import Role
-from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
-from fleet_operator.cluster.interface import ConflictError, Key
+from fleet_operator.api.names import JOB_KEY, LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
+from fleet_operator.cluster.interface import KEY_BYTES, ConflictError, Key
 from fleet_operator.cluster.local_env import local_command, main_container
 from fleet_operator.cluster.local_guard import Exited, Guard, GuardianLostError, Started
 from fleet_operator.cluster.local_log import begin_log, tail
@@ -105,6 +106,7 @@ class LocalPod:
     def observed(self) -> ObservedPod:
         """Return what a plan sees of it."""
         _, container = main_container(self.manifest["spec"])
+        variables = {each["name"]: each.get("value") for each in container["env"]}
         return ObservedPod(
             name=self.name,
             uid=self.uid,
@@ -122,6 +124,7 @@ class LocalPod:
             reason=self.reason,
             message=self.message,
             node="localhost",
+            key=variables.get(JOB_KEY),
         )
 
 
@@ -262,6 +265,7 @@ class ProcessCluster:
             service=self._service,
             objects=dict.fromkeys(self._objects, ObservedObject()),
             one_machine=True,
+            new_key=secrets.token_hex(KEY_BYTES),
         )
 
     def hosts(self, job: FleetJob) -> Hosts:  # noqa: ARG002  there is one job here
@@ -286,7 +290,7 @@ class ProcessCluster:
                 self._service = True
             case DeleteService():
                 self._service = False
-            case CreatePod(manifest):
+            case CreatePod(manifest):  # nobody else creates any here
                 self._create(job, manifest)
             case DeletePod(name, uid, grace_period_seconds):
                 self._delete(name, uid, grace_period_seconds)

@@ -240,12 +240,19 @@ class Reconciler:
 
 
 def _in_order(actions: Iterable[Action]) -> Iterator[Sequence[Action]]:
-    """Cut the actions into steps that follow one another: pods in a row are one, anything else is its own."""
-    for kind, row in groupby(actions, type):
-        if kind in (CreatePod, DeletePod):
+    """Cut the actions into steps that follow one another: pods in a row are one, anything else is its own.
+
+    The pod that settles a life's key is its own as well.
+    """
+    for (kind, settles), row in groupby(actions, lambda each: (type(each), _settles_key(each))):
+        if kind in (CreatePod, DeletePod) and not settles:
             yield tuple(row)
         else:
             yield from ((action,) for action in row)
+
+
+def _settles_key(action: Action) -> bool:
+    return isinstance(action, CreatePod) and action.brings_key
 
 
 def retry_after(refusal: Exception) -> timedelta | None:

@@ -81,6 +81,7 @@ class ObservedPod:
     finalizers: tuple[str, ...] = ()  # what must be removed before it is gone, once it is deleted
     node: str | None = None
     ip: str | None = None
+    key: str | None = field(default=None, repr=False)  # of the job's life, as its main container has it
     version: str | None = field(
         default=None, compare=False
     )  # resourceVersion: most changes of it are no news
@@ -122,6 +123,7 @@ class Observed:
     rejected: str | None = None  # the API server's sentence when it refused to create a thing for good
     progress: JobProgress | None = None  # what the present trainer 0 was last heard to say
     one_machine: bool = False  # every life of a replica finds the same files and programs
+    new_key: str | None = field(default=None, repr=False, compare=False)  # random; for a life that has none
     departed: tuple[ObservedPod, ...] = ()  # own pods that were seen to be deleted, as they were last
 
 
@@ -134,9 +136,14 @@ class CreateService:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """Create one replica's pod."""
+    """Create one replica's pod.
 
-    manifest: Mapping[str, Any]
+    The first pod of a life brings the key that all others get. It is created alone, and where there is one of
+    its name already, that one may have another key: look again.
+    """
+
+    manifest: Mapping[str, Any] = field(repr=False)  # it has the job's key
+    brings_key: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from fleet_operator.api.names import pod_name, service_name
 from fleet_operator.build import build_extras
 from fleet_operator.plan.completion import with_completions
 from fleet_operator.plan.extras import unserved
+from fleet_operator.plan.key import brings_own_key, key_of_life
 from fleet_operator.plan.ledger import RANK_ZERO, Ledger, Replica
 from fleet_operator.plan.node_loss import is_on_silent_node, lost_at
 from fleet_operator.plan.pods import EXIT_PEER_LOST, has_ended, has_started, has_succeeded, is_up
@@ -229,6 +230,14 @@ class Situation:
         return tuple(
             each for each in self.replicas if each not in self.present and not self.has_completed(each)
         )
+
+    @cached_property
+    def key(self) -> tuple[str | None, bool]:
+        """The key of the present life, if the operator has one for it, and whether no pod has it yet."""
+        if brings_own_key(self.job):
+            return None, False
+        own = (pod for pod in self.observed.pods if pod.owned)
+        return key_of_life(own, self.ledger.job_restarts, self.observed.new_key)
 
     @property
     def may_have_served(self) -> bool:

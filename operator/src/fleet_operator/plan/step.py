@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -173,6 +173,7 @@ def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ..
     there = situation.observed.service or blocked
     service = () if there else (CreateService(build_service(job)),)
     extras = () if blocked else ensure(situation.extras, situation.observed)
+    key, is_new = situation.key
     hosts = cache(situation.hosts)  # every pod's environment lists every host
     pods = (
         build_pod(
@@ -184,10 +185,14 @@ def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ..
             life=ledger.training,
             unseen=ledger.may_have_ended(each),
             peers_run=ledger.is_replaced(each) and situation.peers_run(each),
+            key=key,
         )
         for each in due
     )
-    return (*service, *extras, *map(CreatePod, pods))
+    creations = [CreatePod(pod) for pod in pods]
+    if is_new and creations:
+        creations[0] = replace(creations[0], brings_key=True)
+    return (*service, *extras, *creations)
 
 
 def _is_pausing(situation: Situation, creation: Creation) -> bool:

@@ -70,6 +70,31 @@ def test_all_processes_of_a_run_share_one_uid_and_two_runs_do_not():
     assert first[0].environ["FLEET_JOB_UID"] != second[0].environ["FLEET_JOB_UID"]
 
 
+def test_all_processes_of_a_run_share_one_key_and_two_runs_do_not():
+    first, second = ps_commands(), ps_commands()
+    [key] = {command.environ["FLEET_JOB_KEY"] for command in first}
+    assert len(bytes.fromhex(key)) == 32
+    assert second[0].environ["FLEET_JOB_KEY"] != key
+    assert "FLEET_JOB_KEY" in collective_commands()[0].environ
+
+
+@pytest.mark.parametrize("given", [{"FLEET_JOB_KEY": "aa" * 32}, {"FLEET_JOB_KEY_FILE": "key"}])
+def test_a_key_that_the_launcher_was_given_is_handed_on(given):
+    environ = ps_commands(environ=given)[0].environ
+    assert {name: value for name, value in environ.items() if name.startswith("FLEET_JOB_KEY")} == given
+
+
+def test_the_launchers_of_several_hosts_make_no_key_as_each_would_be_another():
+    argv = ("--cluster_node_ips", "10.0.0.1,10.0.0.2", "--node_ip", "10.0.0.1", "--worker_num", "1")
+    assert "FLEET_JOB_KEY" not in collective_commands(*argv)[0].environ
+
+
+def test_what_is_printed_of_a_run_does_not_show_its_key(capsys):
+    commands = ps_commands()
+    flags.print_commands(commands, "logs")
+    assert commands[0].environ["FLEET_JOB_KEY"] not in capsys.readouterr().out + repr(commands[0].argv)
+
+
 def test_collective_workers_get_torchruns_variables_and_the_originals():
     first, second = collective_commands("--worker_num", "2", "--started_port", "7000")
     assert (second.environ["RANK"], second.environ["LOCAL_RANK"], second.environ["WORLD_SIZE"]) == (
@@ -135,7 +160,7 @@ def test_visible_gpus_have_a_worker_each_where_nobody_says_a_number(argv, enviro
 
 # What a launcher has no word on: a job's own names, a port that only one process can have, torchrun's flags.
 UNKNOWN_HERE = re.compile(
-    "FLEET_JOB_NAME|FLEET_JOB_UID|FLEET_LIFE|FLEET_METRICS_PORT|FLEET_MAX_TRAINERS"
+    "FLEET_JOB_NAME|FLEET_JOB_UID|FLEET_JOB_KEY|FLEET_LIFE|FLEET_METRICS_PORT|FLEET_MAX_TRAINERS"
     "|FLEET_START_DEADLINE_SECONDS|PET_.*"
 )
 CONTRACT = sorted((Path(__file__).parents[4] / "contract" / "env").glob("*.yaml"))

@@ -45,6 +45,7 @@ def test_the_environment_makes_the_role(job, replica):
     assert role.server_num == (0 if is_collective else spec["pserver"]["replicas"])
     assert role.current_host == env["PADDLE_CURRENT_IP"]
     assert (role.job.name, role.job.uid) == (job["metadata"]["name"], job["metadata"]["uid"])
+    assert role.job.key.hex() == env["FLEET_JOB_KEY"]
     assert (role.job.attempt, role.sync_mode) == (0, spec.get("syncMode", "Sync"))
     elastic = role.sync_mode in ("Async", "HalfAsync") and not is_collective
     assert Settings.from_environ(env).max_trainers == (

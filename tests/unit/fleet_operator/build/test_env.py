@@ -14,6 +14,7 @@ CONTRACT = sorted((Path(__file__).parents[4] / "contract" / "env").glob("*.yaml"
 
 def replicas(path: Path) -> tuple[FleetJob, list[tuple[Role, int, dict[str, str]]]]:
     document = yaml.safe_load(path.read_text())
+    assert all(each["env"]["FLEET_JOB_KEY"] == document["key"] for each in document["replicas"])
     job = parse_job(document["job"])
     return job, [(Role(each["role"]), each["index"], each["env"]) for each in document["replicas"]]
 
@@ -33,7 +34,12 @@ def test_role_env_is_the_contract(path):
         (role, index) for role in job.roles for index in range(job.replicas(role))
     ]
     for role, index, env in expected:
-        assert role_env(job, role, index, ClusterHosts(job)) == env
+        assert role_env(job, role, index, ClusterHosts(job), key=env["FLEET_JOB_KEY"]) == env
+
+
+def test_a_job_of_an_operator_without_keys_has_none():
+    job = jobs.job()
+    assert "FLEET_JOB_KEY" not in role_env(job, Role.TRAINER, 0, ClusterHosts(job))
 
 
 @pytest.mark.parametrize("path", CONTRACT, ids=lambda path: path.stem)

@@ -50,6 +50,23 @@ async def test_a_creation_that_was_done_already_is_no_error(api: FakeApi):
         assert (world.observe().service, len(world.observe().pods), world.observe().foreign) == (True, 1, ())
 
 
+async def test_a_pod_that_was_to_bring_the_key_and_is_there_already_is_a_conflict(api: FakeApi):
+    """An operator that was killed has created it, maybe unanswered: its key counts, not ours."""
+    async with started(api) as world:
+        await world.cluster.apply(world.job, world.pod(key="aa" * 32))
+        with pytest.raises(ConflictError, match="pod digits-trainer-0 is there, and has the key"):
+            await world.cluster.apply(world.job, replace(world.pod(key="bb" * 32), brings_key=True))
+        assert [pod.key for pod in world.observe().pods] == ["aa" * 32]
+
+
+async def test_what_a_new_life_would_get_is_new_each_time(api: FakeApi):
+    async with started(api) as world:
+        one, other = world.observe().new_key, world.observe().new_key
+        assert one is not None
+        assert len(bytes.fromhex(one)) == 32
+        assert one != other
+
+
 async def test_a_pod_that_can_never_be_is_remembered_until_the_spec_changes(api: FakeApi):
     async with started(api) as world:
         api.refusals["POST", PODS] = ApiError(422, "Invalid", "spec.containers[0].image: Required value")

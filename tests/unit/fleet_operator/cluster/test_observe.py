@@ -40,6 +40,15 @@ def ready(status: str, reason: str | None = None) -> dict[str, Any]:
     return {"type": "Ready", "status": status, "reason": reason}
 
 
+def test_the_key_is_the_main_containers():
+    manifest = pod(containers=("istio-proxy", "fleet"))
+    assert observe_pod(manifest) == observed(containers=("istio-proxy", "fleet"))
+    manifest["spec"]["containers"][1]["env"] = [{"name": "FLEET_JOB_KEY", "value": "aa"}]
+    seen = observe_pod(manifest)
+    assert seen is not None
+    assert seen.key == "aa"
+
+
 def test_a_container_that_was_injected_first_does_not_speak_for_the_pod():
     statuses = [
         state("istio-proxy", running={"startedAt": START}),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -338,6 +338,28 @@ async def test_pods_are_created_at_the_same_time_after_what_they_need():
     assert (await slow.task).result is Result.DONE
     assert slow.cluster.done == [RUNNING, *reversed(DELETIONS), service, claim, *reversed(created), STARTED]
     assert slow.counted == slow.cluster.done[1:-1]
+
+
+async def test_the_pod_that_brings_a_lifes_key_is_created_alone():
+    first, *others = pods(4)
+    first = replace(first, brings_key=True)
+    slow = Slow(first, *others)
+    await until_idle()
+    assert slow.cluster.asked == [first]
+    await slow.cluster.answer(first)
+    assert slow.cluster.asked == [first, *others]
+    await slow.cluster.answer(*others)
+    assert (await slow.task).result is Result.DONE
+
+
+async def test_where_another_has_brought_the_key_no_pod_follows():
+    first, *others = pods(4)
+    first = replace(first, brings_key=True)
+    slow = Slow(first, *others)
+    await until_idle()
+    await slow.cluster.answer(first, error=ConflictError("pod digits-trainer-0 is there"))
+    assert (await slow.task).result is Result.CONFLICT
+    assert slow.cluster.asked == [first]
 
 
 async def test_only_so_many_pods_are_created_at_the_same_time():

@@ -219,6 +219,8 @@ def commands(place: Node, arguments: argparse.Namespace, environ: Mapping[str, s
         shared.setdefault("GLOO_SOCKET_IFNAME", "lo")
     shared.setdefault("FLEET_JOB_NAME", "launch")
     shared.setdefault("FLEET_JOB_UID", str(uuid.uuid4()))
+    if place.num_nodes == 1:  # else the launchers of all nodes must be given the same
+        flags.give_key(shared)
     argv = flags.script_argv(arguments)
     return [_worker(place, i, argv, shared) for i in range(place.num_local)]
 

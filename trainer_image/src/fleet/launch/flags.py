@@ -5,6 +5,7 @@ import errno
 import ipaddress
 import os
 import re
+import secrets
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from fleet.errors import ConfigurationError
 from fleet.launch.supervisor import Command
+from fleet.role_maker.key import KEY_BYTES
 
 __all__ = [
     "ROLE_VARIABLES",
@@ -20,6 +22,7 @@ __all__ = [
     "check_free",
     "check_script",
     "endpoint",
+    "give_key",
     "hosts",
     "print_commands",
     "script_argv",
@@ -141,6 +144,12 @@ def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, st
     shared.setdefault("FLEET_RESTARTS", "0")
     shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
     return shared
+
+
+def give_key(shared: dict[str, str]) -> None:
+    """Give all processes the job's key: the one that the environment has, else a new one."""
+    if not shared.get("FLEET_JOB_KEY") and not shared.get("FLEET_JOB_KEY_FILE"):
+        shared["FLEET_JOB_KEY"] = secrets.token_hex(KEY_BYTES)
 
 
 def script_argv(arguments: argparse.Namespace) -> list[str]:

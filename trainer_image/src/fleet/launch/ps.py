@@ -71,6 +71,7 @@ def commands(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[
     shared |= _shared_roles(servers, num_workers)
     shared.setdefault("FLEET_JOB_NAME", "launch-ps")
     shared.setdefault("FLEET_JOB_UID", str(uuid.uuid4()))
+    flags.give_key(shared)
     argv = flags.script_argv(arguments)
     return [
         Command(f"server {i}", True, argv, shared | _server_role(i, *address), f"serverlog.{i}")

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 from fleet.environment import process_environment
+from fleet.role_maker.key import key_of
 from fleet.role_maker.role import JobIdentity, Role
 from fleet.role_maker.variables import SYNC_MODES, Variables
 
@@ -92,6 +93,7 @@ def identity_of(variables: Variables) -> JobIdentity:
         uid=variables.optional("FLEET_JOB_UID"),
         attempt=attempt,
         life=variables.optional("FLEET_LIFE"),
+        key=key_of(variables),
     )
 
 

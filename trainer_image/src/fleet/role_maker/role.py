@@ -25,6 +25,8 @@ class JobIdentity:
     life: str = ""
     """The life of the job in which its training began; to a trainer beside servers it is told only where
     nobody has seen how its process before ended."""
+    key: bytes = field(default=b"", repr=False, compare=False)
+    """What proves to the others that this is a replica of the job; empty where it was given none."""
 
 
 @dataclass(frozen=True)
