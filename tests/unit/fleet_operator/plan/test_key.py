@@ -78,7 +78,9 @@ def test_a_pod_of_somebody_else_settles_no_key():
 def test_a_template_that_brings_the_key_is_given_none(name: str):
     source = {"secretKeyRef": {"name": "digits", "key": "key"}}
     environment: dict[str, Any] = {"env": [{"name": name, "valueFrom": source}]}
-    [first, *_] = actions = created(jobs.job(jobs.manifest(template=template(environment), startupPolicy="AnyOrder")))
+    [first, *_] = actions = created(
+        jobs.job(jobs.manifest(template=template(environment), startupPolicy="AnyOrder"))
+    )
     assert not first.brings_key
     assert {each["name"]: each for each in main_of(dict(first.manifest))["env"]}[name]["valueFrom"] == source
     assert keys(actions) == {None}
