@@ -70,7 +70,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
         finalizers=tuple(metadata.get("finalizers") or ()),
         node=manifest["spec"].get("nodeName"),
         ip=status.get("podIP"),
-        key=_key(manifest),
+        key=job_key(manifest),
     )
 
 
@@ -95,8 +95,8 @@ def main_container(manifest: Mapping[str, Any]) -> str:
     return MAIN_CONTAINER if MAIN_CONTAINER in names else str(names[0])
 
 
-def _key(manifest: Mapping[str, Any]) -> str | None:
-    """Return the key that the operator has put into the main container, if it has."""
+def job_key(manifest: Mapping[str, Any]) -> str | None:
+    """Return the key that the main container was given, if it was."""
     main = main_container(manifest)
     container = next(each for each in manifest["spec"]["containers"] if each["name"] == main)
     variables = {each["name"]: each.get("value") for each in container.get("env") or ()}

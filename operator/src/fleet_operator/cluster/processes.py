@@ -18,12 +18,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fleet_operator.api import Role
-from fleet_operator.api.names import JOB_KEY, LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
+from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
 from fleet_operator.cluster.interface import KEY_BYTES, ConflictError, Key
 from fleet_operator.cluster.local_env import local_command, main_container
 from fleet_operator.cluster.local_guard import Exited, Guard, GuardianLostError, Started
 from fleet_operator.cluster.local_log import begin_log, tail
 from fleet_operator.cluster.local_volumes import CHECKPOINT, Given, folders_of, places
+from fleet_operator.cluster.observe import job_key
 from fleet_operator.plan.model import (
     Attempt,
     CreatePod,
@@ -106,7 +107,6 @@ class LocalPod:
     def observed(self) -> ObservedPod:
         """Return what a plan sees of it."""
         _, container = main_container(self.manifest["spec"])
-        variables = {each["name"]: each.get("value") for each in container["env"]}
         return ObservedPod(
             name=self.name,
             uid=self.uid,
@@ -124,7 +124,7 @@ class LocalPod:
             reason=self.reason,
             message=self.message,
             node="localhost",
-            key=variables.get(JOB_KEY),
+            key=job_key(self.manifest),
         )
 
 
