@@ -46,7 +46,7 @@ def to_text(result: RunResult) -> str:
         lines.append(f"  {failed.message}")
     width = max(len(replica.name) for replica in view.replicas.values())
     lines += [f"  {replica.name:{width}}  {_lives(replica)}" for replica in view.replicas.values()]
-    lines += _overruns(view.replicas.values())
+    lines += _overruns(view.replicas.values()) + _non_finite(view.replicas.values())
     lines += [f"  {name} {value:.6g}" for name, value in sorted(view.metrics.items())]
     lines.append(f"  logs in {result.logs}")
     return "\n".join(lines)
@@ -59,6 +59,15 @@ def _overruns(replicas: Iterable[ReplicaView]) -> list[str]:
         "fleet.epochs() is a loop that goes on where the training is"
         for replica in replicas
         if replica.progress is not None and (past := replica.progress.steps_past)
+    ]
+
+
+def _non_finite(replicas: Iterable[ReplicaView]) -> list[str]:
+    """Name the replicas whose weights are lost."""
+    return [
+        f"  {replica.name} ended with NaN or infinity in {lost} parameters: its log names them"
+        for replica in replicas
+        if replica.progress is not None and (lost := replica.progress.non_finite)
     ]
 
 

@@ -31,6 +31,9 @@ DIGITS = 6
 STEPS_PAST = "steps_past_the_others"
 """The runtime's counter of steps that a trainer which joined late made after the others had completed."""
 
+NON_FINITE = "non_finite_parameters"
+"""The runtime's counter of parameters that hold NaN or infinity as the training ends."""
+
 MAX_COUNT = 2**53
 """Every count is below this: from here on not all readers of JSON tell whole numbers apart."""
 
@@ -50,6 +53,7 @@ class Progress:
     metrics: Mapping[str, float] = field(default_factory=dict)
     history: Mapping[int, float] = field(default_factory=dict)  # loss by step
     steps_past: int = 0  # made after the others had completed, by a trainer that joined late
+    non_finite: int = 0  # parameters that hold NaN or infinity at the end
 
     def after(self, earlier: Progress | None) -> Progress:
         """Return this with the points of the curve that only an earlier snapshot of the same life has."""
@@ -76,7 +80,8 @@ def parse_progress(text: str) -> Progress | None:
         samples_per_second=_number(document.get("samplesPerSecond")),
         metrics=_metrics(document.get("metrics")),
         history=_history(document.get("history")),
-        steps_past=_steps_past(document.get("counters")),
+        steps_past=_counted(document.get("counters"), STEPS_PAST),
+        non_finite=_counted(document.get("counters"), NON_FINITE),
     )
 
 
@@ -154,8 +159,8 @@ def _metrics(values: Any) -> dict[str, float]:
     return {name: number for name, number in numbers.items() if number is not None}
 
 
-def _steps_past(counters: Any) -> int:
-    return _whole(counters.get(STEPS_PAST)) or 0 if isinstance(counters, dict) else 0
+def _counted(counters: Any, name: str) -> int:
+    return _whole(counters.get(name)) or 0 if isinstance(counters, dict) else 0
 
 
 def _history(points: Any) -> dict[int, float]:

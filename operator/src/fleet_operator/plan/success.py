@@ -23,14 +23,37 @@ def is_satisfied(policy: SuccessPolicy, *, replicas: int, succeeded: Collection[
 
 
 def success_sentence(
-    policy: SuccessPolicy, *, replicas: int, succeeded: Collection[int], late: Collection[int] = ()
+    policy: SuccessPolicy,
+    *,
+    replicas: int,
+    succeeded: Collection[int],
+    late: Collection[int] = (),
+    non_finite: Collection[int] = (),
 ) -> str:
-    """Say why the job has succeeded, and which trainers came too late to take part."""
+    """Say why the job has succeeded, and what is to be known of it.
+
+    Parameters
+    ----------
+    policy : SuccessPolicy
+    replicas : int
+        How many trainers the job has.
+    succeeded : collection of int
+        Those that have completed, by index.
+    late : collection of int
+        Those that came too late to take part.
+    non_finite : collection of int
+        Those whose weights hold NaN or infinity at the end.
+    """
     sentence = _success_sentence(policy, replicas=replicas, succeeded=succeeded)
-    if not late:
-        return sentence
-    who = f"trainers {format_indexes(late)}" if len(late) > 1 else f"trainer {min(late)}"
-    return f"{sentence}; {who} came too late to take part"
+    if late:
+        sentence += f"; {_trainers(late)} came too late to take part"
+    if non_finite:
+        sentence += f"; but {_trainers(non_finite)} ended with NaN or infinity in the weights"
+    return sentence
+
+
+def _trainers(indexes: Collection[int]) -> str:
+    return f"trainers {format_indexes(indexes)}" if len(indexes) > 1 else f"trainer {min(indexes)}"
 
 
 def _success_sentence(policy: SuccessPolicy, *, replicas: int, succeeded: Collection[int]) -> str:

@@ -260,6 +260,13 @@ def test_the_result_names_who_trained_past_the_others():
     assert line.startswith("  trainer-1 joined late and trained 73 steps past the others")
 
 
+def test_the_result_names_whose_weights_are_lost():
+    watched = Watched()
+    watched.live(a_pod(index=0), 0, message='{"step": 9, "counters": {"non_finite_parameters": 2}}')
+    watched.status(state=JobState.SUCCEEDED)
+    assert "  trainer-0 ended with NaN or infinity in 2 parameters" in to_text(result(watched))
+
+
 @pytest.mark.parametrize(
     ("state", "fields", "status"),
     [

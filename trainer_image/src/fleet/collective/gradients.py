@@ -104,7 +104,8 @@ class GradientAverager:
         self._overlap = overlap
         self._bucket_bytes = bucket_bytes
         self._scale = 1.0 / group.place.size
-        self._all = list(named_parameters)
+        self.named_parameters = list(named_parameters)
+        """All of them, also those that take no gradient."""
         self._named = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
         self._buckets: list[_Bucket] = []
         self._slots: dict[int, _Slot] = {}
@@ -129,7 +130,7 @@ class GradientAverager:
     def start(self) -> None:
         """Take every parameter's value from trainer 0, and hook the gradients."""
         self._channel = self._group.channel()
-        self._group.use((parameter for _, parameter in self._all), self._channel)
+        self._group.use((parameter for _, parameter in self.named_parameters), self._channel)
         self.share("the first values")
         for position, (_, parameter) in enumerate(self._named):
             handle = parameter.register_post_accumulate_grad_hook(self._hook(position))  # type: ignore[no-untyped-call]
@@ -137,7 +138,7 @@ class GradientAverager:
 
     def share(self, what: str) -> None:
         """Take every parameter's value from trainer 0."""
-        for name, parameter in self._all:
+        for name, parameter in self.named_parameters:
             self._group.broadcast_(parameter.detach(), f"{what}: {name}")
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ from fleet.collective.optimizer import distribute, named_parameters
 from fleet.collective.rendezvous import place_of
 from fleet.collective.training import CollectiveTraining
 from fleet.errors import ConfigurationError
+from fleet.finite import tell_of_weights
 from fleet.loop import LoopCalls
 from fleet.numbers import check_operation, like, numbers_of
 from fleet.options import Where, refusal
@@ -177,6 +178,7 @@ class Fleet(SavingCalls, LoopCalls):
         for number, averager in enumerate(self._averagers):
             averager.close()
             averager.compare_steps(f"the steps of optimizer {number}")
+            tell_of_weights(dict(averager.named_parameters), averager.step)
         group.close()
         self._stopped = True
         _log.info("trainer %d has completed, as every trainer has", self._started_role().index)

@@ -11,6 +11,7 @@ from torch.nn import Parameter
 from fleet import progress
 from fleet.checkpoint import TrainStatus, named_state
 from fleet.errors import ConfigurationError
+from fleet.finite import tell_of_weights
 from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.control.state_stream import join_states
 from fleet.parameter_server.elastic import elastic_facts
@@ -264,6 +265,7 @@ class Trainer:
         if isinstance(self.flow, GradientFlow):
             self.flow.check_earlier()
         self._note_steps_past()
+        tell_of_weights(self._parameters, self.current_step)
         known = self._client.complete()
         self.completed = True
         _log.info("trainer %d has completed, at step %d", self.plan.trainer_id, self.current_step)
