@@ -33,8 +33,8 @@ def tell_of_weights(parameters: Mapping[str, Tensor], step: int | None) -> None:
     progress.count(COUNTER, len(lost))
     more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
     _log.warning(
-        "the training ends%s with NaN or infinity in %d of %d parameters: %s%s; what is saved of them is of no"
-        " use. The loss shows where it went wrong: lower the learning rate, clip gradients"
+        "the training ends%s with NaN or infinity in %d of %d parameters: %s%s; what is saved of them is of"
+        " no use. The loss shows where it went wrong: lower the learning rate, clip gradients"
         " (strategy.grad_clip), or look at the data",
         "" if step is None else f" after step {step}",
         len(lost),
