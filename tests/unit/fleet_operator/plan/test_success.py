@@ -59,5 +59,9 @@ def test_weights_that_are_no_numbers_are_no_success_without_a_word():
     story = Story()
     story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
     story.sees(pserver(0), pserver(1), well, lost)
-    told = story.job.status.condition("Succeeded").message
-    assert told == "all 2 trainers have completed; but trainer 1 ended with NaN or infinity in the weights"
+    told = story.job.status.condition("Succeeded")
+    assert told is not None
+    assert (
+        told.message
+        == "all 2 trainers have completed; but trainer 1 ended with NaN or infinity in the weights"
+    )
