@@ -3,16 +3,15 @@
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, overload
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-import fleet as package
 from fleet import lifecycle, progress
 from fleet.allocator import keep_freed_memory
-from fleet.checkpoint import Claims, SavingCalls, end_if_finished, leave_mark
+from fleet.checkpoint import Claims, end_if_finished, leave_mark
 from fleet.collective.deadlines import Deadlines
 from fleet.collective.gradients import GradientAverager
 from fleet.collective.group import Group
@@ -21,13 +20,12 @@ from fleet.collective.optimizer import distribute, named_parameters
 from fleet.collective.rendezvous import place_of
 from fleet.collective.training import CollectiveTraining
 from fleet.errors import ConfigurationError
+from fleet.facade import FleetCalls
 from fleet.finite import tell_of_weights
-from fleet.loop import LoopCalls
-from fleet.numbers import check_operation, like, numbers_of
 from fleet.options import Where, refusal
 from fleet.program import Program
 from fleet.program.owner import find_module
-from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker, share_of_files
+from fleet.role_maker import PaddleCloudRoleMaker, RoleMaker
 from fleet.role_maker.variables import SYNC_MODES
 from fleet.strategy import DistributedStrategy, strategy_of
 from fleet.transpiler import DistributeTranspilerConfig
@@ -42,23 +40,16 @@ _SUMMED = frozenset({"complex64", "complex128"})
 _log = logging.getLogger(__name__)
 
 
-class Fleet(SavingCalls, LoopCalls):
+class Fleet(FleetCalls):
     """The place of this process in a collective job. Every trainer is a worker; there are no servers."""
 
     def __init__(self) -> None:
-        self._role: Role | None = None
+        super().__init__()
         self._group: Group | None = None
         self._stopped = False
         self._averagers: list[GradientAverager] = []
         self._trainings: list[CollectiveTraining] = []
-        self._minimizes: list[Callable[[Callable[..., Any]], None]] = []
         self._program: Program | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        """Resolve what is no method here as a public name of the package, as in ``fleet.report``."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(package, name)
 
     def init(self, role_maker: RoleMaker | None = None) -> None:
         """Find this process's role, meet the other trainers and connect to them.
@@ -76,15 +67,8 @@ class Fleet(SavingCalls, LoopCalls):
         DeadlineExceededError
             A trainer did not come before the deadline for starting; the message names who.
         """
-        if self._group is not None:
-            raise ConfigurationError("fleet.init was called a second time; expected once per process")
         maker = role_maker if role_maker is not None else PaddleCloudRoleMaker(is_collective=True)
-        role = maker.generate_role()
-        if not role.is_collective:
-            raise ConfigurationError(
-                "fleet.collective was given the role of a job with parameter servers; expected "
-                "PaddleCloudRoleMaker(is_collective=True), or the fleet of fleet.parameter_server"
-            )
+        role = self._find_role(maker, collective=True)
         reason = refusal("FLEET_SYNC_MODE", role.sync_mode, SYNC_MODES[0], _HERE)
         if reason is not None:
             raise ConfigurationError(f"{reason} (of a FleetJob: spec.syncMode)")
@@ -99,10 +83,6 @@ class Fleet(SavingCalls, LoopCalls):
             "trainer %d joined the %d trainers at %s:%d", role.index, place.size, place.host, place.port
         )
 
-    def is_worker(self) -> bool:
-        """Return True: in a collective job every process trains."""
-        return True
-
     def is_server(self, model_dir: str | os.PathLike[str] | None = None) -> bool:
         """Return False: a collective job has no servers, and so none that begins with a checkpoint."""
         if model_dir is not None:
@@ -112,39 +92,10 @@ class Fleet(SavingCalls, LoopCalls):
             )
         return False
 
-    def is_first_worker(self) -> bool:
-        """Whether this is trainer 0."""
-        return self.worker_index() == 0
-
-    def worker_index(self) -> int:
-        """Return this trainer's rank."""
-        return self._started_role().index
-
-    def worker_num(self) -> int:
-        """Return the number of trainers."""
-        return self._started_role().worker_num
-
     @property
     def step(self) -> int:
         """The number of times that gradients were averaged for the first optimizer."""
         return self._averagers[0].step if self._averagers else 0
-
-    @overload
-    def worker_endpoints(self, to_string: Literal[False] = False) -> list[str]: ...
-    @overload
-    def worker_endpoints(self, to_string: Literal[True]) -> str: ...
-    def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return every trainer's host:port, as a list or comma separated."""
-        endpoints = list(self._started_role().worker_endpoints)
-        return ",".join(endpoints) if to_string else endpoints
-
-    def server_num(self) -> int:
-        """Return 0."""
-        return 0
-
-    def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return nothing: there are no servers."""
-        return "" if to_string else []
 
     def server_index(self) -> int:
         """Raise: no process of a collective job is a server."""
@@ -191,37 +142,6 @@ class Fleet(SavingCalls, LoopCalls):
         """Wait until every trainer has called this."""
         self._started_group().barrier("a barrier")
 
-    def all_reduce_worker(
-        self, values: Any, output: npt.NDArray[Any] | None = None, mode: str = "sum"
-    ) -> Any:
-        """Combine numbers over all trainers.
-
-        Parameters
-        ----------
-        values
-            A number, an array or a tensor; of the same shape and type on every trainer.
-        output : numpy.ndarray, optional
-            Receives the result as well.
-        mode : str
-            ``sum``, ``min`` or ``max``.
-
-        Returns
-        -------
-        numpy.ndarray or Tensor
-            The same on every trainer.
-
-        Raises
-        ------
-        ConfigurationError
-            Another trainer gives something else, or these are no numbers that can be combined.
-        """
-        check_operation(mode)
-        array = numbers_of(values)
-        numbers = _travelling(array, mode)
-        form = f"the {mode} of {array.dtype}{list(array.shape)}"
-        self._started_group().reduce_(torch.from_numpy(numbers), mode, f"all_reduce_worker ({form})")
-        return like(values, numbers.astype(array.dtype), output)
-
     def push_parameters(self) -> None:
         """Make trainer 0's parameters everybody's; every trainer calls this alike, between two steps.
 
@@ -236,27 +156,12 @@ class Fleet(SavingCalls, LoopCalls):
         for averager in self._averagers:
             averager.share("fleet.push_parameters")
 
-    def split_files(self, files: Sequence[str]) -> list[str]:
-        """Return this trainer's share: contiguous blocks, what remains goes to the lowest ranks."""
-        return share_of_files(files, self.worker_index(), self.worker_num())
-
     @property
     def main_program(self) -> Program:
         """What a trainer runs at each step, after ``minimize``."""
         if self._program is None:
             raise ConfigurationError("fleet.main_program: fleet.minimize(loss_fn) was not called")
         return self._program
-
-    @property
-    def startup_program(self) -> Program:
-        """What prepares `main_program`."""
-        return self.main_program.startup_program or Program()
-
-    def minimize(self, loss_fn: Callable[..., Any]) -> None:
-        """Describe the training step as a program; the same as the distributed optimizer's ``minimize``."""
-        if not self._minimizes:
-            raise ConfigurationError("fleet.minimize was called before fleet.distributed_optimizer")
-        self._minimizes[0](loss_fn)
 
     def distributed_optimizer(
         self,
@@ -308,16 +213,10 @@ class Fleet(SavingCalls, LoopCalls):
         claims = Claims(f"trainer-{role.index}", role.job)
         self._trainings.append(CollectiveTraining(optimizer, model, averager, group, claims))
 
-        def minimize(loss_fn: Callable[..., Any]) -> None:
-            if model is None:
-                raise ConfigurationError(
-                    "minimize() runs the model: give it, as in "
-                    "fleet.distributed_optimizer(optimizer, model=model)"
-                )
-            self._program = Program.capture(model, loss_fn, optimizer)
+        def capture(module: torch.nn.Module, loss_fn: Callable[..., Any]) -> None:
+            self._program = Program.capture(module, loss_fn, optimizer)
 
-        self._minimizes.append(minimize)
-        return distribute(optimizer, averager, minimize, model)
+        return distribute(optimizer, averager, self._describes(model, capture), model)
 
     def _compare(
         self, group: Group, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]]
@@ -348,6 +247,12 @@ class Fleet(SavingCalls, LoopCalls):
                     "in every trainer, with the same hyper-parameters"
                 )
 
+    def _all_reduce(self, numbers: npt.NDArray[Any], operation: str) -> npt.NDArray[Any]:
+        travelling = _travelling(numbers, operation)
+        form = f"the {operation} of {numbers.dtype}{list(numbers.shape)}"
+        self._started_group().reduce_(torch.from_numpy(travelling), operation, f"all_reduce_worker ({form})")
+        return travelling.astype(numbers.dtype)
+
     def _steps_made(self) -> int:
         if not self._averagers:
             raise ConfigurationError(
@@ -355,9 +260,6 @@ class Fleet(SavingCalls, LoopCalls):
                 "before the loop"
             )
         return self.step
-
-    def _checkpoint_root(self) -> str | None:
-        return self._started_role().checkpoint_dir
 
     def _training(self, program: Program | None) -> CollectiveTraining:
         if len(self._trainings) != 1:
@@ -368,11 +270,6 @@ class Fleet(SavingCalls, LoopCalls):
         if program is not None and program is not self._program:
             raise ConfigurationError("main_program is not fleet.main_program; expected that, or None")
         return self._trainings[0]
-
-    def _started_role(self) -> Role:
-        if self._role is None:
-            raise ConfigurationError("fleet.init was not called; expected it before anything else of fleet")
-        return self._role
 
     def _started_group(self) -> Group:
         if self._group is None:

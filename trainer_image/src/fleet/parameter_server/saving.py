@@ -4,12 +4,12 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet.checkpoint import SavingCalls, TrainerPart, TrainStatus, find_checkpoint
+from fleet.checkpoint import TrainerPart, TrainStatus, find_checkpoint
 from fleet.errors import ConfigurationError
+from fleet.facade import FleetCalls
 from fleet.parameter_server.sessions import find_trainer
 from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.program import Program
-from fleet.role_maker import Role
 
 if TYPE_CHECKING:
     from fleet.parameter_server.server.server import Server
@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["Saving"]
 
 
-class Saving(SavingCalls):
+class Saving(FleetCalls):
     """Saves, loads and exports; what it works on, the heir knows."""
-
-    @abstractmethod
-    def _started_role(self) -> Role:
-        """Return this replica's role; ConfigurationError before ``init``."""
 
     @abstractmethod
     def _started_trainer(self) -> Trainer:
@@ -35,9 +31,6 @@ class Saving(SavingCalls):
     @abstractmethod
     def _load_first(self, directory: str) -> None:
         """Take note of where a server that does not run yet begins."""
-
-    def _checkpoint_root(self) -> str | None:
-        return self._started_role().checkpoint_dir
 
     def _training(self, program: Program | None) -> Trainer:
         if self._started_role().is_server:

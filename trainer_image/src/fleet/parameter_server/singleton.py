@@ -1,18 +1,15 @@
 """The `fleet` of a parameter-server job: one object per process, with the original's methods."""
 
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-import fleet as package
 from fleet import lifecycle
 from fleet.errors import ConfigurationError
-from fleet.loop import LoopCalls
-from fleet.numbers import like, numbers_of
 from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.saving import Saving
 from fleet.parameter_server.sessions import find_trainer, serve, start_server, start_trainer, train_as
@@ -21,7 +18,7 @@ from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.program import Program
 from fleet.program.owner import find_module
-from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker, share_of_files
+from fleet.role_maker import PaddleCloudRoleMaker, RoleMaker
 from fleet.strategy import DistributedStrategy, strategy_of
 from fleet.transpiler import DistributeTranspiler, DistributeTranspilerConfig
 from fleet.without_dynamo import defer_dynamo
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Fleet"]
 
 
-class Fleet(Saving, LoopCalls):
+class Fleet(Saving):
     """The place of this process in a job with parameter servers, and the way to train in it.
 
     Examples
@@ -51,19 +48,13 @@ class Fleet(Saving, LoopCalls):
     """
 
     def __init__(self) -> None:
-        self._role: Role | None = None
+        super().__init__()
         self._optimizer: DistributedOptimizer | None = None
         self._transpiler: DistributeTranspiler | None = None
         self._server: Server | None = None
         self._served = False
         self._trainer: Trainer | None = None
         self._model_dir: str | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        """Resolve what is no method here as a public name of the package, as in ``fleet.report``."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(package, name)
 
     def init(self, role_maker: RoleMaker | None = None) -> None:
         """Find this process's role.
@@ -78,22 +69,12 @@ class Fleet(Saving, LoopCalls):
         RoleError
             The environment does not describe a replica; the message names the variable.
         """
-        if self._role is not None:
-            raise ConfigurationError("fleet.init was called a second time; expected once per process")
-        role = (role_maker if role_maker is not None else PaddleCloudRoleMaker()).generate_role()
-        if role.is_collective:
-            raise ConfigurationError(
-                "fleet.parameter_server was given the role of a collective job; expected "
-                "PaddleCloudRoleMaker() without is_collective, or the fleet of fleet.collective"
-            )
+        maker = role_maker if role_maker is not None else PaddleCloudRoleMaker()
+        role = self._find_role(maker, collective=False)
         Settings.from_environ(os.environ)  # a malformed variable is found here, not after minutes
         self._role = role
         lifecycle.start(role)
         defer_dynamo()
-
-    def is_worker(self) -> bool:
-        """Whether this process trains."""
-        return self._started_role().is_worker
 
     def is_server(self, model_dir: str | os.PathLike[str] | None = None) -> bool:
         """Whether this process holds parameters.
@@ -107,39 +88,9 @@ class Fleet(Saving, LoopCalls):
             self._model_dir = os.fspath(model_dir)
         return self._started_role().is_server
 
-    def is_first_worker(self) -> bool:
-        """Whether this process is trainer 0, which acts for all where one must."""
-        return self._started_role().is_first_worker
-
-    def worker_index(self) -> int:
-        """Return this trainer's index."""
-        return self._started_role().index
-
-    def worker_num(self) -> int:
-        """Return the number of trainers."""
-        return self._started_role().worker_num
-
-    def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return the trainers' endpoints: none, as trainers do not listen in this mode."""
-        endpoints = list(self._started_role().worker_endpoints)
-        return ",".join(endpoints) if to_string else endpoints
-
-    def server_num(self) -> int:
-        """Return the number of parameter servers."""
-        return self._started_role().server_num
-
     def server_index(self) -> int:
         """Return this server's index."""
         return self._started_role().index
-
-    @overload
-    def server_endpoints(self, to_string: Literal[False] = False) -> list[str]: ...
-    @overload
-    def server_endpoints(self, to_string: Literal[True]) -> str: ...
-    def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return every parameter server's host:port, as a list or comma separated."""
-        endpoints = list(self._started_role().server_endpoints)
-        return ",".join(endpoints) if to_string else endpoints
 
     @property
     def main_program(self) -> Program:
@@ -171,8 +122,7 @@ class Fleet(Saving, LoopCalls):
         transpiler, role = self._started_transpiler(), self._started_role()
         if role.is_server:
             return transpiler.get_startup_program(role.current_endpoint)
-        startup = transpiler.get_trainer_program().startup_program
-        return startup if startup is not None else Program()
+        return super().startup_program
 
     @property
     def step(self) -> int:
@@ -222,16 +172,11 @@ class Fleet(Saving, LoopCalls):
         chosen = strategy_of(strategy).resolved(role.sync_mode)
         self._transpile(Program.from_optimizer(optimizer, model, chosen.grad_clip), chosen)
 
-        def minimize(loss_fn: Callable[..., Any]) -> None:
-            if model is None:
-                raise ConfigurationError(
-                    "minimize() runs the model: give it, as in "
-                    "fleet.distributed_optimizer(optimizer, model=model)"
-                )
+        def capture(module: torch.nn.Module, loss_fn: Callable[..., Any]) -> None:
             chosen.check_works(chosen.where(by_executor=True))
-            self._transpile(Program.capture(model, loss_fn, optimizer, chosen.grad_clip), chosen)
+            self._transpile(Program.capture(module, loss_fn, optimizer, chosen.grad_clip), chosen)
 
-        self._optimizer = DistributedOptimizer(optimizer, minimize)
+        self._optimizer = DistributedOptimizer(optimizer, self._describes(model, capture))
         return self._optimizer
 
     def init_server(self, model_dir: str | os.PathLike[str] | None = None) -> None:
@@ -292,37 +237,6 @@ class Fleet(Saving, LoopCalls):
         """Wait until every trainer that has not completed calls this."""
         self._started_trainer().barrier()
 
-    def all_reduce_worker(
-        self, values: Any, output: npt.NDArray[Any] | None = None, mode: str = "sum"
-    ) -> Any:
-        """Combine numbers over all trainers that have not completed, in the order of the trainers.
-
-        Parameters
-        ----------
-        values
-            A number, an array or a tensor; of the same shape and type on every trainer, and small.
-        output : numpy.ndarray, optional
-            Receives the result as well.
-        mode : str
-            ``sum``, ``min`` or ``max``.
-
-        Returns
-        -------
-        numpy.ndarray or Tensor
-            The same on every trainer.
-
-        Raises
-        ------
-        ConfigurationError
-            Another trainer gives something else, or these are no numbers.
-        DeadlineExceededError
-            A trainer did not call this; the message names it.
-        """
-        given = Contribution.of(values, mode)
-        data = self._started_trainer().reduce(given)
-        numbers = np.frombuffer(data, dtype=numbers_of(values).dtype).reshape(given.shape).copy()
-        return like(values, numbers, output)
-
     def push_parameters(self) -> None:
         """Give the parameter servers the values that the script has written to parameters.
 
@@ -341,21 +255,6 @@ class Fleet(Saving, LoopCalls):
             Gradients have been sent, and ``step()`` was not called.
         """
         self._started_trainer().push()
-
-    def split_files(self, files: Sequence[str]) -> list[str]:
-        """Return this trainer's share: contiguous blocks, what remains goes to the lowest indexes."""
-        role = self._started_role()
-        if not role.is_worker:
-            raise ConfigurationError(
-                "fleet.split_files: a parameter server reads no files; expected a trainer"
-            )
-        return share_of_files(files, role.index, role.worker_num)
-
-    def minimize(self, loss_fn: Callable[..., Any]) -> None:
-        """Describe the training step as a program; the same as the distributed optimizer's ``minimize``."""
-        if self._optimizer is None:
-            raise ConfigurationError("fleet.minimize was called before fleet.distributed_optimizer")
-        self._optimizer.minimize(loss_fn)
 
     def stop_worker(self) -> None:
         """Tell the servers that this trainer has finished; the model keeps the last values."""
@@ -384,17 +283,16 @@ class Fleet(Saving, LoopCalls):
         )
         train_as(program, strategy)
 
-    def _started_role(self) -> Role:
-        if self._role is None:
-            raise ConfigurationError("fleet.init was not called; expected it before anything else of fleet")
-        return self._role
-
     def _started_transpiler(self) -> DistributeTranspiler:
         if self._transpiler is None:
             raise ConfigurationError(
                 "fleet.distributed_optimizer was not called; every role calls it, after fleet.init"
             )
         return self._transpiler
+
+    def _all_reduce(self, numbers: npt.NDArray[Any], operation: str) -> npt.NDArray[Any]:
+        combined = self._started_trainer().reduce(Contribution.of(numbers, operation))
+        return np.frombuffer(combined, dtype=numbers.dtype).reshape(numbers.shape).copy()
 
     def _steps_made(self) -> int:
         return self._started_trainer().current_step

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fleet.errors import ConfigurationError
-from fleet.numbers import numbers_of
+from fleet.facade.numbers import numbers_of
 
 
 @pytest.mark.parametrize(
