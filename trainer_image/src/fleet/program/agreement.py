@@ -7,13 +7,10 @@ say in what. A fingerprint is its digest: cheap to compare, equal on every platf
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from fleet.program.clip import CLIP_TYPES, describe_clip
+from fleet.program.ir import Operator, ProgramData
 from fleet.program.optimizers import KERNEL_FLAGS, hyper_parameters_of
-
-if TYPE_CHECKING:
-    from fleet.program.ir import Operator, Program
 
 __all__ = ["agreement_of", "describe_difference", "facts_of_training", "fingerprint_of"]
 
@@ -21,7 +18,7 @@ _ABSENT = "nothing"
 _OF_TRAINING = ("parameter ", "optimizer of ")
 
 
-def agreement_of(program: "Program") -> dict[str, str]:
+def agreement_of(program: ProgramData) -> dict[str, str]:
     """Return what a captured program says about its parameters and their optimizers.
 
     Names, shapes, dtypes and param groups of the parameters; class and structural hyper-parameters of
@@ -48,7 +45,7 @@ def facts_of_training(agreement: Mapping[str, str]) -> dict[str, str]:
     return {fact: text for fact, text in agreement.items() if fact.startswith(_OF_TRAINING)}
 
 
-def _optimizer(op: "Operator") -> str:
+def _optimizer(op: Operator) -> str:
     # Kernel flags follow the device, and a server may have another than a trainer.
     structural = {
         name: value

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from fleet.errors import TranspileError
 from fleet.program.clip import GradClip, check_grad_clip, clip_attributes, clip_type
 from fleet.program.elementwise import is_elementwise
-from fleet.program.ir import Attribute, Block, OpRole, Program, Source, Variable
+from fleet.program.ir import Attribute, Block, OpRole, ProgramData, Source, Variable
 from fleet.program.optimizers import (
     HyperParameter,
     OptimizerForm,
@@ -32,6 +32,8 @@ from fleet.program.optimizers import (
 __all__ = ["LOSS", "capture", "from_optimizer"]
 
 LOSS = "loss"
+
+Built = TypeVar("Built", bound=ProgramData)
 
 
 @dataclass(frozen=True)
@@ -51,27 +53,29 @@ class _Group:
 
 
 def capture(
+    make: Callable[[], Built],
     model: torch.nn.Module,
     loss_fn: Callable[..., Any],
     optimizer: torch.optim.Optimizer,
     grad_clip: GradClip | None = None,
-) -> Program:
-    """Build the Program of a step; see `Program.capture`."""
+) -> Built:
+    """Build the program of a step with the empty ones that `make` returns; see `Program.capture`."""
     if not isinstance(model, torch.nn.Module):
         raise TranspileError(f"capture needs a torch.nn.Module as its model, found {_kind(model)}")
     feeds = _feeds(loss_fn)
-    return _build(optimizer, model, loss_fn, feeds, grad_clip)
+    return _build(make, optimizer, model, loss_fn, feeds, grad_clip)
 
 
 def from_optimizer(
+    make: Callable[[], Built],
     optimizer: torch.optim.Optimizer,
     model: torch.nn.Module | None = None,
     grad_clip: GradClip | None = None,
-) -> Program:
-    """Build the Program of a loop's step; see `Program.from_optimizer`."""
+) -> Built:
+    """Build the program of a loop's step, as `capture`; see `Program.from_optimizer`."""
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TranspileError(f"model must be a torch.nn.Module or None, found {_kind(model)}")
-    return _build(optimizer, model, None, (), grad_clip)
+    return _build(make, optimizer, model, None, (), grad_clip)
 
 
 def _kind(value: object) -> str:
@@ -100,12 +104,13 @@ def _feeds(loss_fn: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _build(
+    make: Callable[[], Built],
     optimizer: torch.optim.Optimizer,
     model: torch.nn.Module | None,
     loss_fn: Callable[..., Any] | None,
     feeds: tuple[str, ...],
     grad_clip: GradClip | None,
-) -> Program:
+) -> Built:
     _check_optimizer(optimizer)
     if grad_clip is not None:
         check_grad_clip("grad_clip", grad_clip)
@@ -127,7 +132,7 @@ def _build(
     if LOSS in parameters:
         raise TranspileError(f"a parameter is named {LOSS!r}, as the result of the step is; rename it")
 
-    program, startup = Program(), Program()
+    program, startup = make(), make()
     block = program.global_block()
     for name in feeds:
         block.create_var(Variable(name, (-1,), "any", is_data=True))
@@ -296,7 +301,7 @@ def _optimize(block: Block, name: str, group: _Group, grad_clip: GradClip | None
     block.append_op(group.form.type, inputs, outputs, {**group.attrs, **role})
 
 
-def _start_up(block: Block, program: Program) -> None:
+def _start_up(block: Block, program: ProgramData) -> None:
     """Fill the startup program: each persistable variable of `program` is created once.
 
     Parameters start as the module has them; optimizer state starts as torch.optim starts it.

@@ -6,12 +6,10 @@ is averaged over the trainers. Clipping comes before weight decay, as in PyTorch
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from fleet.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from fleet.program.ir import Attribute, Operator, Program
+from fleet.program.ir import Attribute, Operator, ProgramData
 
 __all__ = [
     "CLIP_TYPES",
@@ -121,14 +119,14 @@ def clip_type(clip: GradClip) -> str:
     return _TYPES[type(clip)]
 
 
-def clip_attributes(clip: GradClip) -> "dict[str, Attribute]":
+def clip_attributes(clip: GradClip) -> dict[str, Attribute]:
     """Return the attributes of the operator that clips so, under the original's names."""
     if isinstance(clip, ClipGradByValue):
         return {"min": float(clip.low), "max": float(clip.max)}
     return {"max_norm": float(clip.clip_norm)}
 
 
-def clip_of(program: "Program") -> GradClip | None:
+def clip_of(program: ProgramData) -> GradClip | None:
     """Return how a captured program clips its gradients; None when it does not."""
     for op in program.global_block().ops:
         if op.type in CLIP_TYPES:
@@ -136,12 +134,12 @@ def clip_of(program: "Program") -> GradClip | None:
     return None
 
 
-def describe_clip(op: "Operator") -> str:
+def describe_clip(op: Operator) -> str:
     """Return how an operator clips, as a user would write it."""
     return repr(_clip(op))
 
 
-def _clip(op: "Operator") -> GradClip:
+def _clip(op: Operator) -> GradClip:
     if op.type == "clip":
         return ClipGradByValue(max=op.attr("max"), min=op.attr("min"))
     kind = ClipGradByNorm if op.type == "clip_by_norm" else ClipGradByGlobalNorm

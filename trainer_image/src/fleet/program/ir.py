@@ -1,28 +1,24 @@
-"""The intermediate representation: Variables, Operators, Blocks and Programs.
+"""The intermediate representation as data: Variables, Operators, Blocks, and the list of them.
 
 Variables and Operators are immutable; a Block is an ordered, editable list of operators over named
-variables; a Program is a list of Blocks whose first, the global block, is the parent of the others.
+variables; a program is a list of Blocks whose first, the global block, is the parent of the others.
 Programs are equal when they say the same; the Python objects that the runtime needs beside (`Source`)
 do not count, and neither does the startup program.
+
+What operators' attributes mean is known in the modules above, and not here.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from fleet.program.agreement import agreement_of, fingerprint_of
-from fleet.program.printer import format_difference, format_program
-from fleet.program.serialise import read_program, write_program
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
     from torch.nn import Module, Parameter
     from torch.optim import Optimizer
 
-    from fleet.program.clip import GradClip
-
-__all__ = ["Attribute", "Block", "OpRole", "Operator", "Program", "Source", "Variable"]
+__all__ = ["Attribute", "Block", "OpRole", "Operator", "ProgramData", "Source", "Variable"]
 
 T = TypeVar("T")
 
@@ -127,7 +123,7 @@ class Operator:
 class Block:
     """An ordered list of operators and the variables they name."""
 
-    program: "Program" = field(repr=False, compare=False)
+    program: "ProgramData" = field(repr=False, compare=False)
     idx: int
     parent_idx: int = -1
     vars: dict[str, Variable] = field(default_factory=dict)
@@ -229,15 +225,15 @@ class Source:
     """False when the names are positions (``param_0_3``), because nothing gave better ones."""
 
 
-class Program:
-    """What a process executes: blocks of operators, the first of which is the global block.
+class ProgramData:
+    """What a program says: blocks of operators, the first of which is the global block.
 
     Attributes
     ----------
     blocks : list of Block
     attrs : dict
         Facts about the whole program, put there by the transpiler: the role, the endpoints, the mode.
-    startup_program : Program or None
+    startup_program : of the same kind, or None
         The program that creates this one's persistable variables.
     source : Source or None
         The PyTorch objects behind it; not part of what the program says.
@@ -248,7 +244,7 @@ class Program:
     def __init__(self) -> None:
         self.blocks: list[Block] = [Block(self, 0)]
         self.attrs: dict[str, Attribute] = {}
-        self.startup_program: Program | None = None
+        self.startup_program: Self | None = None
         self.source: Source | None = None
         self.mode: object | None = None
 
@@ -283,9 +279,9 @@ class Program:
         for block in self.blocks:
             yield from block.vars.values()
 
-    def clone(self) -> "Program":
+    def clone(self) -> Self:
         """Return an independent copy over the same source; its startup program is copied too."""
-        copy = Program()
+        copy = type(self)()
         copy.blocks = [
             Block(copy, block.idx, block.parent_idx, dict(block.vars), list(block.ops))
             for block in self.blocks
@@ -296,146 +292,12 @@ class Program:
         copy.mode = self.mode
         return copy
 
-    def fingerprint(self) -> str:
-        """Return a hex digest that is equal for programs whose processes may train together."""
-        return fingerprint_of(agreement_of(self))
-
-    def to_string(self, *, with_details: bool = False) -> str:
-        """Return the program as text that reads like code; details are output slots and book-keeping."""
-        return format_program(self, with_details=with_details)
-
-    def difference(self, other: "Program") -> str:
-        """Say how another program differs from this one; empty when the two are equal.
-
-        Parameters
-        ----------
-        other : Program
-
-        Returns
-        -------
-        str
-            The lines of both programs' text, with details, around each difference: those of this program
-            alone begin with ``-``, those of `other` alone with ``+``.
-        """
-        return "" if self == other else format_difference(self, other)
-
-    def to_json(self) -> str:
-        """Return the program as JSON, with its startup program; `from_json` reads it back.
-
-        Returns
-        -------
-        str
-            What the program says. The PyTorch objects behind it stay behind.
-
-        Raises
-        ------
-        TranspileError
-            An attribute is no plain value.
-        """
-        return write_program(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Program":
-        """Build a program from what `to_json` returned.
-
-        Parameters
-        ----------
-        text : str
-
-        Returns
-        -------
-        Program
-            Equal to the one that was written, without a `source`: it can be printed, compared and lowered,
-            and to run it needs the `source` of a program that was captured here.
-
-        Raises
-        ------
-        TranspileError
-            The text is cut off, of another format or version, or damaged; the message says where.
-        """
-        return read_program(text, cls)
-
-    @classmethod
-    def capture(
-        cls,
-        model: "Module",
-        loss_fn: Callable[..., Any],
-        optimizer: "Optimizer",
-        grad_clip: "GradClip | None" = None,
-    ) -> "Program":
-        """Describe one training step of a PyTorch script, without running or tracing the model.
-
-        Parameters
-        ----------
-        model : torch.nn.Module
-            Its parameters give the program's names.
-        loss_fn : callable
-            Called as ``loss_fn(model, **feed)``; returns the scalar loss, or a dict of named scalars and
-            tensors with ``loss`` among them. The names in its signature are the program's data.
-        optimizer : torch.optim.Optimizer
-            Its class and param groups give the optimize operators.
-        grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
-            Clip the gradients before the optimize operators.
-
-        Returns
-        -------
-        Program
-            Also `fleet.default_main_program()` from now on; its `startup_program` is
-            `fleet.default_startup_program()`.
-
-        Raises
-        ------
-        TranspileError
-            Something here cannot be trained by parameter servers; the message names it.
-        """
-        from fleet.program import capture, defaults
-
-        program = capture.capture(model, loss_fn, optimizer, grad_clip)
-        defaults.set_default_programs(program)
-        return program
-
-    @classmethod
-    def from_optimizer(
-        cls,
-        optimizer: "Optimizer",
-        model: "Module | None" = None,
-        grad_clip: "GradClip | None" = None,
-    ) -> "Program":
-        """Describe the step of a loop that calls ``loss.backward()`` and ``optimizer.step()`` itself.
-
-        Parameters
-        ----------
-        optimizer : torch.optim.Optimizer
-            Its parameters are the program's.
-        model : torch.nn.Module, optional
-            Gives the names. Without it they come from ``torch.optim.X(model.named_parameters())``, else
-            they are ``param_{group}_{i}``.
-        grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
-            As in `capture`.
-
-        Returns
-        -------
-        Program
-            The default programs stay as they are.
-
-        Raises
-        ------
-        TranspileError
-            As in `capture`.
-        """
-        from fleet.program import capture
-
-        return capture.from_optimizer(optimizer, model, grad_clip)
-
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Program):
+        if not isinstance(other, ProgramData):
             return NotImplemented
         return self.blocks == other.blocks and self.attrs == other.attrs
 
     __hash__ = None  # type: ignore[assignment]  # a list of operators that may change, as any list
-
-    def __str__(self) -> str:
-        return self.to_string()
 
     def __repr__(self) -> str:
         ops: Sequence[Operator] = self.global_block().ops

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fleet.errors import TranspileError
+from fleet.program.ir import Attribute, Operator
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
-
-    from fleet.program.ir import Attribute, Operator
 
 __all__ = [
     "KERNEL_FLAGS",
@@ -165,7 +164,7 @@ def _plain(optimizer: "Optimizer", name: str, value: object) -> HyperParameter:
 
 def attributes_of(
     form: OptimizerForm, options: Mapping[str, HyperParameter], *, without: Iterable[str] = ()
-) -> "dict[str, Attribute]":
+) -> dict[str, Attribute]:
     """Return the options as an operator's attributes, under the original's names where it has them.
 
     Parameters
@@ -193,15 +192,15 @@ def attributes_of(
     return attrs
 
 
-def _lists(value: HyperParameter) -> "Attribute":
+def _lists(value: HyperParameter) -> Attribute:
     return [_lists(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _tuples(value: "Attribute") -> HyperParameter:
+def _tuples(value: Attribute) -> HyperParameter:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value  # type: ignore[arg-type,return-value]
 
 
-def hyper_parameters_of(op: "Operator") -> dict[str, HyperParameter]:
+def hyper_parameters_of(op: Operator) -> dict[str, HyperParameter]:
     """Return the options that an optimize operator carries, by PyTorch's names.
 
     Parameters

@@ -3,10 +3,8 @@
 import json
 from collections.abc import Iterable, Mapping
 from difflib import unified_diff
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fleet.program.ir import Block, Operator, Program, Variable
+from fleet.program.ir import Block, Operator, ProgramData, Variable
 
 __all__ = ["format_difference", "format_program"]
 
@@ -15,12 +13,12 @@ _INDENT = "    "
 _DETAILS = frozenset({"op_role", "op_role_var", "hyper_parameters", "block_ids", "agreement"})
 
 
-def format_program(program: "Program", *, with_details: bool = False) -> str:
+def format_program(program: ProgramData, *, with_details: bool = False) -> str:
     """Return the whole program as text, block by block.
 
     Parameters
     ----------
-    program : Program
+    program : ProgramData
     with_details : bool
         Also print the output slots and the book-keeping attributes.
     """
@@ -32,13 +30,13 @@ def format_program(program: "Program", *, with_details: bool = False) -> str:
     return "\n".join((*header, *(_format_block(block, with_details) for block in program.blocks)))
 
 
-def format_difference(ours: "Program", theirs: "Program") -> str:
+def format_difference(ours: ProgramData, theirs: ProgramData) -> str:
     """Return the lines in which two programs differ, with two lines around each."""
     here, there = (format_program(program, with_details=True).splitlines() for program in (ours, theirs))
     return "\n".join(unified_diff(here, there, "this program", "the other", n=2, lineterm=""))
 
 
-def _format_block(block: "Block", with_details: bool) -> str:
+def _format_block(block: Block, with_details: bool) -> str:
     parent = f", inside block {block.parent_idx}" if block.parent_idx >= 0 else ""
     declarations = [_INDENT + _format_variable(variable, with_details) for variable in block.vars.values()]
     operators = [_INDENT + _format_operator(op, with_details) for op in block.ops]
@@ -46,7 +44,7 @@ def _format_block(block: "Block", with_details: bool) -> str:
     return "\n".join((f"{{ // block {block.idx}{parent}", *declarations, *gap, *operators, "}"))
 
 
-def _format_variable(variable: "Variable", with_details: bool) -> str:
+def _format_variable(variable: Variable, with_details: bool) -> str:
     if variable.is_data and not with_details:
         return f"data {variable.name}"  # the shape is not known before it is fed
     kinds = {
@@ -58,7 +56,7 @@ def _format_variable(variable: "Variable", with_details: bool) -> str:
     return f"{kind} {variable.name} : {variable.dtype}[{', '.join(map(str, variable.shape))}]"
 
 
-def _format_operator(op: "Operator", with_details: bool) -> str:
+def _format_operator(op: Operator, with_details: bool) -> str:
     outputs = ", ".join(_slots(op.outputs) if with_details else op.output_arg_names)
     attrs = (
         f"{name}={_value(value)}" for name, value in op.attrs.items() if with_details or name not in _DETAILS

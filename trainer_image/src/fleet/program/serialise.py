@@ -9,14 +9,14 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from fleet.errors import TranspileError
-
-if TYPE_CHECKING:
-    from fleet.program.ir import Block, Operator, Program, Variable
+from fleet.program.ir import Block, Operator, ProgramData, Variable
 
 __all__ = ["FORMAT", "VERSION", "read_program", "write_program"]
+
+Built = TypeVar("Built", bound=ProgramData)
 
 FORMAT: Final = "fleet-program"
 VERSION: Final = 1
@@ -35,7 +35,7 @@ _KINDS: Final = {
 }
 
 
-def write_program(program: "Program") -> str:
+def write_program(program: ProgramData) -> str:
     """Return a program as JSON, its startup program with it.
 
     Raises
@@ -54,7 +54,7 @@ def write_program(program: "Program") -> str:
         ) from error
 
 
-def read_program(text: str, make: "Callable[[], Program]") -> "Program":
+def read_program(text: str, make: Callable[[], Built]) -> Built:
     """Build the program that a text describes.
 
     Parameters
@@ -88,11 +88,11 @@ def read_program(text: str, make: "Callable[[], Program]") -> "Program":
     return program
 
 
-def _program(program: "Program") -> dict[str, Any]:
+def _program(program: ProgramData) -> dict[str, Any]:
     return {"attrs": program.attrs, "blocks": [_block(block) for block in program.blocks]}
 
 
-def _block(block: "Block") -> dict[str, Any]:
+def _block(block: Block) -> dict[str, Any]:
     return {
         "parent": block.parent_idx,
         "vars": [asdict(variable) for variable in block.vars.values()],
@@ -100,7 +100,7 @@ def _block(block: "Block") -> dict[str, Any]:
     }
 
 
-def _operator(op: "Operator") -> dict[str, Any]:
+def _operator(op: Operator) -> dict[str, Any]:
     return {"type": op.type, "inputs": op.inputs, "outputs": op.outputs, "attrs": op.attrs}
 
 
@@ -120,7 +120,7 @@ def _summary(text: object) -> str:
     return f"{len(text)} characters long and ends with {text[-20:]!r}" if text else "empty"
 
 
-def _read_program(where: str, found: object, make: "Callable[[], Program]") -> "Program":
+def _read_program(where: str, found: object, make: Callable[[], Built]) -> Built:
     fields = _fields(where, found, _PROGRAM)
     program = make()
     program.attrs = fields["attrs"]
@@ -137,7 +137,7 @@ def _read_program(where: str, found: object, make: "Callable[[], Program]") -> "
     return program
 
 
-def _read_block(place: str, described: Mapping[str, Any], target: "Block") -> None:
+def _read_block(place: str, described: Mapping[str, Any], target: Block) -> None:
     for position, variable in enumerate(described["vars"]):
         where = f"{place}, variable {position}"
         _within(where, partial(target.create_var, _read_variable(where, variable)))
@@ -151,9 +151,7 @@ def _read_block(place: str, described: Mapping[str, Any], target: "Block") -> No
         _within(where, partial(target.append_op, fields["type"], inputs, outputs, fields["attrs"]))
 
 
-def _read_variable(where: str, described: object) -> "Variable":
-    from fleet.program.ir import Variable
-
+def _read_variable(where: str, described: object) -> Variable:
     fields = _fields(where, described, _VARIABLE)
     shape = fields.pop("shape")
     if not all(isinstance(size, int) and not isinstance(size, bool) for size in shape):

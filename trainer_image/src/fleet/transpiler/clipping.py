@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from fleet.errors import TranspileError
 from fleet.program.clip import CLIP_TYPES, NORM_TYPES
-from fleet.program.ir import Attribute, Operator, Program
+from fleet.program.ir import Attribute, Operator
+from fleet.program.program import Program
 from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.config import DistributedMode, TrainingMode
 from fleet.transpiler.layout import Layout

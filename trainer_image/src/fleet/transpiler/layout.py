@@ -8,7 +8,8 @@ from itertools import groupby
 from fleet.errors import TranspileError
 from fleet.program.agreement import agreement_of
 from fleet.program.clip import CLIP_TYPES, NORM_TYPES
-from fleet.program.ir import Block, Operator, OpRole, Program, Variable
+from fleet.program.ir import Block, Operator, OpRole, Variable
+from fleet.program.program import Program
 from fleet.transpiler.block import PlannedBlock, plan_block
 from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 from fleet.transpiler.dispatch import PSDispatcher

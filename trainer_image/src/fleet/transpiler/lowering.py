@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, cast
 
 from fleet.errors import TranspileError
 from fleet.program.agreement import fingerprint_of
-from fleet.program.ir import Block, Operator, Program
+from fleet.program.ir import Block, Operator
 from fleet.program.optimizers import HyperParameter, class_path, hyper_parameters_of
+from fleet.program.program import Program
 from fleet.transpiler.block import PlannedBlock, plan_block
 from fleet.transpiler.clipping import NormPlan, lower_norms, lower_ranges
 from fleet.transpiler.config import DistributedMode, TrainingMode

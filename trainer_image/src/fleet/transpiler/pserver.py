@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fleet.program.ir import Attribute, Block, Operator, OpRole, Program, Variable
+from fleet.program.ir import Attribute, Block, Operator, OpRole, Variable
+from fleet.program.program import Program
 from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.clipping import clipping_attributes
 from fleet.transpiler.config import DistributedMode

@@ -1,7 +1,8 @@
 """A trainer's programs: its own computation, with sends, barriers and receives around it."""
 
 from fleet.errors import TranspileError
-from fleet.program.ir import Attribute, Block, OpRole, Program, Variable
+from fleet.program.ir import Attribute, Block, OpRole, Variable
+from fleet.program.program import Program
 from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.layout import Layout

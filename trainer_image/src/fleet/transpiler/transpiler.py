@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from fleet.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import TranspileError
-from fleet.program.defaults import default_main_program, default_startup_program
 from fleet.program.forward_writes import refuse_forward_writes
-from fleet.program.ir import Program
+from fleet.program.program import Program, default_main_program, default_startup_program
 from fleet.transpiler.clipping import check_clipping
 from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 from fleet.transpiler.layout import Layout, lay_out
