@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fleet_operator.api import FleetJob, Role
-    from fleet_operator.cli.view import ReplicaView
+    from fleet_operator.cli.replica import ReplicaView
     from fleet_operator.cluster.processes import LocalPod
 
 ABSENT = "-"

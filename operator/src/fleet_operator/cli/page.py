@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
+    from fleet_operator.cli.replica import ReplicaView
     from fleet_operator.cli.run import RunResult
-    from fleet_operator.cli.view import ReplicaView
 
 COLUMNS = ("replica", "state", "started", "ran for", "restarts", "exit codes", "step", "loss")
 

@@ -10,8 +10,8 @@ from fleet_operator.cli.lines import duration
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from fleet_operator.cli.replica import ReplicaView
     from fleet_operator.cli.run import RunResult
-    from fleet_operator.cli.view import ReplicaView
 
 
 def to_json(result: RunResult) -> dict[str, Any]:

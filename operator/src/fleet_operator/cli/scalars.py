@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from fleet_operator.cli.view import ReplicaView
+    from fleet_operator.cli.replica import ReplicaView
     from fleet_operator.plan.progress import Progress
 
 

@@ -11,7 +11,8 @@ from fleet_operator.cli.lines import ABSENT, duration
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from fleet_operator.cli.view import JobView, ReplicaView
+    from fleet_operator.cli.replica import ReplicaView
+    from fleet_operator.cli.view import JobView
 
 STYLES = {
     "Running": "green",

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from fleet_operator.cluster.interface import ClusterError
 from fleet_operator.engine.clock import SystemClock
 from fleet_operator.engine.observer import Observer
+from fleet_operator.engine.outcome import Outcome, Result
 from fleet_operator.engine.queue import WorkQueue
-from fleet_operator.engine.reconcile import Outcome, Reconciler, Result, retry_after
+from fleet_operator.engine.reconcile import Reconciler, retry_after
 from fleet_operator.plan import plan
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from enum import StrEnum
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from fleet_operator.cluster.interface import ClusterError, ConflictError
 from fleet_operator.engine.coalesce import Coalescing
 from fleet_operator.engine.observer import Observer
+from fleet_operator.engine.outcome import Outcome, Result
 from fleet_operator.engine.rest import rest
 from fleet_operator.plan.model import CreatePod, DeletePod, Event
 
@@ -45,28 +45,6 @@ REMEMBERED_TRIES = 8
 
 AT_ONCE = 16
 """How many pods of one job are created or deleted at the same time."""
-
-
-class Result(StrEnum):
-    """How a pass ended."""
-
-    GONE = "gone"  # there is no such job any more
-    WAITING = "waiting"  # an own write has not been seen yet
-    DONE = "done"
-    CONFLICT = "conflict"  # the snapshot was stale: nothing was done
-    FAILED = "failed"  # an action was refused: the next pass tries again
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a pass ended, when to look again even if nothing happens, and how long news may wait until then.
-
-    After a failure `after` is when to look again at the earliest.
-    """
-
-    result: Result
-    after: timedelta | None = None
-    rest: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True)

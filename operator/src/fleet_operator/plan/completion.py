@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["with_completions"]
 
 
-def with_completions(situation: Situation) -> Ledger:
-    """Return the ledger with the replicas whose present pods were seen, and which of them have completed."""
+def with_completions(situation: Situation) -> Situation:
+    """Enter into the ledger the replicas whose present pods were seen, and which of them have completed."""
     situation = situation.with_ledger(_with_own_ends(situation, Role.TRAINER))
     if Role.PSERVER in situation.job.roles:
         situation = situation.with_ledger(_with_own_ends(situation, Role.PSERVER))
@@ -37,7 +37,7 @@ def with_completions(situation: Situation) -> Ledger:
         wanted = range(situation.job.replicas(Role.TRAINER))
         if ledger.roles[Role.TRAINER].completed.issuperset(wanted):  # nobody is left for them to serve
             ledger = ledger.with_seen(Role.PSERVER, frozenset(), servers)
-    return ledger
+    return situation.with_ledger(ledger)
 
 
 def _with_own_ends(situation: Situation, role: Role) -> Ledger:

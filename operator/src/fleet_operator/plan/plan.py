@@ -16,12 +16,12 @@ from fleet_operator.plan.failure import VANISHED, find_failures, loses_parameter
 from fleet_operator.plan.holding import hold_back
 from fleet_operator.plan.model import Event, Plan
 from fleet_operator.plan.naming import some
+from fleet_operator.plan.observe import situation_of
 from fleet_operator.plan.pending import pending_deadline, pending_since
 from fleet_operator.plan.pods import has_succeeded
 from fleet_operator.plan.progress import parse_progress
 from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, judge
 from fleet_operator.plan.scaling import is_resized, scaled_sentence
-from fleet_operator.plan.situation import Situation
 from fleet_operator.plan.status import build_status
 from fleet_operator.plan.step import hold, step, why_pending
 from fleet_operator.plan.success import is_satisfied, success_sentence
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fleet_operator.build import Hosts
     from fleet_operator.plan.ledger import Ledger
     from fleet_operator.plan.model import Observed
+    from fleet_operator.plan.situation import Situation
 
 __all__ = ["plan"]
 
@@ -69,7 +70,7 @@ def plan(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan
 
 
 def _decide(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan:
-    situation = Situation.of(job, observed, now, hosts)
+    situation = situation_of(job, observed, now, hosts)
     for decide in DECISIONS:
         if (decided := decide(situation)) is not None:
             return decided

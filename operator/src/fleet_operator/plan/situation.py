@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self
 from fleet_operator.api import Role
 from fleet_operator.api.names import pod_name, service_name
 from fleet_operator.build import build_extras
-from fleet_operator.plan.completion import with_completions
 from fleet_operator.plan.extras import unserved
 from fleet_operator.plan.key import brings_own_key, key_of_life
 from fleet_operator.plan.ledger import RANK_ZERO, Ledger, Replica
@@ -39,18 +38,6 @@ class Situation:
     hosts: Hosts
     ledger: Ledger
     asked: int  # how many trainers the manifest asks for; the job has fewer when some come too late
-
-    @classmethod
-    def of(cls, job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Self:
-        """Put what was observed in order, and enter into the ledger what was not known before."""
-        asked = job.replicas(Role.TRAINER)
-        pods = (pod for pod in observed.pods if pod.owned)
-        ledger = Ledger.of(job.status).with_attempts(
-            (Replica(pod.role, pod.index), pod.attempt) for pod in pods
-        )
-        situation = cls(job, observed, now, hosts, ledger, asked)
-        situation = situation.with_ledger(with_completions(situation))
-        return situation.with_trainers_to_have() if job.elastic else situation
 
     def with_ledger(self, ledger: Ledger) -> Self:
         """Return the same moment with another ledger, by which other pods are the present ones."""

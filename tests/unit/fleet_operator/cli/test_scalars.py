@@ -9,8 +9,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fleet_operator.api import Role
+from fleet_operator.cli.replica import ReplicaView
 from fleet_operator.cli.scalars import Scalars, ScalarsError
-from fleet_operator.cli.view import ReplicaView
 from fleet_operator.plan.progress import Progress
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.interface import ConflictError, Key
 from fleet_operator.engine import Observer, Reconciler, Result
 from fleet_operator.engine.coalesce import COUNTS, FIRST
-from fleet_operator.engine.reconcile import AT_ONCE, UNSEEN_WRITE, Outcome
+from fleet_operator.engine.outcome import Outcome
+from fleet_operator.engine.reconcile import AT_ONCE, UNSEEN_WRITE
 from fleet_operator.plan.model import (
     CreatePod,
     CreateService,
