@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fleet import lifecycle
-from fleet.environment import process_environment
+from fleet.environment.process import process_environment
 from fleet.errors import ConfigurationError, FleetError
 from fleet.fetched import fetched
 from fleet.parameter_server.preview import previewed

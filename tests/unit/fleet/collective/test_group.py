@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from fleet.collective.deadlines import Deadlines
 from fleet.collective.group import Group
 from fleet.collective.marks import Marks
 from fleet.collective.rendezvous import Place
 from fleet.collective.standing import Way
+from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError
 
 CPU = torch.device("cpu")

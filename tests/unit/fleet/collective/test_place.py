@@ -2,7 +2,6 @@
 
 import pytest
 
-from fleet.collective.deadlines import Deadlines
 from fleet.collective.rendezvous import Place, place_of
 from fleet.errors import ConfigurationError
 from fleet.role_maker import Role, RoleKind
@@ -44,17 +43,3 @@ def test_trainers_are_called_by_index_and_address():
     assert place.names([1]) == "trainer 1 (b:2)"
     assert Place(1, 2, "m", 6175).names([0, 1]) == "trainer 0 (m:6175), trainer 1"
     assert place.names(list(range(10))).endswith("trainer 7 and 2 more")
-
-
-def test_deadlines_come_from_the_environment():
-    deadlines = Deadlines.from_environ({"FLEET_HEARTBEAT_SECONDS": "0.5", "FLAGS_rpc_deadline": "4000"})
-    assert (deadlines.silent_seconds, deadlines.lost_seconds) == (2.5, 4.0)
-    assert Deadlines.from_environ({}) == Deadlines(2.0, 180.0)
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "x", "nan", "inf"])
-def test_a_deadline_that_is_no_time_is_named(value):
-    with pytest.raises(
-        ConfigurationError, match=f"FLAGS_rpc_deadline is '{value}'; expected a positive number"
-    ):
-        Deadlines.from_environ({"FLAGS_rpc_deadline": value})

@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from fleet.collective import rendezvous
-from fleet.collective.deadlines import Deadlines
 from fleet.collective.rendezvous import Place, meet
+from fleet.environment.deadlines import Deadlines
 from fleet.errors import DeadlineExceededError
 
 pytestmark = pytest.mark.timeout(60)
@@ -29,15 +29,8 @@ def test_who_has_never_been_there_is_waited_for_by_a_deadline_of_its_own(rank, s
     monkeypatch.setattr(rendezvous, "TRY_SECONDS", 0.2)
     place = Place(rank, 2, "127.0.0.1", free_port())
     with pytest.raises(DeadlineExceededError, match=said) as raised:
-        meet(place, Deadlines(lost_seconds=0.1, start_seconds=1.5))
+        meet(place, Deadlines(deadline_seconds=0.1, start_deadline_seconds=1.5))
     seconds = float(str(raised.value).split("within ")[1].split(" s")[0])
     assert seconds >= 1.0, "not that for a lost one"
     assert "FLEET_START_DEADLINE_SECONDS" in str(raised.value)
     assert caplog.text.count("waiting for trainer") >= 1
-
-
-def test_the_deadline_for_starting_is_that_for_a_lost_trainer_unless_it_is_told():
-    told = {"FLAGS_rpc_deadline": "2500", "FLEET_START_DEADLINE_SECONDS": "600"}
-    assert Deadlines.from_environ({"FLAGS_rpc_deadline": "2500"}).starting_seconds == 2.5
-    assert Deadlines.from_environ(told).starting_seconds == 600
-    assert Deadlines(lost_seconds=180, start_seconds=30).starting_seconds == 180, "never a shorter one"

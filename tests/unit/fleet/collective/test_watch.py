@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-from fleet.collective.deadlines import Deadlines
 from fleet.collective.rendezvous import Place
 from fleet.collective.standing import Standing, Way
 from fleet.collective.watch import Watch
+from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, FleetError, PeerLostError
 
 
@@ -50,7 +50,7 @@ def watching(
     lost: Callable[[FleetError], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Watch]:
-    deadlines = Deadlines(heartbeat_seconds=0.01, lost_seconds=0.2)
+    deadlines = Deadlines(heartbeat_seconds=0.01, deadline_seconds=0.2)
     watch = Watch(cast("Any", store), Place(0, 2, "localhost", 1), deadlines, lost, clock)
     watch.start()
     try:

@@ -28,8 +28,8 @@ def test_every_variable_is_read():
     assert Settings.from_environ(environ) == Settings(
         0.5,
         2.5,
+        600,
         65536,
-        start_deadline_seconds=600,
         send_queue_size=9,
         max_merge_var_num=5,
         retry_times=7,

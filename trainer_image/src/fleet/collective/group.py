@@ -22,13 +22,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from fleet.collective.deadlines import Deadlines
 from fleet.collective.devices import Facts, backend_of, difference, gpu_number, why_not_nccl
 from fleet.collective.faults import own_fault, reason_of
 from fleet.collective.marks import Marks
 from fleet.collective.rendezvous import Place, meet
 from fleet.collective.standing import Way
 from fleet.collective.watch import Watch
+from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError, PeerLostError
 
 __all__ = ["Group"]
@@ -86,9 +86,9 @@ class Group:
                 store=PrefixStore("group", store),
                 rank=place.rank,
                 world_size=place.size,
-                timeout=deadlines.stalled,
+                timeout=timedelta(seconds=deadlines.stalled_seconds),
             )
-            calling = dist.new_group(backend="gloo", timeout=deadlines.stalled)
+            calling = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadlines.stalled_seconds))
             group._calling = cast("dist.ProcessGroup", calling)
         group._check(torch.device("cpu"), "the start of the job")
         group.barrier("the start of the job")
@@ -132,7 +132,10 @@ class Group:
             return None  # those that torch.distributed uses where none are named
         before = _sockets()
         with self._naming("connecting to the other trainers once more"):
-            channel = dist.new_group(backend=backend_of(self._everybodys), timeout=self._deadlines.stalled)
+            channel = dist.new_group(
+                backend=backend_of(self._everybodys),
+                timeout=timedelta(seconds=self._deadlines.stalled_seconds),
+            )
         _keep_from_children(_sockets() - before)
         return cast("dist.ProcessGroup", channel)
 
@@ -278,7 +281,7 @@ class Group:
                 raise PeerLostError(message) from error
             raise DeadlineExceededError(
                 f"{what} failed though every trainer is alive: {reason}; "
-                f"a trainer may have taken longer than {self._deadlines.stalled.total_seconds():.0f} s, "
+                f"a trainer may have taken longer than {self._deadlines.stalled_seconds:.0f} s, "
                 "or have lost its connections"
             ) from error
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
-from fleet.collective.deadlines import Deadlines
+from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError, PeerLostError
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def _open(place: Place, deadlines: Deadlines, wait: _Wait) -> Store:
                 place.port,
                 is_master=True,
                 wait_for_workers=False,
-                timeout=timedelta(seconds=deadlines.lost_seconds),
+                timeout=timedelta(seconds=deadlines.deadline_seconds),
             )
         except (DistError, RuntimeError) as error:
             raise ConfigurationError(
@@ -170,7 +170,7 @@ def _open(place: Place, deadlines: Deadlines, wait: _Wait) -> Store:
                     "FLAGS_rpc_deadline)"
                 ) from error
         else:
-            store.set_timeout(timedelta(seconds=deadlines.lost_seconds))
+            store.set_timeout(timedelta(seconds=deadlines.deadline_seconds))
             return store
 
 

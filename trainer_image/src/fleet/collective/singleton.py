@@ -12,13 +12,13 @@ import torch
 from fleet import lifecycle, progress
 from fleet.allocator import keep_freed_memory
 from fleet.checkpoint import Claims, end_if_finished, leave_mark
-from fleet.collective.deadlines import Deadlines
 from fleet.collective.gradients import GradientAverager
 from fleet.collective.group import Group
 from fleet.collective.history import hyper_parameters
 from fleet.collective.optimizer import distribute, named_parameters
 from fleet.collective.rendezvous import place_of
 from fleet.collective.training import CollectiveTraining
+from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError
 from fleet.facade import FleetCalls
 from fleet.finite import tell_of_weights

@@ -16,9 +16,9 @@ from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
 
 from fleet.clock import WatchClock
-from fleet.collective.deadlines import Deadlines
 from fleet.collective.rendezvous import Place
 from fleet.collective.standing import Standing, Way
+from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, FleetError, PeerLostError
 
 __all__ = ["Watch"]
@@ -53,7 +53,7 @@ class Watch:
         self._store = store
         # Between two looks of a watch that runs lies a beat, and two calls of the store in vain.
         most_seconds = deadlines.heartbeat_seconds + 2 * STORE_SECONDS
-        self._clock = WatchClock(min(most_seconds, deadlines.lost_seconds / 2), clock)
+        self._clock = WatchClock(min(most_seconds, deadlines.deadline_seconds / 2), clock)
         self._place = place
         self._deadlines = deadlines
         self._lost = lost
@@ -179,7 +179,7 @@ class Watch:
         self._check_that_all_meet(mine, theirs)
         silence = {rank: now - at for rank, (_, at) in self._seen.items()}
         silent = [rank for rank in self._others if silence[rank] > self._deadlines.silent_seconds]
-        gone = [rank for rank in silent if silence[rank] > self._deadlines.lost_seconds]
+        gone = [rank for rank in silent if silence[rank] > self._deadlines.deadline_seconds]
         if gone:
             raise PeerLostError(
                 f"{self._place.names(gone)} gave no sign of life for {silence[gone[0]]:.0f} s "
@@ -212,7 +212,7 @@ class Watch:
 
     def _note_unreachable(self, seconds: float, error: Exception) -> None:
         reason = str(error).strip().partition("\n")[0]
-        if seconds > self._deadlines.lost_seconds:
+        if seconds > self._deadlines.deadline_seconds:
             self._lost(
                 PeerLostError(f"{self._place.name(0)} was not reachable for {seconds:.0f} s: {reason}")
             )

@@ -3,12 +3,12 @@
 Checked at ``fleet.init``, and read when a session or a server starts.
 """
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
-from fleet.errors import ConfigurationError
+from fleet.environment.deadlines import Deadlines
+from fleet.environment.numbers import count, positive
 
 __all__ = ["Settings"]
 
@@ -21,11 +21,9 @@ _THREAD_NUMS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Times are in seconds. A peer is silent after `silent_seconds`, and lost `deadline_seconds` later."""
+class Settings(Deadlines):
+    """The deadlines of the job, and what else may be tuned."""
 
-    heartbeat_seconds: float = 2.0
-    deadline_seconds: float = 180.0
     socket_buffer_bytes: int | None = None
     """Size of the data connections' kernel buffers; None lets the kernel tune them."""
     piece_bytes: int | None = None
@@ -44,13 +42,6 @@ class Settings:
     """In which dtype, where in another than their own. The strategy says it."""
     fused: bool = False
     """Whether servers step with fused kernels. The strategy says it."""
-    start_deadline_seconds: float | None = None
-    """How long peers that have never been there are waited for; None: as long as one that is lost."""
-
-    @property
-    def silent_seconds(self) -> float:
-        """After how long without a word the log names a peer: five heartbeats."""
-        return 5 * self.heartbeat_seconds
 
     @property
     def glance_seconds(self) -> float:
@@ -67,26 +58,15 @@ class Settings:
     def stalled_seconds(self) -> float:
         """How long a peer that is alive may keep the others waiting.
 
-        Much longer than the deadline of a lost one: an evaluation, or a checkpoint of one trainer only, is
-        no failure. But nobody waits for ever. It may wait itself, for one that has not started yet.
+        It may wait itself, for one that has not started yet.
         """
         return max(10 * self.deadline_seconds, self.starting_seconds)
-
-    @property
-    def starting_seconds(self) -> float:
-        """How long peers that have never been there are waited for: at least as long as one that is lost.
-
-        The job's pendingDeadlineSeconds may be short, and is kept when its pods run; they have still to
-        import and to load before they join.
-        """
-        return max(self.start_deadline_seconds or 0.0, self.deadline_seconds)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Settings":
         """Read the settings.
 
-        ``FLEET_HEARTBEAT_SECONDS``, ``FLAGS_rpc_deadline`` (ms), ``FLEET_START_DEADLINE_SECONDS``,
-        ``FLAGS_rpc_retry_times``, ``FLEET_SOCKET_BUFFER_BYTES``, ``FLEET_PIECE_BYTES``,
+        Those of `Deadlines`, ``FLAGS_rpc_retry_times``, ``FLEET_SOCKET_BUFFER_BYTES``, ``FLEET_PIECE_BYTES``,
         ``FLEET_MAX_TRAINERS``, ``FLAGS_communicator_send_queue_size`` and
         ``FLAGS_communicator_max_merge_var_num``;
         ``FLAGS_rpc_{send,get,prefetch}_thread_num`` are checked.
@@ -97,40 +77,18 @@ class Settings:
             A value is no positive number, or a count no whole one; the message names the variable.
         """
         for name in _THREAD_NUMS:
-            _count(environ, name, 1)
+            count(environ, name, 1)
         buffer_bytes = environ.get("FLEET_SOCKET_BUFFER_BYTES")
         return cls(
-            heartbeat_seconds=_positive(environ, "FLEET_HEARTBEAT_SECONDS", 2.0),
-            deadline_seconds=_positive(environ, "FLAGS_rpc_deadline", 180_000.0) / 1000,
-            start_deadline_seconds=_positive(environ, "FLEET_START_DEADLINE_SECONDS", 0) or None,
-            socket_buffer_bytes=int(_positive(environ, "FLEET_SOCKET_BUFFER_BYTES", 0))
+            **asdict(Deadlines.from_environ(environ)),
+            socket_buffer_bytes=int(positive(environ, "FLEET_SOCKET_BUFFER_BYTES", 0))
             if buffer_bytes
             else None,
-            piece_bytes=_count(environ, "FLEET_PIECE_BYTES", 0) or None,
-            send_queue_size=_count(environ, "FLAGS_communicator_send_queue_size", 2),
-            max_merge_var_num=_count(environ, "FLAGS_communicator_max_merge_var_num", 20),
+            piece_bytes=count(environ, "FLEET_PIECE_BYTES", 0) or None,
+            send_queue_size=count(environ, "FLAGS_communicator_send_queue_size", 2),
+            max_merge_var_num=count(environ, "FLAGS_communicator_max_merge_var_num", 20),
             retry_times=0
             if environ.get("FLAGS_rpc_retry_times") == "0"
-            else _count(environ, "FLAGS_rpc_retry_times", 3),
-            max_trainers=_count(environ, "FLEET_MAX_TRAINERS", 0) or None,
+            else count(environ, "FLAGS_rpc_retry_times", 3),
+            max_trainers=count(environ, "FLEET_MAX_TRAINERS", 0) or None,
         )
-
-
-def _count(environ: Mapping[str, str], name: str, default: int) -> int:
-    number = _positive(environ, name, default)
-    if number != int(number):
-        raise ConfigurationError(f"{name} is {environ[name]!r}; expected a whole number")
-    return int(number)
-
-
-def _positive(environ: Mapping[str, str], name: str, default: float) -> float:
-    text = environ.get(name, "")
-    if not text:
-        return default
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise ConfigurationError(f"{name} is {text!r}; expected a positive number")
-    return number

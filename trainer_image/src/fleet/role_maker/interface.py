@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from fleet.environment import process_environment
+from fleet.environment.process import process_environment
 from fleet.role_maker.key import key_of
 from fleet.role_maker.role import JobIdentity, Role
 from fleet.role_maker.variables import SYNC_MODES, Variables

@@ -1,12 +1,12 @@
 """The role as mpirun gives it: even ranks are parameter servers, odd ranks are trainers."""
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from fleet.endpoints import endpoint_problem
-from fleet.errors import RoleError
+from fleet.environment.deadlines import Deadlines
+from fleet.errors import ConfigurationError, RoleError
 from fleet.rendezvous import Card, exchange
 from fleet.role_maker.interface import RoleMaker, identity_of, sync_mode_of
 from fleet.role_maker.role import Role, RoleKind
@@ -15,7 +15,6 @@ from fleet.role_maker.variables import Variables
 __all__ = ["MPISymetricRoleMaker", "MPISymmetricRoleMaker"]
 
 _RENDEZVOUS = "FLEET_MPI_RENDEZVOUS"
-_DEADLINE_MILLISECONDS = 180_000.0
 
 
 class MPISymmetricRoleMaker(RoleMaker):
@@ -59,7 +58,7 @@ class MPISymmetricRoleMaker(RoleMaker):
                 hosts=hosts,
                 port=port,
                 serves=kind is RoleKind.SERVER,
-                deadline_seconds=_deadline(variables),
+                deadline_seconds=_deadline_seconds(environ),
             )
         )
         identity = identity_of(variables)
@@ -99,12 +98,8 @@ def _rank_zero(variables: Variables, size: int) -> tuple[tuple[str, ...], int | 
     return hosts, None
 
 
-def _deadline(variables: Variables) -> float:
-    text = variables.optional("FLAGS_rpc_deadline", default=str(_DEADLINE_MILLISECONDS))
+def _deadline_seconds(environ: Mapping[str, str]) -> float:
     try:
-        milliseconds = float(text)
-    except ValueError:
-        milliseconds = math.nan
-    if not 0 < milliseconds < math.inf:
-        raise RoleError(f"FLAGS_rpc_deadline is {text!r}; expected a positive number of milliseconds")
-    return milliseconds / 1000
+        return Deadlines.from_environ(environ).deadline_seconds
+    except ConfigurationError as error:
+        raise RoleError(str(error)) from error

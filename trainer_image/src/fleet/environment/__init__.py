@@ -1,0 +1,1 @@
+"""What a job tells its processes in their environment, beside their roles."""
