@@ -301,7 +301,7 @@ def test_a_commit_of_a_replaced_trainer_or_of_an_older_save_changes_nothing(tmp_
             old.commit(str(tmp_path), manifest, 5.0),
             old.commit(str(tmp_path), "", 5.0),
             old.load(str(tmp_path), 5.0),
-            old.checkpoints(str(tmp_path), 1, 5.0),
+            old.checkpoints(str(tmp_path), 5.0, remove=[1]),
         ]
         for call in calls:
             with pytest.raises(ConfigurationError, match="has not joined, or was replaced"):

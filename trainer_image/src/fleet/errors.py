@@ -10,6 +10,7 @@ so the reserved codes below are part of the contract between the two distributio
     │   ├── CheckpointError               a checkpoint that is not whole, or is of another training
     │   ├── RoleError                     a role variable is missing, malformed or contradicts another
     │   └── TranspileError                a program that cannot be distributed as asked
+    ├── DiskFullError                 1   a disk has no room for what was to be written
     ├── ProtocolError                 1   bytes or messages that break the wire protocol
     │   ├── RemoteProtocolError           the peer sent them
     │   └── LocalProtocolError            we were about to send them
@@ -29,6 +30,7 @@ __all__ = [
     "CheckpointError",
     "ConfigurationError",
     "DeadlineExceededError",
+    "DiskFullError",
     "FleetError",
     "LocalProtocolError",
     "PeerLostError",
@@ -63,6 +65,10 @@ class AlreadyJoinedError(ConfigurationError):
 
 class CheckpointError(ConfigurationError):
     """A checkpoint cannot be loaded: it is not whole, or is of another training."""
+
+
+class DiskFullError(FleetError):
+    """A disk has no room for what was to be written; there may be some later."""
 
 
 class RoleError(ConfigurationError):

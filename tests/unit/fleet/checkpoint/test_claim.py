@@ -98,7 +98,7 @@ def test_a_survivors_save_that_has_begun_is_not_committed_and_removes_nothing(tm
     attempts = (
         lambda: survivor.commit(str(second), begun),
         lambda: survivor.tidy(str(first)),
-        lambda: survivor.checkpoints(str(folder), 1),
+        lambda: survivor.remove(str(folder), [0]),
         lambda: survivor.save(str(second), "cc", 3, b""),
     )
     for attempt in attempts:

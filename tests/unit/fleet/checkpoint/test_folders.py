@@ -1,11 +1,28 @@
 """Numbered checkpoints: which is the newest, and which may go."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
-from fleet.checkpoint import Manifest, find_checkpoint, keep_newest, numbers_in
+from fleet.checkpoint import (
+    Claims,
+    Manifest,
+    Piece,
+    commit,
+    find_checkpoint,
+    leave_mark,
+    numbers_in,
+    remove_numbers,
+    superfluous,
+    whole_numbers,
+    write_shard,
+    write_trainer_part,
+)
+from fleet.checkpoint.writer import write_model
 from fleet.errors import CheckpointError, FleetError
+from fleet.role_maker import JobIdentity
 
 
 def make(directory: Path, step: int) -> None:
@@ -51,13 +68,18 @@ def test_a_damaged_one_is_passed_over_with_a_warning_unless_it_is_the_only_one(f
         find_checkpoint(broken)
 
 
+def keep(folder: Path, count: int) -> None:
+    """Remove all but the newest whole ones, as who has all files does."""
+    remove_numbers(folder, superfluous(numbers_in(folder), whole_numbers(folder, bool), count))
+
+
 def test_what_cannot_be_removed_is_named(folder, monkeypatch):
-    def refuse(path: Path) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("shutil.rmtree", refuse)
+    monkeypatch.setattr("os.unlink", refuse)
     with pytest.raises(FleetError, match=r"checkpoint-1 could not be removed: .*Permission denied"):
-        keep_newest(folder, 1)
+        keep(folder, 1)
 
 
 def test_where_there_is_none_none_is_found(folder, tmp_path):
@@ -68,7 +90,7 @@ def test_where_there_is_none_none_is_found(folder, tmp_path):
 
 @pytest.mark.parametrize(("count", "kept"), [(1, [10, 11]), (2, [9, 10, 11]), (9, [1, 2, 9, 10, 11])])
 def test_the_newest_stay_and_so_does_what_may_become_one(folder, count, kept):
-    keep_newest(folder, count)
+    keep(folder, count)
     assert numbers_in(folder) == kept
     assert (folder / "notes").is_dir()
     assert (folder / "checkpoint-x").is_dir()
@@ -96,3 +118,106 @@ def test_a_manifest_of_any_depth_is_passed_over_for_the_one_before(folder, caplo
     broken.write_text('{"facts": ' + "[" * 200_000 + "]" * 200_000 + "}")
     assert found_in(folder) == folder / "checkpoint-9"
     assert f"passed over a checkpoint: {broken} is truncated or no manifest" in caplog.text
+
+
+def write(directory: Path, step: int, save: str) -> Path:
+    """Write a checkpoint with a shard and a trainer's part; return the shard's path."""
+    shard = write_shard(directory, save, "0-of-1", [Piece("w", 0, 4, torch.ones(4))])
+    part = write_trainer_part(directory, save, b"part")
+    commit(directory, Manifest(save, step, {}, (shard, part), part.name).to_json())
+    return directory / shard.name
+
+
+def verified(folder: Path) -> list[int]:
+    return whole_numbers(folder, lambda checkpoint: checkpoint.verify({}, [("w", 0, 4)]))
+
+
+@pytest.mark.parametrize("spoilt", ["missing", "truncated", "changed", "no-part"])
+def test_keep_counts_only_those_whose_files_are_as_they_were_written(tmp_path, spoilt):
+    shards = [write(tmp_path / f"checkpoint-{number}", number, f"a{number}") for number in range(4)]
+    match spoilt:
+        case "missing":
+            shards[3].unlink()
+        case "truncated":
+            shards[3].write_bytes(shards[3].read_bytes()[:-1])
+        case "changed":
+            shards[3].write_bytes(shards[3].read_bytes()[:-1] + b"x")
+        case "no-part":
+            (shards[3].parent / "trainer-a3.safetensors").unlink()
+    assert verified(tmp_path) == [0, 1, 2]
+    remove_numbers(tmp_path, superfluous(numbers_in(tmp_path), verified(tmp_path), 2))
+    assert numbers_in(tmp_path) == [1, 2, 3]  # 3 may be about to become whole; 1 and 2 are
+
+
+@pytest.mark.parametrize("gone", ["shard", "trainer"])
+def test_a_file_that_the_manifest_names_and_that_is_gone_is_damage(tmp_path, caplog, gone):
+    for number in range(2):
+        write(tmp_path / f"checkpoint-{number}", number, f"a{number}")
+    (path,) = (tmp_path / "checkpoint-1").glob(f"{gone}-*.safetensors")
+    path.unlink()
+    assert found_in(tmp_path) == tmp_path / "checkpoint-0"
+    assert f"passed over a checkpoint: {path} cannot be read" in caplog.text
+
+
+def test_cleaning_follows_no_link_and_removes_only_what_a_manifest_names(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    write(elsewhere, 0, "ee")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for number in range(1, 5):
+        write(folder / f"checkpoint-{number}", number, f"a{number}")
+    (folder / "checkpoint-0").symlink_to(elsewhere)
+    of_others = folder / "checkpoint-2" / "shard-0-of-1-ffff.safetensors"  # named as ours, and by no manifest
+    of_others.write_text("a user's")
+    linked = folder / "checkpoint-3" / "trainer-a3.safetensors"
+    kept = tmp_path / "kept"
+    linked.rename(kept)
+    linked.symlink_to(kept)
+    keep(folder, 1)
+    assert numbers_in(folder) == [0, 2, 4]
+    assert [path.name for path in (folder / "checkpoint-2").iterdir()] == [of_others.name]
+    assert kept.read_bytes() == b"part"
+    assert len(list(elsewhere.iterdir())) == 5  # shard, part, what announced them, and the manifest
+
+
+def test_a_manifest_that_is_a_link_or_was_changed_names_nothing(tmp_path):
+    shards = [write(tmp_path / f"checkpoint-{number}", number, f"a{number}") for number in range(3)]
+    first, second = shards[0].parent / "manifest.json", shards[1].parent / "manifest.json"
+    first.rename(tmp_path / "moved.json")
+    first.symlink_to(tmp_path / "moved.json")
+    second.write_text(second.read_text().replace('"step": 1', '"step": 9'))
+    for announced in tmp_path.rglob("*.begun"):
+        announced.unlink()
+    remove_numbers(tmp_path, [0, 1])
+    assert shards[0].exists()
+    assert shards[1].exists()
+    assert first.is_symlink()
+
+
+def test_what_a_save_that_was_cut_short_has_left_is_known_and_goes(tmp_path, monkeypatch):
+    for number in (0, 2):
+        write(tmp_path / f"checkpoint-{number}", number, f"a{number}")
+
+    def dies(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fleet.checkpoint.writer.write_tensors", dies)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "checkpoint-1", 1, "a1")
+    (tmp_path / "checkpoint-1" / "shard-0-of-1-a1.safetensors.tmp").write_bytes(b"half")
+    keep(tmp_path, 2)
+    assert numbers_in(tmp_path) == [0, 2]
+
+
+def test_every_file_gets_the_mode_of_any_new_file(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write(tmp_path / "checkpoint-0", 0, "a0")
+        leave_mark({"FLEET_CHECKPOINT_DIR": str(tmp_path), "FLEET_JOB_UID": "u", "FLEET_LIFE": "0"}, {0})
+        Claims("server-0", JobIdentity("j", "u", 0)).hold(tmp_path)
+        write_model(tmp_path, {"w": torch.ones(1)}, {})
+    finally:
+        os.umask(before)
+    files = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(files) == 8
+    assert set(files.values()) == {"0o640"}, files

@@ -16,7 +16,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.checkpoint import Checkpoint, Manifest, Piece, commit, tidy, write_shard, write_trainer_part
+from fleet.checkpoint import (
+    Checkpoint,
+    FileRecord,
+    Manifest,
+    Piece,
+    commit,
+    tidy,
+    write_shard,
+    write_trainer_part,
+)
 from fleet.errors import CheckpointError
 
 FACTS = {"parameter w": "float32[10, 3] in param group 0", "optimizer of param group 0": "adam"}
@@ -98,12 +107,12 @@ def test_the_trainers_part_comes_from_who_has_it(tmp_path):
 
 def test_a_trainers_part_that_is_missing_or_truncated_is_told_before_anything_is_read(tmp_path):
     checkpoint = write(tmp_path)
-    checkpoint.check_trainer_part()
+    checkpoint.check_here()
     path = tmp_path / checkpoint.manifest.trainer_part
     for data, words in ((b"train", "is truncated"), (None, "cannot be read")):
         path.unlink() if data is None else path.write_bytes(data)
         with pytest.raises(CheckpointError, match=rf"trainer-aa\.safetensors .*{words}"):
-            checkpoint.check_trainer_part()
+            checkpoint.check_here()
 
 
 def break_truncated(path: Path) -> None:
@@ -191,6 +200,8 @@ def test_a_second_save_in_the_same_directory_leaves_the_first_until_it_is_tidied
     mine = {"mine.txt", "trainer-log.txt", "shard-notes.md", "manifest.json.bak"}
     for name in mine:
         (tmp_path / name).write_text("kept")
+    announced = Manifest("dead", 0, {}, (FileRecord("shard-0-of-9-dead.safetensors", 0, ""),)).to_json()
+    (tmp_path / "shard-0-of-9-dead.safetensors.begun").write_text(announced)
     for left in ("shard-0-of-9-dead.safetensors.tmp", "manifest.json.0123abcd.tmp"):
         (tmp_path / left).write_bytes(b"of a save that was cut short")
     checkpoint = write(tmp_path, (0, 10), save="bb")

@@ -44,7 +44,8 @@ def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch)
     monkeypatch.setattr(Path, "replace", noted_rename)
     file = write_shard(tmp_path, "aa", "0-of-1", [Piece("w", 0, 1, torch.ones(1))])
     commit(tmp_path, Manifest("aa", 1, {}, (file,)).to_json())
-    assert calls == ["fsync", f"rename {file.name}", "fsync", "fsync", "rename manifest.json", "fsync"]
+    names = [f"{file.name}.begun", file.name, "manifest.json"]
+    assert calls == [call for name in names for call in ("fsync", f"rename {name}", "fsync")]
 
 
 def test_a_directory_that_is_made_is_on_the_disk_too(tmp_path, monkeypatch):
@@ -67,8 +68,13 @@ def test_a_model_is_what_load_state_dict_takes_even_with_tied_weights(tmp_path):
     assert torch.equal(load_file(path)["b.weight"], weight)
 
 
-def test_what_an_earlier_save_left_and_cannot_be_removed_is_named_as_that(tmp_path):
-    commit(tmp_path, Manifest("aa", 1, {}, ()).to_json())
-    (tmp_path / "manifest.replaced.json").mkdir()
+def test_what_an_earlier_save_left_and_cannot_be_removed_is_named_as_that(tmp_path, monkeypatch):
+    for save in ("aa", "bb"):
+        commit(tmp_path, Manifest(save, 1, {}, ()).to_json())
+
+    def refuse(name: str, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", name)
+
+    monkeypatch.setattr(os, "unlink", refuse)
     with pytest.raises(FleetError, match=r"holds a whole checkpoint, and what.*replaced\.json"):
         tidy(tmp_path)

@@ -9,8 +9,17 @@ files, everything else is JSON.
 
 from fleet.checkpoint.calls import Savable, SavingCalls
 from fleet.checkpoint.claim import Claims
+from fleet.checkpoint.cleaning import tidy
 from fleet.checkpoint.finished import FINISHED_NAME, end_if_finished, leave_mark, read_mark
-from fleet.checkpoint.folders import CHECKPOINT_PREFIX, find_checkpoint, keep_newest, numbers_in, saves_in
+from fleet.checkpoint.folders import (
+    CHECKPOINT_PREFIX,
+    find_checkpoint,
+    numbers_in,
+    remove_numbers,
+    saves_in,
+    superfluous,
+    whole_numbers,
+)
 from fleet.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest
 from fleet.checkpoint.named import named_state
 from fleet.checkpoint.piece import Piece, cut_state, join_pieces
@@ -18,7 +27,7 @@ from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
 from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.trainer_part import TrainerPart, capture_part, restore_part, restore_states
 from fleet.checkpoint.values import decode, encode
-from fleet.checkpoint.writer import commit, tidy, write_shard, write_trainer_part
+from fleet.checkpoint.writer import commit, write_shard, write_trainer_part
 
 __all__ = [
     "CHECKPOINT_PREFIX",
@@ -42,15 +51,17 @@ __all__ = [
     "end_if_finished",
     "find_checkpoint",
     "join_pieces",
-    "keep_newest",
     "leave_mark",
     "named_state",
     "numbers_in",
     "read_mark",
+    "remove_numbers",
     "restore_part",
     "restore_states",
     "saves_in",
+    "superfluous",
     "tidy",
+    "whole_numbers",
     "write_shard",
     "write_trainer_part",
 ]

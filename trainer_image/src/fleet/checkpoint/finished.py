@@ -9,15 +9,15 @@ Trainers beside servers are told of the training only where nobody has seen how 
 was seen to fail in saving its result, when all had completed, would end well without the result.
 """
 
+import errno
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from fleet import lifecycle
+from fleet.checkpoint.files import write_bytes
 
 __all__ = ["FINISHED_NAME", "end_if_finished", "leave_mark", "read_mark"]
 
@@ -33,11 +33,10 @@ def leave_mark(environ: Mapping[str, str], completed: Collection[int]) -> None:
         return
     folder, identity = training
     try:
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=f".{FINISHED_NAME}-", delete=False) as file:
-            json.dump({**identity, "completedTrainers": sorted(completed)}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(file.name).replace(folder / FINISHED_NAME)
+        if not folder.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "there is no such folder")
+        text = json.dumps({**identity, "completedTrainers": sorted(completed)})
+        write_bytes(folder / FINISHED_NAME, text.encode())
     except OSError as error:
         _log.warning("that the training has ended could not be noted in %s: %s", folder, error)
 

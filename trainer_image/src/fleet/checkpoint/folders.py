@@ -2,16 +2,24 @@
 
 import logging
 import re
-import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from fleet.checkpoint.cleaning import remove_checkpoint
 from fleet.checkpoint.manifest import MANIFEST_NAME, REPLACED_NAME
 from fleet.checkpoint.reader import Checkpoint
-from fleet.errors import CheckpointError, FleetError
+from fleet.errors import CheckpointError
 
-__all__ = ["CHECKPOINT_PREFIX", "find_checkpoint", "keep_newest", "numbers_in", "saves_in"]
+__all__ = [
+    "CHECKPOINT_PREFIX",
+    "find_checkpoint",
+    "numbers_in",
+    "remove_numbers",
+    "saves_in",
+    "superfluous",
+    "whole_numbers",
+]
 
 CHECKPOINT_PREFIX: Final = "checkpoint-"
 _log = logging.getLogger(__name__)
@@ -65,6 +73,7 @@ def saves_in(folder: Path, whole: Callable[[Checkpoint], object]) -> list[Checkp
                 continue
             try:
                 checkpoint = Checkpoint(path, name)
+                checkpoint.check_here()
                 whole(checkpoint)
             except CheckpointError as error:
                 damaged.append(error)
@@ -80,33 +89,44 @@ def saves_in(folder: Path, whole: Callable[[Checkpoint], object]) -> list[Checkp
     return [*own, *others] if ahead else [*others, *own]
 
 
-def keep_newest(folder: Path, count: int) -> None:
-    """Remove numbered checkpoints until `count` whole ones are left, and what no save has finished.
+def whole_numbers(folder: Path, check: Callable[[Checkpoint], object]) -> list[int]:
+    """Return the numbers of the checkpoints that are whole, in ascending order.
 
-    What is newer than the newest whole one stays: it may be about to become one.
-
-    Raises
-    ------
-    FleetError
-        The disk refuses; the message names the directory.
+    Parameters
+    ----------
+    folder : Path
+        A link in it is no checkpoint of this folder, wherever it leads to.
+    check : callable
+        Raises a CheckpointError for one that is not.
     """
-    numbers = numbers_in(folder)
-    whole = [n for n in numbers if (folder / f"{CHECKPOINT_PREFIX}{n}" / MANIFEST_NAME).is_file()]
-    kept = set(whole[-count:])
-    newest = whole[-1] if whole else -1
-    for number in numbers:
-        if number in kept or number > newest:
-            continue
+    whole = []
+    for number in numbers_in(folder):
         path = folder / f"{CHECKPOINT_PREFIX}{number}"
+        if path.is_symlink() or not (path / MANIFEST_NAME).is_file():
+            continue
         try:
-            # The manifests go first: a removal that is cut short must not leave what looks whole.
-            for name in (MANIFEST_NAME, REPLACED_NAME):
-                (path / name).unlink(missing_ok=True)
-            shutil.rmtree(path)
-        except FileNotFoundError:
-            shutil.rmtree(path, ignore_errors=True)  # other servers remove it as well
-        except OSError as error:
-            raise FleetError(
-                f"{path} could not be removed: {error}; expected a directory whose contents this process may "
-                "remove: do so by hand, or keep more checkpoints"
-            ) from error
+            checkpoint = Checkpoint(path)
+            checkpoint.check_here()
+            check(checkpoint)
+        except CheckpointError as error:
+            _log.warning("a checkpoint that is not whole counts for nothing: %s", error)
+        else:
+            whole.append(number)
+    return whole
+
+
+def superfluous(numbers: Sequence[int], whole: Sequence[int], count: int) -> list[int]:
+    """Return the numbers that may go, so that `count` whole checkpoints are left.
+
+    What is newer than the newest whole one stays: it may be about to become one. Without a whole one, all do.
+    """
+    kept, newest = set(whole[-count:]), whole[-1] if whole else -1
+    return [number for number in numbers if number not in kept and number < newest]
+
+
+def remove_numbers(folder: Path, numbers: Iterable[int]) -> None:
+    """Remove numbered checkpoints; see `remove_checkpoint`."""
+    for number in numbers:
+        path = folder / f"{CHECKPOINT_PREFIX}{number}"
+        if not remove_checkpoint(path):
+            _log.info("%s stays: it is a link, or has files that no manifest of a checkpoint names", path)

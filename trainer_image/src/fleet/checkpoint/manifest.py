@@ -11,12 +11,16 @@ from typing import Any, Final
 from fleet.checkpoint.fields import PARSE_ERRORS, items, mapping, text, whole_number
 from fleet.errors import CheckpointError
 
-__all__ = ["MANIFEST_NAME", "REPLACED_NAME", "BlockRecord", "FileRecord", "Manifest"]
+__all__ = ["BEGUN_SUFFIX", "MANIFEST_NAME", "REPLACED_NAME", "BlockRecord", "FileRecord", "Manifest"]
 
 MANIFEST_NAME: Final = "manifest.json"
 REPLACED_NAME: Final = "manifest.replaced.json"
 """The manifest before, kept until every server has the new one."""
-FORMAT: Final = "fleet-checkpoint-1"
+BEGUN_SUFFIX: Final = ".begun"
+"""Ends the name of a manifest that names one file which is about to be written."""
+FORMAT: Final = "fleet-checkpoint-2"
+_READABLE: Final = {"fleet-checkpoint-1", FORMAT}
+"""The first one told of no files that lie beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,9 @@ class Manifest:
     files : tuple of FileRecord
     trainer_part : str
         The name of the file with the trainer's own part; empty when there is none.
+    here : tuple of str
+        The names of the files that lay beside this manifest when it was written: those that are damage when
+        they are missing. The others are in other servers' directories.
     """
 
     save: str
@@ -104,6 +111,7 @@ class Manifest:
     facts: Mapping[str, str]
     files: tuple[FileRecord, ...]
     trainer_part: str = ""
+    here: tuple[str, ...] = ()
     format: str = field(default=FORMAT)
 
     def to_json(self) -> str:
@@ -148,7 +156,7 @@ class Manifest:
                 f"{path} is truncated or no manifest: {error}; expected the JSON that a save writes last; "
                 "load another checkpoint"
             ) from error
-        if found != FORMAT:
+        if not isinstance(found, str) or found not in _READABLE:
             raise CheckpointError(
                 f"{path} has the format {found!r}; expected {FORMAT!r}: it was written by something else, or "
                 "by another version; load another checkpoint"
@@ -176,12 +184,16 @@ class Manifest:
         if trainer_part and trainer_part not in names:
             raise ValueError(f"the trainer's part {trainer_part!r} is none of the files")
         facts = mapping("facts", fields["facts"])
+        here = tuple(text("here", name) for name in items("here", fields.get("here", ())))
+        if not names.issuperset(here):
+            raise ValueError(f"here is {list(here)}; expected names of its files")
         return cls(
             save=text("save", fields["save"]),
             step=whole_number("step", fields["step"]),
             facts={text("a fact", name): text(name, fact) for name, fact in facts.items()},
             files=files,
             trainer_part=trainer_part,
+            here=here,
         )
 
 

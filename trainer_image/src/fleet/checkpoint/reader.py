@@ -3,7 +3,7 @@
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -129,17 +129,47 @@ class Checkpoint:
             if block.begin < end and block.end > begin:
                 self._check_size(file)
 
-    def check_trainer_part(self) -> None:
-        """Check that the trainer's own part is there, if the manifest has one, and of the right size.
+    def check_here(self) -> None:
+        """Check that every file that lay beside the manifest is there, and of the right size.
 
         Raises
         ------
         CheckpointError
-            It is not.
+            One is not.
         """
         for file in self.manifest.files:
-            if file.name == self.manifest.trainer_part:
+            if file.name in self.manifest.here:
                 self._check_size(file)
+
+    def verify(
+        self, known: MutableMapping[tuple[int, ...], str], spans: Iterable[tuple[str, int, int]]
+    ) -> None:
+        """Check the digests of files with some elements of parameters, and of trainers' parts that lie here.
+
+        Parameters
+        ----------
+        known : mapping
+            The digests of files that were read before; those that are as old as then are not read again.
+        spans : iterable of (name of parameter, begin, end)
+
+        Raises
+        ------
+        CheckpointError
+            A file is not the one that was written.
+        """
+        wanted = {file.name: file for file in self.manifest.files if not file.blocks}
+        wanted = {name: file for name, file in wanted.items() if name in self.manifest.here}
+        for param, begin, end in spans:
+            for block, file in self._records.get(param, ()):
+                if block.begin < end and block.end > begin:
+                    wanted[file.name] = file
+        for file in wanted.values():
+            self._check_size(file)
+            found = (self.directory / file.name).stat()
+            place = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+            if known.get(place) != file.sha256:
+                self._checked(file)
+                known[place] = file.sha256
 
     def trainer_part(self) -> bytes | None:
         """Return the trainer's own part; None where there is none, or another server has it.

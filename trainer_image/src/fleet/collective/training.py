@@ -17,12 +17,14 @@ from fleet.checkpoint import (
     capture_part,
     commit,
     find_checkpoint,
-    keep_newest,
     named_state,
     numbers_in,
+    remove_numbers,
     restore_part,
     restore_states,
+    superfluous,
     tidy,
+    whole_numbers,
     write_shard,
     write_trainer_part,
 )
@@ -66,6 +68,7 @@ class CollectiveTraining:
         self._averager = averager
         self._group = group
         self._loads = 0
+        self._verified: dict[tuple[int, ...], str] = {}
 
     @property
     def current_step(self) -> int:
@@ -99,8 +102,10 @@ class CollectiveTraining:
 
     def clean(self, folder: str, keep: int) -> None:
         """Remove a folder's checkpoints but the newest."""
-        self._claims.hold(Path(folder))
-        keep_newest(Path(folder), keep)
+        path, spans = Path(folder), self._spans()
+        self._claims.hold(path)
+        whole = whole_numbers(path, lambda checkpoint: checkpoint.verify(self._verified, spans))
+        remove_numbers(path, superfluous(numbers_in(path), whole, keep))
 
     @torch.no_grad()
     def load(self, directory: str) -> TrainStatus | None:
@@ -118,7 +123,6 @@ class CollectiveTraining:
         def whole(checkpoint: Checkpoint) -> None:
             for name, value in source.parameters.items():
                 checkpoint.check_files(name, 0, value.numel())
-            checkpoint.check_trainer_part()
 
         self._claims.renew(Path(directory))
         checkpoint = find_checkpoint(Path(directory), whole)
@@ -146,6 +150,9 @@ class CollectiveTraining:
         source = self._described()[1]
         values = {name: value.detach().cpu().clone() for name, value in source.parameters.items()}
         return named_state(source, values)
+
+    def _spans(self) -> list[tuple[str, int, int]]:
+        return [(name, 0, value.numel()) for name, value in self._described()[1].parameters.items()]
 
     def _described(self) -> tuple[Program, Source]:
         program = Program.from_optimizer(self._optimizer, self._model)

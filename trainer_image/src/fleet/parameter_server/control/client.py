@@ -1,7 +1,7 @@
 """A trainer's calls to the control service of one server."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Generic, TypeVar
 
 import grpc
@@ -202,10 +202,12 @@ class ControlClient:
         return Pending(self._stub.Load.future(request, timeout=timeout_seconds), self._error)
 
     def checkpoints(
-        self, directory: str, keep: int, timeout_seconds: float
+        self, directory: str, timeout_seconds: float, *, verify: bool = False, remove: Iterable[int] = ()
     ) -> "Pending[control_pb2.CheckpointsReply]":
-        """Ask for the numbers of a folder's checkpoints; with `keep`, the older ones go first."""
-        request = control_pb2.CheckpointsRequest(trainer=self._trainer, directory=directory, keep=keep)
+        """Ask for the numbers of a folder's checkpoints, and which are whole; some are removed first."""
+        request = control_pb2.CheckpointsRequest(
+            trainer=self._trainer, directory=directory, verify=verify, remove=remove
+        )
         return Pending(self._stub.Checkpoints.future(request, timeout=timeout_seconds), self._error)
 
     def write(

@@ -208,8 +208,7 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
     def Checkpoints(  # noqa: N802 - the service's name
         self, request: control_pb2.CheckpointsRequest, context: grpc.ServicerContext
     ) -> control_pb2.CheckpointsReply:
-        numbers = _answer(context, lambda: self._backend.checkpoints.numbers(request))
-        return control_pb2.CheckpointsReply(numbers=numbers)
+        return _answer(context, lambda: self._backend.checkpoints.numbers(request))
 
     def Write(  # noqa: N802 - the service's name
         self, request: control_pb2.WriteRequest, context: grpc.ServicerContext

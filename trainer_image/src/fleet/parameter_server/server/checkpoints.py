@@ -96,10 +96,15 @@ class ServerCheckpoints:
             saves=self._keeper.saves,
         )
 
-    def numbers(self, request: control_pb2.CheckpointsRequest) -> list[int]:
-        """Return the numbers of a folder's checkpoints; remove the older ones first, if asked to."""
+    def numbers(self, request: control_pb2.CheckpointsRequest) -> control_pb2.CheckpointsReply:
+        """Return the numbers of a folder's checkpoints; remove some first, if asked to."""
         self._check_joined(request.trainer)
-        return self._keeper.checkpoints(request.directory, request.keep)
+        if request.remove:
+            self._keeper.remove(request.directory, request.remove)
+        return control_pb2.CheckpointsReply(
+            numbers=self._keeper.numbers(request.directory),
+            whole=self._keeper.whole(request.directory) if request.verify else (),
+        )
 
     def write(self, request: control_pb2.WriteRequest) -> None:
         """Take a block's value from a trainer whose script has written it."""

@@ -7,7 +7,7 @@ is copied between two of its updates.
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from fleet.checkpoint import (
@@ -18,10 +18,11 @@ from fleet.checkpoint import (
     Piece,
     commit,
     cut_state,
-    keep_newest,
     numbers_in,
+    remove_numbers,
     saves_in,
     tidy,
+    whole_numbers,
     write_shard,
     write_trainer_part,
 )
@@ -66,6 +67,8 @@ class Keeper:
         self._folder = self._loaded_from = ""
         self._own: set[str] = set()
         self._written: tuple[str, list[FileRecord]] = ("", [])
+        self._verified: dict[tuple[int, ...], str] = {}
+        """The digests of files that were read, by what tells a file and its age."""
         self._one_at_a_time = threading.Lock()
 
     def save(self, directory: str, save: str, step: int, trainer_part: bytes) -> list[FileRecord]:
@@ -200,13 +203,33 @@ class Keeper:
                 return checkpoint
             return None
 
-    def checkpoints(self, directory: str, keep: int) -> list[int]:
-        """Return the numbers of the checkpoints in a folder; with `keep`, remove the older ones first."""
+    def numbers(self, directory: str) -> list[int]:
+        """Return the numbers of the checkpoints in a folder, whole or not."""
+        return numbers_in(Path(directory))
+
+    def whole(self, directory: str) -> list[int]:
+        """Return the numbers of those that are whole, as far as this server sees; its own files are read."""
+
+        def check(checkpoint: Checkpoint) -> None:
+            checkpoint.verify(
+                self._verified,
+                [(block.param, block.begin, block.end) for block in self._shard.blocks.values()],
+            )
+
         with self._one_at_a_time:
-            if keep:
-                self._claims.hold(Path(directory))
-                keep_newest(Path(directory), keep)
-            return numbers_in(Path(directory))
+            return whole_numbers(Path(directory), check)
+
+    def remove(self, directory: str, numbers: Iterable[int]) -> None:
+        """Remove numbered checkpoints.
+
+        Raises
+        ------
+        FleetError
+            The disk refuses, or a later life of this server writes there.
+        """
+        with self._one_at_a_time:
+            self._claims.hold(Path(directory))
+            remove_numbers(Path(directory), numbers)
 
     def _check_stepped(self) -> None:
         """Refuse to save what a failed step has left: a block may be half stepped, and nobody meant it."""

@@ -20,6 +20,7 @@ from fleet.checkpoint import (
     TrainStatus,
     capture_part,
     restore_part,
+    superfluous,
 )
 from fleet.errors import CheckpointError
 from fleet.parameter_server.control.state_stream import join_values
@@ -100,13 +101,23 @@ class TrainerCheckpoints:
         number = max(self.numbers(folder), default=-1) + 1
         self.save(f"{folder}/{CHECKPOINT_PREFIX}{number}", status)
         if keep:
-            self.numbers(folder, keep)
+            self.clean(folder, keep)
         return number
 
-    def numbers(self, folder: str, keep: int = 0) -> list[int]:
-        """Return the numbers of a folder's checkpoints; with `keep`, the older ones are removed first."""
-        replies = self._client.ask_all(lambda control, seconds: control.checkpoints(folder, keep, seconds))
-        return sorted({number for reply in replies for number in reply.numbers})
+    def numbers(self, folder: str) -> list[int]:
+        """Return the numbers of a folder's checkpoints."""
+        replies = self._client.ask_all(lambda control, seconds: control.checkpoints(folder, seconds))
+        return _union(reply.numbers for reply in replies)
+
+    def clean(self, folder: str, keep: int) -> None:
+        """Remove a folder's checkpoints but the newest that every server has whole."""
+        replies = self._client.ask_all(
+            lambda control, seconds: control.checkpoints(folder, seconds, verify=True)
+        )
+        whole = sorted(set.intersection(*(set(reply.whole) for reply in replies)))
+        remove = superfluous(_union(reply.numbers for reply in replies), whole, keep)
+        if remove:
+            self._client.ask_all(lambda control, seconds: control.checkpoints(folder, seconds, remove=remove))
 
     def load(self, directory: str) -> tuple[TrainStatus | None, bool]:
         """Have the servers load a checkpoint unless training has begun, and go on from there.
@@ -169,3 +180,7 @@ class TrainerCheckpoints:
                 restore_part(part, self._source)
                 return part.status
         return None
+
+
+def _union(numbers: "Iterable[Iterable[int]]") -> list[int]:
+    return sorted({number for each in numbers for number in each})

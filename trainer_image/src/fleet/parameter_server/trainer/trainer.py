@@ -225,7 +225,7 @@ class Trainer:
 
     def clean(self, folder: str, keep: int) -> None:
         """Remove a folder's checkpoints but the newest."""
-        self.checkpoints.numbers(folder, keep)
+        self.checkpoints.clean(folder, keep)
 
     def load(self, directory: str) -> TrainStatus | None:
         """Go on from a checkpoint; see `TrainerCheckpoints.load`.

@@ -737,22 +737,28 @@ class CheckpointsRequest(_message.Message):
 
     TRAINER_FIELD_NUMBER: _builtins.int
     DIRECTORY_FIELD_NUMBER: _builtins.int
-    KEEP_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
-    keep: _builtins.int
-    """How many to keep, the newest; 0 keeps all."""
+    verify: _builtins.bool
+    """Whether to read this server's files of each, and say which are whole."""
     @_builtins.property
     def trainer(self) -> Global___Trainer: ...
+    @_builtins.property
+    def remove(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those to remove."""
+
     def __init__(
         self,
         *,
         trainer: Global___Trainer | None = ...,
         directory: _builtins.str = ...,
-        keep: _builtins.int = ...,
+        verify: _builtins.bool = ...,
+        remove: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "keep", b"keep", "trainer", b"trainer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "remove", b"remove", "trainer", b"trainer", "verify", b"verify"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -763,18 +769,24 @@ class CheckpointsReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBERS_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """In ascending order; those without a manifest count too."""
+
+    @_builtins.property
+    def whole(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those whose files are as they were written; only where that was asked."""
 
     def __init__(
         self,
         *,
         numbers: _abc.Iterable[_builtins.int] | None = ...,
+        whole: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["numbers", b"numbers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["numbers", b"numbers", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -162,7 +162,7 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Checkpoints(self, request, context):
-        """Say which numbered checkpoints a folder has; remove the older ones, if asked to.
+        """Say which numbered checkpoints a folder has, and which are whole; or remove some.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -54,7 +54,7 @@ class ParameterServerStub:
     Load: _grpc.UnaryUnaryMultiCallable[_control_pb2.LoadRequest, _control_pb2.LoadReply]
     """Load a checkpoint, unless training has begun; say what is loaded."""
     Checkpoints: _grpc.UnaryUnaryMultiCallable[_control_pb2.CheckpointsRequest, _control_pb2.CheckpointsReply]
-    """Say which numbered checkpoints a folder has; remove the older ones, if asked to."""
+    """Say which numbered checkpoints a folder has, and which are whole; or remove some."""
     Write: _grpc.UnaryUnaryMultiCallable[_control_pb2.WriteRequest, _control_pb2.WriteReply]
     """Take a value that a trainer's script has written in place of a block's present one."""
 
@@ -84,7 +84,7 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Load: _aio.UnaryUnaryMultiCallable[_control_pb2.LoadRequest, _control_pb2.LoadReply]  # type: ignore[assignment]
     """Load a checkpoint, unless training has begun; say what is loaded."""
     Checkpoints: _aio.UnaryUnaryMultiCallable[_control_pb2.CheckpointsRequest, _control_pb2.CheckpointsReply]  # type: ignore[assignment]
-    """Say which numbered checkpoints a folder has; remove the older ones, if asked to."""
+    """Say which numbered checkpoints a folder has, and which are whole; or remove some."""
     Write: _aio.UnaryUnaryMultiCallable[_control_pb2.WriteRequest, _control_pb2.WriteReply]  # type: ignore[assignment]
     """Take a value that a trainer's script has written in place of a block's present one."""
 
@@ -183,7 +183,7 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.CheckpointsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.CheckpointsReply, _abc.Awaitable[_control_pb2.CheckpointsReply]]:
-        """Say which numbered checkpoints a folder has; remove the older ones, if asked to."""
+        """Say which numbered checkpoints a folder has, and which are whole; or remove some."""
 
     @_abc_1.abstractmethod
     def Write(
