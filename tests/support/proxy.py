@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.parameter_server.control.client import ControlClient
-from fleet.parameter_server.trainer import client, peer
+from fleet.parameter_server.trainer import client, route
 from fleet.parameter_server.transport.local_sockets import dial_here, receive_with, send_with
 from fleet.parameter_server.transport.sockets import ConnectionEndedError, hang_up, receive_exactly
 from fleet.wire import HEADER_BYTES, Header, Kind, Side, read_header
@@ -174,8 +174,8 @@ class Proxy:
 def proxied(monkeypatch: Any, decide: Callable[[Passing], Fate]) -> Iterator[Proxy]:
     """Let the trainers of this process reach their servers through a proxy, over TCP and on this host."""
     proxy = Proxy(decide)
-    monkeypatch.setattr(peer, "dial", proxy.dial)
-    monkeypatch.setattr(peer, "dial_here", proxy.dial_here)
+    monkeypatch.setattr(route, "dial", proxy.dial)
+    monkeypatch.setattr(route, "dial_here", proxy.dial_here)
     try:
         yield proxy
     finally:
@@ -260,7 +260,7 @@ class Partition:
 def partition(monkeypatch: Any) -> Iterator[Partition]:
     """Let the trainers of this process reach their servers through one network that may be cut."""
     network = Partition()
-    monkeypatch.setattr(peer, "dial", network.dial)
+    monkeypatch.setattr(route, "dial", network.dial)
     monkeypatch.setattr(client, "ControlClient", network.control)
     try:
         yield network

@@ -112,10 +112,10 @@ def test_a_sending_thread_that_meets_the_sessions_end_finds_its_servers():
         trainer.start()
         client = trainer.checkpoints._client
         client.close()
-        for block in client.plan.blocks:
-            client.send_gradient(block, memoryview(bytes(4)))
+        for block in client.session.plan.blocks:
+            client.session.send_gradient(block, memoryview(bytes(4)))
         with pytest.raises(FleetError, match="has ended"):
-            client.check()
+            client.session.check()
 
 
 class Apart(Keeper):
@@ -291,7 +291,7 @@ def test_a_commit_of_a_replaced_trainer_or_of_an_older_save_changes_nothing(tmp_
         stale = Manifest("0badcafe", 0, {}, ()).to_json()
         trainer.save(str(tmp_path), TrainStatus())
         with pytest.raises(FleetError, match="another one came after it"):
-            client.ask_all(lambda control, seconds: control.commit(str(tmp_path), stale, seconds))
+            client.calls.ask_all(lambda control, seconds: control.commit(str(tmp_path), stale, seconds))
         saved_name = Checkpoint(tmp_path).manifest.save
         again, _, _ = job.make_trainer(attempt=1)
         again.start()
@@ -309,7 +309,7 @@ def test_a_commit_of_a_replaced_trainer_or_of_an_older_save_changes_nothing(tmp_
         old.close()
         (tmp_path / Checkpoint(tmp_path).manifest.files[0].name).unlink()
         with pytest.raises(FleetError, match=r"shard-0-of-1-.* is not as it was written"):
-            again.checkpoints._client.ask_all(
+            again.checkpoints._client.calls.ask_all(
                 lambda control, seconds: control.commit(str(tmp_path), manifest, seconds)
             )
     assert Checkpoint(tmp_path).manifest.save == saved_name
@@ -333,7 +333,7 @@ def test_a_wait_for_a_servers_reply_ends_with_the_sessions_failure(tmp_path, mon
         client = trainer.checkpoints._client
 
         def hangs(*_: object) -> list[Any]:
-            client.fail(FleetError("the other server vanished"))
+            client.waits.fail(FleetError("the other server vanished"))
             released.wait(20)
             return []
 

@@ -12,10 +12,10 @@ import torch
 import fleet
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import Async
-from fleet.parameter_server.server.link import Link
 from fleet.parameter_server.server.siblings import Siblings
+from fleet.parameter_server.server.trainer_session import TrainerSession
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.trainer import peer
+from fleet.parameter_server.trainer import route
 from fleet.parameter_server.transport.sockets import dial
 from tests.runtime.parameter_server.slow_step import SlowStep
 from tests.support.parameter_server import Loopback, loopback
@@ -126,12 +126,12 @@ def test_a_step_that_fails_while_its_trainer_waits_to_be_greeted_again_tells_it_
         trainer, model, _ = job.make_trainer()
         trainer.start()
         step = SlowStep(job, monkeypatch, fails=ConfigurationError("no rule steps it"))
-        link = job.servers[0].server._links[0]
+        session = job.servers[0].server._sessions[0]
 
         def fail_later() -> None:
             assert step.begun.wait(10)
-            trainer.checkpoints._client._peers[0]._line.hang_up()
-            wait_for(link._greeting.locked, "another connection to be waiting for the step")
+            trainer.checkpoints._client.session.connections[0].stream.hang_up()
+            wait_for(session._resuming.locked, "another connection to be waiting for the step")
             step.may_end.set()
 
         def be_told() -> None:
@@ -152,11 +152,11 @@ def away(job: Loopback, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
         assert may_dial.wait(60)
         return dial(*arguments, **options)
 
-    monkeypatch.setattr(peer, "dial", dial_later)
-    trainer.checkpoints._client._peers[0]._line.hang_up()
+    monkeypatch.setattr(route, "dial", dial_later)
+    trainer.checkpoints._client.session.connections[0].stream.hang_up()
     assert dials.wait(10)
-    line = job.servers[0].server._links[0]._line
-    wait_for(lambda: line._connection is None, "the server to see that it broke")
+    stream = job.servers[0].server._sessions[0]._stream
+    wait_for(lambda: stream._connection is None, "the server to see that it broke")
     try:
         yield may_dial
     finally:
@@ -172,31 +172,31 @@ def test_a_trainer_without_a_connection_when_a_server_fails_comes_back_and_hears
     with loopback(**shape, mode=Async(), settings=OF_TCP) as job:
         (zero, _, _), (one, model, _) = (job.make_trainer(index) for index in range(2))
         at_once(zero.start, one.start)
-        link = job.servers[0].server._links[0]
+        session = job.servers[0].server._sessions[0]
         with away(job, zero, monkeypatch) as may_dial:
-            wait = link.told.wait
+            wait = session.told.wait
 
             def wait_for_the_trainer(seconds: float) -> bool:
                 may_dial.set()
                 return wait(seconds)
 
-            monkeypatch.setattr(link.told, "wait", wait_for_the_trainer)
+            monkeypatch.setattr(session.told, "wait", wait_for_the_trainer)
             assert REASON in told(one, model, 100.0)
             client = zero.checkpoints._client
-            assert REASON in str(wait_for(lambda: client._failure, "the word that it ends"))
+            assert REASON in str(wait_for(lambda: client.waits._failure, "the word that it ends"))
         ends_with(job, REASON)
 
 
 def test_a_server_that_fails_tells_every_trainer_at_the_same_time(monkeypatch):
-    fail, begun, all_are_told = Link.fail, set[int](), threading.Barrier(3)
+    fail, begun, all_are_told = TrainerSession.fail, set[int](), threading.Barrier(3)
 
-    def told_with_the_others(link: Link, *arguments: Any) -> None:
-        if link.identity.trainer not in begun:
-            begun.add(link.identity.trainer)
+    def told_with_the_others(session: TrainerSession, *arguments: Any) -> None:
+        if session.identity.trainer not in begun:
+            begun.add(session.identity.trainer)
             all_are_told.wait(20)
-        fail(link, *arguments)
+        fail(session, *arguments)
 
-    monkeypatch.setattr(Link, "fail", told_with_the_others)
+    monkeypatch.setattr(TrainerSession, "fail", told_with_the_others)
     with loopback(trainers=3, model=one_parameter, optimizer=out_of_range) as job:
         trainers = [job.make_trainer(index)[:2] for index in range(3)]
         at_once(*(trainer.start for trainer, _ in trainers))
@@ -231,5 +231,5 @@ def test_a_trainer_that_joins_just_as_a_server_fails_is_told_why(monkeypatch):
         monkeypatch.setattr(server._mode, "admit", fail_meanwhile)
         with pytest.raises(FleetError, match="the disk is full"):
             trainer.start()
-        assert not server._links
+        assert not server._sessions
         ends_with(job, "the disk is full")

@@ -145,7 +145,7 @@ def test_what_the_strategy_says_reaches_a_session_of_either_form(endpoint, monke
         trainer.fleet.init_worker()
     session = find_trainer(trainer.fleet.main_program)
     assert session is not None
-    assert (session._overlap, session._client._settings.transport) == (False, "tcp")
+    assert (session.steps._overlap, session._client.waits.settings.transport) == (False, "tcp")
     trainer.fleet.stop_worker()
     thread.join(20)
     assert not thread.is_alive()

@@ -15,7 +15,7 @@ from fleet import progress
 from fleet.errors import DeadlineExceededError, PeerLostError, StateLostError
 from fleet.parameter_server.modes import Async, Geo, HalfAsync
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.trainer import peer
+from fleet.parameter_server.trainer import dialer, route
 from fleet.parameter_server.transport.handshake import GREETING_SECONDS
 from fleet.parameter_server.transport.sockets import dial
 from fleet.wire import Kind, Side
@@ -260,8 +260,8 @@ def test_a_server_that_cannot_be_reached_any_more_is_tried_so_often(monkeypatch)
             backward(model, 0, 0)
             trainer.step()
 
-        monkeypatch.setattr(peer, "dial", refuse)
-        job.servers[0].server._links[0]._line.hang_up()
+        monkeypatch.setattr(route, "dial", refuse)
+        job.servers[0].server._sessions[0]._stream.hang_up()
         wait_for(lambda: len(dialled) == 2, "both tries")
         with pytest.raises(
             PeerLostError,
@@ -275,7 +275,7 @@ def test_a_server_whose_data_port_refuses_who_has_joined_is_given_up_with_what_i
     def refuse(host: str, port: int, **_: Any) -> Any:
         raise ConnectionRefusedError(f"{host} refuses {port}")
 
-    monkeypatch.setattr(peer, "dial", refuse)
+    monkeypatch.setattr(route, "dial", refuse)
     with loopback(settings=replace(PATIENT, retry_times=0), model=six_parameters) as job:
         trainer, _, _ = job.make_trainer()
         words = r"refuses \d+; tried 1 time \(FLAGS_rpc_retry_times\), though it let this trainer join"
@@ -304,7 +304,7 @@ def test_a_server_that_ends_answers_no_call_once_its_data_connections_are_hung_u
         server = job.servers[0].server
         assert server._ports is not None
         close, answers = server._ports.close, list[BaseException | None]()
-        control = trainer.checkpoints._client._controls[0]
+        control = trainer.checkpoints._client.calls.controls[0]
 
         def close_after_a_call() -> None:
             if not answers:
@@ -336,8 +336,8 @@ def counted_tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         dialled.append(port)
         return dial(host, port, **options)
 
-    monkeypatch.setattr(peer, "dial", count)
-    monkeypatch.setattr(peer, "GREETING_SECONDS", 0.1)
+    monkeypatch.setattr(route, "dial", count)
+    monkeypatch.setattr(dialer, "GREETING_SECONDS", 0.1)
     return dialled
 
 
@@ -371,7 +371,7 @@ def test_a_server_that_is_busy_for_too_long_is_given_up_although_it_lives(monkey
         try:
             backward(model, 0, 0)  # leaves; nobody waits in step(), who would give up as well
             client = trainer.checkpoints._client
-            failure = wait_for(lambda: client._failure, "the connection's own limit")
+            failure = wait_for(lambda: client.waits._failure, "the connection's own limit")
             assert isinstance(failure, DeadlineExceededError)
             assert re.search(r"waited \d+ s for .*, which answers calls, to greet a new", str(failure))
         finally:
@@ -382,12 +382,12 @@ def test_a_session_that_ends_does_not_wait_to_be_greeted(monkeypatch):
     with loopback(settings=PATIENT, model=six_parameters) as job:
         trainer, model, _ = job.make_trainer()
         trainer.start()
-        step, link = SlowStep(job, monkeypatch), job.servers[0].server._links[0]
+        step, session = SlowStep(job, monkeypatch), job.servers[0].server._sessions[0]
         try:
             backward(model, 0, 0)
             assert step.begun.wait(10)
-            trainer.checkpoints._client._peers[0]._line.hang_up()
-            wait_for(link._greeting.locked, "a connection that waits for the step")
+            trainer.checkpoints._client.session.connections[0].stream.hang_up()
+            wait_for(session._resuming.locked, "a connection that waits for the step")
             name = f"fleet-reconnect {job.endpoints[0]}"
             (again,) = (each for each in threading.enumerate() if each.name == name)
             trainer.close()

@@ -10,7 +10,7 @@ import torch
 
 from fleet.errors import FleetError
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.trainer import client
+from fleet.parameter_server.trainer import calls
 from tests.support.parameter_server import Loopback, loopback
 from tests.support.processes import wait_for
 from tests.support.training import assert_same_bits
@@ -70,15 +70,15 @@ def test_a_shard_that_takes_longer_than_the_deadline_arrives(monkeypatch, of, fe
 
 def test_a_session_that_ends_between_two_servers_shards_says_so(monkeypatch):
     with loopback(servers=2) as job:
-        session = joined(job).checkpoints._client
+        client = joined(job).checkpoints._client
 
         def end_with_the_first(*_: object) -> Iterator[Any]:
-            session.close()
+            client.close()
             return iter(())
 
-        monkeypatch.setattr(client, "pieces_of", end_with_the_first)
+        monkeypatch.setattr(calls, "pieces_of", end_with_the_first)
         with pytest.raises(FleetError, match="the session with the parameter servers has ended"):
-            list(session.server_values())
+            list(client.calls.values())
 
 
 def test_a_shard_of_a_server_that_is_lost_meanwhile_is_not_awaited():
@@ -87,7 +87,7 @@ def test_a_shard_of_a_server_that_is_lost_meanwhile_is_not_awaited():
         trainer, server = joined(job), job.servers[0].server
 
         def hangs() -> Iterator[Any]:
-            trainer.checkpoints._client.fail(FleetError("the server has vanished for good"))
+            trainer.checkpoints._client.waits.fail(FleetError("the server has vanished for good"))
             released.wait(20)
             return iter(())
 

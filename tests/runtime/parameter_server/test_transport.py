@@ -13,9 +13,9 @@ import torch
 from fleet import progress
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.modes import Async, Geo, HalfAsync, Mode
-from fleet.parameter_server.trainer import peer
+from fleet.parameter_server.trainer import route
+from fleet.parameter_server.trainer.dialer import Dialer
 from fleet.parameter_server.transport import handshake, local_sockets
-from fleet.parameter_server.transport.exchange import Exchange
 from fleet.parameter_server.transport.local_sockets import receive_with
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.parameter_server.transport.sockets import receive_exactly
@@ -105,7 +105,7 @@ def test_what_a_script_has_of_a_parameter_is_whole_and_follows_it_within_a_step(
             before = values_of(model)
             loss.backward()
             if mode is None or isinstance(mode, Async):  # whose servers answer before the step ends
-                wait_for(lambda: trainer._client.values_arrived, "the new values")
+                wait_for(lambda: trainer._client.values.all_landed, "the new values")
             for view in held:
                 assert_same_bits(view, before)
             trainer.step()
@@ -194,7 +194,7 @@ def test_auto_does_without_what_there_is_not(monkeypatch, caplog, lacking):
 
         monkeypatch.setattr(SharedBlocks, "receive", receive)
     else:
-        monkeypatch.setattr(Exchange, "map_values", refuse)
+        monkeypatch.setattr(Dialer, "_shared_transport", refuse)
     with one_torch_thread():
         with loopback(settings=replace(CALM, transport="tcp")) as job:
             expected = train(job)
@@ -209,7 +209,7 @@ def test_auto_does_without_what_there_is_not(monkeypatch, caplog, lacking):
     [
         pytest.param("tcp", None, "listens for no process of its host", id="a-server-that-says-tcp"),
         pytest.param("auto", "dial_here", "Connection refused", id="a-server-elsewhere"),
-        pytest.param("auto", "Exchange", "it shares no memory", id="no-memory"),
+        pytest.param("auto", "create", "it shares no memory", id="no-memory"),
     ],
 )
 def test_shared_memory_is_refused_by_name_where_the_server_is_elsewhere(
@@ -220,7 +220,7 @@ def test_shared_memory_is_refused_by_name_where_the_server_is_elsewhere(
 
     with loopback(settings=replace(CALM, transport=of_server)) as job:
         if lacking:
-            monkeypatch.setattr(peer, lacking, refuse)
+            monkeypatch.setattr(SharedBlocks if lacking == "create" else route, lacking, refuse)
         job.settings = replace(CALM, transport="shared_memory")
         trainer, _, _ = job.make_trainer()
         with pytest.raises(ConfigurationError, match=f"parameter server {job.endpoints[0]} .*{words}"):

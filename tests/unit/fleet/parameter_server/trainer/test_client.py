@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.trainer import client
+from fleet.parameter_server.trainer import waits
 from fleet.parameter_server.trainer.client import Client
 from fleet.parameter_server.waiting import WaitLog
 from fleet.program import Program
@@ -14,7 +14,7 @@ from fleet.role_maker.role import JobIdentity
 from fleet.transpiler import DistributeTranspiler, trainer_plan
 
 
-class Waits:
+class Clock:
     """Stands in for a condition: a wait lasts for a minute, and the value comes by the end of the second."""
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ def test_what_has_come_is_not_said_to_be_awaited(monkeypatch, caplog):
     transpiler.transpile(
         0, program=program, pservers="a:1", trainers=1, startup_program=program.startup_program
     )
-    waits = Waits()
-    monkeypatch.setattr(client, "WaitLog", lambda _: WaitLog(lambda: waits.now))
+    clock = Clock()
+    monkeypatch.setattr(waits, "WaitLog", lambda _: WaitLog(lambda: clock.now))
     plan = trainer_plan(transpiler.get_trainer_program())
-    session = Client(plan, JobIdentity(), cast("Any", None), Settings())
-    session._changed = cast("Any", waits)
+    client = Client(plan, JobIdentity(), cast("Any", None), Settings())
+    client.waits.changed = cast("Any", clock)
     with caplog.at_level(logging.WARNING):
-        session.wait_until(lambda: not waits.awaited, lambda: ", ".join(waits.awaited) or "nothing")
+        client.session.wait_until(lambda: not clock.awaited, lambda: ", ".join(clock.awaited) or "nothing")
     assert caplog.messages == ["waiting for weight, for 60 s"]

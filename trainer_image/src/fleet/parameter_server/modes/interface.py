@@ -173,7 +173,23 @@ class Settling(Protocol):
         """Send what is left, and take the values that follow; training goes on afterwards."""
 
 
-class Session(Protocol):
+class Waiting(Protocol):
+    """What a trainer's half with threads of its own waits with; a part of `Session`."""
+
+    def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
+        """Wait for something that another thread brings about, which then calls `wake`."""
+
+    def wake(self) -> None:
+        """Let who waits look again."""
+
+    def fail(self, error: FleetError) -> None:
+        """Hand an error to the training thread, which raises it when it next asks for something."""
+
+    def check(self) -> None:
+        """Raise the error that a thread has found, if there is one."""
+
+
+class Session(Waiting, Protocol):
     """What a trainer's half has of the servers. Every wait has a deadline, and raises what has failed."""
 
     plan: TrainerPlan
@@ -187,7 +203,7 @@ class Session(Protocol):
         """Count a step as made."""
 
     def expect_values(self) -> None:
-        """Await a value, or the word that there is none, for each block; before what it answers is sent."""
+        """Register the expected answers, one per block, before the request is sent."""
 
     def begin_step(self, hyper_parameters: HyperParameters) -> None:
         """Announce a step with its hyper-parameters, before its first gradient."""
@@ -224,18 +240,6 @@ class Session(Protocol):
 
     def wait_for_ends(self) -> None:
         """Wait until no other trainer makes a step any more; DeadlineExceededError if that takes too long."""
-
-    def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
-        """Wait for something that another thread brings about, which then calls `wake`."""
-
-    def wake(self) -> None:
-        """Let who waits look again."""
-
-    def fail(self, error: FleetError) -> None:
-        """Hand an error to the training thread, which raises it when it next asks for something."""
-
-    def check(self) -> None:
-        """Raise the error that a thread has found, if there is one."""
 
 
 class Mode(ABC):

@@ -33,7 +33,6 @@ from fleet.parameter_server.pieces import lead_bytes
 from fleet.parameter_server.server.admission import check_agreement, check_identity, check_job
 from fleet.parameter_server.server.checkpoints import ServerCheckpoints
 from fleet.parameter_server.server.keeper import Keeper
-from fleet.parameter_server.server.link import Link
 from fleet.parameter_server.server.meetings import Meetings
 from fleet.parameter_server.server.membership import (
     SILENT,
@@ -46,13 +45,13 @@ from fleet.parameter_server.server.membership import (
 from fleet.parameter_server.server.overrun import Overrun
 from fleet.parameter_server.server.pacing import Pacing
 from fleet.parameter_server.server.siblings import Siblings
+from fleet.parameter_server.server.trainer_session import TrainerSession
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.connection import BrokenConnectionError
 from fleet.parameter_server.transport.data_ports import DataPorts
 from fleet.parameter_server.transport.handshake import accept
 from fleet.parameter_server.transport.sockets import bind_address
-from fleet.parameter_server.transport.wire_form import WireForm
 from fleet.parameter_server.waiting import WaitLog, split_endpoint, wait_for_all
 from fleet.transpiler.lowering import ServerPlan
 from fleet.wire import Hello, Identity, job_hash
@@ -113,7 +112,7 @@ class Server:
         self._incarnation = secrets.token_hex(8)
         self._clock = WatchClock(settings.glance_seconds)
         self._membership = Membership(plan.trainers, settings, self._clock.now())
-        self._links: dict[int, Link] = {}
+        self._sessions: dict[int, TrainerSession] = {}
         self._pacing = Pacing(lead_bytes(plan, settings))
         self._changed = threading.Condition()
         self.checkpoints = ServerCheckpoints(
@@ -138,7 +137,7 @@ class Server:
         host, port = split_endpoint(self._plan.endpoint)
         address = bind_address(host)
         self._ports = DataPorts(
-            address, self._settings, partial(accept, find=self._link_of), self._pacing.receive_bytes
+            address, self._settings, partial(accept, find=self._session_of), self._pacing.receive_bytes
         )
         self._ports.start()
         bracketed = f"[{address or '::'}]" if ":" in (address or "::") else address
@@ -199,8 +198,8 @@ class Server:
             self._control.refuse()  # first: to a trainer a server that answers calls is one that lives
         if self._ports is not None:
             self._ports.close()
-        for link in list(self._links.values()):
-            link.abandon()
+        for session in list(self._sessions.values()):
+            session.abandon()
         self._siblings.close()
         if self._control is not None:
             self._control.stop()
@@ -223,24 +222,24 @@ class Server:
                 self._check_serving()
                 again = self._membership.attempt(trainer) >= 0
                 self._membership.admit(trainer, attempt, self._clock.now())
-                old = self._links.pop(trainer, None)
+                old = self._sessions.pop(trainer, None)
                 self.meetings.admit(trainer)
             if old is not None:
                 replaced = f"trainer {trainer} was replaced by its attempt {attempt}"
                 old.fail(FleetError(f"{replaced}; this process has attempt {old.identity.attempt}"), 1.0)
             self._mode.admit(trainer)
-            link = Link(
+            session = TrainerSession(
                 Identity(self._job_hash, trainer, attempt),
                 self._mode,
                 self,
                 Hello(self._incarnation, len(self._plan.blocks)),
                 self._shard,
-                WireForm(self._plan.blocks, self._settings.wire_dtype),
+                self._settings.wire_dtype,
                 self._pacing,
             )
             with self._changed:
                 self._check_serving()  # again: whoever ends the others would not know of this one
-                self._links[trainer] = link
+                self._sessions[trainer] = session
         restored, step = self.checkpoints.tell(trainer)
         self._overrun.joined(trainer, again=again)
         _log.log(
@@ -328,42 +327,44 @@ class Server:
                 copies.append((block, self._shard.value(block).clone()))
         yield from copies
 
-    # What the links report.
+    # What the sessions report.
 
     def answer(self, answers: Sequence[Answer]) -> None:
         """Send values to the trainers that they are meant for; to those that are gone, nothing."""
         for answer in answers:
             for trainer in answer.trainers:
-                link = self._links.get(trainer)
-                if link is not None:
-                    link.send_value(answer)
+                session = self._sessions.get(trainer)
+                if session is not None:
+                    session.send_value(answer)
 
     def begins(self, trainer: int) -> None:
         """Let a trainer begin a step; see `ServerCheckpoints.begins`."""
         self.checkpoints.begins(trainer)
         self._overrun.begins(trainer)
 
-    def connected(self, link: Link) -> None:
-        """Take note that a link has a data connection, its first one or another."""
+    def connected(self, session: TrainerSession) -> None:
+        """Take note that a session has a data connection, its first one or another."""
         with self._changed:
-            if self._links.get(link.identity.trainer) is link:
-                self._membership.connected(link.identity.trainer, self._clock.now())
+            if self._sessions.get(session.identity.trainer) is session:
+                self._membership.connected(session.identity.trainer, self._clock.now())
                 self._changed.notify_all()
 
-    def completed(self, link: Link, step: int) -> None:
+    def completed(self, session: TrainerSession, step: int) -> None:
         """Take note that a trainer has finished, after so many steps."""
-        trainer = link.identity.trainer
+        trainer = session.identity.trainer
         with self._changed:
-            link.complete({*self._membership.completed, trainer})  # before it counts, which may end the line
+            session.complete(
+                {*self._membership.completed, trainer}
+            )  # before it counts, which may end the session
             self._membership.complete(trainer)
             self.meetings.release()
         self._overrun.completed(trainer, step)
 
-    def ended(self, link: Link, error: FleetError | None) -> None:
-        """Take note that a link receives nothing more."""
-        trainer = link.identity.trainer
+    def ended(self, session: TrainerSession, error: FleetError | None) -> None:
+        """Take note that a session receives nothing more."""
+        trainer = session.identity.trainer
         with self._changed:
-            current = self._links.get(trainer) is link and trainer not in self._membership.completed
+            current = self._sessions.get(trainer) is session and trainer not in self._membership.completed
             if current and error is not None:
                 self._membership.lost(trainer, self._clock.now())
                 self._changed.notify_all()
@@ -373,23 +374,23 @@ class Server:
         _log.warning(
             "trainer %d (attempt %d), at step %d: %s%s",
             trainer,
-            link.identity.attempt,
+            session.identity.attempt,
             self._mode.step_of(trainer),
             error,
             "; waiting for it to come back" if broken else "",
         )
         if not broken:
-            link.fail(error, 1.0)
+            session.fail(error, 1.0)
 
     def _give_up(self, trainer: int, error: PeerLostError) -> None:
         """Let the others go on without a trainer; should it speak again, it must join again."""
         with self._changed:
             self._membership.give_up(trainer)
             self.meetings.release()
-            link = self._links.pop(trainer, None)
+            session = self._sessions.pop(trainer, None)
             remaining = self._membership.live
-        if link is not None:
-            link.fail(error, 1.0)
+        if session is not None:
+            session.fail(error, 1.0)
         _log.error(
             "%s; %s",
             error,
@@ -411,18 +412,18 @@ class Server:
 
     # Data connections.
 
-    def _link_of(self, identity: Identity) -> Link:
+    def _session_of(self, identity: Identity) -> TrainerSession:
         """Return where a trainer's frames belong; RemoteProtocolError for one that has not joined."""
         with self._changed:
             joined = self._membership.attempt(identity.trainer)
         check_identity(identity, self._job, joined)
-        link = self._links.get(identity.trainer)
-        if link is None or link.identity != identity:
+        session = self._sessions.get(identity.trainer)
+        if session is None or session.identity != identity:
             raise RemoteProtocolError(
                 f"trainer {identity.trainer} with attempt {identity.attempt} is not counted on any more; it "
                 "must join again"
             )
-        return link
+        return session
 
     # Watching, with the lock held.
 
@@ -466,7 +467,9 @@ class Server:
 
     def _wait_for_goodbyes(self) -> None:
         """Stay for trainers whose connection broke before they could learn that they may go."""
-        wait_for_all((link.left for link in list(self._links.values())), self._settings.silent_seconds)
+        wait_for_all(
+            (session.left for session in list(self._sessions.values())), self._settings.silent_seconds
+        )
 
     def _wait_until_told(self) -> None:
         """Stay for trainers that have no connection just now, and come back to hear why the server ends.
@@ -477,8 +480,10 @@ class Server:
             now = self._clock.now()
             vanished = {each.trainer for each in self._membership.absences(now) if now >= each.deadline}
             awaited = set(self._membership.live) - vanished
-        links = [link for link in list(self._links.values()) if link.identity.trainer in awaited]
-        wait_for_all((link.told for link in links), 2 * self._settings.heartbeat_seconds + 1.0)
+        sessions = [
+            session for session in list(self._sessions.values()) if session.identity.trainer in awaited
+        ]
+        wait_for_all((session.told for session in sessions), 2 * self._settings.heartbeat_seconds + 1.0)
 
     def _dismiss(self, error: FleetError | None) -> None:
         """Let the trainers go, each with the last word for it, and stop."""
@@ -486,16 +491,16 @@ class Server:
         if error is not None:
             self._fail(error)
 
-        def part(link: Link) -> None:
+        def part(session: TrainerSession) -> None:
             with contextlib.suppress(OSError):
-                if error is not None and link.identity.trainer in self._membership.live:
-                    link.fail(error, 1.0)
+                if error is not None and session.identity.trainer in self._membership.live:
+                    session.fail(error, 1.0)
                 else:
-                    link.finish(_FLUSH_SECONDS)
+                    session.finish(_FLUSH_SECONDS)
 
-        links = list(self._links.values())
-        with ThreadPoolExecutor(max(1, len(links)), thread_name_prefix="fleet-farewell") as at_once:
-            list(at_once.map(part, links))  # one that does not read delays no other's last word
+        sessions = list(self._sessions.values())
+        with ThreadPoolExecutor(max(1, len(sessions)), thread_name_prefix="fleet-farewell") as at_once:
+            list(at_once.map(part, sessions))  # one that does not read delays no other's last word
         if error is not None:
             self._wait_until_told()
         self.close()

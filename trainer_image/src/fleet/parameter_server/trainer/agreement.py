@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from fleet import progress
 from fleet.errors import FleetError, StateLostError
 from fleet.parameter_server.control.client import ControlClient, Pending
 from fleet.parameter_server.control.proto import control_pb2
+from fleet.parameter_server.trainer.calls import ServerCalls
 from fleet.parameter_server.waiting import WaitLog
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import TrainerPlan
@@ -19,7 +21,7 @@ from fleet.transpiler.lowering import TrainerPlan
 if TYPE_CHECKING:
     from fleet.role_maker import JobIdentity
 
-__all__ = ["agree", "check_equal", "common_save", "completed_before", "join", "next_step"]
+__all__ = ["agree", "check_equal", "common_save", "completed_before", "join", "next_step", "note_steps_past"]
 
 _log = logging.getLogger(__name__)
 _PAUSE_SECONDS: Final = 0.2
@@ -172,3 +174,16 @@ def _warn_of_other_values(plan: TrainerPlan, replies: Sequence[control_pb2.JoinR
         len(plan.blocks),
         names,
     )
+
+
+def note_steps_past(trainer: int, calls: ServerCalls) -> None:
+    """Say how many steps a trainer that has joined late has made past the others."""
+    replies = calls.ask_all(lambda control, seconds: control.ask_steps_past(seconds))
+    if past := max(reply.steps_past for reply in replies):
+        progress.count("steps_past_the_others", past)
+        _log.warning(
+            "trainer %d, which joined late, has made %d steps past the others, on its data alone; a loop "
+            "over fleet.epochs() or fleet.steps() makes none",
+            trainer,
+            past,
+        )

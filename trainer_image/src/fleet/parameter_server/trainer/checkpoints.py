@@ -74,27 +74,27 @@ class TrainerCheckpoints:
         """
         client, save, source = self._client, secrets.token_hex(4), self._source
         own_state = state_of(source) if self._steps_locally else {}
-        part = capture_part(status, client.step, source, own_state).to_bytes()
-        first = client.plan.endpoints[0]
-        replies = client.ask_all(
+        part = capture_part(status, client.session.step, source, own_state).to_bytes()
+        first = client.session.plan.endpoints[0]
+        replies = client.calls.ask_all(
             lambda control, seconds: control.save(
-                directory, save, client.step, part if control.endpoint == first else b"", seconds
+                directory, save, client.session.step, part if control.endpoint == first else b"", seconds
             )
         )
         files = [FileRecord.from_json(text) for reply in replies for text in reply.files]
         manifest = Manifest(
             save=save,
-            step=client.step,
+            step=client.session.step,
             facts={
-                **facts_of_training(client.plan.agreement),
+                **facts_of_training(client.session.plan.agreement),
                 **({TRAINERS_STATE: "in the trainer's part"} if any(own_state.values()) else {}),
             },
             files=tuple(files),
             trainer_part=next(file.name for file in files if not file.blocks),
         ).to_json()
-        client.ask_all(lambda control, seconds: control.commit(directory, manifest, seconds))
+        client.calls.ask_all(lambda control, seconds: control.commit(directory, manifest, seconds))
         # Only now: until every server has the new one, the one before is what all have.
-        client.ask_all(lambda control, seconds: control.commit(directory, "", seconds))
+        client.calls.ask_all(lambda control, seconds: control.commit(directory, "", seconds))
 
     def save_numbered(self, folder: str, status: TrainStatus, keep: int) -> int:
         """Save a checkpoint under the next number of a folder, and keep the newest; return the number."""
@@ -106,18 +106,20 @@ class TrainerCheckpoints:
 
     def numbers(self, folder: str) -> list[int]:
         """Return the numbers of a folder's checkpoints."""
-        replies = self._client.ask_all(lambda control, seconds: control.checkpoints(folder, seconds))
+        replies = self._client.calls.ask_all(lambda control, seconds: control.checkpoints(folder, seconds))
         return _union(reply.numbers for reply in replies)
 
     def clean(self, folder: str, keep: int) -> None:
         """Remove a folder's checkpoints but the newest that every server has whole."""
-        replies = self._client.ask_all(
+        replies = self._client.calls.ask_all(
             lambda control, seconds: control.checkpoints(folder, seconds, verify=True)
         )
         whole = sorted(set.intersection(*(set(reply.whole) for reply in replies)))
         remove = superfluous(_union(reply.numbers for reply in replies), whole, keep)
         if remove:
-            self._client.ask_all(lambda control, seconds: control.checkpoints(folder, seconds, remove=remove))
+            self._client.calls.ask_all(
+                lambda control, seconds: control.checkpoints(folder, seconds, remove=remove)
+            )
 
     def load(self, directory: str) -> tuple[TrainStatus | None, bool]:
         """Have the servers load a checkpoint unless training has begun, and go on from there.
@@ -131,7 +133,7 @@ class TrainerCheckpoints:
         -------
         status : TrainStatus or None
             What the checkpoint says; None when there is none. Where training has begun already, as for a
-            trainer that was restarted, the servers' values stay as they are, and `Client.step` says where
+            trainer that was restarted, the servers' values stay as they are, and `Session.step` says where
             they are.
         other_values : bool
             Whether this trainer's parameters are others now.
@@ -141,7 +143,7 @@ class TrainerCheckpoints:
         CheckpointError
             It cannot be loaded, or the servers have found different ones.
         """
-        replies = self._client.ask_all(lambda control, seconds: control.load(directory, seconds))
+        replies = self._client.calls.ask_all(lambda control, seconds: control.load(directory, seconds))
         if len({reply.restored for reply in replies}) > 1:
             if not common_save(replies):
                 found = {reply.directory or "none" for reply in replies}
@@ -158,12 +160,12 @@ class TrainerCheckpoints:
     def take_part(self) -> None:
         """Take the trainer's part of the checkpoint that the servers have loaded before, if they have."""
         if self._client.restored:
-            self._take(self._client.ask_all(lambda control, seconds: control.load("", seconds)))
+            self._take(self._client.calls.ask_all(lambda control, seconds: control.load("", seconds)))
 
     def values(self) -> dict[str, Tensor]:
         """Fetch the values that the servers hold, by parameter."""
-        found = join_values(self._client.server_values())
-        plan = self._client.plan
+        found = join_values(self._client.calls.values())
+        plan = self._client.session.plan
         values = {}
         for name in dict.fromkeys(block.param for block in plan.blocks):
             blocks = plan.blocks_of(name)

@@ -10,10 +10,8 @@ error that names its remedy.
 """
 
 import contextlib
-import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,9 +21,10 @@ from torch.optim import Optimizer
 
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import TrainerMode
-from fleet.parameter_server.trainer.marks import Mark, covers_all, is_sampled, version_of
+from fleet.parameter_server.trainer.marks import version_of
+from fleet.parameter_server.trainer.overlap import NO_OVERLAP, Overlap
 from fleet.parameter_server.trainer.scaling import Scaling
-from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
+from fleet.parameter_server.trainer.sent import Recorder, SentGradient
 from fleet.program.optimizers import KERNEL_FLAGS, read_hyper_parameters
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import NO_STEP, HyperParameters
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 __all__ = ["GradientFlow"]
-
-_log = logging.getLogger(__name__)
-_NO_OVERLAP = "DistributedStrategy(overlap=False), with which everything is sent in optimizer.step()"
 
 
 def _refuse_own_step(optimizer: Optimizer, *_: object) -> None:
@@ -48,30 +44,33 @@ def _refuse_own_step(optimizer: Optimizer, *_: object) -> None:
     )
 
 
-@dataclass(slots=True)
-class _Sent:
-    """A gradient that has left, and what tells whether it is still what it was then."""
+def _hyper_parameters(optimizer: Optimizer) -> HyperParameters:
+    groups: Sequence[dict[str, Any]] = optimizer.param_groups
+    return tuple(
+        {
+            name: value
+            for name, value in read_hyper_parameters(optimizer, group).items()
+            if name not in KERNEL_FLAGS
+        }
+        for group in groups
+    )
 
-    gradient: Tensor
-    version: int
-    address: int
-    carried: Tensor
-    """Whose memory is sent: the gradient itself, or its copy in the arena."""
-    payload: memoryview
-    """The bytes of `carried`."""
-    mark: Mark | None
-    """Of the payload; None where a comparison would cost a copy or keep a device waiting."""
 
-    @property
-    def unchanged(self) -> bool:
-        if version_of(self.gradient) != self.version or self.gradient.data_ptr() != self.address:
-            return False
-        if self.mark is None:
-            return True
-        present = self.payload
-        if self.carried is not self.gradient:
-            present = bytes_of(self.gradient.detach().cpu().contiguous())
-        return self.mark.matches(present)
+def _check_hyper(sent: HyperParameters | None, present: HyperParameters) -> None:
+    """Check that hyper-parameters are still those that have been sent, if they have been."""
+    if sent is None or present == sent:
+        return
+    changes = ", ".join(
+        f"{name} from {before.get(name)} to {now[name]} in param group {group}"
+        for group, (before, now) in enumerate(zip(sent, present, strict=True))
+        for name in now
+        if before.get(name) != now[name]
+    )
+    raise FleetError(
+        f"hyper-parameters changed after the first gradient of the step had been sent: {changes}. Change "
+        "them after optimizer.step(), where a scheduler's step() belongs, and before the next "
+        f"backward(); or use {NO_OVERLAP}"
+    )
 
 
 class GradientFlow:
@@ -111,27 +110,20 @@ class GradientFlow:
         self._blocks = {name: plan.blocks_of(name) for name in order}
         self._optimizer = optimizer
         self._mode = mode
-        self._overlap = overlap is not False
-        self._learns = overlap is None
-        self._seen: dict[str, _Sent] = {}
-        """What the step in progress would have sent by now, while rounds are watched."""
-        self._seen_hyper: HyperParameters | None = None
-        self._outlasting = outlasting
-        self._earlier: dict[str, _Sent] = {}
+        self._recorder = Recorder(self._parameters)
+        self._overlap = Overlap(overlap, self._recorder)
+        self._earlier: dict[str, SentGradient] | None = {} if outlasting else None
         """What the step before has sent, where that may outlast it."""
         self._handles: list[RemovableHandle] = []
-        self._sent: dict[str, _Sent] = {}
+        self._sent: dict[str, SentGradient] = {}
         self._hyper: HyperParameters | None = None
         self._beginning = threading.Lock()
-        self._staging: Arena[str] | None = None
         self._paused = False
-        self._round = 0
-        """How many steps this flow has made."""
 
     def attach(self) -> None:
         """Begin to listen to the backward pass, and to the step of the user's own optimizer."""
         self._handles.append(self._optimizer.register_step_pre_hook(_refuse_own_step))
-        if not self._overlap:
+        if not self._overlap.is_on:
             return
         for name, parameter in self._parameters.items():
 
@@ -170,9 +162,9 @@ class GradientFlow:
         FleetError
             A gradient or a hyper-parameter changed after it was sent; or the servers failed.
         """
-        hyper = self._hyper_parameters()
-        self._look_back(hyper, scaling)
-        self._check_hyper(hyper)
+        hyper = _hyper_parameters(self._optimizer)
+        self._overlap.look_back(self._parameters, hyper, scaled=scaling is not None)
+        _check_hyper(self._hyper, hyper)
         for name, sent in self._sent.items():
             self._check_unchanged(name, sent)
         if scaling is not None:
@@ -190,10 +182,10 @@ class GradientFlow:
             else:
                 self._send(name, parameter.grad)
         self._mode.finish(absent)
-        if self._outlasting:
+        if self._earlier is not None:
             self._earlier = self._sent
         self._sent, self._hyper = {}, None
-        self._round += 1
+        self._recorder.round += 1
 
     def check_earlier(self) -> None:
         """Check that nothing was changed while it was under way; called once the servers have it.
@@ -203,6 +195,8 @@ class GradientFlow:
         FleetError
             A gradient was, and what the servers have summed is not what this trainer computed.
         """
+        if not self._earlier:
+            return
         earlier, self._earlier = self._earlier, {}
         for name, sent in earlier.items():
             if version_of(sent.gradient) != sent.version:
@@ -220,74 +214,35 @@ class GradientFlow:
         FleetError
             Gradients have left, and ``step()`` was not called.
         """
-        if self._seen:
-            self._never_early(f"{what} between a backward() and its step()")
+        if self._overlap.has_seen:
+            self._overlap.turn_off(f"{what} between a backward() and its step()")
         if self._sent:
             raise FleetError(
                 f"{what}, but the gradients of {len(self._sent)} parameters ({next(iter(self._sent))} …) "
                 "have been sent already and optimizer.step() did not follow; the other trainers count on "
-                f"them. To skip steps, use {_NO_OVERLAP}"
+                f"them. To skip steps, use {NO_OVERLAP}"
             )
 
     def _ready(self, name: str) -> None:
         """Take a gradient that a backward pass has just accumulated."""
-        if self._paused or not self._overlap:
+        if self._paused or not self._overlap.is_on:
             return
-        if self._watches:
-            self._see(name)
+        if self._overlap.watches:
+            self._overlap.see(name, self._parameters[name], _hyper_parameters(self._optimizer))
             return
         if name in self._sent:
             raise FleetError(
                 f"a second backward() reached {name}, whose gradient has been sent already in this step. "
                 "Call optimizer.step() after each backward(), or wrap all but the last of several in "
-                f"optimizer.no_sync(); or use {_NO_OVERLAP}"
+                f"optimizer.no_sync(); or use {NO_OVERLAP}"
             )
         gradient = self._parameters[name].grad
         if gradient is None:
             return
         with self._beginning:  # there is a backward thread for each device
             if self._hyper is None:
-                self._begin(self._hyper_parameters())
+                self._begin(_hyper_parameters(self._optimizer))
         self._send(name, gradient, early=True)
-
-    @property
-    def _watches(self) -> bool:
-        """Whether it is to be learnt what the script does between a backward pass and the step."""
-        return self._learns and self._overlap and covers_all(self._round)
-
-    def _see(self, name: str) -> None:
-        """Note what would have left now."""
-        gradient = self._parameters[name].grad
-        if name in self._seen:
-            self._never_early(f"a second backward() of a step reached {name}")
-        elif gradient is not None and gradient.layout is torch.strided:
-            self._seen[name] = self._record(name, gradient, marked=True)
-            if self._seen_hyper is None:
-                self._seen_hyper = self._hyper_parameters()
-
-    def _look_back(self, hyper: HyperParameters, scaling: Scaling | None) -> None:
-        """Learn from a watched step whether gradients might have left the moment they existed."""
-        if not self._watches:
-            return
-        if scaling is not None:
-            self._never_early("a gradient scaler is at work")
-        elif self._seen_hyper not in (None, hyper):
-            self._never_early("hyper-parameters were changed between backward() and step()")
-        for name, seen in self._seen.items():
-            if self._parameters[name].grad is not seen.gradient or not seen.unchanged:
-                self._never_early(f"the gradient of {name} was changed between backward() and step()")
-                break
-        self._seen, self._seen_hyper = {}, None
-
-    def _never_early(self, because: str) -> None:
-        """Send gradients in ``step()`` from now on."""
-        self._overlap = False
-        self._seen, self._seen_hyper = {}, None
-        _log.info(
-            "gradients leave in optimizer.step(), and not during the backward pass, for %s; "
-            "DistributedStrategy(overlap=False) says so from the beginning",
-            because,
-        )
 
     def _begin(self, hyper: HyperParameters) -> None:
         self._mode.begin(hyper)
@@ -300,72 +255,24 @@ class GradientFlow:
                 f"the gradient of {name} is sparse ({gradient.layout}), which is not supported yet; "
                 "use sparse=False in the embedding that produces it"
             )
-        sent = self._sent[name] = self._record(name, gradient, marked=early)
+        sent = self._sent[name] = self._recorder.record(name, gradient, marked=early)
         size = sent.carried.element_size()
         for block in self._blocks[name]:
             self._mode.send(block, sent.payload[block.begin * size : block.end * size])
-
-    def _record(self, name: str, gradient: Tensor, *, marked: bool) -> _Sent:
-        """Describe a gradient as it is now, with its bytes where they can be sent from."""
-        carried = gradient
-        if gradient.device.type != "cpu" or not gradient.is_contiguous():
-            carried = self._stage(name, gradient)
-        payload, mark = bytes_of(carried), None
-        if marked and (is_sampled if carried is gradient else covers_all)(self._round):
-            mark = Mark.of(payload, self._round)
-        return _Sent(gradient, version_of(gradient), gradient.data_ptr(), carried, payload, mark)
-
-    def _stage(self, name: str, gradient: Tensor) -> Tensor:
-        """Copy a gradient that no socket can read into memory that it can."""
-        if self._staging is None:
-            self._staging = Arena(
-                {
-                    each: Extent(parameter.dtype, tuple(parameter.shape))
-                    for each, parameter in self._parameters.items()
-                },
-                pinned=gradient.is_cuda,
-            )
-        return self._staging[name].copy_(gradient.detach())
-
-    def _hyper_parameters(self) -> HyperParameters:
-        groups: Sequence[dict[str, Any]] = self._optimizer.param_groups
-        return tuple(
-            {
-                name: value
-                for name, value in read_hyper_parameters(self._optimizer, group).items()
-                if name not in KERNEL_FLAGS
-            }
-            for group in groups
-        )
-
-    def _check_hyper(self, present: HyperParameters) -> None:
-        if self._hyper is None or present == self._hyper:
-            return
-        changes = ", ".join(
-            f"{name} from {sent.get(name)} to {now[name]} in param group {group}"
-            for group, (sent, now) in enumerate(zip(self._hyper, present, strict=True))
-            for name in now
-            if sent.get(name) != now[name]
-        )
-        raise FleetError(
-            f"hyper-parameters changed after the first gradient of the step had been sent: {changes}. Change "
-            "them after optimizer.step(), where a scheduler's step() belongs, and before the next "
-            f"backward(); or use {_NO_OVERLAP}"
-        )
 
     def _check_unscaled(self) -> None:
         if self._sent:
             raise FleetError(
                 f"a gradient scaler is at work, and the gradient of {next(iter(self._sent))} has been sent "
-                f"with its scale. Use {_NO_OVERLAP}"
+                f"with its scale. Use {NO_OVERLAP}"
             )
 
-    def _check_unchanged(self, name: str, sent: _Sent) -> None:
+    def _check_unchanged(self, name: str, sent: SentGradient) -> None:
         present = self._parameters[name].grad
         if present is sent.gradient and sent.unchanged:
             return
         raise FleetError(
             f"the gradient of {name} was changed after it had been sent, by clipping or by a GradScaler's "
-            f"unscaling for instance, so the change would be lost. Use {_NO_OVERLAP}, or clip on the servers "
+            f"unscaling for instance, so the change would be lost. Use {NO_OVERLAP}, or clip on the servers "
             "(strategy.grad_clip)"
         )

@@ -95,7 +95,7 @@ class DistributedOptimizer(Optimizer):
             Gradients have been sent, and ``step()`` was not called.
         """
         if self._trainer is not None:
-            self._trainer.flow.check_nothing_in_flight("zero_grad() was called")
+            self._trainer.steps.flow.check_nothing_in_flight("zero_grad() was called")
         super().zero_grad(set_to_none)
 
     @contextlib.contextmanager
@@ -104,13 +104,12 @@ class DistributedOptimizer(Optimizer):
         if self._trainer is None:
             yield
             return
-        with self._trainer.flow.paused():
+        with self._trainer.steps.flow.paused():
             yield
 
     def state_dict(self) -> dict[str, Any]:
         """Fetch the servers' state, in the form that torch.optim's own ``state_dict()`` has."""
-        names = self._bound().names
-        state = self._bound().fetch_state()
+        names, state = self._bound().steps.names, self._bound().fetch_state()
         groups: list[dict[str, Any]] = []
         numbered: dict[int, dict[str, Any]] = {}
         number = 0

@@ -21,7 +21,7 @@ CALL = "fleet.push_parameters"
 
 def push_together(client: Client) -> None:
     """Make the first trainer's values everybody's; every trainer that has not completed calls this."""
-    plan, store = client.plan, client.store
+    plan, store = client.session.plan, client.session.store
     held = store.checksums()
     own = np.array([held[block.id] for block in plan.blocks] + [plan.trainer_id], dtype=np.int64)
     most, least = np.frombuffer(
@@ -54,14 +54,14 @@ def push_alone(client: Client, settle: Callable[[], None]) -> None:
     settle : callable
         Lets the servers have all of the steps made so far, which may bring values from before.
     """
-    store = client.store
+    store = client.session.store
     written = {name: value.detach().cpu().contiguous().clone() for name, value in store.parameters.items()}
     store.forget()
     settle()
-    place = {block.id: block for block in client.plan.blocks}
+    by_id = {block.id: block for block in client.session.plan.blocks}
 
     def value_of(number: int) -> memoryview:
-        block, value = place[number], written[place[number].param]
+        block, value = by_id[number], written[by_id[number].param]
         size = value.element_size()
         return bytes_of(value)[block.begin * size : block.end * size]
 
@@ -70,6 +70,6 @@ def push_alone(client: Client, settle: Callable[[], None]) -> None:
 
 
 def _write(client: Client, value_of: Callable[[int], memoryview]) -> None:
-    for block in client.plan.blocks:
+    for block in client.session.plan.blocks:
         value = value_of(block.id)
-        client.ask(block.server, lambda control, seconds: control.write(block.id, value, seconds))  # noqa: B023
+        client.calls.ask(block.server, lambda control, seconds: control.write(block.id, value, seconds))  # noqa: B023

@@ -1,8 +1,8 @@
 """A data connection in use: one thread receives, one sends, and neither waits for the other.
 
 Both ends are alike. `send` only enqueues. The sending thread takes what is there, checks it against the
-protocol and hands it to the kernel in one call. The receiving thread reads a header, asks its handler where
-the payload belongs, lets the kernel write it there, and tells the handler.
+protocol and hands it to the kernel in one call. The receiving thread reads a header, lets the kernel write
+the payload into its receive buffer, and delivers the frame.
 """
 
 import contextlib
@@ -11,7 +11,8 @@ import queue
 import socket
 import threading
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar
 
 from fleet import progress
 from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
@@ -25,12 +26,22 @@ from fleet.parameter_server.transport.sockets import (
 )
 from fleet.wire import HEADER_BYTES, Conversation, Header, pack_header, read_header
 
-__all__ = ["BrokenConnectionError", "Connection", "FrameHandler", "Item", "receive_header"]
+__all__ = [
+    "BrokenConnectionError",
+    "BufferOf",
+    "Connection",
+    "Deliver",
+    "Directions",
+    "End",
+    "Frame",
+    "receive_header",
+]
 
 _BATCH: Final = 64
 _DRAIN_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
 
+Q = TypeVar("Q")
 T = TypeVar("T")
 
 
@@ -38,20 +49,61 @@ class BrokenConnectionError(PeerLostError):
     """The connection ended before the protocol did. What became of the peer is not known yet."""
 
 
-Item = tuple[Header, bytes | memoryview]
+class Frame(NamedTuple):
+    """One frame, on its way out or just received."""
+
+    header: Header
+    payload: bytes | memoryview = b""
 
 
-class FrameHandler(Protocol):
-    """Whose frames a connection receives. Called by the receiving thread only."""
+class End(NamedTuple):
+    """Nothing more comes: by the protocol (None), or because of an error."""
 
-    def destination(self, header: Header) -> memoryview | None:
-        """Return where a payload of ``header.payload_bytes`` belongs; None for a buffer of its own."""
+    error: FleetError | None
 
-    def received(self, header: Header, payload: memoryview) -> None:
-        """Take a whole frame."""
 
-    def ended(self, error: FleetError | None) -> None:
-        """Learn, once, that nothing more comes: by the protocol (None), or because of an error."""
+Deliver = Callable[[Frame | End], None]
+"""Takes what a connection has received, in order and in the receiving thread; an `End` comes once, last."""
+BufferOf = Callable[[Header], memoryview | None]
+"""Returns the receive buffer of the payload that follows a header; None for one of the payload's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Directions:
+    """Both directions of a connection whose handshake is done."""
+
+    sending: Conversation
+    receiving: Conversation
+
+
+class _SendQueue:
+    """Frames that wait for the sending thread."""
+
+    def __init__(self) -> None:
+        self.frames_taken = 0
+        """How many frames were handed to the kernel, or begun to be; they may not have arrived."""
+        self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+
+    def put(self, frame: Frame) -> None:
+        self._frames.put(frame)
+
+    def close(self) -> None:
+        """Let `take` return an empty batch once what is there has been taken."""
+        self._frames.put(None)
+
+    def take(self) -> list[Frame]:
+        """Wait for a frame and take those that have queued up behind it; empty at the end."""
+        batch: list[Frame] = []
+        frame = self._frames.get()
+        while frame is not None:
+            batch.append(frame)
+            if len(batch) == _BATCH or self._frames.empty():
+                break
+            frame = self._frames.get()
+        if frame is None and batch:
+            self._frames.put(None)
+        self.frames_taken += len(batch)
+        return batch
 
 
 class Connection:
@@ -63,31 +115,31 @@ class Connection:
         Blocking; closed by this object.
     peer : str
         How messages call the other end.
-    sending, receiving : Conversation
-        The two directions, both greeted.
-    handler : FrameHandler
+    directions : Directions
+    buffer_of : callable
+        As `BufferOf`; called by the receiving thread.
+    deliver : callable
+        As `Deliver`.
     """
 
     def __init__(
         self,
         connected: socket.socket,
         peer: str,
-        sending: Conversation,
-        receiving: Conversation,
-        handler: FrameHandler,
+        directions: Directions,
+        buffer_of: BufferOf,
+        deliver: Deliver,
     ) -> None:
         self._socket = connected
         self._peer = peer
-        self._sending = sending
-        self._receiving = receiving
-        self._handler = handler
+        self._directions = directions
+        self._buffer_of = buffer_of
+        self._deliver = deliver
         self._lock = threading.Lock()
         self._started = False
         self._finishing = False
-        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._queue = _SendQueue()
         self._refused: FleetError | None = None
-        self.frames_sent = 0
-        """How many frames were handed to the kernel, or begun to be; they may not have arrived."""
         self._receiver = threading.Thread(target=self._receive, name=f"fleet-receive {peer}", daemon=True)
         self._sender = threading.Thread(target=self._send, name=f"fleet-send {peer}", daemon=True)
 
@@ -100,16 +152,21 @@ class Connection:
             self._sender.start()
             self._receiver.start()
 
-    def send(self, header: Header, payload: bytes | memoryview = b"") -> None:
+    @property
+    def frames_sent(self) -> int:
+        """How many frames were handed to the kernel, or begun to be; they may not have arrived."""
+        return self._queue.frames_taken
+
+    def send(self, frame: Frame) -> None:
         """Enqueue a frame; never waits. The payload must not change until the kernel has it."""
-        self._queue.put((header, payload))
+        self._queue.put(frame)
 
     def bytes_moved(self) -> BytesMoved | None:
         """Return how many bytes the connection has moved so far, where the system tells."""
         return bytes_moved(self._socket)
 
     def hang_up(self) -> None:
-        """End the connection as if it had broken; the handler hears of it."""
+        """End the connection as if it had broken; an `End` is delivered."""
         hang_up(self._socket)
 
     def finish(self, timeout_seconds: float) -> None:
@@ -125,7 +182,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Close now. The handler hears of it, unless it has heard of an end before."""
+        """Close now. An `End` is delivered, unless one was before."""
         started = self._end()
         hang_up(self._socket)
         for thread in (self._sender, self._receiver) if started else ():
@@ -137,16 +194,17 @@ class Connection:
         """Let the sending thread come to an end, and return whether the threads were ever started."""
         with self._lock:
             self._finishing = True
-            self._queue.put(None)
+            self._queue.close()
             return self._started
 
     def _receive(self) -> None:
         error: FleetError | None = None
         try:
             buffer = memoryview(bytearray(HEADER_BYTES))
-            while not self._receiving.over:
-                header = receive_header(self._socket, buffer, self._receiving)
-                payload = self._told(self._handler.destination, header)
+            receiving = self._directions.receiving
+            while not receiving.over:
+                header = receive_header(self._socket, buffer, receiving)
+                payload = self._ask(self._buffer_of, header)
                 if payload is None:
                     payload = memoryview(bytearray(header.payload_bytes))
                 receive_exactly(self._socket, payload)
@@ -155,7 +213,7 @@ class Connection:
                     self._sender.join(_DRAIN_SECONDS)  # the last words: draining closes their direction
                     drain(self._socket, _DRAIN_SECONDS)
                     break
-                self._told(self._handler.received, header, payload)
+                self._ask(self._deliver, Frame(header, payload))
         except FleetError as raised:
             error = raised
         except OSError as raised:
@@ -163,12 +221,12 @@ class Connection:
             error = self._refused or broken
         except Exception as raised:  # noqa: BLE001 - somebody waits for it
             error = self._not_taken(raised)
-        self._handler.ended(error)
+        self._deliver(End(error))
 
-    def _told(self, tell: Callable[..., T], *what: object) -> T:
-        """Call the handler: an OSError of a user's optimizer or mode is no broken connection."""
+    def _ask(self, call: Callable[[Q], T], what: Q) -> T:
+        """Call back: an OSError of a user's optimizer or mode is no broken connection."""
         try:
-            return tell(*what)
+            return call(what)
         except OSError as raised:
             raise self._not_taken(raised) from raised
 
@@ -181,12 +239,11 @@ class Connection:
 
     def _send(self) -> None:
         try:
-            while batch := self._next_batch():
+            while batch := self._queue.take():
                 buffers: list[bytes | memoryview] = []
                 for header, payload in batch:
-                    self._sending.advance(header)
+                    self._directions.sending.advance(header)
                     buffers += (pack_header(header), payload)
-                self.frames_sent += len(batch)
                 send_all(self._socket, buffers)
                 progress.count("bytes_sent", sum(map(len, buffers)))
         except OSError as error:  # the receiving thread sees the same end, and reports it
@@ -195,19 +252,6 @@ class Connection:
         except FleetError as error:  # a frame of ours that may not leave; the receiving thread reports it
             self._refused = error
             hang_up(self._socket)
-
-    def _next_batch(self) -> list[Item]:
-        """Wait for a frame and take those that have queued up behind it; empty at the end."""
-        batch: list[Item] = []
-        item = self._queue.get()
-        while item is not None:
-            batch.append(item)
-            if len(batch) == _BATCH or self._queue.empty():
-                return batch
-            item = self._queue.get()
-        if batch:
-            self._queue.put(None)
-        return batch
 
 
 def receive_header(connected: socket.socket, buffer: memoryview, receiving: Conversation) -> Header:

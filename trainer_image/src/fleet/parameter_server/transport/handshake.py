@@ -16,11 +16,10 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 from fleet.errors import FleetError, RemoteProtocolError
-from fleet.parameter_server.transport.connection import receive_header
+from fleet.parameter_server.transport.connection import Directions, receive_header
 from fleet.parameter_server.transport.local_sockets import receive_with, send_with
 from fleet.parameter_server.transport.sockets import (
     ConnectionEndedError,
@@ -42,7 +41,7 @@ from fleet.wire import (
 )
 from fleet.wire.messages import pack_error, pack_hello, read_error, read_hello
 
-__all__ = ["GREETING_SECONDS", "Caller", "Directions", "NotGreetedError", "Resumable", "accept", "greet"]
+__all__ = ["GREETING_SECONDS", "Caller", "NotGreetedError", "Resumable", "accept", "greet"]
 
 GREETING_SECONDS: Final = 10.0
 """How long either end waits for the other one's part of the handshake, unless told otherwise."""
@@ -51,14 +50,6 @@ _DRAIN_SECONDS: Final = 1.0
 
 class NotGreetedError(TimeoutError):
     """The server took a connection and did not answer in time: it still takes a frame of the one before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Directions:
-    """Both directions of a connection whose handshake is done."""
-
-    sending: Conversation
-    receiving: Conversation
 
 
 def greet(

@@ -1,4 +1,4 @@
-"""A session's end of a line, over a real socket: what its handler hears, and when."""
+"""One end of a resumable stream, over a real socket: what it delivers, and when."""
 
 import socket
 import threading
@@ -8,10 +8,9 @@ import pytest
 
 from fleet.errors import FleetError, LocalProtocolError
 from fleet.parameter_server.transport import connection
-from fleet.parameter_server.transport.connection import BrokenConnectionError
-from fleet.parameter_server.transport.handshake import Directions
-from fleet.parameter_server.transport.line import Line
+from fleet.parameter_server.transport.connection import BrokenConnectionError, Directions, End, Frame
 from fleet.parameter_server.transport.sockets import drain
+from fleet.parameter_server.transport.stream import ResumableStream
 from fleet.wire import Conversation, Header, Identity, Kind, Side, pack_header
 from fleet.wire.messages import pack_error, pack_hyper
 from tests.support.processes import wait_for
@@ -23,7 +22,7 @@ BLOCK_BYTES = 1 << 23
 
 
 class Heard:
-    """A handler that may take its time to hear of an end."""
+    """Takes what a stream delivers; may take its time to hear of an end."""
 
     def __init__(self) -> None:
         self.errors: list[FleetError | None] = []
@@ -33,16 +32,16 @@ class Heard:
         self.may_return.set()
         self.stumbles: Exception | None = None
 
-    def destination(self, header: Header) -> memoryview | None:
+    def buffer_of(self, header: Header) -> memoryview | None:
         self.asked.set()
         return None
 
-    def received(self, header: Header, payload: memoryview) -> None:
-        if self.stumbles is not None:
-            raise self.stumbles
-
-    def ended(self, error: FleetError | None) -> None:
-        self.errors.append(error)
+    def deliver(self, event: Frame | End) -> None:
+        if isinstance(event, Frame):
+            if self.stumbles is not None:
+                raise self.stumbles
+            return
+        self.errors.append(event.error)
         self.told.set()
         assert self.may_return.wait(SECONDS)
 
@@ -53,14 +52,14 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def pair(heard: Heard) -> Iterator[tuple[Line, socket.socket]]:
-    """A trainer's line, greeted, and the other end of its connection."""
-    line = Line("parameter server 0", Side.TRAINER, IDENTITY, heard)
+def pair(heard: Heard) -> Iterator[tuple[ResumableStream, socket.socket]]:
+    """A trainer's stream, greeted, and the other end of its connection."""
+    stream = ResumableStream("parameter server 0", Side.TRAINER, IDENTITY, heard.buffer_of, heard.deliver)
     here, there = socket.socketpair()
-    line.attach(here, Directions(greeted(Side.TRAINER, remote=False), greeted(Side.SERVER, remote=True)), 0)
-    yield line, there
+    stream.attach(here, Directions(greeted(Side.TRAINER, remote=False), greeted(Side.SERVER, remote=True)), 0)
+    yield stream, there
     heard.may_return.set()
-    line.close()
+    stream.close()
     there.close()
 
 
@@ -77,7 +76,7 @@ def greeted(side: Side, *, remote: bool) -> Conversation:
         (FileNotFoundError("of a user's optimizer"), "FileNotFoundError: of a user's optimizer"),
     ],
 )
-def test_a_frame_that_a_handler_stumbles_over_ends_the_session_with_a_sentence(pair, heard, stumbles, told):
+def test_a_frame_that_cannot_be_taken_ends_the_session_with_a_sentence(pair, heard, stumbles, told):
     _, there = pair
     heard.stumbles = stumbles
     there.sendall(pack_header(Header(Kind.CONFIRM, IDENTITY.job, IDENTITY.attempt, IDENTITY.trainer)))
@@ -87,14 +86,14 @@ def test_a_frame_that_a_handler_stumbles_over_ends_the_session_with_a_sentence(p
 
 
 def test_the_next_connection_waits_until_the_end_of_the_one_before_is_told(pair, heard):
-    line, there = pair
+    stream, there = pair
     heard.may_return.clear()
     there.close()
     assert heard.told.wait(SECONDS)
     fenced = threading.Event()
 
     def fence() -> None:
-        line.fence()
+        stream.fence()
         fenced.set()
 
     thread = threading.Thread(target=fence)
@@ -107,8 +106,8 @@ def test_the_next_connection_waits_until_the_end_of_the_one_before_is_told(pair,
 
 
 def test_a_frame_of_ours_that_may_not_leave_is_told_at_once(pair, heard):
-    line, _ = pair
-    line.send(Kind.GRAD, b"", block=0)  # no step has begun
+    stream, _ = pair
+    stream.send(Kind.GRAD, b"", block=0)  # no step has begun
     assert heard.told.wait(SECONDS)
     (error,) = heard.errors
     assert isinstance(error, LocalProtocolError)
@@ -116,7 +115,7 @@ def test_a_frame_of_ours_that_may_not_leave_is_told_at_once(pair, heard):
 
 
 def test_a_frame_that_comes_at_the_end_does_not_cut_the_last_words_off(pair, heard, monkeypatch):
-    line, there = pair
+    stream, there = pair
     draining = threading.Event()
 
     def drain_openly(connected: socket.socket, timeout_seconds: float) -> None:
@@ -125,18 +124,18 @@ def test_a_frame_that_comes_at_the_end_does_not_cut_the_last_words_off(pair, hea
 
     monkeypatch.setattr(connection, "drain", drain_openly)
     words = pack_error(FleetError("the disk is full"))
-    line.send(Kind.HYPER, pack_hyper([{"lr": 0.1}]), step=0)
-    line.send(Kind.GRAD, bytes(BLOCK_BYTES), step=0, block=0)
-    line.send(Kind.ERROR, words)
-    finishing = threading.Thread(target=line.finish, args=(SECONDS,))
+    stream.send(Kind.HYPER, pack_hyper([{"lr": 0.1}]), step=0)
+    stream.send(Kind.GRAD, bytes(BLOCK_BYTES), step=0, block=0)
+    stream.send(Kind.ERROR, words)
+    finishing = threading.Thread(target=stream.finish, args=(SECONDS,))
     finishing.start()
-    wait_for(lambda: line._connection is not None and line._connection._finishing, "the end to begin")
+    wait_for(lambda: stream._connection is not None and stream._connection[0]._finishing, "the end to begin")
     there.sendall(pack_header(Header(Kind.CONFIRM, IDENTITY.job, IDENTITY.attempt, IDENTITY.trainer)))
     assert heard.asked.wait(SECONDS)
     assert not draining.wait(0.2)
     there.settimeout(SECONDS)
-    with there.makefile("rb") as stream:
-        said = stream.read()
+    with there.makefile("rb") as reading:
+        said = reading.read()
     assert said.endswith(words)
     there.close()
     finishing.join(SECONDS)
