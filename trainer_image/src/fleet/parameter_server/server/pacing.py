@@ -12,10 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from fleet.parameter_server.transport.codec import Codec
-from fleet.wire import Header, Kind
-
-__all__ = ["PacedBuffers", "Pacing"]
+__all__ = ["Pacing"]
 
 _RECEIVE_BYTES: Final = 1 << 19
 _PATIENCE_SECONDS: Final = 0.5
@@ -106,26 +103,3 @@ class Pacing:
         return self._lead_bytes is not None and own.taken_bytes - min(others, default=own.taken_bytes) > (
             self._lead_bytes
         )
-
-
-class PacedBuffers:
-    """The receive buffers of one trainer's gradients, each given once the pacing lets its frame in.
-
-    Parameters
-    ----------
-    pacing : Pacing
-    trainer : int
-    codec : Codec
-    """
-
-    def __init__(self, pacing: Pacing, trainer: int, codec: Codec) -> None:
-        self._pacing = pacing
-        self._trainer = trainer
-        self._codec = codec
-
-    def __call__(self, header: Header) -> memoryview | None:
-        """Return where the payload that follows a header belongs; see `BufferOf`."""
-        if header.kind is not Kind.GRAD or header.shared:
-            return None
-        self._pacing.begin(self._trainer, header.step)
-        return self._codec.receive_buffer(header.block)

@@ -9,7 +9,7 @@ from typing import Protocol
 from fleet import progress
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.modes import Answer, ServerMode
-from fleet.parameter_server.server.pacing import PacedBuffers, Pacing
+from fleet.parameter_server.server.pacing import Pacing
 from fleet.parameter_server.server.trainer_blocks import TrainerBlocks
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.codec import Codec
@@ -17,7 +17,7 @@ from fleet.parameter_server.transport.connection import End, Frame
 from fleet.parameter_server.transport.handshake import Caller
 from fleet.parameter_server.transport.sockets import ConnectionEndedError
 from fleet.parameter_server.transport.stream import ResumableStream, StreamEndedError
-from fleet.wire import Hello, Identity, Kind, Side
+from fleet.wire import Header, Hello, Identity, Kind, Side
 from fleet.wire.messages import pack_error, pack_numbers, read_error, read_hyper, read_numbers
 
 __all__ = ["SessionOwner", "TrainerSession"]
@@ -87,13 +87,14 @@ class TrainerSession:
         self._name: str | None = None
         """The random name that the trainer's process has given the session; None before it has greeted."""
         codec = Codec(shard.plan.blocks, wire_dtype, partial(mode.destination, trainer))
-        self._stream = ResumableStream(
-            f"trainer {trainer}",
-            Side.SERVER,
-            identity,
-            PacedBuffers(pacing, trainer, codec),
-            self._deliver,
-        )
+
+        def buffer_of(header: Header) -> memoryview | None:
+            if header.kind is not Kind.GRAD or header.shared:
+                return None
+            pacing.begin(trainer, header.step)
+            return codec.receive_buffer(header.block)
+
+        self._stream = ResumableStream(f"trainer {trainer}", Side.SERVER, identity, buffer_of, self._deliver)
         self._blocks = TrainerBlocks(trainer, mode, shard, self._stream, codec, pacing)
         self._resuming = threading.Lock()
         self._reaches = False
