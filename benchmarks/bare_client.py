@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
 from fleet_operator.api import FleetJob, Role, parse_job
 from fleet_operator.build import ClusterHosts, build_pod, build_service
 from fleet_operator.cluster.client import ApiClient
@@ -90,4 +88,4 @@ async def main(kubeconfig: Path) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(Path(sys.argv[1])))
+    asyncio.run(main(Path(sys.argv[1])))

@@ -24,8 +24,6 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import uvloop
-
 from benchmarks.audit import is_write, leases
 from benchmarks.bare_client import NUM_PODS, NUM_REPLICAS
 from benchmarks.goals import judge
@@ -293,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        found = uvloop.run(measure(options, Path(folder)))
+        found = asyncio.run(measure(options, Path(folder)))
     print(json.dumps(found, indent=1) if options.json else "\n".join(lines(found)))
 
 

@@ -18,8 +18,6 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-import uvloop
-
 from fleet_operator.cluster.client import ApiClient
 from fleet_operator.cluster.connection import ConnectionSettingsError, connect
 from fleet_operator.cluster.limit import TokenBucket
@@ -64,7 +62,7 @@ def run_operator(environ: Mapping[str, str] | None = None) -> int:
     configure_logging(settings.log_level, settings.log_format)
     _collect_rarely()
     try:
-        return uvloop.run(Operator(settings, connection).run())
+        return asyncio.run(Operator(settings, connection).run())
     except Exception:
         logger.exception("the operator ends because of a mistake of its own")
         return 1

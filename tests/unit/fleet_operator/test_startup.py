@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import kopf
 import pytest
-import uvloop
 
 from fleet_operator import startup, term
 from fleet_operator.cluster.connection import Connection
@@ -162,7 +161,7 @@ def test_a_generator_that_is_left_open_makes_no_traceback_at_the_end(caplog: pyt
         await anext(left[0])
         asyncio.get_running_loop().call_exception_handler({"message": "a task was never awaited"})
 
-    uvloop.run(work())
+    asyncio.run(work())
     assert "it does not stop" in caplog.text
     assert "Traceback" not in caplog.text
     assert [each.levelname for each in caplog.records if "never awaited" in each.message] == ["ERROR"]

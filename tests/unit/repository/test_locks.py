@@ -51,7 +51,8 @@ def test_other_frameworks_are_tried_with_what_the_whole_pins_and_are_no_part_of_
 def test_the_operators_image_holds_neither_torch_nor_the_kubernetes_client():
     names = {name.partition("==")[0] for name in pins(Path("operator/requirements.lock"))}
     assert names.isdisjoint({"torch", "kubernetes"})
-    assert {"kopf", "aiohttp", "uvloop"} <= names
+    assert {"kopf", "aiohttp"} <= names
+    assert "uvloop" not in names  # docs/adr/0044
 
 
 @pytest.mark.parametrize("lock", [WHOLE, *PARTS], ids=str)

@@ -204,7 +204,6 @@ SLOW_TO_IMPORT = (
     "matplotlib",
     "prometheus_client",
     "tensorboard",
-    "uvloop",
     "yaml",
 )
 
