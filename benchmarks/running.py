@@ -17,7 +17,7 @@ from typing import Any, TextIO, TypeVar
 from benchmarks.hosts import LOOPBACK, Hosts
 from benchmarks.pipes import hear_all
 from benchmarks.workload import MAX_BATCH, Config
-from fleet.allocator import COPY_PAST_CACHES
+from fleet.process.allocator import COPY_PAST_CACHES
 
 __all__ = ["Measured", "Running", "Shape", "interleave", "say", "spread", "stream"]
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from fleet import collective, lifecycle, parameter_server
+from fleet import collective, parameter_server
+from fleet.process import lifecycle
 from fleet.role_maker import Role, RoleMaker, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
 from tests.support.processes import free_ports
 from tests.support.threads import at_once, one_torch_thread

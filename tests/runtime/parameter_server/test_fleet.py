@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 import fleet as package
-from fleet import TrainStatus, lifecycle
+from fleet import TrainStatus
 from fleet.errors import CheckpointError, ConfigurationError, DeadlineExceededError
 from fleet.parameter_server import Fleet, singleton
 from fleet.parameter_server.settings import Settings
+from fleet.process import lifecycle
 from fleet.role_maker import Role, UserDefinedRoleMaker
 from tests.support.processes import free_ports
 from tests.support.threads import at_once, one_torch_thread

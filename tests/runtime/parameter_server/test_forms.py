@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import fleet as package
-from fleet import lifecycle, role_maker
+from fleet import role_maker
 from fleet.errors import ConfigurationError
 from fleet.parameter_server import Fleet
 from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.sessions import find_trainer
+from fleet.process import lifecycle
 from tests.support.processes import free_ports
 
 

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from fleet import lifecycle, role_maker
+from fleet import role_maker
 from fleet.errors import ConfigurationError, TranspileError
 from fleet.parameter_server import Fleet
+from fleet.process import lifecycle
 from fleet.program import Program
 from fleet.strategy import DistributedStrategy
 from fleet.transpiler import DistributeTranspiler, trainer_plan

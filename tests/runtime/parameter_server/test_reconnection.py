@@ -11,13 +11,13 @@ import grpc
 import pytest
 import torch
 
-from fleet import progress
 from fleet.errors import DeadlineExceededError, PeerLostError, StateLostError
 from fleet.parameter_server.modes import Async, Geo, HalfAsync
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import dialer, route
 from fleet.parameter_server.transport.handshake import GREETING_SECONDS
 from fleet.parameter_server.transport.sockets import dial
+from fleet.process import progress
 from fleet.wire import Kind, Side
 from tests.runtime.parameter_server.slow_step import SlowStep
 from tests.support.parameter_server import Loopback, loopback

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from fleet import progress
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.modes import Async, Geo, HalfAsync, Mode
 from fleet.parameter_server.trainer import route
@@ -19,6 +18,7 @@ from fleet.parameter_server.transport import handshake, local_sockets
 from fleet.parameter_server.transport.local_sockets import receive_with
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.parameter_server.transport.sockets import receive_exactly
+from fleet.process import progress
 from fleet.program import ClipGradByGlobalNorm
 from tests.support.parameter_server import QUICK, Loopback, loopback, small_model
 from tests.support.processes import wait_for

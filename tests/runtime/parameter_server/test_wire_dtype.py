@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from fleet import progress
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.modes import Async, Geo, HalfAsync, Mode
 from fleet.parameter_server.settings import Settings
+from fleet.process import progress
 from tests.support.parameter_server import QUICK, loopback
 from tests.support.training import NoSync, Training, Values, assert_same_bits, train_together, values_of
 

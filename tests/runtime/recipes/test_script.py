@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fleet import lifecycle, parameter_server
+from fleet import parameter_server
+from fleet.process import lifecycle
 from fleet.role_maker import Role, UserDefinedRoleMaker
 from tests.support.local import LocalRun
 from tests.support.processes import free_ports

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import fleet as package
-from fleet import DistributedStrategy, DistributeTranspilerConfig, lifecycle
+from fleet import DistributedStrategy, DistributeTranspilerConfig
 from fleet.collective import Fleet as CollectiveFleet
 from fleet.errors import ConfigurationError
 from fleet.options import MODES, OPTIONS, Verdict, Where, refusal, rule_for
 from fleet.parameter_server import Fleet, sessions
+from fleet.process import lifecycle
 from fleet.role_maker import JobIdentity, Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
 from fleet.role_maker.variables import SYNC_MODES
 from fleet.transpiler import DistributedMode

@@ -8,8 +8,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fleet import lifecycle as lifecycle  # its import makes report() serve itself in a plain script
-from fleet.progress import report
+from fleet.process import lifecycle as lifecycle  # its import makes report() serve itself in a plain script
+from fleet.process.progress import report
 
 if TYPE_CHECKING:
     from fleet.checkpoint import TrainStatus
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         StateLostError,
         TranspileError,
     )
-    from fleet.executor import Executor
+    from fleet.executor.executor import Executor
+    from fleet.executor.place import CPUPlace, CUDAPlace
     from fleet.loop import epochs, steps
-    from fleet.place import CPUPlace, CUDAPlace
     from fleet.program import (
         Block,
         ClipGradByGlobalNorm,
@@ -76,9 +76,9 @@ _MODULE_OF = {
         ),
         "fleet.errors",
     ),
-    "Executor": "fleet.executor",
+    "Executor": "fleet.executor.executor",
     **dict.fromkeys(("epochs", "steps"), "fleet.loop"),
-    **dict.fromkeys(("CPUPlace", "CUDAPlace"), "fleet.place"),
+    **dict.fromkeys(("CPUPlace", "CUDAPlace"), "fleet.executor.place"),
     **dict.fromkeys(
         (
             "Block",

@@ -346,7 +346,7 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
         Rule(
             verdict=Verdict.CARRIED_OUT,
             text="CUDAPlace: trainers compute on that GPU; a parameter server computes on the processor",
-            shown_by="tests/unit/fleet/test_executor.py::test_a_place_is_the_trainers",
+            shown_by="tests/unit/fleet/executor/test_executor.py::test_a_place_is_the_trainers",
         ),
     ),
     "FLEET_SYNC_MODE": (

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fleet import lifecycle
 from fleet.checkpoint import FINISHED_NAME, end_if_finished, leave_mark, read_mark
+from fleet.process import lifecycle
 
 if TYPE_CHECKING:
     from pathlib import Path

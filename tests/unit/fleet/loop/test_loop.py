@@ -20,9 +20,9 @@ from torch.utils.data import (
 )
 
 import fleet
-from fleet import progress
 from fleet.errors import ConfigurationError
 from fleet.loop import LoopCalls
+from fleet.process import progress
 
 EPOCHS = 3
 SAMPLES = 23

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import fleet
-from fleet import lifecycle
 from fleet.errors import ConfigurationError
 from fleet.parameter_server import preview
 from fleet.parameter_server.sessions import start_server, start_trainer
+from fleet.process import lifecycle
 from fleet.role_maker import JobIdentity
 from fleet.transpiler import DistributeTranspiler
 from tests.support.programs import never

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from fleet import rendezvous, role_maker
+from fleet import role_maker
 from fleet.errors import DeadlineExceededError, RoleError
-from fleet.rendezvous import Card, exchange
+from fleet.mpi import rendezvous
+from fleet.mpi.rendezvous import Card, exchange
 from fleet.role_maker import MPISymmetricRoleMaker
 from tests.support.processes import free_ports, wait_for
 from tests.support.threads import at_once

@@ -16,8 +16,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fleet import lifecycle
 from fleet.checkpoint.files import write_bytes
+from fleet.process import lifecycle
 
 __all__ = ["FINISHED_NAME", "end_if_finished", "leave_mark", "read_mark"]
 

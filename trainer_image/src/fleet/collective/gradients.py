@@ -23,13 +23,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fleet import progress
 from fleet.collective.buckets import BUCKET_BYTES, Extent, is_dense, plan_buckets
 from fleet.collective.fingerprints import BITS, Fingerprints, can_count
 from fleet.collective.group import Group
 from fleet.collective.history import Account, History, Step, difference
 from fleet.collective.standing import Way
 from fleet.errors import ConfigurationError, FleetError
+from fleet.process import progress
 
 __all__ = ["GradientAverager"]
 

@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fleet import lifecycle, progress
-from fleet.allocator import keep_freed_memory
 from fleet.checkpoint import Claims, end_if_finished, leave_mark
 from fleet.collective.gradients import GradientAverager
 from fleet.collective.group import Group
@@ -21,8 +19,10 @@ from fleet.collective.training import CollectiveTraining
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError
 from fleet.facade import FleetCalls
-from fleet.finite import tell_of_weights
 from fleet.options import Where, refusal
+from fleet.process import lifecycle, progress
+from fleet.process.allocator import keep_freed_memory
+from fleet.process.finite import tell_of_weights
 from fleet.program import Program
 from fleet.program.owner import find_module
 from fleet.role_maker import PaddleCloudRoleMaker, RoleMaker

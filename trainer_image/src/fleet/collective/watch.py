@@ -15,11 +15,11 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
 
-from fleet.clock import WatchClock
 from fleet.collective.rendezvous import Place
 from fleet.collective.standing import Standing, Way
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, FleetError, PeerLostError
+from fleet.process.clock import WatchClock
 
 __all__ = ["Watch"]
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fleet.allocator import COPY_PAST_CACHES
 from fleet.errors import ConfigurationError
 from fleet.launch import flags, supervisor
 from fleet.launch.supervisor import Command
+from fleet.process.allocator import COPY_PAST_CACHES
 
 __all__ = ["commands", "main", "parse"]
 

@@ -24,9 +24,9 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from fleet import termination
 from fleet.errors import ConfigurationError
 from fleet.launch.decision import Action, Decision, Observed, Stop, decide
+from fleet.process import termination
 
 __all__ = ["Command", "last_lines", "run"]
 

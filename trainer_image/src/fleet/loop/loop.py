@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, TypeVar, cast
 
-from fleet import progress
 from fleet.errors import ConfigurationError
 from fleet.loop.batches import Batches, Order, length_of, rest_of
 from fleet.loop.schedulers import Schedulers, advance, schedulers_of
+from fleet.process import progress
 
 __all__ = ["LoopCalls", "epochs", "steps"]
 

@@ -13,8 +13,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from fleet import lifecycle, progress
-from fleet.allocator import keep_freed_memory
 from fleet.checkpoint import CHECKPOINT_PREFIX, MANIFEST_NAME, end_if_finished, leave_mark
 from fleet.errors import CheckpointError, ConfigurationError
 from fleet.parameter_server.optimizer_state import state_of
@@ -24,6 +22,8 @@ from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import release
 from fleet.parameter_server.trainer.trainer import Trainer
+from fleet.process import lifecycle, progress
+from fleet.process.allocator import keep_freed_memory
 from fleet.program import Program, Source
 from fleet.role_maker import JobIdentity, Role, RoleKind
 from fleet.role_maker.interface import sync_mode_of

@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fleet import lifecycle
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.saving import Saving
@@ -16,6 +15,7 @@ from fleet.parameter_server.sessions import find_trainer, serve, start_server, s
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.parameter_server.trainer.trainer import Trainer
+from fleet.process import lifecycle
 from fleet.program import Program
 from fleet.program.owner import find_module
 from fleet.role_maker import PaddleCloudRoleMaker, RoleMaker

@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from fleet.endpoints import endpoint_problem
 from fleet.environment.deadlines import Deadlines
+from fleet.environment.endpoints import endpoint_problem
 from fleet.errors import ConfigurationError, RoleError
-from fleet.rendezvous import Card, exchange
+from fleet.mpi.rendezvous import Card, exchange
 from fleet.role_maker.interface import RoleMaker, identity_of, sync_mode_of
 from fleet.role_maker.role import Role, RoleKind
 from fleet.role_maker.variables import Variables

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from fleet.endpoints import endpoints_problem, split_endpoints
+from fleet.environment.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import RoleError
 from fleet.role_maker.interface import RoleMaker, identity_of, sync_mode_of
 from fleet.role_maker.role import Role, RoleKind

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from fleet.endpoints import endpoints_problem, split_endpoints
+from fleet.environment.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import RoleError
 
 __all__ = ["SYNC_MODES", "Variables"]

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 
-from fleet.endpoints import endpoints_problem, split_endpoints
+from fleet.environment.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import TranspileError
 from fleet.program.forward_writes import refuse_forward_writes
 from fleet.program.program import Program, default_main_program, default_startup_program

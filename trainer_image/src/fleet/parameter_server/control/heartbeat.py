@@ -14,10 +14,10 @@ from typing import Final
 
 import grpc
 
-from fleet.clock import WatchClock
 from fleet.errors import FleetError, PeerLostError, StateLostError
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.settings import Settings
+from fleet.process.clock import WatchClock
 
 __all__ = ["Heartbeat"]
 

@@ -14,8 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from fleet import progress
-from fleet.clock import WatchClock
 from fleet.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -53,6 +51,8 @@ from fleet.parameter_server.transport.data_ports import DataPorts
 from fleet.parameter_server.transport.handshake import accept
 from fleet.parameter_server.transport.sockets import bind_address
 from fleet.parameter_server.waiting import WaitLog, split_endpoint, wait_for_all
+from fleet.process import progress
+from fleet.process.clock import WatchClock
 from fleet.transpiler.lowering import ServerPlan
 from fleet.wire import Hello, Identity, job_hash
 

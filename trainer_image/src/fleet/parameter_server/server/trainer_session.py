@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from fleet import progress
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.modes import Answer, ServerMode
 from fleet.parameter_server.server.pacing import Pacing
@@ -17,6 +16,7 @@ from fleet.parameter_server.transport.connection import End, Frame
 from fleet.parameter_server.transport.handshake import Caller
 from fleet.parameter_server.transport.sockets import ConnectionEndedError
 from fleet.parameter_server.transport.stream import ResumableStream, StreamEndedError
+from fleet.process import progress
 from fleet.wire import Header, Hello, Identity, Kind, Side
 from fleet.wire.messages import pack_error, pack_numbers, read_error, read_hyper, read_numbers
 

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from fleet import progress
 from fleet.errors import FleetError, StateLostError
 from fleet.parameter_server.control.client import ControlClient, Pending
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.trainer.calls import ServerCalls
 from fleet.parameter_server.waiting import WaitLog
+from fleet.process import progress
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import TrainerPlan
 

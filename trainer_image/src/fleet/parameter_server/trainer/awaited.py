@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Collection, Sequence
 
-from fleet import progress
 from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.trainer.waits import Waits
+from fleet.process import progress
 from fleet.transpiler.lowering import PlannedBlock
 
 __all__ = ["AwaitedValues"]

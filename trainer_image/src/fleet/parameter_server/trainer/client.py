@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from fleet.clock import WatchClock
 from fleet.errors import FleetError
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.control.heartbeat import Heartbeat
@@ -20,6 +19,7 @@ from fleet.parameter_server.trainer.session import Session
 from fleet.parameter_server.trainer.silence import SilenceWatchdog
 from fleet.parameter_server.trainer.waits import Waits
 from fleet.parameter_server.waiting import wait_for_ports
+from fleet.process.clock import WatchClock
 from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import Identity, Kind, job_hash
 

@@ -8,7 +8,6 @@ import logging
 import threading
 from typing import Final
 
-from fleet import progress
 from fleet.errors import FleetError
 from fleet.parameter_server.control.heartbeat import Heartbeat
 from fleet.parameter_server.trainer.awaited import AwaitedValues
@@ -20,6 +19,7 @@ from fleet.parameter_server.transport.codec import Codec
 from fleet.parameter_server.transport.connection import BrokenConnectionError, End, Frame
 from fleet.parameter_server.transport.shared_memory import copy_bytes
 from fleet.parameter_server.transport.stream import ResumableStream
+from fleet.process import progress
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import Header, Identity, Kind, Side

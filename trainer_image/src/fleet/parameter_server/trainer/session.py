@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from fleet import progress
 from fleet.errors import DeadlineExceededError, FleetError
 from fleet.parameter_server.trainer.awaited import AwaitedValues
 from fleet.parameter_server.trainer.meetings import Meetings
@@ -16,6 +15,7 @@ from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.trainer.server_connection import ServerConnection
 from fleet.parameter_server.trainer.waits import LOOK_SECONDS, Waits
 from fleet.parameter_server.waiting import WaitLog
+from fleet.process import progress
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import Kind
 from fleet.wire.messages import pack_hyper, pack_numbers

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from fleet.checkpoint import TrainStatus, named_state
 from fleet.errors import ConfigurationError
-from fleet.finite import tell_of_weights
 from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.elastic import elastic_facts
 from fleet.parameter_server.modes import mode_of_trainer
@@ -23,6 +22,7 @@ from fleet.parameter_server.trainer.pushing import push_alone, push_together
 from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.parameter_server.trainer.state import read_state
 from fleet.parameter_server.trainer.steps import Steps
+from fleet.process.finite import tell_of_weights
 from fleet.program import Source
 from fleet.program.left_out import LeftOut
 from fleet.transpiler.config import DistributedMode

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from fleet.clock import WatchClock
 from fleet.errors import DeadlineExceededError, FleetError
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.waiting import WaitLog
+from fleet.process.clock import WatchClock
 
 __all__ = ["LOOK_SECONDS", "Waits"]
 

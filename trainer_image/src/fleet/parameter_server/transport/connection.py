@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
-from fleet import progress
 from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
 from fleet.parameter_server.transport.sockets import (
     BytesMoved,
@@ -24,6 +23,7 @@ from fleet.parameter_server.transport.sockets import (
     receive_exactly,
     send_all,
 )
+from fleet.process import progress
 from fleet.wire import HEADER_BYTES, Conversation, Header, pack_header, read_header
 
 __all__ = [

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from fleet import termination
-from fleet.progress import Progress
+from fleet.process import termination
+from fleet.process.progress import Progress
 
 
 def long_state(metrics: int = 0, counters: int = 0) -> dict[str, Any]:

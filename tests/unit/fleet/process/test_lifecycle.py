@@ -19,7 +19,8 @@ pytestmark = pytest.mark.programs
 PRELUDE = """
 import os, signal, sys, threading, time
 from types import SimpleNamespace
-from fleet import errors, lifecycle, progress, report
+from fleet import errors, report
+from fleet.process import lifecycle, progress
 
 def start():
     lifecycle.start(SimpleNamespace(kind=SimpleNamespace(name="WORKER"), index=1))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fleet import progress
+from fleet.process import progress
 
 __all__ = ["COUNTER", "tell_of_weights"]
 

@@ -10,9 +10,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from fleet import progress
 from fleet.errors import ConfigurationError
-from fleet.progress import MAX_HISTORY, Progress, prometheus_text
+from fleet.process import progress
+from fleet.process.progress import MAX_HISTORY, Progress, prometheus_text
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fleet import lifecycle
 from fleet.environment.process import process_environment
 from fleet.errors import ConfigurationError, FleetError
-from fleet.fetched import fetched
+from fleet.executor.fetched import fetched
+from fleet.executor.place import CPUPlace, Place
 from fleet.parameter_server.preview import previewed
 from fleet.parameter_server.sessions import find_trainer, sends, serve, source_of, start_server, start_trainer
 from fleet.parameter_server.trainer.trainer import Trainer
-from fleet.place import CPUPlace, Place
+from fleet.process import lifecycle
 from fleet.program import (
     ClipGradByGlobalNorm,
     ClipGradByNorm,

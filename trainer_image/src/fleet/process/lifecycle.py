@@ -24,8 +24,8 @@ from collections.abc import Collection, Mapping
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fleet import progress, termination
 from fleet.errors import EXIT_FAILURE, ConfigurationError, FleetError
+from fleet.process import progress, termination
 
 if TYPE_CHECKING:
     from fleet.role_maker import Role

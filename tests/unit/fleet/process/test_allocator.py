@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleet.allocator import COPY_PAST_CACHES, keep_freed_memory
+from fleet.process.allocator import COPY_PAST_CACHES, keep_freed_memory
 
 pytestmark = pytest.mark.programs
 
@@ -16,7 +16,7 @@ LOADER = Path("/lib64/ld-linux-x86-64.so.2")
 STEPS = """
 import resource, sys
 import numpy
-from fleet.allocator import keep_freed_memory
+from fleet.process.allocator import keep_freed_memory
 
 def step():
     gradients = [numpy.ones(1 << 21) for _ in range(4)]

@@ -1,6 +1,6 @@
 """The time of a watcher, by a clock that the test turns."""
 
-from fleet.clock import WatchClock
+from fleet.process.clock import WatchClock
 
 
 def test_time_in_which_the_watcher_was_frozen_does_not_count():

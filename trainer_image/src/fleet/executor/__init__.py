@@ -1,0 +1,1 @@
+"""The executor, the places where it computes, and what it hands back."""
