@@ -143,6 +143,7 @@ class Loopback:
         attempt: int = 0,
         overlap: bool | None = True,
         cross_step: bool = False,
+        non_finite: str = "warn",
         job: Mapping[str, str] | None = None,
         **changes: Any,
     ) -> tuple[Trainer, Any, torch.optim.Optimizer]:
@@ -160,6 +161,7 @@ class Loopback:
             self.settings,
             overlap=overlap,
             cross_step=cross_step,
+            non_finite=non_finite,
         )
         self.trainers.append(trainer)
         return trainer, source.module, source.optimizer

@@ -50,6 +50,7 @@ TRIALS: dict[str, tuple[Any, ...]] = {
     "strategy.server_kernels": ("fused",),
     "strategy.transport": ("tcp", "shared_memory"),
     "strategy.wire_dtype": ("bfloat16",),
+    "strategy.non_finite": ("stop", "skip"),
     "strategy.grad_clip": (package.ClipGradByNorm(1.0),),
     "config.slice_var_up": (False,),
     "config.split_method": ("HashName",),

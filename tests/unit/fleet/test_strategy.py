@@ -38,6 +38,7 @@ def test_defaults():
         "transport": "auto",
         "wire_dtype": None,
         "grad_clip": None,
+        "non_finite": "warn",
         "transpiler": None,
     }
     assert strategy.transpiler.slice_var_up is True
@@ -115,6 +116,8 @@ def test_compensating_for_delay_is_async_where_no_mode_is_named(strategy):
             {"wire_dtype": "bfloat16", "transpiler": DistributeTranspilerConfig(enable_dc_asgd=True)},
             r"wire_dtype is 'bfloat16', and transpiler\.enable_dc_asgd compensates",
         ),
+        ({"non_finite": True}, r"strategy\.non_finite is True; expected warn, stop or skip"),
+        ({"overlap": True, "non_finite": "skip"}, r"overlap is True, and strategy\.non_finite is 'skip'"),
         ({"grad_clip": 5.0}, r"strategy\.grad_clip is 5\.0; expected None, fleet\.ClipGradByValue\(max\)"),
         ({"mode": "geo"}, r"strategy\.mode is 'geo'; expected an instance of a subclass of fleet\.param"),
         (

@@ -213,6 +213,19 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
         ),
         _NO_SERVERS,
     ),
+    "strategy.non_finite": (
+        _not_with_servers(
+            "the trainer's own optimizer steps; check in the loop before optimizer.step()", "geo"
+        ),
+        _done(
+            "stop: an error before a gradient with NaN or infinity leaves; skip: the step is not made",
+            f"{_RUNS}test_non_finite.py::test_a_step_with_a_gradient_that_is_no_number_is_made_by_nobody",
+        ),
+        _done_in_collective(
+            "stop: an error where an average holds NaN or infinity; skip: no trainer makes the step",
+            "tests/runtime/collective/test_non_finite.py::test_a_step_with_a_gradient_that_is_no_number",
+        ),
+    ),
     "strategy.grad_clip": (
         _done(
             "clips the averaged gradients on the servers",

@@ -70,6 +70,12 @@ class DistributedStrategy:
     grad_clip : ClipGradByValue, ClipGradByNorm, ClipGradByGlobalNorm or None
         Clip the gradients on the servers, after they were averaged over the trainers. Synchronous training
         only.
+    non_finite : str
+        What is done about a gradient that holds NaN or infinity. ``warn``: a sentence in the log, once; it is
+        looked for in the first steps and in every sixteenth. ``stop``: an error before it leaves the trainer.
+        ``skip``: no trainer makes that step; in the asynchronous modes this trainer makes none. To stop or to
+        skip, each step passes over its gradients once more, and with parameter servers all of them leave in
+        `optimizer.step()`.
     transpiler : DistributeTranspilerConfig
         How parameters are cut into blocks and dispatched.
 
@@ -87,6 +93,7 @@ class DistributedStrategy:
     transport: str = "auto"
     wire_dtype: str | None = None
     grad_clip: GradClip | None = None
+    non_finite: str = "warn"
     transpiler: DistributeTranspilerConfig = field(default_factory=DistributeTranspilerConfig)
 
     def __post_init__(self) -> None:
@@ -116,6 +123,11 @@ class DistributedStrategy:
             raise ConfigurationError(
                 f"strategy.wire_dtype is {self.wire_dtype!r}, and transpiler.enable_dc_asgd compensates for "
                 "the delay of values that are not rounded; leave one of them at its default"
+            )
+        if self.overlap is True and self.non_finite != "warn":
+            raise ConfigurationError(
+                f"strategy.overlap is True, and strategy.non_finite is {self.non_finite!r}, for which no "
+                "gradient may leave before all are there; leave overlap at None"
             )
         if self.server_kernels != "default" and getattr(self.mode, "steps_locally", False):
             raise ConfigurationError(
@@ -378,5 +390,6 @@ _CHECKS: Final[dict[str, Callable[[str, object], None]]] = {
     "transport": _check_one_of("auto", "tcp", "shared_memory"),
     "wire_dtype": _check_one_of(None, "bfloat16", expected="'bfloat16', or None: as they are kept"),
     "grad_clip": _check_clip,
+    "non_finite": _check_one_of("warn", "stop", "skip", expected="warn, stop or skip"),
     "transpiler": _check_config,
 }

@@ -13,6 +13,7 @@ from fleet.collective.gradients import GradientAverager
 from fleet.collective.optimizer import distribute, named_parameters
 from fleet.collective.rendezvous import Place
 from fleet.errors import ConfigurationError, FleetError
+from fleet.process.finite import FiniteCheck
 
 
 class Alone:
@@ -52,7 +53,7 @@ def distributed(
 ) -> Any:
     averager = GradientAverager(named_parameters(optimizer, model), cast("Any", group or Alone()), **options)
     averager.start()
-    return distribute(optimizer, averager, cast("Any", None), model)
+    return distribute(optimizer, averager, cast("Any", None), model, finite=FiniteCheck("warn", 0))
 
 
 def convolution() -> torch.nn.Module:

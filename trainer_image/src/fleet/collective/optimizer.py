@@ -9,6 +9,7 @@ import torch
 from fleet.collective.gradients import GradientAverager
 from fleet.collective.history import hyper_parameters
 from fleet.errors import ConfigurationError
+from fleet.process.finite import FiniteCheck
 from fleet.program.left_out import LeftOut
 
 __all__ = ["distribute", "named_parameters"]
@@ -43,12 +44,16 @@ def distribute(
     averager: GradientAverager,
     minimize: Callable[[Callable[..., Any]], None],
     model: torch.nn.Module | None = None,
+    *,
+    finite: FiniteCheck,
 ) -> torch.optim.Optimizer:
     """Return an optimizer of the same class that shares everything with `optimizer`, and has more methods.
 
     The gradients are averaged when ``backward()`` returns, so there is nothing else to change: state,
     parameter groups and hooks are the same objects, seen from both. Each step first makes sure that it
-    changes nothing that is not exchanged, and is told to the other trainers by the next exchange.
+    changes nothing that is not exchanged, and is told to the other trainers by the next exchange. Where
+    `finite` lets no step be made, there are no gradients any more: the averages are everybody's, so all
+    trainers leave it out.
     """
     kind = type(optimizer)
     both: Any = object.__new__(type(kind.__name__, (_Distributed, kind), {}))
@@ -61,6 +66,12 @@ def distribute(
         averager.check_ended()
         left_out.check()
         averager.check_averaged()
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return  # nothing may be read back
+        given = ((name, parameter.grad) for name, parameter in averager.named_parameters)
+        if not finite.lets_step({name: each for name, each in given if each is not None}):
+            for parameter in averager.parameters:
+                parameter.grad = None
 
     def note(*_: Any) -> None:
         averager.check_averaged()  # of a closure, which runs inside of step()

@@ -22,7 +22,7 @@ from fleet.facade import FleetCalls
 from fleet.options import Where, refusal
 from fleet.process import lifecycle, progress
 from fleet.process.allocator import keep_freed_memory
-from fleet.process.finite import tell_of_weights
+from fleet.process.finite import FiniteCheck, tell_of_weights
 from fleet.program import Program
 from fleet.program.owner import find_module
 from fleet.role_maker import PaddleCloudRoleMaker, RoleMaker
@@ -216,7 +216,8 @@ class Fleet(FleetCalls):
         def capture(module: torch.nn.Module, loss_fn: Callable[..., Any]) -> None:
             self._program = Program.capture(module, loss_fn, optimizer)
 
-        return distribute(optimizer, averager, self._describes(model, capture), model)
+        finite = FiniteCheck(chosen.non_finite, group.place.rank)
+        return distribute(optimizer, averager, self._describes(model, capture), model, finite=finite)
 
     def _compare(
         self, group: Group, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]]

@@ -88,8 +88,9 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
         source,
         job,
         settings,
-        overlap=strategy.overlap,
+        overlap=strategy.overlap if strategy.non_finite == "warn" else False,
         cross_step=strategy.cross_step,
+        non_finite=strategy.non_finite,
     )
     trainer.start(look, partial(_end_if_completed, plan.trainer_id))
     lifecycle.joined()

@@ -1,20 +1,88 @@
-"""Whether the weights that a training ends with are numbers at all."""
+"""Gradients and weights that are no numbers: told of once, refused, or left out, as the strategy says.
+
+One NaN in a gradient makes its weights NaN, and soon all of them; the training goes on and is lost.
+"""
 
 import logging
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
 
+from fleet.errors import FleetError
 from fleet.process import progress
 
-__all__ = ["COUNTER", "tell_of_weights"]
+__all__ = ["COUNTER", "FiniteCheck", "tell_of_weights"]
 
-COUNTER = "non_finite_parameters"
+COUNTER: Final = "non_finite_parameters"
 """The counter, in the progress and the last words, of parameters that hold NaN or infinity at the end."""
 
-_NAMED = 3
+SKIPPED: Final = "steps_skipped"
+"""The counter of steps that were not made because a gradient was not finite."""
+
+_SAMPLED_STEPS: Final = 16
+_NAMED: Final = 3
+_HELP: Final = "lower the learning rate, clip gradients (strategy.grad_clip), or look at the data"
 _log = logging.getLogger(__name__)
+
+
+class FiniteCheck:
+    """Looks for gradients that hold NaN or infinity.
+
+    To warn, it looks in the first steps and in every sixteenth, as weights that are lost once stay so: that
+    passes over the gradients once more, and on a GPU waits for them. To stop or to skip, it looks in every
+    step.
+
+    Parameters
+    ----------
+    action : str
+        ``warn``, once; ``stop``: an error; ``skip``: the step is not made.
+    trainer : int
+        Whose gradients they are.
+    """
+
+    def __init__(self, action: str, trainer: int) -> None:
+        self.action = action
+        self._trainer = trainer
+        self._step = 0
+        self._warned = False
+
+    def lets_step(self, gradients: Mapping[str, Tensor]) -> bool:
+        """Look at the gradients of the next step; return whether it is to be made.
+
+        Parameters
+        ----------
+        gradients : mapping of name to Tensor
+            Strided ones, of any dtype and device.
+
+        Raises
+        ------
+        FleetError
+            One of them is not finite, and the strategy says to stop.
+        """
+        step, self._step = self._step, self._step + 1
+        if self.action == "warn" and (self._warned or (step > _NAMED and step % _SAMPLED_STEPS)):
+            return True
+        if not gradients or _are_finite(list(gradients.values())):
+            return True
+        name = next(name for name, each in gradients.items() if not bool(torch.isfinite(each).all()))
+        made = progress.made()
+        found = (
+            f"the gradient of {name} holds NaN or infinity on trainer {self._trainer}"
+            f" in step {step if made is None else made}"
+        )
+        if self.action == "stop":
+            raise FleetError(
+                f"{found}, and strategy.non_finite is 'stop': {_HELP}; 'skip' leaves such steps out"
+            )
+        if self.action == "skip":
+            progress.count(SKIPPED)
+        if not self._warned:
+            does = "such steps are left out" if self.action == "skip" else "the weights become the same"
+            _log.warning("%s; %s, and this is said once. Else %s", found, does, _HELP)
+            self._warned = True
+        return self.action != "skip"
 
 
 def tell_of_weights(parameters: Mapping[str, Tensor], step: int | None) -> None:
@@ -34,11 +102,17 @@ def tell_of_weights(parameters: Mapping[str, Tensor], step: int | None) -> None:
     more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
     _log.warning(
         "the training ends%s with NaN or infinity in %d of %d parameters: %s%s; what is saved of them is of"
-        " no use. The loss shows where it went wrong: lower the learning rate, clip gradients"
-        " (strategy.grad_clip), or look at the data",
+        " no use. The loss shows where it went wrong: %s",
         "" if step is None else f" after step {step}",
         len(lost),
         len(parameters),
         ", ".join(lost[:_NAMED]),
         more,
+        _HELP,
     )
+
+
+def _are_finite(gradients: list[Tensor]) -> bool:
+    """Whether all numbers are finite: the largest magnitude is then, and NaN is larger than any."""
+    largest = torch.nn.utils.get_total_norm(gradients, norm_type=torch.inf)
+    return bool(torch.isfinite(largest))

@@ -25,6 +25,7 @@ from fleet.parameter_server.trainer.marks import version_of
 from fleet.parameter_server.trainer.overlap import NO_OVERLAP, Overlap
 from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.parameter_server.trainer.sent import Recorder, SentGradient
+from fleet.process.finite import FiniteCheck
 from fleet.program.optimizers import KERNEL_FLAGS, read_hyper_parameters
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import NO_STEP, HyperParameters
@@ -92,6 +93,8 @@ class GradientFlow:
     outlasting : bool
         Whether gradients may still be under way when ``step()`` returns: they must not change before the
         next step begins.
+    finite : FiniteCheck, optional
+        Looks at the gradients of each step, where no gradient scaler does.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class GradientFlow:
         *,
         overlap: bool | None,
         outlasting: bool = False,
+        finite: FiniteCheck | None = None,
     ) -> None:
         param_of = {block.id: block.param for block in plan.blocks}
         order = dict.fromkeys(param_of[block] for block in plan.send_order)
@@ -111,6 +115,7 @@ class GradientFlow:
         self._optimizer = optimizer
         self._mode = mode
         self._recorder = Recorder(self._parameters)
+        self._finite = finite
         self._overlap = Overlap(overlap, self._recorder)
         self._earlier: dict[str, SentGradient] | None = {} if outlasting else None
         """What the step before has sent, where that may outlast it."""
@@ -170,7 +175,7 @@ class GradientFlow:
         if scaling is not None:
             self._check_unscaled()
             scaling.undo([each.grad for each in self._parameters.values() if each.grad is not None])
-        finite = scaling is None or not scaling.found_inf
+        finite = self._lets_step() if scaling is None else not scaling.found_inf
         if self._hyper is None:
             self._begin(hyper if finite else NO_STEP)
         absent: list[PlannedBlock] = []
@@ -186,6 +191,14 @@ class GradientFlow:
             self._earlier = self._sent
         self._sent, self._hyper = {}, None
         self._recorder.round += 1
+
+    def _lets_step(self) -> bool:
+        if self._finite is None:
+            return True
+        given = ((name, each.grad) for name, each in self._parameters.items())
+        return self._finite.lets_step(
+            {name: grad for name, grad in given if grad is not None and grad.layout is torch.strided}
+        )
 
     def check_earlier(self) -> None:
         """Check that nothing was changed while it was under way; called once the servers have it.

@@ -16,6 +16,7 @@ from fleet.parameter_server.trainer.gradients import GradientFlow
 from fleet.parameter_server.trainer.local_steps import LocalSteps
 from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.parameter_server.trainer.session import Session
+from fleet.process.finite import FiniteCheck
 from fleet.program import Source
 
 __all__ = ["Steps"]
@@ -35,6 +36,8 @@ class Steps:
         Whether gradients leave during the backward pass; as of `GradientFlow`.
     cross_step : bool
         Whether values are awaited layer by layer in the next forward pass.
+    finite : FiniteCheck
+        Looks at the gradients.
 
     Raises
     ------
@@ -43,7 +46,14 @@ class Steps:
     """
 
     def __init__(
-        self, kind: Mode, session: Session, source: Source, *, overlap: bool | None, cross_step: bool
+        self,
+        kind: Mode,
+        session: Session,
+        source: Source,
+        *,
+        overlap: bool | None,
+        cross_step: bool,
+        finite: FiniteCheck,
     ) -> None:
         self.crosses = cross_step
         """Whether values are awaited in the next forward pass."""
@@ -51,6 +61,7 @@ class Steps:
         self._session = session
         self._source = source
         self._overlap = overlap
+        self._finite = finite
         self.mode, self.flow = self._make()
 
     @property
@@ -106,6 +117,7 @@ class Steps:
             half,
             overlap=self._overlap,
             outlasting=self.crosses,
+            finite=self._finite,
         )
         return half, flow
 

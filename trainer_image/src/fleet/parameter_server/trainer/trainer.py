@@ -22,7 +22,7 @@ from fleet.parameter_server.trainer.pushing import push_alone, push_together
 from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.parameter_server.trainer.state import read_state
 from fleet.parameter_server.trainer.steps import Steps
-from fleet.process.finite import tell_of_weights
+from fleet.process.finite import FiniteCheck, tell_of_weights
 from fleet.program import Source
 from fleet.program.left_out import LeftOut
 from fleet.transpiler.config import DistributedMode
@@ -50,6 +50,8 @@ class Trainer:
         Whether gradients leave during the backward pass; as of `GradientFlow`.
     cross_step : bool
         Whether values are awaited layer by layer in the next forward pass.
+    non_finite : str
+        What is done about gradients that are not finite; as of `FiniteCheck`.
 
     Raises
     ------
@@ -66,6 +68,7 @@ class Trainer:
         *,
         overlap: bool | None,
         cross_step: bool = False,
+        non_finite: str = "warn",
     ) -> None:
         self.plan = plan
         self.completed = False
@@ -82,7 +85,14 @@ class Trainer:
         facts |= elastic_facts(self._kind, plan.trainers, settings.max_trainers)
         self._client = Client(plan, job, store, settings, facts)
         self.checkpoints = TrainerCheckpoints(self._client, source, steps_locally=self.steps_locally)
-        self.steps = Steps(self._kind, self._client.session, source, overlap=overlap, cross_step=cross_step)
+        self.steps = Steps(
+            self._kind,
+            self._client.session,
+            source,
+            overlap=overlap,
+            cross_step=cross_step,
+            finite=FiniteCheck(non_finite, plan.trainer_id),
+        )
 
     @property
     def current_step(self) -> int:

@@ -1,0 +1,38 @@
+"""A gradient that is no number, averaged over all trainers: left out by all of them, or an error on each."""
+
+import pytest
+
+SCRIPT = """
+fleet.init()
+rank = fleet.worker_index()
+model = build(seed=0)
+inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+strategy = fleet.DistributedStrategy(non_finite="ACTION")
+optimizer = fleet.distributed_optimizer(inner, strategy, model=model)
+held = [parameter.detach().clone() for parameter in model.parameters()]
+for step in range(3):
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer.zero_grad()
+    loss = loss_of(model, step, rank)
+    (loss * float("nan") if step == 1 and rank == 1 else loss).backward()
+    optimizer.step()
+    same = all(torch.equal(*pair) for pair in zip(before, model.parameters()))
+    assert same is (step == 1), step
+assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+fleet.stop_worker()
+"""
+
+
+@pytest.mark.parametrize("action", ["skip", "stop"])
+def test_a_step_with_a_gradient_that_is_no_number(trainers, action):
+    for process in trainers(SCRIPT.replace("ACTION", action)):
+        _, err = process.communicate(timeout=100)
+        said = "holds NaN or infinity on trainer"
+        if action == "skip":
+            assert process.returncode == 0, err
+            assert said in err
+            assert "such steps are left out, and this is said once" in err
+        else:
+            assert process.returncode != 0
+            assert f"the gradient of 0.weight {said}" in err
+            assert "'skip' leaves such steps out" in err
