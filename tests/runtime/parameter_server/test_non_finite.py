@@ -34,7 +34,7 @@ class Script:
 @contextmanager
 def joined(trainers: int, non_finite: str, **config: Any) -> Iterator[list[tuple[Any, Script]]]:
     """Give trainers that have joined, each with its loop."""
-    arguments = {"config": DistributeTranspilerConfig(**config)} if config else {}
+    arguments: dict[str, Any] = {"config": DistributeTranspilerConfig(**config)} if config else {}
     with one_torch_thread(), loopback(servers=2, trainers=trainers, **arguments) as job:
         made = []
         for index in range(trainers):
