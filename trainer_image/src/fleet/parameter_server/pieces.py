@@ -98,7 +98,6 @@ class _Cutter:
                 block,
                 id=block.id + index * self.num_blocks,
                 begin=block.begin + first * row,
-                end=block.begin + last * row,
                 shape=(last - first, *block.shape[1:]),
             )
             for index, (first, last) in enumerate(pairwise(bounds))

@@ -228,17 +228,7 @@ class Source:
 class ProgramData:
     """What a program says: blocks of operators, the first of which is the global block.
 
-    Attributes
-    ----------
-    blocks : list of Block
-    attrs : dict
-        Facts about the whole program, put there by the transpiler: the role, the endpoints, the mode.
-    startup_program : of the same kind, or None
-        The program that creates this one's persistable variables.
-    source : Source or None
-        The PyTorch objects behind it; not part of what the program says.
-    mode : object or None
-        A training mode of the user's own that the program was transpiled for; not part of what it says.
+    Its attributes are described where people meet them, at `fleet.program.Program`.
     """
 
     def __init__(self) -> None:

@@ -31,8 +31,6 @@ class PlannedBlock:
     """Position among the blocks of its parameter."""
     begin: int
     """First element in the flattened parameter."""
-    end: int
-    """One past the last element in the flattened parameter."""
     shape: tuple[int, ...]
     """The parameter's shape with the first dimension cut to this block's rows."""
     server: int
@@ -45,6 +43,11 @@ class PlannedBlock:
     def numel(self) -> int:
         """Number of elements."""
         return prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        """One past the last element in the flattened parameter."""
+        return self.begin + self.numel
 
     @property
     def sliced(self) -> bool:
@@ -96,7 +99,6 @@ def plan_block(
         dtype=param.dtype,
         index=piece.index,
         begin=piece.begin,
-        end=piece.end,
         shape=piece.shape,
         server=server,
         endpoint=endpoint,

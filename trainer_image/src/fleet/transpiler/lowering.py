@@ -354,7 +354,6 @@ def _lower_optimize(root: Block, op: Operator, server: int, endpoint: str) -> Pl
         dtype=variable.dtype,
         index=op.attr("block_index"),
         begin=begin,
-        end=begin + variable.numel,
         shape=variable.shape,
         server=server,
         endpoint=endpoint,

@@ -15,7 +15,7 @@ BLOCKS = {0: 4, 1: 4}
 
 
 def block(number: int) -> PlannedBlock:
-    return PlannedBlock(number, "p", "p@GRAD", "p", (1,), "float32", 0, 0, 1, (1,), 0, "127.0.0.1:1", 0)
+    return PlannedBlock(number, "p", "p@GRAD", "p", (1,), "float32", 0, 0, (1,), 0, "127.0.0.1:1", 0)
 
 
 class Stream:

@@ -8,11 +8,8 @@ from fleet.transpiler.lowering import PlannedBlock
 
 
 def block(number: int, shape: tuple[int, ...], dtype: str = "float32") -> PlannedBlock:
-    size = int(torch.empty(shape).numel())
     name = f"p{number}"
-    return PlannedBlock(
-        number, name, f"{name}@GRAD", name, shape, dtype, 0, 0, size, shape, 0, "127.0.0.1:1", 0
-    )
+    return PlannedBlock(number, name, f"{name}@GRAD", name, shape, dtype, 0, 0, shape, 0, "127.0.0.1:1", 0)
 
 
 def test_a_block_is_rounded_on_its_way_and_keeps_its_dtype():

@@ -1,0 +1,96 @@
+"""The calls of `fleet` that follow from the role alone."""
+
+from collections.abc import Sequence
+from typing import Literal, overload
+
+from fleet.errors import ConfigurationError
+from fleet.role_maker import Role, RoleMaker, share_of_files
+
+__all__ = ["RoleCalls"]
+
+_OTHER_FLEET = {
+    False: (
+        "fleet.parameter_server was given the role of a collective job; expected "
+        "PaddleCloudRoleMaker() without is_collective, or the fleet of fleet.collective"
+    ),
+    True: (
+        "fleet.collective was given the role of a job with parameter servers; expected "
+        "PaddleCloudRoleMaker(is_collective=True), or the fleet of fleet.parameter_server"
+    ),
+}
+
+
+class RoleCalls:
+    """The place of this process in a job; `_role` is set by ``init``."""
+
+    def __init__(self) -> None:
+        self._role: Role | None = None
+
+    def is_worker(self) -> bool:
+        """Whether this process trains; in a collective job every process does."""
+        return self._started_role().is_worker
+
+    def is_first_worker(self) -> bool:
+        """Whether this process is trainer 0, which acts for all where one must."""
+        return self._started_role().is_first_worker
+
+    def worker_index(self) -> int:
+        """Return this trainer's index; in a collective job its rank."""
+        return self._started_role().index
+
+    def worker_num(self) -> int:
+        """Return the number of trainers."""
+        return self._started_role().worker_num
+
+    @overload
+    def worker_endpoints(self, to_string: Literal[False] = False) -> list[str]: ...
+    @overload
+    def worker_endpoints(self, to_string: Literal[True]) -> str: ...
+    def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
+        """Return every trainer's host:port, as a list or comma separated.
+
+        Beside parameter servers there is none, as trainers do not listen there.
+        """
+        return _listed(self._started_role().worker_endpoints, to_string)
+
+    def server_num(self) -> int:
+        """Return the number of parameter servers: 0 in a collective job."""
+        return self._started_role().server_num
+
+    @overload
+    def server_endpoints(self, to_string: Literal[False] = False) -> list[str]: ...
+    @overload
+    def server_endpoints(self, to_string: Literal[True]) -> str: ...
+    def server_endpoints(self, to_string: bool = False) -> list[str] | str:
+        """Return every server's host:port, as a list or comma separated: none in a collective job."""
+        return _listed(self._started_role().server_endpoints, to_string)
+
+    def split_files(self, files: Sequence[str]) -> list[str]:
+        """Return this trainer's share: contiguous blocks, what remains goes to the lowest indexes."""
+        role = self._started_role()
+        if not role.is_worker:
+            raise ConfigurationError(
+                "fleet.split_files: a parameter server reads no files; expected a trainer"
+            )
+        return share_of_files(files, role.index, role.worker_num)
+
+    def _find_role(self, role_maker: RoleMaker, *, collective: bool) -> Role:
+        """Return the role that ``init`` is to take; ConfigurationError if it is the other fleet's."""
+        if self._role is not None:
+            raise ConfigurationError("fleet.init was called a second time; expected once per process")
+        role = role_maker.generate_role()
+        if role.is_collective != collective:
+            raise ConfigurationError(_OTHER_FLEET[collective])
+        return role
+
+    def _checkpoint_root(self) -> str | None:
+        return self._started_role().checkpoint_dir
+
+    def _started_role(self) -> Role:
+        if self._role is None:
+            raise ConfigurationError("fleet.init was not called; expected it before anything else of fleet")
+        return self._role
+
+
+def _listed(endpoints: Sequence[str], to_string: bool) -> list[str] | str:
+    return ",".join(endpoints) if to_string else list(endpoints)
