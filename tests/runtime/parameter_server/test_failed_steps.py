@@ -131,7 +131,7 @@ def test_a_step_that_fails_while_its_trainer_waits_to_be_greeted_again_tells_it_
         def fail_later() -> None:
             assert step.begun.wait(10)
             trainer.checkpoints._client.session.connections[0].stream.hang_up()
-            wait_for(session._resuming.locked, "another connection to be waiting for the step")
+            wait_for(session._resumption.lock.locked, "another connection to be waiting for the step")
             step.may_end.set()
 
         def be_told() -> None:
@@ -174,13 +174,13 @@ def test_a_trainer_without_a_connection_when_a_server_fails_comes_back_and_hears
         at_once(zero.start, one.start)
         session = job.servers[0].server._sessions[0]
         with away(job, zero, monkeypatch) as may_dial:
-            wait = session.told.wait
+            wait = session.ending.told.wait
 
             def wait_for_the_trainer(seconds: float) -> bool:
                 may_dial.set()
                 return wait(seconds)
 
-            monkeypatch.setattr(session.told, "wait", wait_for_the_trainer)
+            monkeypatch.setattr(session.ending.told, "wait", wait_for_the_trainer)
             assert REASON in told(one, model, 100.0)
             client = zero.checkpoints._client
             assert REASON in str(wait_for(lambda: client.waits._failure, "the word that it ends"))

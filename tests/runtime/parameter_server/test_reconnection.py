@@ -387,7 +387,7 @@ def test_a_session_that_ends_does_not_wait_to_be_greeted(monkeypatch):
             backward(model, 0, 0)
             assert step.begun.wait(10)
             trainer.checkpoints._client.session.connections[0].stream.hang_up()
-            wait_for(session._resuming.locked, "a connection that waits for the step")
+            wait_for(session._resumption.lock.locked, "a connection that waits for the step")
             name = f"fleet-reconnect {job.endpoints[0]}"
             (again,) = (each for each in threading.enumerate() if each.name == name)
             trainer.close()

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +24,7 @@ from fleet.errors import (
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.control.service import ControlService
 from fleet.parameter_server.elastic import elastic_facts
-from fleet.parameter_server.modes import Answer, NormExchange, NormPart, mode_of_server
+from fleet.parameter_server.modes import NormExchange, NormPart, mode_of_server
 from fleet.parameter_server.naming import describe_blocks, name_trainers
 from fleet.parameter_server.optimizer_state import initial_state_fact
 from fleet.parameter_server.pieces import lead_bytes
@@ -43,7 +43,7 @@ from fleet.parameter_server.server.membership import (
 from fleet.parameter_server.server.overrun import Overrun
 from fleet.parameter_server.server.pacing import Pacing
 from fleet.parameter_server.server.siblings import Siblings
-from fleet.parameter_server.server.trainer_session import TrainerSession
+from fleet.parameter_server.server.trainer_session import TrainerSession, send_answers
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.connection import BrokenConnectionError
@@ -232,6 +232,7 @@ class Server:
                 Identity(self._job_hash, trainer, attempt),
                 self._mode,
                 self,
+                self._sessions,
                 Hello(self._incarnation, len(self._plan.blocks)),
                 self._shard,
                 self._settings.wire_dtype,
@@ -295,7 +296,7 @@ class Server:
             raise ConfigurationError("this parameter server's training mode clips by no norm")
         part = NormPart(request.step, request.key, request.server, dict(request.sums))
         try:
-            self.answer(self._mode.norm(part))
+            send_answers(self._sessions, self._mode.norm(part))
         except RemoteProtocolError as error:
             raise ConfigurationError(str(error)) from error
         except FleetError as error:  # this server's own failure, which no connection of a trainer reports
@@ -328,14 +329,6 @@ class Server:
         yield from copies
 
     # What the sessions report.
-
-    def answer(self, answers: Sequence[Answer]) -> None:
-        """Send values to the trainers that they are meant for; to those that are gone, nothing."""
-        for answer in answers:
-            for trainer in answer.trainers:
-                session = self._sessions.get(trainer)
-                if session is not None:
-                    session.send_value(answer)
 
     def begins(self, trainer: int) -> None:
         """Let a trainer begin a step; see `ServerCheckpoints.begins`."""
@@ -396,7 +389,7 @@ class Server:
             error,
             f"training goes on with {name_trainers(remaining)}" if remaining else "none is left",
         )
-        self.answer(self._mode.complete(trainer))
+        send_answers(self._sessions, self._mode.complete(trainer))
 
     def _fail(self, error: FleetError) -> None:
         """End the serving because of an error that one of the other threads has found."""
@@ -468,7 +461,7 @@ class Server:
     def _wait_for_goodbyes(self) -> None:
         """Stay for trainers whose connection broke before they could learn that they may go."""
         wait_for_all(
-            (session.left for session in list(self._sessions.values())), self._settings.silent_seconds
+            (session.ending.left for session in list(self._sessions.values())), self._settings.silent_seconds
         )
 
     def _wait_until_told(self) -> None:
@@ -483,7 +476,9 @@ class Server:
         sessions = [
             session for session in list(self._sessions.values()) if session.identity.trainer in awaited
         ]
-        wait_for_all((session.told for session in sessions), 2 * self._settings.heartbeat_seconds + 1.0)
+        wait_for_all(
+            (session.ending.told for session in sessions), 2 * self._settings.heartbeat_seconds + 1.0
+        )
 
     def _dismiss(self, error: FleetError | None) -> None:
         """Let the trainers go, each with the last word for it, and stop."""

@@ -3,33 +3,32 @@
 import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.modes import Answer, ServerMode
+from fleet.parameter_server.server.memory_sharing import MemorySharing
 from fleet.parameter_server.server.pacing import Pacing
-from fleet.parameter_server.server.trainer_blocks import TrainerBlocks
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.codec import Codec
 from fleet.parameter_server.transport.connection import End, Frame
 from fleet.parameter_server.transport.handshake import Caller
+from fleet.parameter_server.transport.shared_memory import copy_bytes
 from fleet.parameter_server.transport.sockets import ConnectionEndedError
 from fleet.parameter_server.transport.stream import ResumableStream, StreamEndedError
 from fleet.process import progress
 from fleet.wire import Header, Hello, Identity, Kind, Side
 from fleet.wire.messages import pack_error, pack_numbers, read_error, read_hyper, read_numbers
 
-__all__ = ["SessionOwner", "TrainerSession"]
+__all__ = ["SessionOwner", "TrainerSession", "send_answers"]
 
 _log = logging.getLogger(__name__)
 
 
 class SessionOwner(Protocol):
     """The server, as its sessions see it."""
-
-    def answer(self, answers: Sequence[Answer]) -> None:
-        """Send values to the trainers that they are meant for."""
 
     def begins(self, trainer: int) -> None:
         """Let a trainer begin a step; FleetError refuses it."""
@@ -44,6 +43,30 @@ class SessionOwner(Protocol):
         """Take note that a session receives nothing more."""
 
 
+@dataclass(slots=True)
+class Ending:
+    """How far a session has come to its end."""
+
+    failure: FleetError | None = None
+    """Why the trainer may not come back, where it may not."""
+    left: threading.Event = field(default_factory=threading.Event)
+    """Set once the trainer knows that the server knows that it has finished."""
+    told: threading.Event = field(default_factory=threading.Event)
+    """Set once the trainer has been told why it may not come back, or nobody can tell it any more."""
+
+
+@dataclass(slots=True)
+class _Resumption:
+    """How a session resumes over another connection."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while it does."""
+    name: str | None = None
+    """The random name that the trainer's process has given the session; None before it has greeted."""
+    reaches: bool = False
+    """Whether the connection that there is leads to the trainer: not once it has opened another one."""
+
+
 class TrainerSession:
     """Takes one trainer's frames to the training mode, and sends it what the server answers.
 
@@ -53,6 +76,8 @@ class TrainerSession:
         Which start of which trainer.
     mode : ServerMode
     owner : SessionOwner
+    sessions : mapping of int to TrainerSession
+        Those of all trainers, to which answers go.
     expected : Hello
         How a trainer that means this server greets.
     shard : Shard
@@ -68,6 +93,7 @@ class TrainerSession:
         identity: Identity,
         mode: ServerMode,
         owner: SessionOwner,
+        sessions: "Mapping[int, TrainerSession]",
         expected: Hello,
         shard: Shard,
         wire_dtype: str,
@@ -75,17 +101,13 @@ class TrainerSession:
     ) -> None:
         trainer = identity.trainer
         self.identity = identity
-        self.failure: FleetError | None = None
-        """Why this trainer may not come back, where it may not."""
-        self.left = threading.Event()
-        """Set once the trainer knows that the server knows that it has finished."""
-        self.told = threading.Event()
-        """Set once the trainer has been told why it may not come back, or nobody can tell it any more."""
+        self.ending = Ending()
         self._mode = mode
         self._owner = owner
         self._expected = expected
-        self._name: str | None = None
-        """The random name that the trainer's process has given the session; None before it has greeted."""
+        self._sessions = sessions
+        self._pacing = pacing
+        self._resumption = _Resumption()
         codec = Codec(shard.plan.blocks, wire_dtype, partial(mode.destination, trainer))
 
         def buffer_of(header: Header) -> memoryview | None:
@@ -95,15 +117,14 @@ class TrainerSession:
             return codec.receive_buffer(header.block)
 
         self._stream = ResumableStream(f"trainer {trainer}", Side.SERVER, identity, buffer_of, self._deliver)
-        self._blocks = TrainerBlocks(trainer, mode, shard, self._stream, codec, pacing)
-        self._resuming = threading.Lock()
-        self._reaches = False
-        """Whether the connection that there is leads to the trainer: not once it has opened another one."""
+        self._sharing = MemorySharing(trainer, shard, self._stream, codec)
+        self._asked = False
+        """Whether it has asked for values: an answer that is older was meant for an earlier process."""
 
     @property
     def block_bytes(self) -> Mapping[int, int]:
         """How many bytes of each block travel."""
-        return self._blocks.block_bytes
+        return self._sharing.codec.block_bytes
 
     def resume(self, caller: Caller) -> None:
         """Go on over a new connection; what is still being taken from the one before is waited for.
@@ -120,10 +141,10 @@ class TrainerSession:
         OSError
             The connection broke.
         """
-        with self._resuming:
-            again = self._name is not None
+        with self._resumption.lock:
+            again = self._resumption.name is not None
             self._fence(caller)
-            shared = self._blocks.share(caller)
+            shared = self._sharing.share(caller)
             ours = Hello(
                 self._expected.incarnation,
                 self._expected.num_blocks,
@@ -138,7 +159,7 @@ class TrainerSession:
             except StreamEndedError:
                 self._check(caller.hello)  # the reason is worth more to the trainer than that there is an end
                 raise
-            self._reaches = True
+            self._resumption.reaches = True
         if again:
             progress.count("reconnections", 1)
             progress.count("frames_resent", resent)
@@ -150,15 +171,15 @@ class TrainerSession:
 
     def refused(self) -> None:
         """Take note that the trainer has been told why it may not come back, where that is so."""
-        if self.failure is not None:
-            self.told.set()
+        if self.ending.failure is not None:
+            self.ending.told.set()
 
     def _fence(self, caller: Caller) -> None:
         """Take no more from the connection before, once the frame that it is at has been taken."""
         self._check(caller.hello)
         caller.check_waiting()  # else it would end the connection that has taken its place
-        self._reaches = False
-        self._name = caller.hello.session
+        self._resumption.reaches = False
+        self._resumption.name = caller.hello.session
         self._stream.fence()
         self._check(caller.hello)  # again: the frame that this has waited for may have failed
         if self._stream.has_ended:
@@ -167,7 +188,14 @@ class TrainerSession:
 
     def send_value(self, answer: Answer) -> None:
         """Enqueue a block's value, or that it was not stepped."""
-        self._blocks.send(answer)
+        if not self._asked:
+            return
+        step, block = answer.step, answer.block
+        if answer.changed:
+            value = self._mode.value(self.identity.trainer, block)
+            self._sharing.transport.submit(Kind.PARAM, step, block, value)
+        else:
+            self._stream.send(Kind.UNCHANGED, step=step, block=block)
 
     def complete(self, completed: Collection[int]) -> None:
         """Enqueue the answer to COMPLETE: the trainers that have completed, this one among them."""
@@ -175,11 +203,11 @@ class TrainerSession:
 
     def fail(self, error: FleetError, timeout_seconds: float) -> None:
         """Tell the trainer of an error, now or when it comes back, and close."""
-        self.failure = error
+        self.ending.failure = error
         self._stream.send(Kind.ERROR, pack_error(error))
-        reaches = self._reaches
+        reaches = self._resumption.reaches
         if self._stream.finish(timeout_seconds) and reaches:
-            self.told.set()
+            self.ending.told.set()
 
     def finish(self, timeout_seconds: float) -> None:
         """Send what is enqueued, and close."""
@@ -188,50 +216,72 @@ class TrainerSession:
     def abandon(self) -> None:
         """Close now: nobody comes to tell the trainer anything any more."""
         self.finish(0.0)
-        self.told.set()
+        self.ending.told.set()
 
     def _deliver(self, event: Frame | End) -> None:
         """Act on what the stream brings."""
         if isinstance(event, Frame):
             self._take(event)
             return
-        self._blocks.end_step()
+        self._pacing.ended(self.identity.trainer)
         self._owner.ended(self, event.error)
 
     def _take(self, frame: Frame) -> None:
         trainer, (header, payload) = self.identity.trainer, frame
         match header.kind:
             case Kind.GRAD:
-                self._blocks.take(header)
-                self._owner.answer(self._mode.gradient(trainer, header.block, header.step))
+                self._take_gradient(header)
+                self._answer(self._mode.gradient(trainer, header.block, header.step))
             case Kind.HYPER:
                 self._owner.begins(trainer)
                 self._mode.begin(trainer, header.step, read_hyper(bytes(payload)))
             case Kind.STEP_END:
-                self._blocks.end_step()
-                self._owner.answer(self._mode.end(trainer, header.step, read_numbers(bytes(payload))))
+                self._pacing.ended(trainer)
+                self._answer(self._mode.end(trainer, header.step, read_numbers(bytes(payload))))
             case Kind.PULL:
-                self._blocks.ask()
-                self._owner.answer(self._mode.pull(trainer))
+                self._asked = True
+                self._answer(self._mode.pull(trainer))
             case Kind.COMPLETE:
                 step = self._mode.step_of(trainer)  # before the others' next one may be made without it
-                self._owner.answer(self._mode.complete(trainer))
+                self._answer(self._mode.complete(trainer))
                 self._owner.completed(self, step)
             case Kind.CONFIRM:
                 self._stream.send(Kind.CONFIRM)
             case Kind.GOODBYE:
-                self.left.set()
+                self.ending.left.set()
             case Kind.ERROR:
                 raise read_error(bytes(payload))
 
+    def _take_gradient(self, header: Header) -> None:
+        """Let a gradient lie where the mode expects it."""
+        if not header.shared:
+            self._pacing.took(self.identity.trainer, header.payload_bytes)
+        found = self._sharing.transport.poll(header)
+        if found is not None:
+            expected = self._mode.destination(self.identity.trainer, header.block)
+            if found is not expected:  # a mode may have memory of its own
+                copy_bytes(found, expected)
+
+    def _answer(self, answers: Sequence[Answer]) -> None:
+        send_answers(self._sessions, answers)
+
     def _check(self, hello: Hello) -> None:
-        if self.failure is not None:
-            raise self.failure
+        if self.ending.failure is not None:
+            raise self.ending.failure
         expected = self._expected
         if (hello.incarnation, hello.num_blocks) != (expected.incarnation, expected.num_blocks):
             raise RemoteProtocolError(f"the trainer greets {hello}, expected {expected}; it must join again")
-        if self._name not in (None, hello.session):
+        if self._resumption.name not in (None, hello.session):
             raise RemoteProtocolError(
                 f"another process is trainer {self.identity.trainer} with attempt {self.identity.attempt} by "
                 "now; give each trainer an id of its own (PADDLE_TRAINER_ID)"
             )
+
+
+def send_answers(sessions: Mapping[int, TrainerSession], answers: Sequence[Answer]) -> None:
+    """Send values to the trainers that they are meant for; to those that are gone, nothing."""
+    for answer in answers:
+        for trainer in answer.trainers:
+            session = sessions.get(trainer)
+            if session is not None:
+                session.send_value(answer)
