@@ -38,7 +38,7 @@ def holds_bytes(value: Any, depth: int = 0) -> bool:
 
 @contextmanager
 def traced(files: set[str]) -> Iterator[threading.Event]:
-    """Collect the files whose functions get or return such bytes while the event is set, in new threads too."""
+    """Collect the files whose functions get or return such bytes while the event is set, in any thread."""
     tracing = threading.Event()
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
