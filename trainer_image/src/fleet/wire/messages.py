@@ -135,7 +135,12 @@ def read_hyper(payload: bytes) -> HyperParameters:
         raise RemoteProtocolError(
             f"a HYPER frame carries {payload[:200]!r}, expected a list with an object per param group"
         )
-    return tuple({name: _tuples(value) for name, value in group.items()} for group in document)
+    try:
+        return tuple({name: _tuples(value) for name, value in group.items()} for group in document)
+    except RecursionError:
+        raise RemoteProtocolError(
+            f"a HYPER frame carries {payload[:200]!r}, which is nested too deep; expected numbers and tuples"
+        ) from None
 
 
 def pack_numbers(numbers: Sequence[int]) -> bytes:
