@@ -275,7 +275,7 @@ def test_all_trainers_of_geo_end_with_the_same_values_whoever_stops_first(first)
         make_steps(early, early_model, 2)
         ending = threading.Thread(target=early.complete, daemon=True)
         ending.start()
-        met = job.servers[0].server.meetings
+        met = job.servers[0].server.barriers
         wait_for(lambda: met._ending == {first}, "the end of the one")
         make_steps(late, late_model, 4)
         late.barrier()  # waits for those that train

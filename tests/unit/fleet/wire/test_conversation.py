@@ -15,7 +15,7 @@ from fleet.wire import (
     Header,
     Identity,
     Kind,
-    Place,
+    Position,
     Side,
     State,
 )
@@ -108,7 +108,7 @@ RESUMPTIONS = [
 @pytest.mark.parametrize(("side", "state", "kind"), RESUMPTIONS)
 def test_after_another_greeting_a_direction_goes_on_where_it_stood(side, state, kind):
     made = conversation(side, State.OPEN)
-    made.resume(Place(state))
+    made.resume(Position(state))
     following = TRANSITIONS[side][state].get(kind)
     if following is None:
         with pytest.raises(RemoteProtocolError, match=f"sent {kind.name} in the state '{state.value}'"):
@@ -124,7 +124,7 @@ def test_after_another_greeting_a_direction_goes_on_where_it_stood(side, state, 
 )
 def test_no_greeting_leads_to_a_state_in_which_nothing_is_left_to_say(side, state):
     with pytest.raises(LocalProtocolError, match=f"cannot go on in the state '{state.value}'"):
-        conversation(side, State.OPEN).resume(Place(state))
+        conversation(side, State.OPEN).resume(Position(state))
 
 
 @pytest.mark.parametrize("state", [State.START, State.IN_STEP])
@@ -136,12 +136,12 @@ def test_a_direction_goes_on_only_right_after_its_greeting(state):
 def test_a_place_follows_the_frames_of_its_direction():
     place = START
     for kind, step, expected in [
-        (Kind.HYPER, 7, Place(State.IN_STEP, 7)),
-        (Kind.GRAD, 7, Place(State.IN_STEP, 7)),
-        (Kind.CONFIRM, 0, Place(State.IN_STEP, 7)),
-        (Kind.STEP_END, 7, Place(State.OPEN, 7)),
-        (Kind.PULL, 0, Place(State.OPEN, 7)),
-        (Kind.COMPLETE, 0, Place(State.COMPLETED, 7)),
+        (Kind.HYPER, 7, Position(State.IN_STEP, 7)),
+        (Kind.GRAD, 7, Position(State.IN_STEP, 7)),
+        (Kind.CONFIRM, 0, Position(State.IN_STEP, 7)),
+        (Kind.STEP_END, 7, Position(State.OPEN, 7)),
+        (Kind.PULL, 0, Position(State.OPEN, 7)),
+        (Kind.COMPLETE, 0, Position(State.COMPLETED, 7)),
     ]:
         place = place.after(Side.TRAINER, kind, step)
         assert place == expected
@@ -149,7 +149,7 @@ def test_a_place_follows_the_frames_of_its_direction():
 
 def test_a_step_that_is_sent_again_is_the_same_step():
     made = conversation(Side.TRAINER, State.OPEN)
-    made.resume(Place(State.IN_STEP, 7))
+    made.resume(Position(State.IN_STEP, 7))
     with pytest.raises(RemoteProtocolError, match="of step 8, expected the step that began, 7"):
         made.advance(frame(Kind.GRAD, step=8))
     made.advance(frame(Kind.GRAD, step=7))

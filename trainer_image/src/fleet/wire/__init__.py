@@ -11,7 +11,7 @@ table, and ``conversation`` checks each frame of one direction against it.
 from fleet.wire.conversation import Conversation, Identity
 from fleet.wire.frames import HEADER_BYTES, NO_BLOCK, Header, Kind, job_hash, pack_header, read_header
 from fleet.wire.messages import NO_STEP, Hello, HyperParameters
-from fleet.wire.states import RESUMED, START, TRANSITIONS, Place, Side, State
+from fleet.wire.states import RESUMED, START, TRANSITIONS, Position, Side, State
 
 __all__ = [
     "HEADER_BYTES",
@@ -26,7 +26,7 @@ __all__ = [
     "HyperParameters",
     "Identity",
     "Kind",
-    "Place",
+    "Position",
     "Side",
     "State",
     "job_hash",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fleet.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from fleet.wire.frames import NO_BLOCK, Header, Kind
 from fleet.wire.messages import MAX_TEXT_BYTES
-from fleet.wire.states import RESUMED, TRANSITIONS, Place, Side, State
+from fleet.wire.states import RESUMED, TRANSITIONS, Position, Side, State
 
 __all__ = ["Conversation", "Identity"]
 
@@ -63,7 +63,7 @@ class Conversation:
         """Whether nothing more comes in this direction."""
         return not TRANSITIONS[self._side][self._state]
 
-    def resume(self, place: Place) -> None:
+    def resume(self, position: Position) -> None:
         """Go on where an earlier connection of the session has come to; right after the greeting.
 
         Raises
@@ -71,13 +71,13 @@ class Conversation:
         LocalProtocolError
             No greeting leads there.
         """
-        if self._state is not State.OPEN or place.state not in RESUMED[self._side]:
+        if self._state is not State.OPEN or position.state not in RESUMED[self._side]:
             raise LocalProtocolError(
                 f"a {self._side.value} in the state '{self._state.value}' cannot go on in the state "
-                f"'{place.state.value}'; expected a greeting, and one of "
+                f"'{position.state.value}'; expected a greeting, and one of "
                 f"{', '.join(sorted(state.value for state in RESUMED[self._side]))}"
             )
-        self._state, self._step = place.state, place.step
+        self._state, self._step = position.state, position.step
 
     def advance(self, header: Header) -> None:
         """Take the next frame's header.

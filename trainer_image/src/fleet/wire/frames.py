@@ -69,7 +69,7 @@ class Header:
     """One frame's header. ``step`` and ``block`` are zero and ``NO_BLOCK`` where they have no meaning.
 
     ``taken`` may lag behind the truth, as it is written down when the frame is enqueued. ``shared`` says that
-    the block's bytes lie in memory that both ends share, at the block's place: nothing follows the header.
+    the block's bytes lie in memory that both ends share, in the block's region: nothing follows the header.
     """
 
     kind: Kind

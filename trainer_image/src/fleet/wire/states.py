@@ -17,7 +17,7 @@ from typing import Final
 
 from fleet.wire.frames import Kind
 
-__all__ = ["RESUMED", "START", "TRANSITIONS", "Place", "Side", "State"]
+__all__ = ["RESUMED", "START", "TRANSITIONS", "Position", "Side", "State"]
 
 
 class Side(enum.Enum):
@@ -87,18 +87,18 @@ RESUMED: Final[Mapping[Side, frozenset[State]]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Position:
     """How far one direction of a session has come: its state, and the step that began last."""
 
     state: State = State.OPEN
     step: int = 0
 
-    def after(self, side: Side, kind: Kind, step: int) -> "Place":
-        """Return the place after a frame that the table allows."""
+    def after(self, side: Side, kind: Kind, step: int) -> "Position":
+        """Return the position after a frame that the table allows."""
         following = TRANSITIONS[side][self.state][kind]
         begun = step if kind is Kind.HYPER else self.step
-        return self if (following, begun) == (self.state, self.step) else Place(following, begun)
+        return self if (following, begun) == (self.state, self.step) else Position(following, begun)
 
 
-START: Final = Place()
+START: Final = Position()
 """Where both directions of a session are after its first greeting."""

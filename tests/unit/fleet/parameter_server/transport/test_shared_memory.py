@@ -48,7 +48,7 @@ def test_tensors_lie_in_the_memory_aligned_whatever_their_neighbours_sizes():
 
 
 def test_copies_of_another_size_are_refused():
-    with pytest.raises(LocalProtocolError, match="1 bytes are to be copied to a place of 64"):
+    with pytest.raises(LocalProtocolError, match="1 bytes are to be copied to a buffer of 64"):
         copy_bytes(memoryview(b"a"), SharedBlocks.create(BLOCKS)[3])
 
 

@@ -16,8 +16,8 @@ from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.control.state_stream import pieces_of_state, pieces_of_tensor
 
 if TYPE_CHECKING:
+    from fleet.parameter_server.server.barriers import Barriers
     from fleet.parameter_server.server.checkpoints import ServerCheckpoints
-    from fleet.parameter_server.server.meetings import Meetings
 
 __all__ = ["ControlBackend", "ControlService"]
 
@@ -31,7 +31,7 @@ class ControlBackend(Protocol):
 
     checkpoints: "ServerCheckpoints"
     """Saves and loads."""
-    meetings: "Meetings"
+    barriers: "Barriers"
     """Where trainers meet."""
 
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
@@ -146,10 +146,10 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
     def Barrier(  # noqa: N802 - the service's name
         self, request: control_pb2.BarrierRequest, context: grpc.ServicerContext
     ) -> control_pb2.BarrierReply:
-        trainer, meetings = request.trainer, self._backend.meetings
+        trainer, barriers = request.trainer, self._backend.barriers
         if request.ending:
-            return _answer(context, lambda: meetings.end(trainer.id, trainer.attempt))
-        return _answer(context, lambda: meetings.barrier(trainer.id, trainer.attempt, request.passed))
+            return _answer(context, lambda: barriers.end(trainer.id, trainer.attempt))
+        return _answer(context, lambda: barriers.barrier(trainer.id, trainer.attempt, request.passed))
 
     def Stats(  # noqa: N802 - the service's name
         self,
@@ -185,7 +185,7 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
         given = Contribution(request.operation, request.dtype, tuple(request.shape), request.data)
         trainer = request.trainer
         return _answer(
-            context, lambda: self._backend.meetings.reduce(trainer.id, trainer.attempt, request.passed, given)
+            context, lambda: self._backend.barriers.reduce(trainer.id, trainer.attempt, request.passed, given)
         )
 
     def Save(  # noqa: N802 - the service's name

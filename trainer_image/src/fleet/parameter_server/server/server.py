@@ -29,9 +29,9 @@ from fleet.parameter_server.naming import describe_blocks, name_trainers
 from fleet.parameter_server.optimizer_state import initial_state_fact
 from fleet.parameter_server.pieces import lead_bytes
 from fleet.parameter_server.server.admission import check_agreement, check_identity, check_job
+from fleet.parameter_server.server.barriers import Barriers
 from fleet.parameter_server.server.checkpoints import ServerCheckpoints
 from fleet.parameter_server.server.keeper import Keeper
-from fleet.parameter_server.server.meetings import Meetings
 from fleet.parameter_server.server.membership import (
     SILENT,
     Absence,
@@ -118,7 +118,7 @@ class Server:
         self.checkpoints = ServerCheckpoints(
             self.keeper, self._shard, self._mode, self._membership, self._changed
         )
-        self.meetings = Meetings(self._membership, self._changed)
+        self.barriers = Barriers(self._membership, self._changed)
         self._overrun = Overrun(self._mode.step_of, plan.trainers)
         self._admission = threading.Lock()
         self._ports: DataPorts | None = None
@@ -223,7 +223,7 @@ class Server:
                 again = self._membership.attempt(trainer) >= 0
                 self._membership.admit(trainer, attempt, self._clock.now())
                 old = self._sessions.pop(trainer, None)
-                self.meetings.admit(trainer)
+                self.barriers.admit(trainer)
             if old is not None:
                 replaced = f"trainer {trainer} was replaced by its attempt {attempt}"
                 old.fail(FleetError(f"{replaced}; this process has attempt {old.identity.attempt}"), 1.0)
@@ -350,7 +350,7 @@ class Server:
                 {*self._membership.completed, trainer}
             )  # before it counts, which may end the session
             self._membership.complete(trainer)
-            self.meetings.release()
+            self.barriers.release()
         self._overrun.completed(trainer, step)
 
     def ended(self, session: TrainerSession, error: FleetError | None) -> None:
@@ -379,7 +379,7 @@ class Server:
         """Let the others go on without a trainer; should it speak again, it must join again."""
         with self._changed:
             self._membership.give_up(trainer)
-            self.meetings.release()
+            self.barriers.release()
             session = self._sessions.pop(trainer, None)
             remaining = self._membership.live
         if session is not None:

@@ -10,8 +10,8 @@ from fleet.parameter_server.control.heartbeat import Heartbeat
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import agreement
 from fleet.parameter_server.trainer.awaited import AwaitedValues
+from fleet.parameter_server.trainer.barriers import Barriers
 from fleet.parameter_server.trainer.calls import ServerCalls
-from fleet.parameter_server.trainer.meetings import Meetings
 from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.trainer.route import Route
 from fleet.parameter_server.trainer.server_connection import ServerConnection
@@ -57,10 +57,10 @@ class Client:
         """The random name of the checkpoint that the servers have loaded; empty when they began anew."""
         self.waits = Waits(settings, WatchClock(settings.glance_seconds))
         self.calls = ServerCalls(self.waits)
-        self.meetings = Meetings(lambda: self.calls.first, settings, self.waits.check)
+        self.barriers = Barriers(lambda: self.calls.first, settings, self.waits.check)
         """Barriers and reductions."""
         self.values = AwaitedValues(plan.blocks, self.waits)
-        self.session = Session(plan, store, self.values, self.meetings, self.waits)
+        self.session = Session(plan, store, self.values, self.barriers, self.waits)
         """What a mode asks for."""
         self._job = job
         self._agreement = {**plan.agreement, **settings.agreement, **(facts or {})}

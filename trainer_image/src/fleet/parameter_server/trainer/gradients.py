@@ -123,7 +123,6 @@ class GradientFlow:
         self._sent: dict[str, SentGradient] = {}
         self._hyper: HyperParameters | None = None
         self._beginning = threading.Lock()
-        self._paused = False
 
     def attach(self) -> None:
         """Begin to listen to the backward pass, and to the step of the user's own optimizer."""
@@ -147,11 +146,8 @@ class GradientFlow:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Let backward passes accumulate, without sending."""
-        before, self._paused = self._paused, True
-        try:
+        with self._overlap.paused():
             yield
-        finally:
-            self._paused = before
 
     def step(self, scaling: Scaling | None = None) -> None:
         """Send what has not been sent, and go on with the parameters that follow.
@@ -238,7 +234,7 @@ class GradientFlow:
 
     def _ready(self, name: str) -> None:
         """Take a gradient that a backward pass has just accumulated."""
-        if self._paused or not self._overlap.is_on:
+        if not self._overlap.listens:
             return
         if self._overlap.watches:
             self._overlap.see(name, self._parameters[name], _hyper_parameters(self._optimizer))

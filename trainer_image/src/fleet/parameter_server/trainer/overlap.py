@@ -5,8 +5,9 @@ them, or adds up several backward passes. So in the first rounds all of them lea
 script has done until then tells whether they may leave earlier from then on.
 """
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import torch
@@ -36,10 +37,25 @@ class Overlap:
         self.is_on = wanted is not False
         """Whether gradients may leave early, or it is still to be learnt."""
         self._learns = wanted is None
+        self._paused = False
         self._recorder = recorder
         self._seen: dict[str, SentGradient] = {}
         """What the step in progress would have sent by now, while rounds are watched."""
         self._seen_hyper: HyperParameters | None = None
+
+    @property
+    def listens(self) -> bool:
+        """Whether a gradient that a backward pass has accumulated is looked at before ``step()``."""
+        return self.is_on and not self._paused
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let backward passes accumulate, without sending."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
 
     @property
     def watches(self) -> bool:

@@ -53,24 +53,24 @@ class ParameterStore:
         self._extents = extents
         self._lock = threading.Lock()
         self._landing: Arena[str] | None = None
-        self._slots = [
-            _Slot(name, named[name], of_param, partial(self._make_landing, name), guarded=guarded)
+        self._memories = [
+            _ParameterMemory(name, named[name], of_param, partial(self._make_landing, name), guarded=guarded)
             for name, of_param in by_name.items()
         ]
-        self._slot_by_name = dict(zip(by_name, self._slots, strict=True))
-        self._slot_of = {block.id: slot for slot in self._slots for block in slot.blocks}
+        self._memory_by_name = dict(zip(by_name, self._memories, strict=True))
+        self._memory_of = {block.id: memory for memory in self._memories for block in memory.blocks}
 
     def landing(self, block: int) -> memoryview:
         """Return where the bytes of a block's next value belong."""
-        return self._slot_of[block].landing(block)
+        return self._memory_of[block].landing(block)
 
     def lies(self, block: int, value: memoryview) -> None:
         """Take note that a block's next value lies elsewhere, where it stays as it is until it is adopted."""
-        self._slot_of[block].elsewhere[block] = value
+        self._memory_of[block].elsewhere[block] = value
 
     def landed(self, name: str) -> Tensor:
         """Return the value of a parameter that has landed and is not adopted; memory of the host."""
-        return self._slot_by_name[name].landed
+        return self._memory_by_name[name].landed
 
     def adopt(self, unchanged: Collection[int] = (), names: Iterable[str] | None = None) -> None:
         """Make the values that have landed the parameters.
@@ -88,8 +88,8 @@ class ParameterStore:
         FleetError
             As of `check_kept`.
         """
-        for slot in self._slots if names is None else [self._slot_by_name[name] for name in names]:
-            slot.adopt(unchanged, checked=names is None)
+        for memory in self._memories if names is None else [self._memory_by_name[name] for name in names]:
+            memory.adopt(unchanged, checked=names is None)
 
     def check_kept(self) -> None:
         """Check that parameters which have gradients hold what was adopted last, as far as marks of it tell.
@@ -102,27 +102,27 @@ class ParameterStore:
         FleetError
             The script has written to one, which the next values would overwrite.
         """
-        for slot in self._slots:
-            if slot.parameter.grad is not None:
-                slot.check_kept()
+        for memory in self._memories:
+            if memory.parameter.grad is not None:
+                memory.check_kept()
 
     def keep(self) -> None:
         """Take the present values for those that were adopted last: they are the servers' too."""
-        for slot in self._slots:
-            slot.keep()
+        for memory in self._memories:
+            memory.keep()
 
     def forget(self) -> None:
         """Let the next values overwrite whatever there is."""
-        for slot in self._slots:
-            slot.forget()
+        for memory in self._memories:
+            memory.forget()
 
     def value_bytes(self, block: int) -> memoryview:
         """Return the bytes of a block's present value; memory of the host, a copy where it must be."""
-        return self._slot_of[block].value_bytes(block)
+        return self._memory_of[block].value_bytes(block)
 
     def checksums(self) -> dict[int, int]:
         """Return the CRC-32 of every block's present value."""
-        return {block: zlib.crc32(slot.value_bytes(block)) for block, slot in self._slot_of.items()}
+        return {block: zlib.crc32(memory.value_bytes(block)) for block, memory in self._memory_of.items()}
 
     def _make_landing(self, name: str) -> Tensor:
         """Return where a parameter's value lands, in memory that is made when something first lands."""
@@ -133,8 +133,8 @@ class ParameterStore:
         return self._landing[name]
 
 
-class _Slot:
-    """One parameter."""
+class _ParameterMemory:
+    """One parameter, with the buffers in which its next values land."""
 
     def __init__(
         self,

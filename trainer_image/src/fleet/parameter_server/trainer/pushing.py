@@ -25,12 +25,12 @@ def push_together(client: Client) -> None:
     held = store.checksums()
     own = np.array([held[block.id] for block in plan.blocks] + [plan.trainer_id], dtype=np.int64)
     most, least = np.frombuffer(
-        client.meetings.reduce(Contribution.of(np.stack([own, -own]), "max"), CALL), dtype=np.int64
+        client.barriers.reduce(Contribution.of(np.stack([own, -own]), "max"), CALL), dtype=np.int64
     ).reshape(2, -1)
     first, unequal = -int(least[-1]), most[:-1] != -least[:-1]
     if first == plan.trainer_id:
         _write(client, store.value_bytes)
-    client.meetings.barrier()
+    client.barriers.barrier()
     if not unequal.any():
         store.keep()
         return

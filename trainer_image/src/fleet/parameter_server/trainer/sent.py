@@ -28,7 +28,7 @@ class SentGradient:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the gradient is still what it was, as far as its version, its place and the mark tell."""
+        """Whether the gradient is still what it was, as far as its version, its address and the mark tell."""
         if version_of(self.gradient) != self.version or self.gradient.data_ptr() != self.address:
             return False
         if self.mark is None:

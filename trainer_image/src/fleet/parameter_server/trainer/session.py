@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet.errors import DeadlineExceededError, FleetError
 from fleet.parameter_server.trainer.awaited import AwaitedValues
-from fleet.parameter_server.trainer.meetings import Meetings
+from fleet.parameter_server.trainer.barriers import Barriers
 from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.trainer.server_connection import ServerConnection
 from fleet.parameter_server.trainer.waits import LOOK_SECONDS, Waits
@@ -55,7 +55,7 @@ class Session(_Waiting):
     store : ParameterStore
         Where values land.
     values : AwaitedValues
-    meetings : Meetings
+    barriers : Barriers
     waits : Waits
     """
 
@@ -64,7 +64,7 @@ class Session(_Waiting):
         plan: TrainerPlan,
         store: ParameterStore,
         values: AwaitedValues,
-        meetings: Meetings,
+        barriers: Barriers,
         waits: Waits,
     ) -> None:
         super().__init__(waits)
@@ -75,7 +75,7 @@ class Session(_Waiting):
         self.connections: list[ServerConnection] = []
         """One per server, once the trainer has joined."""
         self._values = values
-        self._meetings = meetings
+        self._barriers = barriers
         self._sending = 0
         """The step whose frames are being enqueued."""
         self._turn = threading.RLock()
@@ -156,7 +156,7 @@ class Session(_Waiting):
 
     def wait_for_ends(self) -> None:
         """Wait until no other trainer makes a step any more: it calls this, has completed or is given up."""
-        self._meetings.wait_for_ends()
+        self._barriers.wait_for_ends()
 
     def _begin_step(self, step: int, hyper_parameters: Sequence[dict[str, Any]]) -> None:
         self.check()

@@ -181,11 +181,11 @@ class Trainer:
 
     def barrier(self) -> None:
         """Wait for the other trainers."""
-        self._client.meetings.barrier()
+        self._client.barriers.barrier()
 
     def reduce(self, given: Contribution) -> bytes:
         """Combine numbers with those of the other trainers."""
-        return self._client.meetings.reduce(given)
+        return self._client.barriers.reduce(given)
 
     def save(self, directory: str, status: TrainStatus) -> None:
         """Save a checkpoint; see `TrainerCheckpoints.save`.

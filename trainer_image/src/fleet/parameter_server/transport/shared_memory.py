@@ -1,4 +1,4 @@
-"""Memory that two processes of one host share: a place for each block of one server.
+"""Memory that two processes of one host share: a region for each block of one server.
 
 It is a file without a name (memfd), of which only the descriptor goes to the other process, over a Unix
 socket. It is sealed: nobody can shrink it, so that no access to what was mapped can fail later. Both ends lay
@@ -26,7 +26,7 @@ _ALIGNMENT_BYTES: Final = 64
 
 
 class SharedBlocks:
-    """Mapped memory with a place for each block; given back once nothing refers to it any more.
+    """Mapped memory with a region for each block; given back once nothing refers to it any more.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class SharedBlocks:
         mapped = memoryview(mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=protection))
         self.descriptor = descriptor
         """Valid as long as whoever gave it keeps it open."""
-        self._places = {
+        self._regions = {
             block: mapped[begins[block] : begins[block] + length] for block, length in block_bytes.items()
         }
 
@@ -99,14 +99,14 @@ class SharedBlocks:
         return cls(descriptor, block_bytes, writable=writable)
 
     def __getitem__(self, block: int) -> memoryview:
-        """Return the place of a block; always the same object."""
-        return self._places[block]
+        """Return the region of a block; always the same object."""
+        return self._regions[block]
 
     def tensors(self, extents: Mapping[int, Extent]) -> dict[int, Tensor]:
         """Return the blocks as tensors, which lie there; only of memory that this process may write."""
         return {
-            block: torch.frombuffer(self._places[block], dtype=extent.dtype).view(extent.shape)
-            if self._places[block]
+            block: torch.frombuffer(self._regions[block], dtype=extent.dtype).view(extent.shape)
+            if self._regions[block]
             else torch.zeros(extent.shape, dtype=extent.dtype)
             for block, extent in extents.items()
         }
@@ -121,7 +121,7 @@ def copy_bytes(source: memoryview, destination: memoryview) -> None:
         There are not as many as fit.
     """
     if len(source) != len(destination):
-        raise LocalProtocolError(f"{len(source)} bytes are to be copied to a place of {len(destination)}")
+        raise LocalProtocolError(f"{len(source)} bytes are to be copied to a buffer of {len(destination)}")
     np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(source, np.uint8))
 
 

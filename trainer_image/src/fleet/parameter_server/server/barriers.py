@@ -1,4 +1,4 @@
-"""Where the trainers of a job meet on one server: at barriers, to combine small arrays, and at the end."""
+"""The barriers of a job's trainers, and the reductions of small arrays: one server counts who has come."""
 
 import threading
 from typing import Final
@@ -7,13 +7,13 @@ from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.control.reduction import Contribution, Reductions
 from fleet.parameter_server.server.membership import Membership
 
-__all__ = ["Meetings"]
+__all__ = ["Barriers"]
 
-_MEETING_SECONDS: Final = 1.0
+_TURN_SECONDS: Final = 1.0
 _ARRIVAL: Final = Contribution("sum", "<f4", (0,), b"")  # a barrier is a reduction of nothing
 
 
-class Meetings:
+class Barriers:
     """Barriers and reductions of the trainers that have not completed.
 
     Parameters
@@ -85,7 +85,7 @@ class Meetings:
             self._membership.check_joined(trainer, attempt)
             self._ending.add(trainer)
             self.release()
-            self._changed.wait_for(lambda: not self._training, _MEETING_SECONDS)
+            self._changed.wait_for(lambda: not self._training, _TURN_SECONDS)
             return control_pb2.BarrierReply(passed=not self._training, missing_trainers=self._training)
 
     @property
@@ -94,11 +94,11 @@ class Meetings:
         return [trainer for trainer in self._membership.live if trainer not in self._ending]
 
     def _meet(
-        self, meetings: Reductions, trainer: int, attempt: int, passed: int, given: Contribution
+        self, barriers: Reductions, trainer: int, attempt: int, passed: int, given: Contribution
     ) -> int:
         """Let a trainer take part in its next meeting, wait for the others, and return its number."""
         self._membership.check_joined(trainer, attempt)
-        number = meetings.contribute(trainer, passed, given, self._training)
+        number = barriers.contribute(trainer, passed, given, self._training)
         self._changed.notify_all()
-        self._changed.wait_for(lambda: meetings.passed >= number, _MEETING_SECONDS)
+        self._changed.wait_for(lambda: barriers.passed >= number, _TURN_SECONDS)
         return number

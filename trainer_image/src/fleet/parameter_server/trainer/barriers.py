@@ -1,4 +1,4 @@
-"""Where a trainer meets the others: the first server counts who has come."""
+"""A trainer's barriers and reductions with the others: the first server counts who has come."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,10 +9,10 @@ from fleet.parameter_server.naming import name_trainers
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.waiting import WaitLog
 
-__all__ = ["Meetings"]
+__all__ = ["Barriers"]
 
 
-class Meetings:
+class Barriers:
     """One trainer's barriers and reductions.
 
     Parameters
@@ -35,12 +35,12 @@ class Meetings:
 
     def barrier(self) -> None:
         """Wait until every trainer that has not completed calls this."""
-        self._meet("a barrier", ending=False)
+        self._pass("a barrier", ending=False)
         self._barriers_passed += 1
 
     def wait_for_ends(self) -> None:
         """Wait until no other trainer makes a step any more: it calls this, has completed or is given up."""
-        self._meet("the end of the training", ending=True)
+        self._pass("the end of the training", ending=True)
 
     def reduce(self, given: Contribution, call: str = "all_reduce_worker") -> bytes:
         """Combine numbers with those of every trainer that has not completed.
@@ -68,7 +68,7 @@ class Meetings:
         self._reductions_passed += 1
         return reply.data
 
-    def _meet(self, what: str, *, ending: bool) -> None:
+    def _pass(self, what: str, *, ending: bool) -> None:
         self._check()
         control, log = self._control(), WaitLog()
         while True:
