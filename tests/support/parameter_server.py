@@ -72,6 +72,8 @@ class Loopback:
         Says the mode.
     mode : Mode, optional
         One that the config cannot say.
+    key : bytes
+        The job's.
     """
 
     def __init__(
@@ -85,10 +87,11 @@ class Loopback:
         groups: Callable[[Any], Any] = lambda model: model.parameters(),
         config: DistributeTranspilerConfig | None = None,
         mode: Mode | None = None,
+        key: bytes = b"",
     ) -> None:
         self.num_trainers = trainers
         self.settings = settings if settings is not None else QUICK
-        self.job = JobIdentity("loopback", "uid-1")
+        self.job = JobIdentity("loopback", "uid-1", key=key)
         self.endpoints = [f"{HOST}:{port}" for port in free_ports(servers)]
         self._optimizer = optimizer
         self._model = model
@@ -157,7 +160,7 @@ class Loopback:
         trainer = Trainer(
             plan,
             source,
-            JobIdentity(identity["name"], identity["uid"], attempt),
+            JobIdentity(identity["name"], identity["uid"], attempt, key=self.job.key),
             self.settings,
             overlap=overlap,
             cross_step=cross_step,

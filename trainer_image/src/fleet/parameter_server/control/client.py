@@ -1,21 +1,23 @@
 """A trainer's calls to the control service of one server."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 import grpc
 
 from fleet.errors import ConfigurationError, FleetError, PeerLostError, RemoteProtocolError
+from fleet.parameter_server.control.guard import MOST_TRIES, Prover
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.control.streams import Stream
 
-__all__ = ["CHANNEL_OPTIONS", "ControlClient", "Pending"]
+__all__ = ["ControlClient", "Pending", "open_channel"]
 
 Reply = TypeVar("Reply")
 
-CHANNEL_OPTIONS: Final = (
+_CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -25,12 +27,20 @@ CHANNEL_OPTIONS: Final = (
 )
 _NEVER_AGAIN: Final = frozenset({"Heartbeat", "Norm"})
 """Calls that say nothing new when they come later, or are repeated by who makes them."""
-_MOST_TRIES: Final = 5
-"""gRPC's own bound."""
+_FRESH_SECONDS: Final = 20.0
+"""How long a call may wait for its server before it is made anew: its proof holds for a while only."""
 _LOOK_SECONDS: Final = 0.5
 _REFUSALS: Final = frozenset(
     {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
 )
+
+
+def open_channel(
+    endpoint: str, prover: Prover | None, options: Sequence[tuple[str, int | str]] = ()
+) -> grpc.Channel:
+    """Open a channel to a parameter server; its calls prove that they come from a replica of the job."""
+    channel = grpc.insecure_channel(endpoint, options=[*_CHANNEL_OPTIONS, *options])
+    return channel if prover is None else grpc.intercept_channel(channel, prover)
 
 
 class Pending(Generic[Reply]):
@@ -49,11 +59,7 @@ class Pending(Generic[Reply]):
 
     def arrives_within(self, seconds: float) -> bool:
         """Wait a while for the reply; return whether it is there, be it an error."""
-        try:
-            self._future.exception(timeout=seconds)
-        except grpc.FutureTimeoutError:
-            return False
-        return True
+        return _is_there(self._future, seconds)
 
     def result(self) -> Reply:
         """Wait for the reply.
@@ -85,12 +91,21 @@ class ControlClient:
     retry_times : int
         How often a call that found nobody is made again, after ever longer pauses; four times at most.
         The servers take none of them twice.
+    prover : Prover, optional
+        Proves each call, where the job has a key.
     """
 
-    def __init__(self, endpoint: str, trainer: int, attempt: int, retry_times: int = 3) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        trainer: int,
+        attempt: int,
+        retry_times: int = 3,
+        prover: Prover | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self._trainer = control_pb2.Trainer(id=trainer, attempt=attempt)
-        self._channel = grpc.insecure_channel(endpoint, options=[*CHANNEL_OPTIONS, *_retrying(retry_times)])
+        self._channel = open_channel(endpoint, prover, _retrying(retry_times))
         self._stub = control_pb2_grpc.ParameterServerStub(self._channel)
 
     def join(
@@ -118,15 +133,18 @@ class ControlClient:
             agreement=dict(agreement),
             checksums=dict(checksums),
         )
-        future = self._stub.Join.future(request, timeout=timeout_seconds, wait_for_ready=True)
+        deadline = time.monotonic() + timeout_seconds
         while True:
-            waiting()
+            left = max(0.0, deadline - time.monotonic())
+            future = self._stub.Join.future(request, timeout=min(left, _FRESH_SECONDS), wait_for_ready=True)
+            while not _is_there(future, _LOOK_SECONDS):
+                waiting()
             try:
-                return future.result(timeout=_LOOK_SECONDS)
-            except grpc.FutureTimeoutError:
-                continue
+                return future.result()
             except grpc.RpcError as error:
-                raise self._error(error) from error
+                waited = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                if not waited or left <= _FRESH_SECONDS:
+                    raise self._error(error) from error
 
     def completed(
         self, job_name: str, job_uid: str, life: str, timeout_seconds: float
@@ -229,6 +247,11 @@ class ControlClient:
             return PeerLostError(f"parameter server {self.endpoint}: {details}")
         if code is grpc.StatusCode.ABORTED:
             return FleetError(f"parameter server {self.endpoint}: {details}")
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            return ConfigurationError(
+                f"parameter server {self.endpoint} does not take this process for one of its job: give all "
+                "the same FLEET_JOB_KEY, and hosts whose clocks agree"
+            )
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return ConfigurationError(
                 f"{self.endpoint} answers, but is no fleet parameter server ({details}); check the endpoints"
@@ -238,6 +261,14 @@ class ControlClient:
         return RemoteProtocolError(
             f"parameter server {self.endpoint} failed a call with {code.name}: {details}"
         )
+
+
+def _is_there(future: "grpc.Future[Reply]", seconds: float) -> bool:
+    try:
+        future.exception(timeout=seconds)
+    except grpc.FutureTimeoutError:
+        return False
+    return True
 
 
 def _retrying(retry_times: int) -> list[tuple[str, int | str]]:
@@ -252,7 +283,7 @@ def _retrying(retry_times: int) -> list[tuple[str, int | str]]:
             if method.name not in _NEVER_AGAIN
         ],
         "retryPolicy": {
-            "maxAttempts": min(retry_times + 1, _MOST_TRIES),
+            "maxAttempts": min(retry_times + 1, MOST_TRIES),
             "initialBackoff": "0.2s",
             "maxBackoff": "2s",
             "backoffMultiplier": 2,

@@ -7,13 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from torch import Tensor
 
 from fleet.errors import AlreadyJoinedError, ConfigurationError, FleetError, PeerLostError
+from fleet.parameter_server.control.guard import Guard
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.control.state_stream import pieces_of_state, pieces_of_tensor
+from fleet.parameter_server.control.streams import taken_in_time
 
 if TYPE_CHECKING:
     from fleet.parameter_server.server.barriers import Barriers
@@ -24,6 +25,10 @@ __all__ = ["ControlBackend", "ControlService"]
 Answered = TypeVar("Answered")
 
 _STOP_SECONDS: Final = 1.0
+_STALLED_SECONDS: Final = 180.0
+_MOST_BYTES: Final = 256 << 20
+_LARGE: Final = frozenset({"Save", "Write", "Reduce"})
+"""Methods whose messages carry a trainer's tensors."""
 
 
 class ControlBackend(Protocol):
@@ -66,21 +71,46 @@ class ControlService:
     backend : ControlBackend
     num_trainers : int
         Bounds the calls that are served at once.
+    key : bytes
+        The job's: who calls must have it. Empty where there is none.
+    server : int
+        Which server of the job this is.
+    most_bytes : int
+        How large a message may be.
+    stalled_seconds : float
+        How long whoever asks for the server's state may leave a piece of it untaken.
     """
 
-    def __init__(self, address: str, backend: ControlBackend, num_trainers: int) -> None:
+    def __init__(
+        self,
+        address: str,
+        backend: ControlBackend,
+        num_trainers: int,
+        *,
+        key: bytes = b"",
+        server: int = 0,
+        most_bytes: int = _MOST_BYTES,
+        stalled_seconds: float = _STALLED_SECONDS,
+    ) -> None:
         self._address = address
-        self._health = health.HealthServicer()
+        self._serving = False
+        self._pools = {
+            "Check": futures.ThreadPoolExecutor(2, thread_name_prefix="fleet-refuse"),
+            "Heartbeat": futures.ThreadPoolExecutor(2, thread_name_prefix="fleet-signs"),
+            "State": futures.ThreadPoolExecutor(num_trainers, thread_name_prefix="fleet-state"),
+        }
+        guard = Guard(key, server, self._pools, _LARGE, lambda: self._serving)
         self._server = grpc.server(
             futures.ThreadPoolExecutor(2 * num_trainers + 4, thread_name_prefix="fleet-control"),
+            interceptors=[guard],
             options=[
                 ("grpc.so_reuseport", 0),  # with it a second server on the port would take half of the calls
-                ("grpc.max_receive_message_length", -1),
+                ("grpc.max_receive_message_length", most_bytes),
                 ("grpc.max_send_message_length", -1),
             ],
         )
-        control_pb2_grpc.add_ParameterServerServicer_to_server(_Servicer(backend), self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        servicer = _Servicer(backend, stalled_seconds)
+        control_pb2_grpc.add_ParameterServerServicer_to_server(servicer, self._server)
 
     def start(self) -> None:
         """Begin to accept joins, and say so to probes.
@@ -103,27 +133,26 @@ class ControlService:
                 "another process, or is the address not one of this host?"
             )
         self._server.start()
-        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
-        self._health.set(
-            control_pb2.DESCRIPTOR.services_by_name["ParameterServer"].full_name,
-            health_pb2.HealthCheckResponse.SERVING,
-        )
+        self._serving = True
 
     def refuse(self) -> threading.Event:
         """Take no new calls; return what is set once those in progress have had a moment to be answered."""
-        self._health.enter_graceful_shutdown()
+        self._serving = False
         return self._server.stop(_STOP_SECONDS)
 
     def stop(self) -> None:
         """End; calls in progress get a moment to be answered."""
         self.refuse().wait()
+        for pool in self._pools.values():
+            pool.shutdown(wait=False)
 
 
 class _Servicer(control_pb2_grpc.ParameterServerServicer):
     """Translates calls; holds no state."""
 
-    def __init__(self, backend: ControlBackend) -> None:
+    def __init__(self, backend: ControlBackend, stalled_seconds: float) -> None:
         self._backend = backend
+        self._stalled_seconds = stalled_seconds
 
     def Join(  # noqa: N802 - the service's name
         self, request: control_pb2.JoinRequest, context: grpc.ServicerContext
@@ -171,6 +200,11 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
         self,
         request: control_pb2.StateRequest,
         context: grpc.ServicerContext,
+    ) -> Iterator[control_pb2.StatePiece]:
+        yield from taken_in_time(self._pieces(request, context), context.cancel, self._stalled_seconds)
+
+    def _pieces(
+        self, request: control_pb2.StateRequest, context: grpc.ServicerContext
     ) -> Iterator[control_pb2.StatePiece]:
         if request.values:
             for block, value in self._backend.values():

@@ -4,6 +4,7 @@ gRPC bounds a stream as a whole only, and lets whoever asks for the next piece w
 stream's own waits, for one piece at a time, and whoever has asked looks around meanwhile.
 """
 
+import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Generic, Protocol, TypeVar
@@ -13,7 +14,7 @@ import grpc
 from fleet.errors import DeadlineExceededError, FleetError
 from fleet.parameter_server.waiting import WaitLog
 
-__all__ = ["Stream", "StreamCall", "pieces_of"]
+__all__ = ["Stream", "StreamCall", "pieces_of", "taken_in_time"]
 
 Piece = TypeVar("Piece")
 Arriving = TypeVar("Arriving", covariant=True)
@@ -87,6 +88,31 @@ class Stream(Generic[Piece]):
         """End the call, if it has not come to its end; safe to repeat."""
         self._call.cancel()
         self._waiting.shutdown()
+
+
+def taken_in_time(
+    pieces: Iterator[Piece], end: Callable[[], object], stalled_seconds: float
+) -> Iterator[Piece]:
+    """Iterate over what a server sends, and end the call where its receiver leaves a piece untaken.
+
+    A receiver that takes nothing keeps the server's thread in the middle of sending: no exception reaches it.
+
+    Parameters
+    ----------
+    pieces : iterator
+    end : callable
+        Ends the call, from another thread.
+    stalled_seconds : float
+        How long any one piece may remain untaken.
+    """
+    for piece in pieces:
+        watch = threading.Timer(stalled_seconds, end)
+        watch.daemon = True
+        watch.start()
+        try:
+            yield piece
+        finally:
+            watch.cancel()
 
 
 def pieces_of(

@@ -48,8 +48,9 @@ from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.connection import BrokenConnectionError
 from fleet.parameter_server.transport.data_ports import DataPorts
+from fleet.parameter_server.transport.half_open import HalfOpen
 from fleet.parameter_server.transport.handshake import accept
-from fleet.parameter_server.transport.sockets import bind_address
+from fleet.parameter_server.transport.sockets import reachable_address
 from fleet.parameter_server.waiting import WaitLog, split_endpoint, wait_for_all
 from fleet.process import progress
 from fleet.process.clock import WatchClock
@@ -65,6 +66,8 @@ __all__ = ["Server"]
 
 _LOOK_SECONDS: Final = 0.5
 _FLUSH_SECONDS: Final = 10.0
+_MESSAGE_BYTES: Final = 256 << 20
+"""How large a message of the control service may be; two of the largest block where that is more."""
 _log = logging.getLogger(__name__)
 
 
@@ -135,14 +138,25 @@ class Server:
             The endpoint cannot be bound.
         """
         host, port = split_endpoint(self._plan.endpoint)
-        address = bind_address(host)
+        address = reachable_address(host, by_all=bool(self._job.key))
         self._ports = DataPorts(
-            address, self._settings, partial(accept, find=self._session_of), self._pacing.receive_bytes
+            address,
+            self._settings,
+            partial(accept, find=self._session_of, half_open=HalfOpen(), key=self._job.key),
+            self._pacing.receive_bytes,
         )
         self._ports.start()
         bracketed = f"[{address or '::'}]" if ":" in (address or "::") else address
         most = self._settings.max_trainers or self._plan.trainers
-        self._control = ControlService(f"{bracketed}:{port}", self, most)
+        self._control = ControlService(
+            f"{bracketed}:{port}",
+            self,
+            most,
+            key=self._job.key,
+            server=self._plan.server,
+            most_bytes=max(_MESSAGE_BYTES, 2 * max(self._shard.block_bytes.values(), default=0)),
+            stalled_seconds=self._settings.deadline_seconds,
+        )
         self._control.start()
         _log.info(
             "parameter server %s serves %s in mode %s; %s",

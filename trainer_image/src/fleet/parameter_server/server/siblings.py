@@ -4,12 +4,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import grpc
 
 from fleet.errors import ConfigurationError, FleetError, PeerLostError, RemoteProtocolError
-from fleet.parameter_server.control.client import CHANNEL_OPTIONS
+from fleet.parameter_server.control.client import open_channel
+from fleet.parameter_server.control.guard import prover_of
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.settings import Settings
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from fleet.role_maker import JobIdentity
 
 __all__ = ["Siblings"]
+
+_FRESH_SECONDS: Final = 20.0
+"""How long a call may wait for its server before it is made anew: its proof holds for a while only."""
 
 
 class Siblings:
@@ -77,11 +81,11 @@ class Siblings:
             if self._closed:
                 return
             if server not in self._channels:
-                self._channels[server] = grpc.insecure_channel(
-                    self._plan.endpoints[server], options=list(CHANNEL_OPTIONS)
+                self._channels[server] = open_channel(
+                    self._plan.endpoints[server], prover_of(self._job.key, server)
                 )
             stub = control_pb2_grpc.ParameterServerStub(self._channels[server])
-            remaining = max(0.1, deadline - time.monotonic())
+            remaining = min(_FRESH_SECONDS, max(0.1, deadline - time.monotonic()))
             future = stub.Norm.future(request, timeout=remaining, wait_for_ready=True)
         future.add_done_callback(partial(self._told, part, server, deadline))
 
@@ -94,9 +98,10 @@ class Siblings:
         details = error.details() if isinstance(error, grpc.RpcError) else str(error)
         endpoint, about = self._plan.endpoints[server], part.key or "all gradients"
         sentence = f"the norm of {about} at step {part.step}: parameter server {endpoint}"
-        if code is grpc.StatusCode.UNAVAILABLE and time.monotonic() < deadline:
+        away = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        if away and time.monotonic() < deadline:
             self._call(part, server, deadline)  # it may come back; `wait_for_ready` waits for it
-        elif code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        elif away:
             self._on_failure(
                 PeerLostError(
                     f"{sentence} has not taken the part of {self._plan.endpoint} within "

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from fleet.errors import FleetError
 from fleet.parameter_server.control.client import ControlClient
+from fleet.parameter_server.control.guard import prover_of
 from fleet.parameter_server.control.heartbeat import Heartbeat
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import agreement
@@ -165,8 +166,10 @@ class Client:
         if plan.wait_port:
             wait_for_ports(plan.endpoints, settings.starting_seconds, look)
         controls = [
-            ControlClient(endpoint, plan.trainer_id, job.attempt, settings.retry_times)
-            for endpoint in plan.endpoints
+            ControlClient(
+                endpoint, plan.trainer_id, job.attempt, settings.retry_times, prover_of(job.key, server)
+            )
+            for server, endpoint in enumerate(plan.endpoints)
         ]
         self.calls.controls = controls
         if job.life:
@@ -199,7 +202,7 @@ class Client:
             endpoint = plan.endpoints[server]
             connection = ServerConnection(
                 plan,
-                Route(endpoint, reply.data_port, reply.data_socket, waits.settings),
+                Route(endpoint, reply.data_port, reply.data_socket, waits.settings, job.key),
                 server,
                 identity,
                 reply.incarnation,

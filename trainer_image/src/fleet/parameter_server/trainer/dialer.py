@@ -173,6 +173,7 @@ class Dialer:
             descriptors=descriptors,
             share=self._share,
             timeout_seconds=timeout_seconds,
+            key=self._route.key,
         )
         self._greeting = None  # the stream's from here on
         return self._stream.attach(connected, directions, theirs.taken)

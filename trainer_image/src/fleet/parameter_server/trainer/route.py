@@ -27,11 +27,14 @@ class Route:
     name : str
         The Unix socket on which it listens for processes of its host; empty for none.
     settings : Settings
+    key : bytes
+        The job's, which either end proves to the other one; empty where there is none.
     """
 
-    def __init__(self, endpoint: str, port: int, name: str, settings: Settings) -> None:
+    def __init__(self, endpoint: str, port: int, name: str, settings: Settings, key: bytes = b"") -> None:
         self.endpoint = endpoint
         self.port = port
+        self.key = key
         self._name = name if settings.transport != "tcp" else ""
         self._settings = settings
         self._reached_here = False

@@ -3,23 +3,29 @@
 ::
 
     trainer                              server
+                                     ←   challenge
+    answer, its MAC                  →
+                                     ←   MAC; or it closes
     HELLO, descriptor of its memory  →
                                      ←   HELLO, descriptor of its memory; or ERROR, and it closes
 
-The trainer calls `greet`. The server calls `accept`, which finds the session by the identity in the header
-of the trainer's HELLO and lets it resume over this connection. No other module sends or receives a frame of
-the handshake, so a further step of it, authentication for instance, belongs here: in `greet` around the two
-greetings, and in `accept` before the session is asked to resume.
+The first three only where the job has a key (`fleet.wire.proof`): each end proves that it has it, over a
+random number of either, and the server tells nothing to one that does not. The trainer calls `greet`. The
+server calls `accept`, which finds the session by the identity in the header of the trainer's HELLO and lets
+it resume over this connection. No other module sends or receives a frame of the handshake.
 """
 
 import contextlib
+import hmac
 import os
+import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.transport.connection import Directions, receive_header
+from fleet.parameter_server.transport.half_open import HalfOpen
 from fleet.parameter_server.transport.local_sockets import receive_with, send_with
 from fleet.parameter_server.transport.sockets import (
     ConnectionEndedError,
@@ -40,12 +46,25 @@ from fleet.wire import (
     read_header,
 )
 from fleet.wire.messages import pack_error, pack_hello, read_error, read_hello
+from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
 
-__all__ = ["GREETING_SECONDS", "Caller", "NotGreetedError", "Resumable", "accept", "greet"]
+__all__ = [
+    "GREETING_SECONDS",
+    "Caller",
+    "NotGreetedError",
+    "Resumable",
+    "StrangerError",
+    "accept",
+    "greet",
+]
 
 GREETING_SECONDS: Final = 10.0
 """How long either end waits for the other one's part of the handshake, unless told otherwise."""
 _DRAIN_SECONDS: Final = 1.0
+
+
+class StrangerError(ConnectionError):
+    """Whoever connected has not the key of the job. Nobody has been told."""
 
 
 class NotGreetedError(TimeoutError):
@@ -61,6 +80,7 @@ def greet(
     descriptors: Sequence[int],
     share: Callable[[Hello, Sequence[int]], bool],
     timeout_seconds: float,
+    key: bytes = b"",
 ) -> tuple[Directions, Hello]:
     """Make a trainer's part of the handshake.
 
@@ -79,7 +99,9 @@ def greet(
         Gets the server's greeting and the descriptors that came with it, which are closed afterwards;
         returns whether memory is shared.
     timeout_seconds : float
-        For the server's answer.
+        For each of the server's answers.
+    key : bytes
+        The job's; empty where there is none.
 
     Returns
     -------
@@ -97,9 +119,11 @@ def greet(
     """
     sending = Conversation(Side.TRAINER, identity, block_bytes, remote=False)
     receiving = Conversation(Side.SERVER, identity, block_bytes, remote=True)
-    sending.advance(_send(connected, identity, Kind.HELLO, pack_hello(ours), descriptors))
     connected.settimeout(timeout_seconds)
     try:
+        if key:
+            _prove_to_server(connected, key)
+        sending.advance(_send(connected, identity, Kind.HELLO, pack_hello(ours), descriptors))
         answer = receive_header(connected, memoryview(bytearray(HEADER_BYTES)), receiving)
     except TimeoutError as error:
         raise NotGreetedError(f"it did not greet within {timeout_seconds:g} s") from error
@@ -182,7 +206,12 @@ class Caller:
         return Directions(sending, self._receiving)
 
 
-def accept(connected: socket.socket, find: Callable[[Identity], Resumable]) -> None:
+def accept(
+    connected: socket.socket,
+    find: Callable[[Identity], Resumable],
+    half_open: HalfOpen | None = None,
+    key: bytes = b"",
+) -> None:
     """Make a server's part of the handshake, and let a session resume over the connection.
 
     Parameters
@@ -191,23 +220,33 @@ def accept(connected: socket.socket, find: Callable[[Identity], Resumable]) -> N
         Gets a time-out for the handshake, and blocks again afterwards.
     find : callable
         Returns the session of a trainer; raises for one that has not joined.
+    half_open : HalfOpen, optional
+        Bounds what the caller may take until it has greeted.
+    key : bytes
+        The job's; empty where there is none.
 
     Raises
     ------
     FleetError
         It is not who may speak here. The peer has been told.
+    StrangerError
+        It has not the key.
     OSError
         The connection ended, or nothing came in time.
     """
     connected.settimeout(GREETING_SECONDS)
     identity, session = Identity(0, 0, 0), None
     try:
-        header = _first_header(connected)
-        identity = Identity(header.job, header.trainer, header.attempt)
-        session = find(identity)
-        receiving = Conversation(Side.TRAINER, identity, session.block_bytes, remote=True)
-        receiving.advance(header)
-        with _payload_of(connected, header) as (payload, descriptors):
+        with contextlib.ExitStack() as received:
+            with (half_open or HalfOpen()).bounded(connected):
+                if key:
+                    _check_caller(connected, key)
+                header = _first_header(connected)
+                identity = Identity(header.job, header.trainer, header.attempt)
+                session = find(identity)
+                receiving = Conversation(Side.TRAINER, identity, session.block_bytes, remote=True)
+                receiving.advance(header)
+                payload, descriptors = received.enter_context(_payload_of(connected, header))
             session.resume(Caller(connected, identity, receiving, read_hello(payload), descriptors))
     except FleetError as error:
         _send(connected, identity, Kind.ERROR, pack_error(error))
@@ -215,6 +254,31 @@ def accept(connected: socket.socket, find: Callable[[Identity], Resumable]) -> N
         if session is not None:
             session.refused()
         raise
+
+
+def _prove_to_server(connected: socket.socket, key: bytes) -> None:
+    """Prove that this trainer has the key, and have the server prove it before it is told anything."""
+    challenge, answer = _receive(connected, CHALLENGE_BYTES), secrets.token_bytes(CHALLENGE_BYTES)
+    send_all(connected, [answer, greeting_mac(key, Side.TRAINER, challenge, answer)])
+    expected = greeting_mac(key, Side.SERVER, challenge, answer)
+    if not hmac.compare_digest(_receive(connected, MAC_BYTES), expected):
+        raise StrangerError("what listens there has not the key of this job (FLEET_JOB_KEY)")
+
+
+def _check_caller(connected: socket.socket, key: bytes) -> None:
+    """Have a caller prove that it has the key, and prove it to the caller."""
+    challenge = secrets.token_bytes(CHALLENGE_BYTES)
+    send_all(connected, [challenge])
+    answer, mac = _receive(connected, CHALLENGE_BYTES), _receive(connected, MAC_BYTES)
+    if not hmac.compare_digest(mac, greeting_mac(key, Side.TRAINER, challenge, answer)):
+        raise StrangerError("it has not the key of this job (FLEET_JOB_KEY)")
+    send_all(connected, [greeting_mac(key, Side.SERVER, challenge, answer)])
+
+
+def _receive(connected: socket.socket, count: int) -> bytes:
+    buffer = bytearray(count)
+    receive_exactly(connected, memoryview(buffer))
+    return bytes(buffer)
 
 
 def _first_header(connected: socket.socket) -> Header:

@@ -7,6 +7,7 @@ is woken by `hang_up`, called by whoever found that the peer is gone.
 import contextlib
 import errno
 import ipaddress
+import logging
 import os
 import socket
 import struct
@@ -26,11 +27,13 @@ __all__ = [
     "is_given_up",
     "listen",
     "own",
+    "reachable_address",
     "receive_exactly",
     "send_all",
     "tune",
 ]
 
+_log = logging.getLogger(__name__)
 _IOV_MAX: Final = 512
 _TCP_INFO_BYTES_MOVED: Final = struct.Struct("120xQQ")
 """The fields ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux' ``struct tcp_info``."""
@@ -64,6 +67,27 @@ def bind_address(host: str) -> str:
                     raise
                 return ""
     return address
+
+
+def reachable_address(host: str, *, by_all: bool) -> str:
+    """Return the address to bind: as `bind_address`, or a loopback one where strangers could reach that.
+
+    Parameters
+    ----------
+    host : str
+        By which others were told to reach this process.
+    by_all : bool
+        Whether everybody may reach it: who comes must prove then that it is of the job.
+    """
+    address = bind_address(host)
+    if by_all or (address and ipaddress.ip_address(address).is_loopback):
+        return address
+    _log.warning(
+        "this process was given no key of the job (FLEET_JOB_KEY), so it listens on 127.0.0.1 only and not "
+        "on %s: without one, whoever reaches it could read and change the training",
+        host,
+    )
+    return "127.0.0.1"
 
 
 def listen(address: str) -> socket.socket:

@@ -1,0 +1,340 @@
+"""What somebody who reaches the servers' ports, and has not the key of the job, can do to them: nothing."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fleet.errors import ConfigurationError, FleetError
+from fleet.parameter_server.control.client import open_channel
+from fleet.parameter_server.control.guard import MOST_TRIES, Prover, prover_of
+from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
+from fleet.parameter_server.server import server as server_module
+from fleet.parameter_server.trainer.trainer import Trainer
+from fleet.parameter_server.transport.half_open import HalfOpen
+from fleet.wire import Header, Hello, Kind, Side, job_hash, pack_header
+from fleet.wire.messages import pack_hello
+from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
+from tests.support.parameter_server import HOST, QUICK, Loopback, loopback
+from tests.support.processes import wait_for
+
+KEY, OTHER = b"k" * 32, b"o" * 32
+TRAINER = control_pb2.Trainer(id=0, attempt=0)
+HIGHEST = control_pb2.Trainer(id=0, attempt=(1 << 32) - 1)
+SERVICE = control_pb2.DESCRIPTOR.services_by_name["ParameterServer"]
+CALLS = {
+    "Join": control_pb2.JoinRequest(job_name="loopback", job_uid="uid-1", trainer=HIGHEST),
+    "Completed": control_pb2.CompletedRequest(job_name="loopback", job_uid="uid-1"),
+    "Heartbeat": control_pb2.HeartbeatRequest(trainer=TRAINER),
+    "Barrier": control_pb2.BarrierRequest(trainer=TRAINER),
+    "Stats": control_pb2.StatsRequest(),
+    "Norm": control_pb2.NormRequest(job_name="loopback", job_uid="uid-1"),
+    "State": control_pb2.StateRequest(values=True),
+    "Reduce": control_pb2.ReduceRequest(trainer=TRAINER),
+    "Save": control_pb2.SaveRequest(trainer=TRAINER, directory="checkpoints"),
+    "Commit": control_pb2.CommitRequest(trainer=TRAINER, directory="checkpoints"),
+    "Load": control_pb2.LoadRequest(trainer=TRAINER),
+    "Checkpoints": control_pb2.CheckpointsRequest(trainer=TRAINER, directory="checkpoints", keep=1),
+    "Write": control_pb2.WriteRequest(trainer=TRAINER),
+}
+
+
+@pytest.fixture
+def job() -> Iterator[Loopback]:
+    with loopback(key=KEY) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def calling(endpoint: str, key: bytes = b"", server: int = 0) -> Iterator[Any]:
+    """Open a channel to a server as somebody with this key, or without one; give its stub."""
+    with open_channel(endpoint, prover_of(key, server)) as channel:
+        yield control_pb2_grpc.ParameterServerStub(channel)
+
+
+def told(stub: Any, method: str) -> tuple[grpc.StatusCode, str]:
+    """Return what a caller is told, who must not be answered."""
+    call = getattr(stub, method)
+    with pytest.raises(grpc.RpcError) as raised:
+        list(call(CALLS[method], timeout=10)) if method == "State" else call(CALLS[method], timeout=10)
+    error: Any = raised.value
+    return error.code(), error.details()
+
+
+def test_these_are_all_methods():
+    assert set(CALLS) == {method.name for method in SERVICE.methods}
+
+
+@pytest.mark.parametrize("method", sorted(CALLS))
+@pytest.mark.parametrize(
+    ("key", "server"),
+    [
+        pytest.param(b"", 0, id="without-a-key"),
+        pytest.param(OTHER, 0, id="with-another-jobs"),
+        pytest.param(KEY, 1, id="with-a-proof-that-was-meant-for-another-server"),
+    ],
+)
+def test_a_stranger_is_told_nothing(job: Loopback, method: str, key: bytes, server: int):
+    with calling(job.endpoints[0], key, server) as stub:
+        assert told(stub, method) == (grpc.StatusCode.UNAUTHENTICATED, "")
+
+
+def test_a_training_goes_on_as_if_no_stranger_had_come(job: Loopback):
+    trainer, model, _ = job.make_trainer()
+    trainer.start()
+    with calling(job.endpoints[0]) as stub:
+        told(stub, "Join")
+    model(torch.ones(1, 20)).sum().backward()
+    trainer.step()
+    trainer.complete()
+    job.servers[0].join()
+    assert job.servers[0].failure is None
+
+
+def test_a_trainer_with_another_key_is_told_what_to_do():
+    with loopback(key=KEY) as job:
+        job.job = replace(job.job, key=OTHER)
+        trainer, _, _ = job.make_trainer()
+        with pytest.raises(ConfigurationError, match="give all the same FLEET_JOB_KEY"):
+            trainer.start()
+
+
+def test_the_kubelets_probe_hears_only_whether_it_serves(job: Loopback):
+    with grpc.insecure_channel(job.endpoints[0]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "anything"):
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
+            assert answer == health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=10))
+        error: Any = refused.value
+        assert (error.code(), error.details()) == (grpc.StatusCode.UNAUTHENTICATED, "")
+
+
+class Overheard(grpc.UnaryUnaryClientInterceptor):
+    """Keeps the metadata of calls, as somebody on the way could."""
+
+    def __init__(self) -> None:
+        self.metadata: list[tuple[str, str]] = []
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        self.metadata += client_call_details.metadata
+        return continuation(client_call_details, request)
+
+
+def test_what_was_overheard_serves_for_no_other_call_and_not_for_long(job: Loopback):
+    heard = Overheard()
+    with grpc.insecure_channel(job.endpoints[0]) as channel:
+        stub: Any = control_pb2_grpc.ParameterServerStub(
+            grpc.intercept_channel(channel, Prover(KEY, 0), heard)
+        )
+        stub.Stats(CALLS["Stats"], timeout=10)
+        said = {"metadata": tuple(heard.metadata), "timeout": 10}
+        assert KEY.hex() not in str(said)
+        stub = control_pb2_grpc.ParameterServerStub(channel)
+        with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+            stub.Join(CALLS["Join"], **said)
+        for _ in range(MOST_TRIES - 1):  # as often as gRPC itself may make a call again
+            stub.Stats(CALLS["Stats"], **said)
+        with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+            stub.Stats(CALLS["Stats"], **said)
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has had since `forget_peak`."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) << 10
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+SENDS_MUCH = """
+import grpc, sys
+options = [("grpc.max_send_message_length", -1)]
+with grpc.insecure_channel(sys.argv[1], options=options) as channel:
+    calls = [channel.unary_unary(sys.argv[2]) for _ in range(4)]
+    answers = [call.future(bytes(100 << 20), timeout=60) for call in calls]
+    print([answer.exception().code().name if answer.exception() else "OK" for answer in answers])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the memory")
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        pytest.param(f"/{SERVICE.full_name}/Heartbeat", "UNAUTHENTICATED", id="a-call-without-a-proof"),
+        pytest.param("/grpc.health.v1.Health/Check", "OK", id="a-probe"),
+    ],
+)
+def test_a_strangers_messages_are_not_read(job: Loopback, method: str, expected: str):
+    forget_peak()
+    before = peak_bytes()
+    attack = [sys.executable, "-c", SENDS_MUCH, job.endpoints[0], method]
+    done = subprocess.run(attack, capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.strip() == str([expected] * 4)
+    assert peak_bytes() - before < 64 << 20
+
+
+@pytest.mark.parametrize("method", ["Heartbeat", "Join", "Commit"])
+def test_a_call_that_carries_no_tensor_may_not_be_large(job: Loopback, method: str):
+    with open_channel(job.endpoints[0], prover_of(KEY, 0)) as channel:
+        call: Any = channel.unary_unary(f"/{SERVICE.full_name}/{method}")
+        with pytest.raises(grpc.RpcError) as refused:
+            call(bytes(17 << 20), timeout=30)
+        error: Any = refused.value
+        assert error.code() is grpc.StatusCode.INTERNAL
+
+
+def test_no_message_may_be_larger_than_what_a_training_needs(job: Loopback):
+    with open_channel(job.endpoints[0], prover_of(KEY, 0)) as channel:
+        call: Any = channel.unary_unary(f"/{SERVICE.full_name}/Write")
+        with pytest.raises(grpc.RpcError) as refused:
+            call(bytes(257 << 20), timeout=60)
+        error: Any = refused.value
+        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def large_model() -> torch.nn.Module:
+    return torch.nn.Linear(2000, 2000)
+
+
+def test_streams_that_nobody_takes_keep_no_sign_of_life_waiting_and_end():
+    """Without reading, nothing more fits into an HTTP/2 window than its size."""
+    settings = replace(QUICK, deadline_seconds=0.2)
+    with (
+        loopback(key=KEY, model=large_model, settings=settings) as job,
+        calling(job.endpoints[0], KEY) as stub,
+    ):
+        request = control_pb2.StateRequest(values=True)
+        streams = [stub.State(request) for _ in range(12)]
+        for _ in range(5):
+            stub.Heartbeat(CALLS["Heartbeat"], timeout=10)
+        stub.Stats(control_pb2.StatsRequest(), timeout=10)
+        taken = list(stub.State(request, timeout=60))  # once those before it have ended
+        assert sum(len(piece.data) for piece in taken) == 4 * (2000 * 2000 + 2000)
+        with pytest.raises(grpc.RpcError, match="CANCELLED"):
+            list(streams[0])
+
+
+def data_port(job: Loopback) -> tuple[str, int]:
+    """Return where a server listens for data, which any port scan finds."""
+    ports = job.servers[0].server._ports
+    assert ports is not None
+    return HOST, ports.port
+
+
+def train(job: Loopback, trainer: Trainer, model: Any) -> None:
+    """Make a step, and end the training well."""
+    model(torch.ones(1, 20)).sum().backward()
+    trainer.step()
+    trainer.complete()
+    job.servers[0].join()
+    assert job.servers[0].failure is None
+
+
+def greets_without_a_key(connected: socket.socket, hello: bytes) -> None:
+    connected.sendall(hello)
+
+
+def greets_with_another_key(connected: socket.socket, hello: bytes) -> None:
+    challenge, answer = connected.recv(CHALLENGE_BYTES, socket.MSG_WAITALL), bytes(CHALLENGE_BYTES)
+    connected.sendall(answer + greeting_mac(OTHER, Side.TRAINER, challenge, answer) + hello)
+
+
+def sends_back_what_it_hears(connected: socket.socket, hello: bytes) -> None:
+    challenge = connected.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)
+    connected.sendall(challenge + challenge + hello)
+
+
+def repeats_what_was_overheard(connected: socket.socket, hello: bytes) -> None:
+    answer = bytes(CHALLENGE_BYTES)
+    connected.sendall(answer + greeting_mac(KEY, Side.TRAINER, bytes(CHALLENGE_BYTES), answer) + hello)
+
+
+@pytest.mark.parametrize(
+    "greets",
+    [greets_without_a_key, greets_with_another_key, sends_back_what_it_hears, repeats_what_was_overheard],
+)
+def test_a_stranger_at_the_data_port_takes_no_trainers_place_and_is_told_nothing(
+    job: Loopback, greets: Callable[[socket.socket, bytes], None], each_transport: None
+):
+    trainer, model, _ = job.make_trainer()
+    trainer.start()
+    server = job.servers[0].server
+    hello = pack_hello(Hello(server._incarnation, len(trainer.plan.blocks), "a" * 16))
+    header = Header(Kind.HELLO, job_hash("loopback", "uid-1"), 0, 0, payload_bytes=len(hello))
+    with socket.create_connection(data_port(job), timeout=10) as connected:
+        greets(connected, pack_header(header) + hello)
+        heard = b""
+        with contextlib.suppress(ConnectionResetError):  # what it sent too much was never read
+            while more := connected.recv(1 << 16):
+                heard += more
+    assert len(heard) <= CHALLENGE_BYTES
+    train(job, trainer, model)
+
+
+def test_a_trainer_tells_nothing_to_a_server_without_the_key(monkeypatch: pytest.MonkeyPatch):
+    """Somebody has the server's address: the trainer offers it neither its memory nor a gradient."""
+    heard: list[bytes] = []
+
+    def impostor(connected: socket.socket, *_: object, **__: object) -> None:
+        connected.settimeout(10)
+        connected.sendall(bytes(CHALLENGE_BYTES))
+        heard.append(connected.recv(CHALLENGE_BYTES + MAC_BYTES, socket.MSG_WAITALL))
+        connected.sendall(bytes(MAC_BYTES))
+        heard.append(connected.recv(1))
+
+    monkeypatch.setattr("fleet.parameter_server.server.server.accept", impostor)
+    with loopback(key=KEY, settings=replace(QUICK, retry_times=0)) as job:
+        trainer, _, _ = job.make_trainer()
+        with pytest.raises(FleetError, match="what listens there has not the key of this job"):
+            trainer.start()
+    assert [len(each) for each in heard] == [CHALLENGE_BYTES + MAC_BYTES, 0]
+
+
+@pytest.mark.parametrize("key", [b"", KEY], ids=["without-a-key", "with-one"])
+def test_of_many_that_never_greet_few_are_kept_and_none_keeps_a_trainer_out(key: bytes):
+    with loopback(key=key) as job, contextlib.ExitStack() as opened:
+        before = threading.active_count()
+        for _ in range(300):
+            connected = opened.enter_context(socket.create_connection(data_port(job), timeout=10))
+            connected.sendall(b"F")
+        wait_for(lambda: threading.active_count() - before < 3 * 64, "the oldest to be given up")
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        train(job, trainer, model)
+
+
+def test_a_greeting_has_a_deadline_as_a_whole(monkeypatch: pytest.MonkeyPatch):
+    """One byte after the other, each well before the next time-out, is no way to stay."""
+    monkeypatch.setattr(server_module, "HalfOpen", lambda: HalfOpen(seconds=0.5))
+    with loopback() as job, socket.create_connection(data_port(job), timeout=10) as connected:
+        connected.settimeout(0.1)
+        for byte in pack_header(Header(Kind.HELLO, 0, 0, 0))[:20]:
+            with contextlib.suppress(TimeoutError):  # 0.1 s, unless the server has closed
+                connected.sendall(bytes([byte]))
+                assert connected.recv(1) == b""
+                return
+    pytest.fail("the server still listens to it")
+
+
+def test_a_connection_that_breaks_is_proven_anew(caplog: pytest.LogCaptureFixture):
+    with loopback(key=KEY) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        for connection in trainer._client.session.connections:
+            connection.stream.hang_up()
+        train(job, trainer, model)
+        assert "is back; " in caplog.text

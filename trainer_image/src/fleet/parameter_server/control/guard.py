@@ -1,0 +1,206 @@
+"""Who may call the control service: processes that have the key of the job, and the kubelet's probe.
+
+A call is judged by its metadata, in the thread that accepts calls. One that proves nothing is answered by
+threads that serve nothing else, without reading its message, and hears nothing but UNAUTHENTICATED.
+Health/Check stays open: its message is not read either, as its answer is the same for all.
+"""
+
+import functools
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+import grpc
+from grpc_health.v1 import health_pb2
+
+from fleet.wire.proof import CLOCK_SECONDS, NONCE_BYTES, ReplayWindow, make_proof, read_proof
+
+__all__ = ["MOST_TRIES", "Guard", "Prover", "prover_of"]
+
+MOST_TRIES: Final = 5
+"""How often gRPC makes a call that found nobody, at most: each time with the same metadata."""
+_METADATA: Final = "fleet-proof"
+_CHECK: Final = "/grpc.health.v1.Health/Check"
+_TELL_SECONDS: Final = 60.0
+_SMALL_BYTES: Final = 16 << 20
+"""A limit for the messages that carry no tensors."""
+_log = logging.getLogger(__name__)
+
+
+class _Details(NamedTuple):
+    """The details of a call, as gRPC's interceptors hand them on."""
+
+    method: str
+    timeout: float | None
+    metadata: tuple[tuple[str, str], ...]
+    credentials: grpc.CallCredentials | None
+    wait_for_ready: bool | None
+    compression: grpc.Compression | None
+
+
+class Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Adds a proof to every call of a channel.
+
+    Parameters
+    ----------
+    key : bytes
+        The job's.
+    server : int
+        Which server is called.
+    """
+
+    def __init__(self, key: bytes, server: int) -> None:
+        self._key = key
+        self._server = server
+
+    def intercept_unary_unary(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        """Call, with a proof."""
+        return continuation(self._proven(client_call_details), request)
+
+    def intercept_unary_stream(
+        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
+    ) -> Any:
+        """Call, with a proof."""
+        return continuation(self._proven(client_call_details), request)
+
+    def _proven(self, call: Any) -> _Details:
+        proof = make_proof(
+            self._key,
+            self._server,
+            call.method,
+            seconds=time.time(),
+            nonce=secrets.token_bytes(NONCE_BYTES),
+        )
+        metadata = (*(call.metadata or ()), (_METADATA, proof.to_text()))
+        return _Details(
+            call.method, call.timeout, metadata, call.credentials, call.wait_for_ready, call.compression
+        )
+
+
+def prover_of(key: bytes, server: int) -> Prover | None:
+    """Return what proves calls of a server, where the job has a key."""
+    return Prover(key, server) if key else None
+
+
+class Guard(grpc.ServerInterceptor):
+    """Lets calls through that prove themselves, and gives each kind of call its threads.
+
+    Parameters
+    ----------
+    key : bytes
+        The job's; empty where there is none, and everybody who reaches this server may call.
+    server : int
+        Which server this is.
+    pools : mapping of method name to executor
+        Of the calls that shall not wait for others; ``Check`` among them.
+    large : collection of str
+        The methods whose messages carry tensors, and may be as large as the server takes any.
+    serving : callable
+        Whether calls are taken, for probes.
+    """
+
+    def __init__(
+        self,
+        key: bytes,
+        server: int,
+        pools: Mapping[str, ThreadPoolExecutor],
+        large: frozenset[str],
+        serving: Callable[[], bool],
+    ) -> None:
+        self._key = key
+        self._server = server
+        self._pools = pools
+        self._large = large
+        self._window = ReplayWindow(MOST_TRIES)
+        self._told_at = float("-inf")
+        self._refused: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
+            _on(pools["Check"], _refuse)
+        )
+        check = functools.partial(_health, serving)
+        self._check: grpc.RpcMethodHandler[Any, Any] = grpc.stream_unary_rpc_method_handler(
+            _on(pools["Check"], check),
+            response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
+        )
+
+    def intercept_service(
+        self, continuation: Callable[..., Any], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """Return what answers a call; must not wait."""
+        method = handler_call_details.method
+        if method == _CHECK:
+            return self._check
+        if self._key and not self._proves(method, handler_call_details.invocation_metadata):
+            return self._refused
+        handler, name = continuation(handler_call_details), method.rpartition("/")[2]
+        if handler is None:
+            return None
+        return _bounded(handler, self._pools.get(name), None if name in self._large else _SMALL_BYTES)
+
+    def _proves(self, method: str, metadata: Any) -> bool:
+        """Whether a call comes from a replica of this job, and none too often with the same words."""
+        now = time.time()
+        for name, text in metadata or ():
+            if name == _METADATA and isinstance(text, str):
+                proof = read_proof(text, self._key, self._server, method, seconds=now)
+                if proof is not None and self._window.admits(proof, now):
+                    return True
+        self._tell(method)
+        return False
+
+    def _tell(self, method: str) -> None:
+        """Say so, once in a while: whoever calls may call often."""
+        now = time.monotonic()
+        if now - self._told_at >= _TELL_SECONDS:
+            self._told_at = now
+            _log.warning(
+                "refused a call of %s without a proof of the job's key (FLEET_JOB_KEY) that holds now; if it "
+                "was a replica, it has another key, or its clock differs by more than %g s",
+                method.rpartition("/")[2][:64],
+                CLOCK_SECONDS,
+            )
+
+
+def _refuse(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:  # noqa: ARG001 - not read
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, "")
+
+
+def _health(
+    serving: Callable[[], bool],
+    requests: Iterator[Any],  # noqa: ARG001 - not read
+    context: grpc.ServicerContext,  # noqa: ARG001 - gRPC's signature
+) -> health_pb2.HealthCheckResponse:
+    status = health_pb2.HealthCheckResponse
+    return status(status=status.SERVING if serving() else status.NOT_SERVING)
+
+
+class _on:  # noqa: N801 - used as a function
+    """A behaviour that runs on threads of its own: gRPC looks for the attribute."""
+
+    def __init__(self, pool: ThreadPoolExecutor, behavior: Callable[..., Any]) -> None:
+        self.experimental_thread_pool = pool
+        self._behavior = behavior
+
+    def __call__(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._behavior(request, context)
+
+
+def _bounded(handler: Any, pool: ThreadPoolExecutor | None, most_bytes: int | None) -> Any:
+    """Return a handler on other threads, whose messages are not decoded where they are too large."""
+    behavior = handler.unary_stream if handler.response_streaming else handler.unary_unary
+    make = (
+        grpc.unary_stream_rpc_method_handler
+        if handler.response_streaming
+        else grpc.unary_unary_rpc_method_handler
+    )
+
+    def decode(message: bytes) -> Any:
+        if most_bytes is not None and len(message) > most_bytes:
+            raise ValueError(f"a message of {len(message)} bytes, expected {most_bytes} at most")
+        return handler.request_deserializer(message)
+
+    return make(_on(pool, behavior) if pool is not None else behavior, decode, handler.response_serializer)
