@@ -44,7 +44,7 @@ CALLS = {
     "Save": control_pb2.SaveRequest(trainer=TRAINER, directory="checkpoints"),
     "Commit": control_pb2.CommitRequest(trainer=TRAINER, directory="checkpoints"),
     "Load": control_pb2.LoadRequest(trainer=TRAINER),
-    "Checkpoints": control_pb2.CheckpointsRequest(trainer=TRAINER, directory="checkpoints", keep=1),
+    "Checkpoints": control_pb2.CheckpointsRequest(trainer=TRAINER, directory="checkpoints"),
     "Write": control_pb2.WriteRequest(trainer=TRAINER),
 }
 
