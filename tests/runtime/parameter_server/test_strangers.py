@@ -15,6 +15,7 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from fleet.checkpoint import TrainStatus
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.control.client import open_channel
 from fleet.parameter_server.control.guard import MOST_TRIES, Prover, prover_of
@@ -338,3 +339,30 @@ def test_a_connection_that_breaks_is_proven_anew(caplog: pytest.LogCaptureFixtur
             connection.stream.hang_up()
         train(job, trainer, model)
         assert "is back; " in caplog.text
+
+
+def test_files_are_written_and_removed_below_the_jobs_folder_only(tmp_path: Path):
+    """Not even by a replica: a script that was taken over may ask for any path that the servers see."""
+    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    folder.mkdir()
+    (elsewhere / "checkpoint-0").mkdir(parents=True)
+    (folder / "link").symlink_to(elsewhere)
+    with loopback(key=KEY, settings=replace(QUICK, checkpoint_dir=str(folder))) as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        with calling(job.endpoints[0], KEY) as stub:
+            for place in (elsewhere, folder / "link", folder / ".." / "elsewhere", tmp_path):
+                directory = str(place)
+                for call, request in (
+                    (stub.Save, control_pb2.SaveRequest(trainer=TRAINER, directory=directory, save="a")),
+                    (stub.Commit, control_pb2.CommitRequest(trainer=TRAINER, directory=directory)),
+                    (
+                        stub.Checkpoints,
+                        control_pb2.CheckpointsRequest(trainer=TRAINER, directory=directory, remove=[0]),
+                    ),
+                ):
+                    with pytest.raises(grpc.RpcError, match="servers write and remove files nowhere else"):
+                        call(request, timeout=10)
+        trainer.save(str(folder / "checkpoint-0"), TrainStatus())
+    assert [each.name for each in elsewhere.iterdir()] == ["checkpoint-0"]
+    assert (folder / "checkpoint-0" / "manifest.json").is_file()

@@ -38,6 +38,8 @@ class Settings(Deadlines):
     """How tensors travel; see `DistributedStrategy`. The strategy says it, not the environment."""
     max_trainers: int | None = None
     """How many trainers an elastic job may come to have; None where their number is fixed."""
+    checkpoint_dir: str = ""
+    """The one folder below which servers write and remove files; empty: wherever they are asked to."""
     wire_dtype: str = ""
     """In which dtype, where in another than their own. The strategy says it."""
     fused: bool = False
@@ -67,7 +69,7 @@ class Settings(Deadlines):
         """Read the settings.
 
         Those of `Deadlines`, ``FLAGS_rpc_retry_times``, ``FLEET_SOCKET_BUFFER_BYTES``, ``FLEET_PIECE_BYTES``,
-        ``FLEET_MAX_TRAINERS``, ``FLAGS_communicator_send_queue_size`` and
+        ``FLEET_MAX_TRAINERS``, ``FLEET_CHECKPOINT_DIR``, ``FLAGS_communicator_send_queue_size`` and
         ``FLAGS_communicator_max_merge_var_num``;
         ``FLAGS_rpc_{send,get,prefetch}_thread_num`` are checked.
 
@@ -90,5 +92,6 @@ class Settings(Deadlines):
             retry_times=0
             if environ.get("FLAGS_rpc_retry_times") == "0"
             else count(environ, "FLAGS_rpc_retry_times", 3),
+            checkpoint_dir=environ.get("FLEET_CHECKPOINT_DIR", "").strip(),
             max_trainers=count(environ, "FLEET_MAX_TRAINERS", 0) or None,
         )

@@ -4,6 +4,7 @@ Here is decided who may ask, and known who knows what is loaded.
 """
 
 import threading
+from pathlib import Path
 
 from fleet.checkpoint import FileRecord
 from fleet.errors import ConfigurationError
@@ -27,6 +28,8 @@ class ServerCheckpoints:
     membership : Membership
     changed : threading.Condition
         Guards the membership.
+    folder : str
+        Below which files are written and removed; empty: wherever a trainer says.
     """
 
     def __init__(
@@ -36,7 +39,9 @@ class ServerCheckpoints:
         mode: ServerMode,
         membership: Membership,
         changed: threading.Condition,
+        folder: str = "",
     ) -> None:
+        self._folder = folder
         self._keeper = keeper
         self._shard = shard
         self._mode = mode
@@ -73,11 +78,13 @@ class ServerCheckpoints:
     def save(self, request: control_pb2.SaveRequest) -> list[FileRecord]:
         """Write this server's files of a checkpoint."""
         self._check_joined(request.trainer)
+        self._check_within(request.directory)
         return self._keeper.save(request.directory, request.save, request.step, request.trainer_part)
 
     def commit(self, request: control_pb2.CommitRequest) -> None:
         """Make what was written a checkpoint, or remove what that has replaced."""
         self._check_joined(request.trainer)
+        self._check_within(request.directory)
         if request.manifest:
             self._keeper.commit(request.directory, request.manifest)
         else:
@@ -100,6 +107,7 @@ class ServerCheckpoints:
         """Return the numbers of a folder's checkpoints; remove some first, if asked to."""
         self._check_joined(request.trainer)
         if request.remove:
+            self._check_within(request.directory)
             self._keeper.remove(request.directory, request.remove)
         return control_pb2.CheckpointsReply(
             numbers=self._keeper.numbers(request.directory),
@@ -111,6 +119,14 @@ class ServerCheckpoints:
         self._check_joined(request.trainer)
         with self._keeper.loading:
             self._shard.write(request.block, request.value)
+
+    def _check_within(self, directory: str) -> None:
+        """Refuse to change files outside of the job's own folder, whatever links lead there."""
+        if self._folder and not Path(directory).resolve().is_relative_to(Path(self._folder).resolve()):
+            raise ConfigurationError(
+                f"{directory} is not in {self._folder}, where the checkpoints of this job go "
+                "(FLEET_CHECKPOINT_DIR); servers write and remove files nowhere else"
+            )
 
     def _check_joined(self, trainer: control_pb2.Trainer) -> None:
         with self._changed:

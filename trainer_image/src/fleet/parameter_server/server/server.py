@@ -119,7 +119,7 @@ class Server:
         self._pacing = Pacing(lead_bytes(plan, settings))
         self._changed = threading.Condition()
         self.checkpoints = ServerCheckpoints(
-            self.keeper, self._shard, self._mode, self._membership, self._changed
+            self.keeper, self._shard, self._mode, self._membership, self._changed, settings.checkpoint_dir
         )
         self.barriers = Barriers(self._membership, self._changed)
         self._overrun = Overrun(self._mode.step_of, plan.trainers)
