@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -155,6 +156,10 @@ class Running:
         return [float(number) for number in numbers[0].split()]
 
 
+_KEY = secrets.token_hex(32)
+"""Without one, servers listen on loopback only, and hosts of a network of their own would not reach them."""
+
+
 def stream(pipe: Any) -> TextIO:
     """Return a pipe of a process that was started with pipes."""
     assert pipe is not None
@@ -170,6 +175,7 @@ def _start(config: Config, hosts: Hosts, host: int) -> subprocess.Popen[str]:
             "GLOO_SOCKET_IFNAME": hosts.interface,
             "TP_SOCKET_IFNAME": hosts.interface,
             "FLEET_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
+            "FLEET_JOB_KEY": _KEY,
         }
     )
     program = [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", json.dumps(asdict(config))]
