@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -182,6 +183,42 @@ def test_another_program_on_the_first_port_holds_nobody(monkeypatch, banner):
     assert results[0] == results[1]
 
 
+def test_ranks_that_have_the_key_find_each_other_and_no_other_rank_does():
+    ours = [replace(card(rank, "mpi-test-h"), key=b"k" * 32) for rank in range(4)]
+    strangers = [replace(card(1, "mpi-test-h", seconds=1.0), key=key) for key in (b"", b"o" * 32)]
+
+    def find_nobody(stranger: Card) -> None:
+        with pytest.raises(DeadlineExceededError):
+            exchange(stranger)
+
+    waiting = [lambda c=each: find_nobody(c) for each in strangers]
+    *_, last = ours
+    early = [lambda c=each: exchange(c) for each in ours[:-1]]
+
+    def come_last() -> tuple[str, ...]:
+        wait_for(lambda: not any(thread.is_alive() for thread in began), "the strangers to give up")
+        return exchange(last)
+
+    began = [threading.Thread(target=each, daemon=True) for each in waiting]
+    for thread in began:
+        thread.start()
+    results = at_once(*early, come_last)
+    assert len(set(results)) == 1
+
+
+def test_a_rank_has_the_key_that_mpirun_handed_over():
+    role, card = make(0, {**ONE_HOST, "FLEET_JOB_KEY": "6b" * 32})
+    assert role.job.key == card.key == b"k" * 32
+
+
+def test_without_a_key_rank_zero_listens_on_loopback_only_and_says_so(caplog):
+    (port,) = free_ports(1)
+    first = Card("mpi-test-j", 0, 2, ("node-a",), port, True, 20.0)
+    with rendezvous._listen(first) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+    assert "no key of the job (FLEET_JOB_KEY), so it listens on 127.0.0.1 only" in caplog.text
+
+
 def listens(port: int) -> bool:
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), 10):
         return True
@@ -191,7 +228,9 @@ def listens(port: int) -> bool:
 def greet(first: Card, rank: int, port: int, host: str = "127.0.0.1") -> socket.socket:
     """Be a rank as far as to the byte that says that it was heard."""
     connected = socket.create_connection((host, first.port or 0), 10)
-    connected.sendall(json.dumps({"job": first.job, "rank": rank, "port": port}).encode() + b"\n")
+    challenge = connected.recv(32, socket.MSG_WAITALL) if first.key else b""
+    mac = rendezvous._mac(first, challenge, "rank", rank, port)
+    connected.sendall(json.dumps({"job": first.job, "rank": rank, "port": port, "mac": mac}).encode() + b"\n")
     assert connected.recv(1) == rendezvous._HEARD
     return connected
 
@@ -207,7 +246,7 @@ def test_a_rank_that_has_lost_its_connection_may_come_again():
     with greet(first, 2, 7003) as other, greet(first, 1, 7002) as again:
         answers = [json.loads(connected.makefile().readline()) for connected in (again, other)]
     thread.join(10)
-    assert answers == [list(results[0])] * 2
+    assert [answer["endpoints"] for answer in answers] == [list(results[0])] * 2
     assert results[0][1:] == ("127.0.0.1:7002", "127.0.0.1:7003")
 
 
@@ -222,7 +261,7 @@ def own_address() -> str:
 def test_a_rank_beside_rank_zero_hides_nobodys_address_from_other_hosts():
     address = own_address()
     (port,) = free_ports(1)
-    first = Card("mpi-test-g", 0, 3, ("node-a",), port, True, 20.0)
+    first = Card("mpi-test-g", 0, 3, ("node-a",), port, True, 20.0, b"k" * 32)
     results: list[tuple[str, ...]] = []
     thread = threading.Thread(target=lambda: results.append(exchange(first)), daemon=True)
     thread.start()

@@ -8,14 +8,16 @@ one of these ports: rank 0 answers a greeting with one byte at once, and whoever
 """
 
 import contextlib
+import hmac
 import ipaddress
 import json
 import logging
+import secrets
 import socket
 import time
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fleet.errors import DeadlineExceededError, RoleError
@@ -30,6 +32,7 @@ _HEARD: Final = b"\x06"
 """What rank 0 answers to a greeting at once: another program on one of the ports does not."""
 _HEARD_SECONDS: Final = 10.0  # rank 0 may have to listen to others first
 _PAUSE_SECONDS: Final = 0.1
+_CHALLENGE_BYTES: Final = 32
 _MAX_LINE: Final = 1 << 20
 _log = logging.getLogger(__name__)
 
@@ -50,6 +53,8 @@ class Card:
     serves : bool
         Whether this process needs an endpoint of its own.
     deadline_seconds : float
+    key : bytes
+        The job's, which all ranks prove to rank 0, and rank 0 to them; empty where there is none.
     """
 
     job: str
@@ -59,6 +64,7 @@ class Card:
     port: int | None
     serves: bool
     deadline_seconds: float
+    key: bytes = field(default=b"", repr=False)
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -100,6 +106,7 @@ def _collect(card: Card) -> tuple[str, ...]:
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(card))
         waiting: dict[int, socket.socket] = {}
+        challenges: dict[int, bytes] = {}
         while len(waiting) < card.size - 1:
             if time.monotonic() >= deadline:
                 missing = ", ".join(str(rank) for rank in range(1, card.size) if rank not in waiting)
@@ -111,22 +118,23 @@ def _collect(card: Card) -> tuple[str, ...]:
             with contextlib.suppress(OSError):  # nobody came, or whoever did has gone
                 connected, peer = listener.accept()
                 stack.enter_context(connected)
-                greeting = _greeting(connected, card)
+                challenge = secrets.token_bytes(_CHALLENGE_BYTES if card.key else 0)
+                greeting = _greeting(connected, card, challenge)
                 if greeting is None:
                     connected.close()
                     continue
                 connected.sendall(_HEARD)
                 rank = greeting["rank"]
-                waiting[rank], ports[rank] = connected, greeting["port"]
+                waiting[rank], ports[rank], challenges[rank] = connected, greeting["port"], challenge
                 ends[rank] = (connected.getsockname()[0], peer[0])
             # A rank that has lost its connection comes again.
             waiting = {rank: each for rank, each in waiting.items() if _is_open(each)}
         hosts = _hosts(card.hosts[0], ends)
         endpoints = [_endpoint(hosts[rank], ports[rank]) for rank in range(card.size)]
-        answer = json.dumps(endpoints).encode() + b"\n"
-        for connected in waiting.values():
+        for rank, connected in waiting.items():
+            answer = {"endpoints": endpoints, "mac": _mac(card, challenges[rank], "all", *endpoints)}
             with contextlib.suppress(OSError):  # that one's end is noticed by its launcher
-                connected.sendall(answer)
+                connected.sendall(json.dumps(answer).encode() + b"\n")
     return tuple(endpoints)
 
 
@@ -164,7 +172,7 @@ def _ask(card: Card) -> tuple[str, ...]:
     """Be another rank: find rank 0, say who this is, and wait for all addresses."""
     began = time.monotonic()
     deadline = began + card.deadline_seconds
-    greeting = {"job": card.job, "rank": card.rank, "port": _free_port() if card.serves else 0}
+    own_port = _free_port() if card.serves else 0
     told = False
     for host, port in _places(card):
         now = time.monotonic()
@@ -174,14 +182,20 @@ def _ask(card: Card) -> tuple[str, ...]:
             told = True
             _log.warning("rank %d waits for rank 0 at %s", card.rank, _words(card))
         with (
-            contextlib.suppress(OSError, ValueError),
+            contextlib.suppress(OSError, ValueError, KeyError, TypeError),
             socket.create_connection((host, port), _TRY_SECONDS) as connected,
         ):
             connected.settimeout(min(_HEARD_SECONDS, deadline - now))
+            challenge = _receive(connected, _CHALLENGE_BYTES if card.key else 0)
+            mac = _mac(card, challenge, "rank", card.rank, own_port)
+            greeting = {"job": card.job, "rank": card.rank, "port": own_port, "mac": mac}
             connected.sendall(json.dumps(greeting).encode() + b"\n")
             if connected.recv(1) != _HEARD:
                 continue  # another program has the port; rank 0 may have the next
-            return tuple(json.loads(_line(connected, deadline)))
+            answer = json.loads(_line(connected, deadline))
+            endpoints = tuple(answer["endpoints"])
+            if hmac.compare_digest(answer["mac"], _mac(card, challenge, "all", *endpoints)):
+                return endpoints
     raise DeadlineExceededError(
         f"rank {card.rank} found no rank 0 of its MPI job within {card.deadline_seconds:g} s at "
         f"{_words(card)}; where rank 0 does not run on mpirun's host, set FLEET_MPI_RENDEZVOUS=host:port for "
@@ -198,6 +212,12 @@ def _places(card: Card) -> Iterator[tuple[str, int]]:
 
 def _listen(card: Card) -> socket.socket:
     local = all(host.startswith("127.") for host in card.hosts)
+    if not local and not card.key:
+        local = True
+        _log.warning(
+            "rank 0 was given no key of the job (FLEET_JOB_KEY), so it listens on 127.0.0.1 only, and "
+            "no rank of another host reaches it: export one, and start with mpirun -x FLEET_JOB_KEY"
+        )
     errors: list[OSError] = []
     for port in card.ports:
         try:
@@ -210,14 +230,33 @@ def _listen(card: Card) -> socket.socket:
     ) from errors[-1]
 
 
-def _greeting(connected: socket.socket, card: Card) -> dict[str, Any] | None:
+def _greeting(connected: socket.socket, card: Card, challenge: bytes) -> dict[str, Any] | None:
     """Return what a rank of this job says; None for anybody else."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        connected.sendall(challenge)
         greeting = json.loads(_line(connected, time.monotonic() + _TRY_SECONDS))
         known = greeting["job"] == card.job and 0 < greeting["rank"] < card.size
-        if known and isinstance(greeting["port"], int):
+        expected = _mac(card, challenge, "rank", greeting["rank"], greeting["port"])
+        proven = hmac.compare_digest(greeting.get("mac", ""), expected)
+        if known and proven and isinstance(greeting["port"], int):
             return dict(greeting)
     return None
+
+
+def _mac(card: Card, challenge: bytes, *said: object) -> str:
+    """Return what proves that words come from a process of this run, now; empty where there is no key."""
+    if not card.key:
+        return ""
+    words = json.dumps(["fleet mpi", challenge.hex(), card.job, *said])
+    return hmac.digest(card.key, words.encode(), "sha256").hex()
+
+
+def _receive(connected: socket.socket, count: int) -> bytes:
+    """Receive so many bytes; ConnectionError when the other end closes before."""
+    received = connected.recv(count, socket.MSG_WAITALL) if count else b""
+    if len(received) < count:
+        raise ConnectionError("it was closed at the other end")
+    return received
 
 
 def _is_open(connected: socket.socket) -> bool:

@@ -50,6 +50,7 @@ class MPISymmetricRoleMaker(RoleMaker):
         job = variables.optional("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", default="local")
         kind = RoleKind.WORKER if rank % 2 else RoleKind.SERVER
         hosts, port = _rank_zero(variables, size)
+        identity = identity_of(variables)
         endpoints = self._exchange(
             Card(
                 job=job,
@@ -59,9 +60,9 @@ class MPISymmetricRoleMaker(RoleMaker):
                 port=port,
                 serves=kind is RoleKind.SERVER,
                 deadline_seconds=_deadline_seconds(environ),
+                key=identity.key,
             )
         )
-        identity = identity_of(variables)
         return Role(
             kind=kind,
             index=rank // 2,
