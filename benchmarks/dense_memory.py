@@ -1,9 +1,10 @@
 """What dense synchronous training adds to the memory of servers and trainers, beside what they must hold.
 
-``python -m benchmarks.dense_memory --json`` trains the model of 25 million parameters with two trainers, and
-prints the peak of each process once everybody has begun: of a server without what a process with nothing but
-the imports has, of a trainer without what one with the same imports has that only computes. Once over TCP and
-once through shared memory, each page of which counts in equal parts for the processes that have it mapped.
+``python -m benchmarks.dense_memory --json`` trains the model of 25 million parameters with two trainers, or
+as many as ``--trainers`` says. It prints the peak of each process once everybody has begun: of a server
+without what a process with nothing but the imports has, of a trainer without what one with the same imports
+has that only computes. Once over TCP and once through shared memory, each page of which counts in equal parts
+for the processes that have it mapped.
 """
 
 import argparse
@@ -22,7 +23,6 @@ from benchmarks.workload import NUM_PARAMETERS, WIDTHS
 
 __all__ = ["main"]
 
-NUM_TRAINERS = 2
 PARAMETER_BYTES = 4 * NUM_PARAMETERS
 STEPS = 10
 END_SECONDS = 30.0
@@ -86,19 +86,19 @@ def report(
     }
 
 
-def run() -> dict[str, Any]:
-    """Measure one and two servers, with each transport."""
+def run(trainers: int, systems: Sequence[str]) -> dict[str, Any]:
+    """Measure one and two servers, with each of these transports."""
     (imports,) = peaks(Running("imports", Shape(0, 1, WIDTHS)))
-    computing = max(peaks(Running("alone", Shape(0, NUM_TRAINERS, WIDTHS))))
+    computing = max(peaks(Running("alone", Shape(0, trainers, WIDTHS))))
     rows = []
-    for system, num_servers in product(TRANSPORTS, (1, 2)):
-        ours = peaks(Running(system, Shape(num_servers, NUM_TRAINERS, WIDTHS)))
+    for system, num_servers in product(systems, (1, 2)):
+        ours = peaks(Running(system, Shape(num_servers, trainers, WIDTHS)))
         rows.append(report(system, num_servers, ours, computing, imports))
         say(f"{TRANSPORTS[system]} with {num_servers} of 2 servers is measured")
     return {
         "benchmark": "dense_memory",
         "parameter_bytes": PARAMETER_BYTES,
-        "trainers": NUM_TRAINERS,
+        "trainers": trainers,
         "rows": rows,
     }
 
@@ -119,9 +119,11 @@ def main() -> None:
     """Run the benchmark as the command line says."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dense_memory", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--trainers", type=int, default=2)
+    parser.add_argument("--systems", default=",".join(TRANSPORTS), help=f"of {', '.join(TRANSPORTS)}")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
-    summary = run()
+    summary = run(options.trainers, options.systems.split(","))
     if options.json:
         print(json.dumps(summary))
     else:

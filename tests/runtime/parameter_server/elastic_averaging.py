@@ -51,7 +51,7 @@ class Centre(ImmediateServer):
     def apply(self, trainer: int, block: int, hyper_parameters: HyperParameters) -> None:
         """Move a block's centre towards a trainer's parameters."""
         centre = self.shard.value(block)
-        centre.add_(self.shard.gradient(trainer, block) - centre, alpha=self._alpha)
+        centre.add_(self.gradient_of(trainer) - centre, alpha=self._alpha)
 
 
 class Elastic:

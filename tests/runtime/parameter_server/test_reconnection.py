@@ -153,7 +153,8 @@ def test_a_connection_cut_at_every_message_of_a_step_changes_no_bit(monkeypatch,
         before = reconnections()
         with proxied(monkeypatch, schedule.decide), loopback(settings=patient, **shape) as job:
             cut = train(job, len(cuts), backward)
-    assert schedule.made == cuts
+    # A trainer may begin the next step while another's last values are still on their way.
+    assert sorted(schedule.made, key=cuts.index) == cuts
     assert reconnections() - before >= 2 * len(cuts)  # at both ends
     for trainer in range(2):
         assert_same_bits(cut[trainer], undisturbed[trainer])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fleet.errors import ConfigurationError
-from fleet.update import DenseUpdate, average_in_order
+from fleet.update import DenseUpdate
 
 CLASSES = [
     pytest.param(
@@ -94,18 +94,3 @@ def test_a_class_that_refuses_its_options_is_named():
 def test_a_server_never_captures_a_graph():
     options = {**options_of(torch.optim.Adam, {"lr": 0.1}), "capturable": True}
     DenseUpdate(torch.optim.Adam, torch.zeros(2), options).apply(torch.ones(2), {})
-
-
-def test_the_sum_goes_in_the_order_given():
-    large, small = torch.tensor([1e8]), torch.tensor([1.0])
-    assert average_in_order([large.clone(), small, -large], 1).item() == 0.0  # 1 is lost in 1e8
-    assert average_in_order([large.clone(), -large, small], 1).item() == 1.0
-
-
-@pytest.mark.parametrize("num_trainers", [1, 2, 3, 7])
-def test_the_sum_is_scaled_by_one_over_the_trainers(num_trainers):
-    gradients = [torch.full((4,), float(index)) for index in range(2)]
-    expected = (gradients[0] + gradients[1]) * (1.0 / num_trainers)
-    first = gradients[0]
-    assert average_in_order(gradients, num_trainers) is first
-    assert torch.equal(first, expected)

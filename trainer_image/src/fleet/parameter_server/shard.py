@@ -3,7 +3,7 @@
 import logging
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import nan, prod
 from typing import Any
 
@@ -12,11 +12,12 @@ from torch import Tensor
 from fleet.checkpoint import Piece, cut_state, join_pieces
 from fleet.errors import ConfigurationError, RemoteProtocolError
 from fleet.parameter_server.pieces import by_block
+from fleet.parameter_server.receive_buffers import ReceiveBuffers
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, dtype_of
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.program import Source
 from fleet.transpiler.lowering import PlannedBlock, ServerPlan
-from fleet.update import DenseUpdate, average_in_order, sum_of_squares
+from fleet.update import DenseUpdate
 from fleet.wire import HyperParameters
 
 __all__ = ["Shard", "release"]
@@ -41,10 +42,8 @@ def release(source: Source) -> None:
 class Shard:
     """The blocks of one server in flat arenas.
 
-    Values lie in one arena and gradients in one per trainer, so that no trainer's bytes wait for
-    another's; a trainer's is made when it begins to send. The means of gradients that are clipped by a norm
-    lie in an arena of their own: a trainer that comes back may send its gradients again while the norm is
-    not known yet. Calls about different blocks may come at the same time.
+    Values lie in one arena; gradients land in `buffers`. Calls about different blocks may come at the same
+    time.
 
     Parameters
     ----------
@@ -71,6 +70,8 @@ class Shard:
         self.blocks: Mapping[int, PlannedBlock] = {block.id: block for block in plan.blocks}
         extents = {block.id: Extent(dtype_of(block.dtype), block.shape) for block in plan.blocks}
         self._extents = extents
+        self.buffers = ReceiveBuffers(extents)
+        """Where gradients land."""
         self.block_bytes: Mapping[int, int] = {
             block: prod(extent.shape) * extent.dtype.itemsize for block, extent in extents.items()
         }
@@ -78,8 +79,6 @@ class Shard:
         self.shared_values = _share(self.block_bytes) if share else None
         """The memory of the values, where trainers of this host may map it."""
         self._values = self.shared_values.tensors(extents) if self.shared_values else Arena(extents)
-        self._gradients: dict[int, Arena[int] | dict[int, Tensor]] = {}
-        self._means = Arena({block: extents[block] for norm in plan.norms for block in norm.blocks})
         self._ranges = plan.ranges
         self._updates: dict[int, DenseUpdate] = {}
         self.locks: Mapping[int, threading.RLock] = {block.id: threading.RLock() for block in plan.blocks}
@@ -102,16 +101,11 @@ class Shard:
         self._value_bytes: Mapping[int, memoryview] | SharedBlocks = self.shared_values or {
             number: bytes_of(self._values[number]) for number in self.blocks
         }
-        self._gradient_bytes: dict[int, Mapping[int, memoryview] | SharedBlocks] = {}
         self.initial_checksums = {number: zlib.crc32(self._value_bytes[number]) for number in self.blocks}
 
     def value(self, block: int) -> Tensor:
         """Return a block's value, not a copy."""
         return self._values[block]
-
-    def gradient(self, trainer: int, block: int) -> Tensor:
-        """Return what a trainer has sent for a block last, not a copy."""
-        return self._gradients[trainer][block]
 
     def copy_values(self) -> Arena[int]:
         """Return a copy of all values, by block."""
@@ -124,68 +118,22 @@ class Shard:
         """Return the bytes of a block's value."""
         return self._value_bytes[block]
 
-    def gradient_bytes(self, trainer: int, block: int) -> memoryview:
-        """Return where a trainer's gradient of a block lands."""
-        if trainer not in self._gradient_bytes:
-            self.lay_gradients(trainer, None)
-        return self._gradient_bytes[trainer][block]
-
-    def lay_gradients(self, trainer: int, memory: SharedBlocks | None) -> None:
-        """Let a trainer's gradients lie in its own memory; in this process's without any.
-
-        What has landed stays there if nothing changes; else nothing may still have to be applied.
-        """
-        if memory is not None:
-            self._gradients[trainer] = memory.tensors(self._extents)
-            self._gradient_bytes[trainer] = memory
-        elif isinstance(self._gradient_bytes.get(trainer), SharedBlocks | None):
-            arena = Arena(self._extents)
-            self._gradients[trainer] = arena
-            self._gradient_bytes[trainer] = {number: bytes_of(arena[number]) for number in self.blocks}
-
-    def apply(
-        self, block: int, trainers: Sequence[int], divisor: int, hyper_parameters: HyperParameters
-    ) -> None:
+    def apply(self, block: int, gradient: Tensor, hyper_parameters: HyperParameters) -> None:
         """Step a block.
 
         Parameters
         ----------
         block : int
-        trainers : sequence of int
-            Whose gradients have landed, in ascending order; at least one.
-        divisor : int
-            What the sum of the gradients is divided by.
+        gradient : Tensor
+            Of the block's shape; a block with a range for its gradients has it clamped in place.
         hyper_parameters : tuple of mappings
             Those of the step, by param group.
         """
         options = self._options(block, hyper_parameters)
-        gradients = [self._gradients[trainer][block] for trainer in trainers]
-        mean = average_in_order(gradients, divisor)
         if block in self._ranges:
-            mean.clamp_(*self._ranges[block])
+            gradient.clamp_(*self._ranges[block])
         with self.locks[block]:
-            self._updates[block].apply(mean, options)
-
-    def average(
-        self, block: int, trainers: Sequence[int], divisor: int, hyper_parameters: HyperParameters
-    ) -> float:
-        """Put a block's mean gradient aside, for `apply_clipped`, and return its sum of squares.
-
-        Parameters
-        ----------
-        block, trainers, divisor, hyper_parameters
-            As of `apply`; the gradients are not modified.
-        """
-        self._options(block, hyper_parameters)
-        mean = self._means[block].copy_(self._gradients[trainers[0]][block])
-        rest = [self._gradients[trainer][block] for trainer in trainers[1:]]
-        return sum_of_squares(average_in_order([mean, *rest], divisor))
-
-    def apply_clipped(self, block: int, coefficient: float, hyper_parameters: HyperParameters) -> None:
-        """Step a block by its mean gradient times a factor; see `average`."""
-        options = self._options(block, hyper_parameters)
-        with self.locks[block]:
-            self._updates[block].apply(self._means[block].mul_(coefficient), options)
+            self._updates[block].apply(gradient, options)
 
     def _options(self, block: int, hyper_parameters: HyperParameters) -> Mapping[str, Any]:
         group = self.blocks[block].group

@@ -1,11 +1,10 @@
 """Dense parameters: the user's own torch.optim class, one instance per block, on a view of the arena.
 
-The mathematics is PyTorch's because it is PyTorch that computes it. What is added here is the reduction
-before it, whose order is fixed, so that a run can be reproduced to the bit.
+The mathematics is PyTorch's because it is PyTorch that computes it.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -15,31 +14,7 @@ from fleet.errors import ConfigurationError
 from fleet.program.optimizers import build_optimizer
 from fleet.without_dynamo import step_directly
 
-__all__ = ["DenseUpdate", "average_in_order"]
-
-
-def average_in_order(gradients: Sequence[Tensor], num_trainers: int) -> Tensor:
-    """Sum gradients in the order given and scale the sum by ``1 / num_trainers``.
-
-    Parameters
-    ----------
-    gradients : sequence of Tensor
-        At least one, all of one shape and dtype, in trainer order. The first one's memory takes the result;
-        the others are not modified.
-    num_trainers : int
-        The divisor. It exceeds the number of gradients where a trainer had none: that one counts as zeros.
-
-    Returns
-    -------
-    Tensor
-        ``gradients[0]``.
-    """
-    total = gradients[0]
-    for gradient in gradients[1:]:
-        total.add_(gradient)
-    if num_trainers > 1:
-        total.mul_(1.0 / num_trainers)
-    return total
+__all__ = ["DenseUpdate"]
 
 
 class DenseUpdate:

@@ -144,7 +144,7 @@ def test_a_step_that_fails_once_its_norm_is_known_fails_for_everybody(monkeypatc
     def broken(*_: object) -> None:
         raise ArithmeticError("no root")
 
-    monkeypatch.setattr(server.shard, "apply_clipped", broken)
+    monkeypatch.setattr(server.shard, "apply", broken)
     server.send(0, 0, 3.0)
     server.send(0, 1, 0.0)
     reason = "could not be stepped: ArithmeticError: no root"

@@ -1,11 +1,15 @@
 """The sync mode of a server: when a block is stepped, with whose gradients, and who hears of it."""
 
 import itertools
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
+from fleet.parameter_server import receive_buffers
 from fleet.parameter_server.modes import Answer, Missing, Sync
 from fleet.wire import NO_STEP
 from tests.support.modes import RATE_OF_ONE as HYPER
@@ -248,3 +252,86 @@ def test_a_resumed_mode_counts_on_from_the_step_of_its_checkpoint():
     assert setup.mode.pull(0) == [Answer(0, 7, (0,)), Answer(1, 7, (0,))]
     setup.mode.begin(0, 7, HYPER)
     assert setup.send(0, 0, 1.0, step=7) == [Answer(0, 8, (0,))]
+
+
+def test_what_is_in_a_sum_stands_when_its_trainer_comes_back():
+    setup = sync_server(3)
+    setup.send(0, 0, 1.0)
+    setup.send(1, 0, 2.0)
+    setup.mode.admit(1)
+    setup.mode.begin(1, 0, HYPER)
+    assert setup.send(1, 0, 99.0) == []
+    assert setup.send(2, 0, 3.0) == [Answer(0, 1, (0, 1, 2))]
+    assert setup.value(0) == -2.0
+
+
+def test_a_step_is_made_without_what_a_trainer_that_came_back_sends_again():
+    setup = sync_server(3)
+    setup.send(0, 1, 1.0)
+    setup.send(1, 1, 2.0)
+    setup.mode.admit(0)
+    before = setup.mode.value(0, 1)
+    assert setup.send(2, 1, 3.0) == [Answer(1, 1, (1, 2))]
+    assert np.frombuffer(before, dtype=np.float32)[0] == 0.0  # what it computes on does not change
+    setup.mode.begin(0, 0, HYPER)
+    assert setup.send(0, 1, 99.0) == [Answer(1, 1, (0,))]
+    assert setup.value(1) == -2.0
+
+
+def test_a_sum_of_nobody_else_is_dropped_with_the_life_that_gave_it():
+    setup = sync_server(2)
+    setup.send(0, 0, 99.0)
+    setup.mode.admit(0)
+    setup.mode.begin(0, 0, HYPER)
+    assert setup.send(1, 0, 3.0) == []
+    assert setup.send(0, 0, 1.0) == [Answer(0, 1, (0, 1))]
+    assert setup.value(0) == -2.0
+
+
+def test_a_trainer_may_come_back_with_a_schedule_that_its_earlier_life_did_not_have():
+    setup = sync_server(1)
+    setup.mode.admit(0)
+    setup.mode.begin(0, 0, ({"lr": 0.5},))
+    setup.send(0, 0, 1.0)
+    assert setup.value(0) == -0.5
+
+
+def test_the_bits_and_the_progress_depend_on_no_order_of_blocks_or_trainers(monkeypatch):
+    """Buffers hold two gradients of the larger block, and four trainers send as they like."""
+    monkeypatch.setattr(receive_buffers, "_LEAST_BYTES", 0)
+    chance, trainers, steps = random.Random(5), 4, 40  # noqa: S311
+    gradients = [[chance.uniform(-1e8, 1e8) for _ in range(trainers)] for _ in range(steps)]
+    orders = [[chance.sample([0, 1], 2) for _ in range(trainers)] for _ in range(steps)]
+    setup = sync_server(trainers)
+    made = threading.Barrier(trainers)
+
+    def train(trainer: int) -> None:
+        for step in range(steps):
+            setup.begin(trainer, step)
+            for block in orders[step][trainer]:
+                setup.send(trainer, block, gradients[step][trainer], step)
+            made.wait(60.0)
+
+    with ThreadPoolExecutor(trainers) as pool:
+        list(pool.map(train, range(trainers)))
+    expected = np.float32(0.0)
+    for of_step in gradients:
+        total = np.float32(0.0)
+        for gradient in of_step:
+            total += np.float32(gradient)
+        expected -= total * np.float32(0.25)
+    assert [setup.value(0), setup.value(1)] == [float(expected)] * 2
+
+
+def test_who_is_held_up_by_a_lower_rank_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(receive_buffers, "_LEAST_BYTES", 0)
+    setup = sync_server(3)
+    setup.send(2, 1, 1.0)
+    with ThreadPoolExecutor() as pool:
+        held = pool.submit(setup.send, 1, 1, 1.0)
+        with setup.shard.buffers.changed:
+            assert setup.shard.buffers.changed.wait_for(lambda: setup.shard.buffers.held == {1}, 60.0)
+        assert setup.mode.missing() == Missing(0, (0,), "w")
+        first = setup.send(0, 1, 1.0)
+        assert [first, held.result(60.0)].count([]) == 1
+    assert setup.value(1) == -1.0

@@ -69,7 +69,7 @@ class AsyncServer(ImmediateServer):
     def apply(self, trainer: int, block: int, hyper_parameters: HyperParameters) -> None:
         """Step the block by this gradient alone."""
         if self._dc_asgd:
-            gradient = self.shard.gradient(trainer, block)
+            gradient = self.gradient_of(trainer)
             gradient.copy_(
                 compensate_delay(gradient, self.shard.value(block), self.last_sent(trainer, block))
             )

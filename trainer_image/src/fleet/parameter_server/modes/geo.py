@@ -66,7 +66,7 @@ class GeoServer(ImmediateServer):
     def apply(self, trainer: int, block: int, hyper_parameters: HyperParameters) -> None:
         """Add what a trainer has changed."""
         del hyper_parameters
-        self.shard.value(block).add_(self.shard.gradient(trainer, block))
+        self.shard.value(block).add_(self.gradient_of(trainer))
 
 
 class GeoTrainer:

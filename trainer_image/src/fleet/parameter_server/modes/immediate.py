@@ -7,6 +7,7 @@ from torch import Tensor
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.modes.failed_step import FailedStep
 from fleet.parameter_server.modes.interface import Answer, Missing
+from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.arena import bytes_of
 from fleet.wire import HyperParameters
@@ -75,7 +76,7 @@ class ImmediateServer:
 
     def destination(self, trainer: int, block: int) -> memoryview:
         """Return where the bytes of a gradient belong."""
-        return self.shard.gradient_bytes(trainer, block)
+        return self.shard.buffers.land(trainer, block, lambda: Turn.NEXT)
 
     def value(self, trainer: int, block: int) -> memoryview:
         """Return the bytes of the value as it was when the answer was made."""
@@ -95,16 +96,11 @@ class ImmediateServer:
             It could not be applied: for a reason of this trainer's own where `apply` says so by such an
             error. Any other one ends the server, whoever the trainer: the block may be half stepped.
         """
-        with self.shard.locks[block]:
-            self._failed.check()
-            if step >= self._steps[trainer][block]:
-                try:
-                    self.apply(trainer, block, self._hyper[trainer])
-                except FleetError:
-                    raise
-                except BaseException as error:
-                    raise self._failed.note(error) from error
-                self._steps[trainer][block] = step + 1
+        try:
+            self._take(trainer, block, step)
+        finally:
+            with self.shard.buffers.changed:
+                self.shard.buffers.forget(trainer)
         return [self._answer(trainer, block)] if self.answers_gradients else []
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
@@ -154,7 +150,11 @@ class ImmediateServer:
 
     def apply(self, trainer: int, block: int, hyper_parameters: HyperParameters) -> None:
         """Let a gradient change its block. Called with the block's lock held."""
-        self.shard.apply(block, [trainer], 1, hyper_parameters)
+        self.shard.apply(block, self.gradient_of(trainer), hyper_parameters)
+
+    def gradient_of(self, trainer: int) -> Tensor:
+        """Return the gradient of a trainer that is being applied, not a copy."""
+        return self.shard.buffers.landing(trainer).tensor
 
     def last_sent(self, trainer: int, block: int) -> Tensor:
         """Return the value of a block that a trainer was sent last."""
@@ -164,3 +164,15 @@ class ImmediateServer:
         with self.shard.locks[block]:
             self._sent[trainer][block].copy_(self.shard.value(block))
         return Answer(block, self._steps[trainer][block], (trainer,))
+
+    def _take(self, trainer: int, block: int, step: int) -> None:
+        with self.shard.locks[block]:
+            self._failed.check()
+            if step >= self._steps[trainer][block]:
+                try:
+                    self.apply(trainer, block, self._hyper[trainer])
+                except FleetError:
+                    raise
+                except BaseException as error:
+                    raise self._failed.note(error) from error
+                self._steps[trainer][block] = step + 1

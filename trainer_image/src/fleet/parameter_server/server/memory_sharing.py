@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.shard import Shard
@@ -65,7 +66,7 @@ class MemorySharing:
             )
         if not shares or self._shared is None:
             self._shared = self._map(caller.descriptors[0]) if shares else None
-            self._shard.lay_gradients(self._trainer, self._shared)
+            self._shard.buffers.share(self._trainer, self._shared)
             self.transport = StreamTransport(self._stream, self.codec)
         if values is None or self._shared is None:
             return []
@@ -74,6 +75,10 @@ class MemorySharing:
                 self._stream, self.codec, values, self._shared, copies=False
             )
         return [values.descriptor]
+
+    def hurry(self) -> AbstractContextManager[None]:
+        """Hold the trainer up no more, until the context's end; see `ReceiveBuffers.hurry`."""
+        return self._shard.buffers.hurry(self._trainer)
 
     def _map(self, descriptor: int) -> SharedBlocks | None:
         """Map a trainer's memory; None, so that its tensors come over the socket, where that fails."""

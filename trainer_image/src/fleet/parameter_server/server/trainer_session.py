@@ -180,7 +180,8 @@ class TrainerSession:
         caller.check_waiting()  # else it would end the connection that has taken its place
         self._resumption.reaches = False
         self._resumption.name = caller.hello.session
-        self._stream.fence()
+        with self._sharing.hurry():
+            self._stream.fence()
         self._check(caller.hello)  # again: the frame that this has waited for may have failed
         if self._stream.has_ended:
             raise ConnectionEndedError("this server has closed the session meanwhile")
@@ -206,12 +207,13 @@ class TrainerSession:
         self.ending.failure = error
         self._stream.send(Kind.ERROR, pack_error(error))
         reaches = self._resumption.reaches
-        if self._stream.finish(timeout_seconds) and reaches:
+        if self.finish(timeout_seconds) and reaches:
             self.ending.told.set()
 
-    def finish(self, timeout_seconds: float) -> None:
-        """Send what is enqueued, and close."""
-        self._stream.finish(timeout_seconds)
+    def finish(self, timeout_seconds: float) -> bool:
+        """Send what is enqueued, and close; return whether there was a connection."""
+        with self._sharing.hurry():
+            return self._stream.finish(timeout_seconds)
 
     def abandon(self) -> None:
         """Close now: nobody comes to tell the trainer anything any more."""
