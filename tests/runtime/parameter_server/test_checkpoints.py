@@ -10,7 +10,7 @@ import torch
 
 from fleet.checkpoint import Checkpoint, TrainStatus, find_checkpoint
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
-from fleet.parameter_server.modes import Geo, HalfAsync
+from fleet.parameter_server.modes import Async, Geo, HalfAsync
 from tests.support.checkpoints import BATCHES, OPTIMIZERS, alone, differing, loss_of, saved, train
 from tests.support.parameter_server import Loopback, loopback, small_model
 from tests.support.threads import at_once, one_torch_thread
@@ -180,10 +180,12 @@ def test_numbered_checkpoints_are_counted_up_and_the_newest_are_kept(tmp_path):
         for step in range(3):
             train(trainer, model, range(step, step + 1))
             assert trainer.save_numbered(folder, TrainStatus(step), keep=0) == step
+        trainer.checkpoints.background.wait()
         assert trainer.checkpoints.numbers(folder) == [0, 1, 2]
         trainer.checkpoints.clean(folder, 2)
         assert trainer.checkpoints.numbers(folder) == [1, 2]
         assert trainer.save_numbered(folder, TrainStatus(3), keep=1) == 3
+        trainer.checkpoints.background.wait()
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-3"]
     newest = find_checkpoint(tmp_path)
     assert newest is not None
@@ -218,3 +220,75 @@ def test_what_an_optimizer_has_loaded_before_the_first_step_goes_on_on_the_serve
         trainer.start()
         train(trainer, module, range(3, 6))
         assert differing(module, alone(make, 6)) == []
+
+
+def test_each_trainer_of_an_async_job_goes_on_at_its_own_step_with_its_own_status(tmp_path, caplog):
+    with loopback(servers=2, trainers=3, mode=Async()) as job:
+        trainers = [job.make_trainer(index) for index in range(3)]
+        at_once(*(trainer.start for trainer, _, _ in trainers))
+        for (trainer, model, _), steps in zip(trainers, (7, 3, 5), strict=True):
+            train(trainer, model, range(steps))
+        trainers[1][0].hand_in(TrainStatus(1, state={"seen": [1, 2]}))
+        trainers[0][0].save_numbered(str(tmp_path), TrainStatus(6), keep=0)
+        trainers[0][0].checkpoints.background.wait()
+        # Restarted alone, while the others go on: what it has said itself, and never what another has.
+        again, _, _ = job.make_trainer(1, attempt=1)
+        again.start()
+        assert again.load(str(tmp_path)) == TrainStatus(1, 3, {"seen": [1, 2]})
+        other, _, _ = job.make_trainer(2, attempt=1)
+        other.start()
+        assert other.load(str(tmp_path)) == TrainStatus(-1, 5)
+        assert "nothing says how far the script of trainer 2 had come, which has made 5 steps" in caplog.text
+    manifest = Checkpoint(tmp_path / "checkpoint-0").manifest
+    assert [file.trainer for file in manifest.files] == [-1, 0, 1, -1]
+    # The whole job anew, with a trainer more: that one has no share behind it, and takes trainer 0's word.
+    with loopback(tmp_path, servers=2, trainers=4, mode=Async()) as job:
+        trainers = [job.make_trainer(index) for index in range(4)]
+        at_once(*(trainer.start for trainer, _, _ in trainers))
+        statuses = [trainer.load(str(tmp_path)) for trainer, _, _ in trainers]
+        assert [status.epoch_no for status in statuses if status is not None] == [6, 1, -1, 6]
+        assert [trainer.current_step for trainer, _, _ in trainers] == [7, 3, 5, 7]
+
+
+def test_in_step_a_trainer_without_a_status_of_that_step_has_the_first_ones(tmp_path):
+    with loopback(servers=1, trainers=3) as job:
+        trainers = [job.make_trainer(index) for index in range(3)]
+        at_once(*(trainer.start for trainer, _, _ in trainers))
+
+        def step(first: int) -> None:
+            at_once(*(lambda one=one: train(one[0], one[1], range(first, first + 1)) for one in trainers))
+
+        step(0)
+        trainers[2][0].hand_in(TrainStatus(0, state={"of": "step 1"}))
+        step(1)
+        trainers[1][0].hand_in(TrainStatus(1, state={"of": "trainer 1"}))
+        trainers[0][0].save(str(tmp_path), TrainStatus(1, state={"of": "trainer 0"}))
+    with loopback(tmp_path, servers=1, trainers=3) as job:
+        trainers = [job.make_trainer(index) for index in range(3)]
+        at_once(*(trainer.start for trainer, _, _ in trainers))
+        statuses = [trainer.load(str(tmp_path)) for trainer, _, _ in trainers]
+        assert [status.state["of"] for status in statuses if status is not None] == [
+            "trainer 0",
+            "trainer 1",
+            "trainer 0",
+        ]
+        assert {trainer.current_step for trainer, _, _ in trainers} == {2}
+
+
+def test_a_status_that_is_gone_is_damage(tmp_path, caplog):
+    with loopback(servers=1, trainers=2, mode=Async()) as job:
+        (zero, _, _), (one, _, _) = trainers = [job.make_trainer(index) for index in range(2)]
+        at_once(*(trainer.start for trainer, _, _ in trainers))
+        for epoch in range(2):
+            one.hand_in(TrainStatus(epoch))
+            zero.save_numbered(str(tmp_path), TrainStatus(epoch), keep=0)
+        zero.checkpoints.background.wait()
+    (path,) = (tmp_path / "checkpoint-1").glob("trainer-1-*.safetensors")
+    path.unlink()
+    with loopback(tmp_path, servers=1, trainers=2, mode=Async()) as job:
+        one, _, _ = job.make_trainer(1)
+        one.start()
+        status = one.load(str(tmp_path))
+        assert status is not None
+        assert status.epoch_no == 0
+    assert f"passed over a checkpoint: {path} cannot be read" in caplog.text

@@ -29,7 +29,10 @@ def keeper(attempt: int, value: float) -> Keeper:
 
 
 def manifest_of(keeper: Keeper, directory: Path, save: str) -> str:
-    return Manifest(save, 3, {}, tuple(keeper.save(str(directory), save, 3, b""))).to_json()
+    keeper.save(str(directory), save, 3, b"")
+    written = keeper.written(save)
+    assert written is not None
+    return Manifest(save, 3, {}, tuple(written)).to_json()
 
 
 def test_numbered_checkpoints_are_claimed_together_and_others_alone(tmp_path):

@@ -1,5 +1,7 @@
 """Writing: what cannot be written leaves what was there, and says which file and why."""
 
+import errno
+import hashlib
 import os
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from safetensors.torch import load_file
 
 from fleet.checkpoint import Manifest, Piece, commit, tidy, write_shard
 from fleet.checkpoint.writer import write_model
-from fleet.errors import FleetError
+from fleet.errors import DiskFullError, FleetError
 
 
 def test_a_disk_that_refuses_is_named_with_the_file(tmp_path):
@@ -78,3 +80,30 @@ def test_what_an_earlier_save_left_and_cannot_be_removed_is_named_as_that(tmp_pa
     monkeypatch.setattr(os, "unlink", refuse)
     with pytest.raises(FleetError, match=r"holds a whole checkpoint, and what.*replaced\.json"):
         tidy(tmp_path)
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_from_others(tmp_path, monkeypatch, reason):
+    def full(descriptor: int, data: object) -> int:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(DiskFullError, match=r"shard-0-of-1-aa\.safetensors could not be written"):
+        write_shard(tmp_path, "aa", "0-of-1", [Piece("w", 0, 1, torch.ones(1))])
+    assert [path.name for path in tmp_path.iterdir()] == ["shard-0-of-1-aa.safetensors.begun"]
+
+
+def test_a_shard_is_a_safetensors_file_whatever_types_it_has(tmp_path):
+    dtypes = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8, torch.float16)
+    pieces = [
+        Piece(f"w{number}", 0, 6, torch.arange(6).reshape(3, 2).to(dtype), {"step": torch.tensor(3.0)})
+        for number, dtype in enumerate(dtypes)
+    ]
+    pieces.append(Piece("t", 0, 6, torch.arange(6.0).reshape(2, 3).t()))
+    file = write_shard(tmp_path, "aa", "0-of-1", pieces)
+    found = load_file(tmp_path / file.name)
+    for piece in pieces:
+        assert torch.equal(found[f"{piece.param}[0:6]"], piece.value)
+        assert found[f"{piece.param}[0:6]"].dtype == piece.value.dtype
+    data = (tmp_path / file.name).read_bytes()
+    assert (file.bytes, file.sha256) == (len(data), hashlib.sha256(data).hexdigest())

@@ -1,12 +1,13 @@
 """A collective trainer's checkpoints, with the other trainers left out."""
 
+import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
-from fleet.checkpoint import Claims, TrainStatus
+from fleet.checkpoint import Claims, TrainStatus, write_shard
 from fleet.collective.training import CollectiveTraining
 from fleet.errors import FleetError
 from fleet.role_maker import JobIdentity
@@ -32,6 +33,7 @@ def test_a_checkpoint_whose_trainers_part_is_gone_is_passed_over_for_the_one_bef
     for epoch in (1, 2):
         optimizer.param_groups[0]["lr"] = epoch
         training.save_numbered(str(tmp_path), TrainStatus(epoch), keep=0)
+        training.background.wait()
     (part,) = (tmp_path / "checkpoint-1").glob("trainer-*.safetensors")
     part.unlink()
     again, other = make()
@@ -45,8 +47,29 @@ def test_a_trainer_that_was_replaced_saves_no_more_once_its_successor_has_looked
     survivor, _ = make(3, JobIdentity("digits", "u", 0))
     successor, _ = make(0, JobIdentity("digits", "u", 1))
     survivor.save_numbered(str(tmp_path), TrainStatus(0), keep=1)
+    survivor.background.wait()
     assert successor.load(str(tmp_path)) is not None
     with pytest.raises(FleetError, match=r"has claimed .* with attempt 1"):
         survivor.save_numbered(str(tmp_path), TrainStatus(1), keep=1)
     with pytest.raises(FleetError, match="has claimed"):
         survivor.clean(str(tmp_path), 1)
+
+
+def test_what_is_written_in_the_background_is_the_copy_that_was_made(tmp_path, monkeypatch):
+    training, optimizer = make(step=7)
+    may_go_on = threading.Event()
+
+    def slowly(*arguments: Any) -> Any:
+        assert may_go_on.wait(10)
+        return write_shard(*arguments)
+
+    monkeypatch.setattr("fleet.collective.training.write_shard", slowly)
+    (parameter,) = optimizer.param_groups[0]["params"][:1]
+    expected = parameter.detach().clone()
+    training.save_numbered(str(tmp_path), TrainStatus(0), keep=0)
+    with torch.no_grad():
+        parameter.add_(1)
+    may_go_on.set()
+    training.background.wait()
+    training.load(str(tmp_path))
+    assert torch.equal(parameter.detach(), expected)

@@ -7,6 +7,7 @@ that it needs, however they were cut when they were written. No pickle anywhere:
 files, everything else is JSON.
 """
 
+from fleet.checkpoint.background import Background
 from fleet.checkpoint.calls import Savable, SavingCalls
 from fleet.checkpoint.claim import Claims
 from fleet.checkpoint.cleaning import tidy
@@ -22,7 +23,7 @@ from fleet.checkpoint.folders import (
 )
 from fleet.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest
 from fleet.checkpoint.named import named_state
-from fleet.checkpoint.piece import Piece, cut_state, join_pieces
+from fleet.checkpoint.piece import Piece, cut_state, emptied, join_pieces
 from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
 from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.trainer_part import TrainerPart, capture_part, restore_part, restore_states
@@ -34,6 +35,7 @@ __all__ = [
     "FINISHED_NAME",
     "MANIFEST_NAME",
     "TRAINERS_STATE",
+    "Background",
     "Checkpoint",
     "Claims",
     "FileRecord",
@@ -47,6 +49,7 @@ __all__ = [
     "commit",
     "cut_state",
     "decode",
+    "emptied",
     "encode",
     "end_if_finished",
     "find_checkpoint",

@@ -28,7 +28,10 @@ class Savable(Protocol):
         """Save a checkpoint; it is whole when this returns."""
 
     def save_numbered(self, folder: str, status: TrainStatus, *, keep: int) -> int:
-        """Save one under a folder's next number; with `keep`, only the newest stay."""
+        """Save one under a folder's next number, in the background; with `keep`, only the newest stay."""
+
+    def hand_in(self, status: TrainStatus) -> None:
+        """Say how far this trainer has come, which is not the one that saves."""
 
     def clean(self, folder: str, keep: int) -> None:
         """Remove a folder's checkpoints but the newest."""
@@ -68,8 +71,9 @@ class SavingCalls(ABC):
     ) -> None:
         """Save a checkpoint; every server writes its own part. It is whole when this returns.
 
-        Trainer 0 saves; on another trainer this does nothing, so that a script may call it on all.
-        The short form is ``save_persistables(dirname)``.
+        Trainer 0 saves; another trainer hands in its `state`, which the checkpoints that follow have:
+        a script calls it on all. A full disk is told in a warning, and ends nobody. The short form is
+        ``save_persistables(dirname)``.
 
         Parameters
         ----------
@@ -91,8 +95,11 @@ class SavingCalls(ABC):
         """
         directory = directory_of("save_persistables", executor, dirname, self._checkpoint_root())
         training = self._training(main_program)
+        status = TrainStatus(state=state or {})
         if self.is_first_worker():
-            training.save(directory, TrainStatus(state=state or {}))
+            training.save(directory, status)
+        else:
+            training.hand_in(status)
 
     def load_persistables(
         self,
@@ -135,9 +142,12 @@ class SavingCalls(ABC):
         fs: object = None,
         remain_all_checkpoint: bool = True,
     ) -> None:
-        """Save a checkpoint under the next number of a folder.
+        """Save a checkpoint under the next number of a folder, while training goes on.
 
-        Trainer 0 saves, as in `save_persistables`. The short form is ``save_check_point(path, status)``.
+        Trainer 0 has the servers copy what they hold; the copy is written in the background, and is a
+        checkpoint once its manifest is durable. `stop_worker` waits for it, and so does the next save.
+        Another trainer hands in its status, which the checkpoints that follow have. The short form is
+        ``save_check_point(path, status)``.
 
         Parameters
         ----------
@@ -166,6 +176,8 @@ class SavingCalls(ABC):
         training = self._training(main_program)
         if self.is_first_worker():
             training.save_numbered(directory, status, keep=0 if remain_all_checkpoint else 1)
+        else:
+            training.hand_in(status)
 
     def load_check_point(
         self,

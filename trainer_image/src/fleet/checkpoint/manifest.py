@@ -58,6 +58,8 @@ class FileRecord:
     bytes: int
     sha256: str
     blocks: tuple[BlockRecord, ...] = ()
+    trainer: int = -1
+    """Whose own part it is; -1 for a shard."""
 
     def to_json(self) -> str:
         """Return the record as JSON."""
@@ -82,7 +84,13 @@ class FileRecord:
         if name in {"", ".", ".."} or "\0" in name or PurePath(name).name != name:
             raise ValueError(f"the file name {name!r} leads out of the directory")
         blocks = tuple(BlockRecord.from_fields(block) for block in items("blocks", found["blocks"]))
-        return cls(name, whole_number("bytes", found["bytes"]), text("sha256", found["sha256"]), blocks)
+        return cls(
+            name,
+            whole_number("bytes", found["bytes"]),
+            text("sha256", found["sha256"]),
+            blocks,
+            whole_number("trainer", found.get("trainer", -1), least=-1),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,8 @@ class Manifest:
     here : tuple of str
         The names of the files that lay beside this manifest when it was written: those that are damage when
         they are missing. The others are in other servers' directories.
+    steps : mapping of str to int
+        The number of steps of each trainer, by its index, where trainers are not in step.
     """
 
     save: str
@@ -112,6 +122,7 @@ class Manifest:
     files: tuple[FileRecord, ...]
     trainer_part: str = ""
     here: tuple[str, ...] = ()
+    steps: Mapping[str, int] = field(default_factory=dict)
     format: str = field(default=FORMAT)
 
     def to_json(self) -> str:
@@ -184,6 +195,7 @@ class Manifest:
         if trainer_part and trainer_part not in names:
             raise ValueError(f"the trainer's part {trainer_part!r} is none of the files")
         facts = mapping("facts", fields["facts"])
+        steps = mapping("steps", fields.get("steps", {}))
         here = tuple(text("here", name) for name in items("here", fields.get("here", ())))
         if not names.issuperset(here):
             raise ValueError(f"here is {list(here)}; expected names of its files")
@@ -194,6 +206,10 @@ class Manifest:
             files=files,
             trainer_part=trainer_part,
             here=here,
+            steps={
+                str(whole_number("a trainer", int(each))): whole_number(f"steps of {each}", step)
+                for each, step in steps.items()
+            },
         )
 
 

@@ -1,13 +1,13 @@
 """What a checkpoint is made of: runs of a parameter's elements, each with its optimizer's state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Piece", "cut_state", "join_pieces"]
+__all__ = ["Piece", "cut_state", "emptied", "join_pieces"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,13 @@ def cut_state(
         one_each = isinstance(entry, Tensor) and tuple(entry.shape) == whole
         cut[name] = entry.detach().reshape(-1)[begin:end].view(shape) if one_each else entry
     return cut
+
+
+def emptied(pieces: list[Piece]) -> Iterator[Piece]:
+    """Iterate over pieces that nobody else holds, letting each go."""
+    pieces.reverse()
+    while pieces:
+        yield pieces.pop()
 
 
 def join_pieces(pieces: Sequence[Piece]) -> Sequence[Piece]:

@@ -171,6 +171,19 @@ class Checkpoint:
                 self._checked(file)
                 known[place] = file.sha256
 
+    def status_of(self, trainer: int) -> bytes | None:
+        """Return what a trainer other than 0 has said of itself; None where it has not, or it is not here.
+
+        Raises
+        ------
+        CheckpointError
+            It is not what was written.
+        """
+        for file in self.manifest.files:
+            if file.trainer == trainer and file.name in self.manifest.here:
+                return self._checked(file).read_bytes()
+        return None
+
     def trainer_part(self) -> bytes | None:
         """Return the trainer's own part; None where there is none, or another server has it.
 

@@ -67,13 +67,13 @@ def write_shard(directory: Path, save_name: str, shard: str, pieces: Iterable[Pi
         return FileRecord(path.name, size, digest, tuple(blocks))
 
 
-def write_trainer_part(directory: Path, save_name: str, data: bytes) -> FileRecord:
+def write_trainer_part(directory: Path, save_name: str, data: bytes, trainer: int = 0) -> FileRecord:
     """Write a trainer's own part, which is a safetensors file already; otherwise as `write_shard`."""
-    path = directory / f"trainer-{save_name}.safetensors"
+    path = directory / f"trainer-{f'{trainer}-' if trainer else ''}{save_name}.safetensors"
     with naming(path):
         _announce(path, save_name)
         digest = write_bytes(path, data)
-        return FileRecord(path.name, len(data), digest)
+        return FileRecord(path.name, len(data), digest, trainer=trainer)
 
 
 def write_model(directory: Path, state: Mapping[str, Tensor], facts: Mapping[str, object]) -> Path:

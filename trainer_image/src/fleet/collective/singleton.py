@@ -125,6 +125,8 @@ class Fleet(FleetCalls):
     def stop_worker(self) -> None:
         """Wait until every trainer is here, leave the group, and leave the progress as the last words."""
         group = self._started_group()
+        for training in self._trainings:
+            training.background.end()
         group.barrier("stop_worker()")
         for number, averager in enumerate(self._averagers):
             averager.close()

@@ -1,13 +1,17 @@
 """What a trainer of a collective job trains, to be saved, loaded and exported."""
 
+import contextlib
 import secrets
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fleet.checkpoint import (
     CHECKPOINT_PREFIX,
+    Background,
     Checkpoint,
     Claims,
     Manifest,
@@ -16,6 +20,7 @@ from fleet.checkpoint import (
     TrainStatus,
     capture_part,
     commit,
+    emptied,
     find_checkpoint,
     named_state,
     numbers_in,
@@ -30,7 +35,7 @@ from fleet.checkpoint import (
 )
 from fleet.collective.gradients import GradientAverager
 from fleet.collective.group import Group
-from fleet.errors import CheckpointError, ConfigurationError
+from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.program import Program, Source, agreement_of, facts_of_training
 
 __all__ = ["CollectiveTraining"]
@@ -68,6 +73,8 @@ class CollectiveTraining:
         self._averager = averager
         self._group = group
         self._loads = 0
+        self.background = Background()
+        """What is being written while training goes on."""
         self._verified: dict[tuple[int, ...], str] = {}
 
     @property
@@ -77,31 +84,65 @@ class CollectiveTraining:
 
     def save(self, directory: str, status: TrainStatus) -> None:
         """Save a checkpoint; see `Savable`."""
-        program, source = self._described()
-        path, save = Path(directory), secrets.token_hex(4)
-        pieces = [
-            Piece(name, 0, value.numel(), value.detach().cpu(), self._optimizer.state.get(value, {}))
-            for name, value in source.parameters.items()
-        ]
-        part = capture_part(status, self.current_step, source, {})
-        self._claims.hold(path)
-        shard = write_shard(path, save, "0-of-1", pieces)
-        trainer = write_trainer_part(path, save, part.to_bytes())
-        facts = facts_of_training(agreement_of(program))
-        self._claims.hold(path)  # again: a successor may have come while the files were written
-        commit(path, Manifest(save, self.current_step, facts, (shard, trainer), trainer.name).to_json())
-        tidy(path)
+        self.background.save(directory, self.current_step, lambda: self._copy(Path(directory), status))
 
     def save_numbered(self, folder: str, status: TrainStatus, *, keep: int) -> int:
         """Save one under a folder's next number; see `Savable`."""
+        self.background.wait()
         number = max(numbers_in(Path(folder)), default=-1) + 1
-        self.save(f"{folder}/{CHECKPOINT_PREFIX}{number}", status)
-        if keep:
-            self.clean(folder, keep)
+        directory = Path(folder) / f"{CHECKPOINT_PREFIX}{number}"
+
+        def copy() -> Callable[[], None]:
+            write = self._copy(directory, status)
+
+            def finish() -> None:
+                try:
+                    write()
+                except FleetError:
+                    with contextlib.suppress(FleetError):  # the reason that counts is the first
+                        self._claims.hold(directory)
+                        remove_numbers(Path(folder), [number])
+                    raise
+                if keep:
+                    self._keep_newest(folder, keep)
+
+            return finish
+
+        self.background.begin(str(directory), self.current_step, copy)
         return number
+
+    def _copy(self, path: Path, status: TrainStatus) -> Callable[[], None]:
+        """Copy what is to be saved; return what writes the copy."""
+        program, source = self._described()
+        save, step = secrets.token_hex(4), self.current_step
+        pieces = [
+            Piece(
+                name, 0, value.numel(), _copied(value.detach()), _copied(self._optimizer.state.get(value, {}))
+            )
+            for name, value in source.parameters.items()
+        ]
+        part = capture_part(status, step, source, {}).to_bytes()
+        facts = facts_of_training(agreement_of(program))
+        self._claims.hold(path)
+
+        def write() -> None:
+            shard = write_shard(path, save, "0-of-1", emptied(pieces))
+            trainer = write_trainer_part(path, save, part)
+            self._claims.hold(path)  # again: a successor may have come while the files were written
+            commit(path, Manifest(save, step, facts, (shard, trainer), trainer.name).to_json())
+            tidy(path)
+
+        return write
+
+    def hand_in(self, status: TrainStatus) -> None:
+        """Do nothing: trainers of a collective job are in step, and trainer 0's word is that of all."""
 
     def clean(self, folder: str, keep: int) -> None:
         """Remove a folder's checkpoints but the newest."""
+        self.background.wait()
+        self._keep_newest(folder, keep)
+
+    def _keep_newest(self, folder: str, keep: int) -> None:
         path, spans = Path(folder), self._spans()
         self._claims.hold(path)
         whole = whole_numbers(path, lambda checkpoint: checkpoint.verify(self._verified, spans))
@@ -118,12 +159,14 @@ class CollectiveTraining:
         CheckpointError
             It cannot be loaded, or the trainers have found different ones.
         """
+        self.background.wait()
         program, source = self._described()
 
         def whole(checkpoint: Checkpoint) -> None:
             for name, value in source.parameters.items():
                 checkpoint.check_files(name, 0, value.numel())
 
+        self._group.agree(f"what was saved before load {self._loads + 1}", "durable")  # trainer 0 has waited
         self._claims.renew(Path(directory))
         checkpoint = find_checkpoint(Path(directory), whole)
         self._agree(checkpoint)
@@ -169,6 +212,17 @@ class CollectiveTraining:
                     f"{self._group.place.name(rank)} has found {_words(theirs)}, and this trainer "
                     f"{_words(ours)}; expected one directory that every trainer sees"
                 )
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy, on the CPU, of a tensor or of what an optimizer keeps."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(item) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _copied(item) for key, item in value.items()}
+    return value
 
 
 def _words(save: str) -> str:

@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 
 import grpc
 
-from fleet.errors import ConfigurationError, FleetError, PeerLostError, RemoteProtocolError
+from fleet.errors import ConfigurationError, DiskFullError, FleetError, PeerLostError, RemoteProtocolError
 from fleet.parameter_server.control.guard import MOST_TRIES, Prover
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.control.reduction import Contribution
@@ -199,11 +199,21 @@ class ControlClient:
     def save(
         self, directory: str, save: str, step: int, part: bytes, timeout_seconds: float
     ) -> "Pending[control_pb2.SaveReply]":
-        """Ask for this server's files of a checkpoint."""
+        """Ask the server to copy what it holds, and to begin to write its files of a checkpoint."""
         request = control_pb2.SaveRequest(
             trainer=self._trainer, directory=directory, save=save, step=step, trainer_part=part
         )
         return Pending(self._stub.Save.future(request, timeout=timeout_seconds), self._error)
+
+    def hand_in(self, step: int, part: bytes, timeout_seconds: float) -> "Pending[control_pb2.StatusReply]":
+        """Say how far this trainer's script has come, for the checkpoints that follow."""
+        request = control_pb2.StatusRequest(trainer=self._trainer, step=step, part=part)
+        return Pending(self._stub.Status.future(request, timeout=timeout_seconds), self._error)
+
+    def written(self, save: str, timeout_seconds: float) -> "Pending[control_pb2.WrittenReply]":
+        """Ask whether a save's files are on the disk, and which they are."""
+        request = control_pb2.WrittenRequest(trainer=self._trainer, save=save)
+        return Pending(self._stub.Written.future(request, timeout=timeout_seconds), self._error)
 
     def commit(
         self, directory: str, manifest: str, timeout_seconds: float
@@ -245,6 +255,8 @@ class ControlClient:
             return ConfigurationError(f"parameter server {self.endpoint} refused: {details}")
         if code is grpc.StatusCode.OUT_OF_RANGE:
             return PeerLostError(f"parameter server {self.endpoint}: {details}")
+        if code is grpc.StatusCode.DATA_LOSS:
+            return DiskFullError(f"parameter server {self.endpoint}: {details}")
         if code is grpc.StatusCode.ABORTED:
             return FleetError(f"parameter server {self.endpoint}: {details}")
         if code is grpc.StatusCode.UNAUTHENTICATED:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypeVar
 import grpc
 from torch import Tensor
 
-from fleet.errors import AlreadyJoinedError, ConfigurationError, FleetError, PeerLostError
+from fleet.errors import AlreadyJoinedError, ConfigurationError, DiskFullError, FleetError, PeerLostError
 from fleet.parameter_server.control.guard import Guard
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.control.reduction import Contribution
@@ -225,8 +225,21 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
     def Save(  # noqa: N802 - the service's name
         self, request: control_pb2.SaveRequest, context: grpc.ServicerContext
     ) -> control_pb2.SaveReply:
-        written = _answer(context, lambda: self._backend.checkpoints.save(request))
-        return control_pb2.SaveReply(files=[file.to_json() for file in written])
+        steps = _answer(context, lambda: self._backend.checkpoints.save(request))
+        return control_pb2.SaveReply(steps=steps)
+
+    def Status(  # noqa: N802 - the service's name
+        self, request: control_pb2.StatusRequest, context: grpc.ServicerContext
+    ) -> control_pb2.StatusReply:
+        _answer(context, lambda: self._backend.checkpoints.hand_in(request))
+        return control_pb2.StatusReply()
+
+    def Written(  # noqa: N802 - the service's name
+        self, request: control_pb2.WrittenRequest, context: grpc.ServicerContext
+    ) -> control_pb2.WrittenReply:
+        written = _answer(context, lambda: self._backend.checkpoints.written(request))
+        files = [file.to_json() for file in written or ()]
+        return control_pb2.WrittenReply(done=written is not None, files=files)
 
     def Commit(  # noqa: N802 - the service's name
         self, request: control_pb2.CommitRequest, context: grpc.ServicerContext
@@ -263,6 +276,10 @@ def _refuse(context: grpc.ServicerContext, error: FleetError | OSError) -> NoRet
     code = grpc.StatusCode.ABORTED  # it failed here, and what was asked for is no mistake
     if isinstance(error, PeerLostError):
         code = grpc.StatusCode.OUT_OF_RANGE  # UNAVAILABLE would be asked again
+    elif isinstance(error, DiskFullError):
+        code = (
+            grpc.StatusCode.DATA_LOSS
+        )  # RESOURCE_EXHAUSTED is gRPC's own word for messages that are too large
     elif isinstance(error, ConfigurationError):
         taken = isinstance(error, AlreadyJoinedError)
         code = grpc.StatusCode.ALREADY_EXISTS if taken else grpc.StatusCode.FAILED_PRECONDITION

@@ -1,6 +1,6 @@
 """What modes have in common in which a server applies each gradient when it comes, and waits for nobody."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -40,6 +40,7 @@ class ImmediateServer:
         self._steps = {trainer: dict.fromkeys(shard.blocks, 0) for trainer in range(num_trainers)}
         self._entered: dict[int, int] = {}
         """The step at which each trainer came that was not there from the beginning."""
+        self._resumed: dict[int, int] = {}
         self._failed = FailedStep(shard.plan.endpoint)
 
     @property
@@ -56,6 +57,12 @@ class ImmediateServer:
         for trainer in list(self._steps):
             self._steps[trainer] = dict.fromkeys(self.shard.blocks, step)
 
+    def resume_each(self, steps: Mapping[int, int]) -> None:
+        """Go on with these trainers at these steps, also with one that joins late."""
+        self._resumed = dict(steps)
+        for trainer in steps.keys() & self._steps.keys():
+            self._steps[trainer] = dict.fromkeys(self.shard.blocks, steps[trainer])
+
     def admit(self, trainer: int) -> None:
         """Begin anew with a trainer; what its earlier life has sent is applied already.
 
@@ -67,7 +74,7 @@ class ImmediateServer:
             return
         self._sent[trainer] = self.shard.copy_values()
         self._hyper[trainer] = ()
-        self._entered[trainer] = self.step
+        self._entered[trainer] = self._resumed.get(trainer, self.step)
         self._steps[trainer] = dict.fromkeys(self.shard.blocks, 0)
 
     def pull(self, trainer: int) -> Sequence[Answer]:

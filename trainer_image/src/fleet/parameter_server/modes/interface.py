@@ -25,6 +25,7 @@ __all__ = [
     "Missing",
     "Mode",
     "NormExchange",
+    "ResumesEach",
     "ServerMode",
     "Session",
     "Settling",
@@ -160,6 +161,14 @@ class TrainerMode(Protocol):
 
     def close(self) -> None:
         """End the threads of this half now, if it has some."""
+
+
+@runtime_checkable
+class ResumesEach(Protocol):
+    """A server's half whose trainers are not in step: each goes on at its own; called after `resume`."""
+
+    def resume_each(self, steps: Mapping[int, int]) -> None:
+        """Go on with these trainers at these steps."""
 
 
 @runtime_checkable

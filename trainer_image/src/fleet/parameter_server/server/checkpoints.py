@@ -4,6 +4,7 @@ Here is decided who may ask, and known who knows what is loaded.
 """
 
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from fleet.checkpoint import FileRecord
@@ -75,11 +76,25 @@ class ServerCheckpoints:
             "step, or the servers to load: fleet.init_server(model_dir)"
         )
 
-    def save(self, request: control_pb2.SaveRequest) -> list[FileRecord]:
-        """Write this server's files of a checkpoint."""
+    def save(self, request: control_pb2.SaveRequest) -> Mapping[int, int]:
+        """Copy what this server holds, and begin to write its files; return the steps in the copy."""
         self._check_joined(request.trainer)
         self._check_within(request.directory)
-        return self._keeper.save(request.directory, request.save, request.step, request.trainer_part)
+        with self._changed:
+            trainers = self._membership.joined
+        return self._keeper.save(
+            request.directory, request.save, request.step, request.trainer_part, trainers
+        )
+
+    def hand_in(self, request: control_pb2.StatusRequest) -> None:
+        """Take what a trainer says of itself, for the checkpoints that follow."""
+        self._check_joined(request.trainer)
+        self._keeper.statuses[request.trainer.id] = request.step, request.part
+
+    def written(self, request: control_pb2.WrittenRequest) -> list[FileRecord] | None:
+        """Return what a save has written; None while it is not all on the disk."""
+        self._check_joined(request.trainer)
+        return self._keeper.written(request.save)
 
     def commit(self, request: control_pb2.CommitRequest) -> None:
         """Make what was written a checkpoint, or remove what that has replaced."""
@@ -94,13 +109,16 @@ class ServerCheckpoints:
         """Load a checkpoint, unless training has begun, and say what is loaded."""
         self._check_joined(request.trainer)
         found = self._keeper.load(request.directory, request.save)
-        restored, step = self.tell(request.trainer.id)
+        trainer = request.trainer.id
+        restored, step = self.tell(trainer)
         return control_pb2.LoadReply(
             directory=str(found.directory) if found else "",
             restored=restored,
             step=step,
             trainer_part=(found.trainer_part() if found else None) or b"",
             saves=self._keeper.saves,
+            status=self._keeper.status_of(trainer, found) or b"",
+            apart=found is not None and str(trainer) in found.manifest.steps,
         )
 
     def numbers(self, request: control_pb2.CheckpointsRequest) -> control_pb2.CheckpointsReply:

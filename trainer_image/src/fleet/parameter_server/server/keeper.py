@@ -1,14 +1,16 @@
 """A server's half of checkpoints: it writes the copy of its shard, and takes what it owns from one.
 
-A save stalls training for as long as a copy of each block takes. In sync mode no block can be stepped
-meanwhile, because the trainer that asks has sent nothing for the next step yet; in the other modes a block
-is copied between two of its updates.
+A save stalls training for as long as a copy of each block takes; the copy is written while training goes on,
+and given back tensor by tensor. In sync mode no block can be stepped while it is made, because the trainer
+that asks has sent nothing for the next step yet; in the other modes a block is copied between two of its
+updates.
 """
 
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from fleet.checkpoint import (
     Checkpoint,
@@ -18,6 +20,7 @@ from fleet.checkpoint import (
     Piece,
     commit,
     cut_state,
+    emptied,
     numbers_in,
     remove_numbers,
     saves_in,
@@ -27,8 +30,9 @@ from fleet.checkpoint import (
     write_trainer_part,
 )
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
-from fleet.parameter_server.modes import ServerMode, mode_of_server
+from fleet.parameter_server.modes import ResumesEach, ServerMode, mode_of_server
 from fleet.parameter_server.pieces import by_block
+from fleet.parameter_server.server.writing import Writing
 from fleet.parameter_server.shard import Shard
 from fleet.program import facts_of_training
 from fleet.role_maker import JobIdentity
@@ -37,6 +41,7 @@ from fleet.transpiler.lowering import PlannedBlock, ServerPlan
 
 __all__ = ["Keeper"]
 
+_LOOK_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -59,6 +64,8 @@ class Keeper:
         """The checkpoints that were whole here when one was loaded last, the newest first."""
         self.loading = threading.Lock()
         """Held while values change, and never while a disk is read: what is read with it belongs together."""
+        self.statuses: dict[int, tuple[int, bytes]] = {}
+        """What each trainer but the first has said of itself last, and after how many steps."""
         self._plan = plan
         self._shard = shard
         self._mode = mode
@@ -66,13 +73,15 @@ class Keeper:
         self._loaded: Checkpoint | None = None
         self._folder = self._loaded_from = ""
         self._own: set[str] = set()
-        self._written: tuple[str, list[FileRecord]] = ("", [])
+        self._writing = Writing("", list)
         self._verified: dict[tuple[int, ...], str] = {}
         """The digests of files that were read, by what tells a file and its age."""
         self._one_at_a_time = threading.Lock()
 
-    def save(self, directory: str, save: str, step: int, trainer_part: bytes) -> list[FileRecord]:
-        """Copy every block, and write the copy.
+    def save(
+        self, directory: str, save: str, step: int, trainer_part: bytes, trainers: Iterable[int] = ()
+    ) -> Mapping[int, int]:
+        """Copy every block, and begin to write the copy; only one is written at a time.
 
         Parameters
         ----------
@@ -81,11 +90,14 @@ class Keeper:
         step : int
             What every block must have made, in sync mode.
         trainer_part : bytes
-            Written as well, unless it is empty.
+            Written as well, unless it is empty, with what the other trainers have said of themselves.
+        trainers : iterable of int
+            Those that have joined.
 
         Returns
         -------
-        list of FileRecord
+        mapping of int to int
+            How many steps of each are in the copy, where they are not in step.
 
         Raises
         ------
@@ -95,24 +107,48 @@ class Keeper:
             The disk refuses, a step has failed here, or a later life of this server writes there.
         """
         with self._one_at_a_time:
+            self._writing.wait()
             in_step = self._plan.mode is DistributedMode.SYNC and self._plan.custom is None
+            apart = self._shard.blocks and not in_step
             if in_step and self._shard.blocks and self._mode.step != step:
                 raise ConfigurationError(
                     f"the trainer asks for a checkpoint of step {step}, and the blocks here are at step "
                     f"{self._mode.step}; save between optimizer.step() and the next backward()"
                 )
+            # Before the copy: nobody may be said to have come further than the values.
+            steps = {trainer: self._mode.step_of(trainer) for trainer in trainers if apart}
+            statuses = dict(self.statuses)
             copies = self._shard.copies()
             self._check_stepped()
             path = Path(directory)
             self._claims.hold(path)
-            written = []
-            if copies:
+
+            def write() -> list[FileRecord]:
                 name = f"{self._plan.server}-of-{len(self._plan.endpoints)}"
-                written.append(write_shard(path, save, name, copies))
-            if trainer_part:
-                written.append(write_trainer_part(path, save, trainer_part))
-            self._written = save, written
-            return written
+                written = [write_shard(path, save, name, emptied(copies))] if copies else []
+                if trainer_part:
+                    written.append(write_trainer_part(path, save, trainer_part))
+                    # Those in step may say it a moment later than trainer 0 asks.
+                    for trainer, (made, part) in (self.statuses if in_step else statuses).copy().items():
+                        if not in_step or made == step:
+                            written.append(write_trainer_part(path, save, part, trainer))
+                return written
+
+            self._writing = Writing(save, write)
+            return steps
+
+    def written(self, save: str) -> list[FileRecord] | None:
+        """Return what a save has written, or None if that is not known after a short while.
+
+        Raises
+        ------
+        FleetError
+            The disk refuses; or another save came after this one.
+        """
+        writing = self._writing
+        if writing.save != save:
+            raise FleetError(f"the save {save} cannot be finished: another one came after it; save again")
+        return writing.result(_LOOK_SECONDS)
 
     def commit(self, directory: str, manifest: str) -> None:
         """Make what has been written last a checkpoint; what it replaces stays until `tidy`.
@@ -125,7 +161,7 @@ class Keeper:
         """
         save = Manifest.parse(manifest, directory).save
         with self._one_at_a_time:
-            latest, files = self._written
+            latest, files = self._writing.save, self._writing.result(0.0) or []
             gone = [file.name for file in files if not _is_there(Path(directory) / file.name, file.bytes)]
             if save != latest or gone:
                 reason = (
@@ -231,6 +267,13 @@ class Keeper:
             self._claims.hold(Path(directory))
             remove_numbers(Path(directory), numbers)
 
+    def status_of(self, trainer: int, found: Checkpoint | None) -> bytes | None:
+        """Return what a trainer has said of itself: in this training last, or in the checkpoint found."""
+        if trainer in self.statuses:
+            return self.statuses[trainer][1]
+        with self._one_at_a_time:
+            return found.status_of(trainer) if found is not None and trainer else None
+
     def _check_stepped(self) -> None:
         """Refuse to save what a failed step has left: a block may be half stepped, and nobody meant it."""
         self._mode.missing()
@@ -268,6 +311,10 @@ class Keeper:
     def _restore(self, checkpoint: Checkpoint, pieces: Mapping[int, Piece]) -> None:
         self._shard.restore(pieces)
         self._mode.resume(checkpoint.manifest.step)
+        if isinstance(self._mode, ResumesEach):
+            self._mode.resume_each(
+                {int(trainer): step for trainer, step in checkpoint.manifest.steps.items()}
+            )
         self._loaded, self.restored, self._loaded_from = checkpoint, checkpoint.manifest.save, self._folder
         _log.info(
             "parameter server %s goes on at step %d, from %s",

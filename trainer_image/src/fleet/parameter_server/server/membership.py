@@ -94,6 +94,11 @@ class Membership:
         return tuple(trainer for trainer, member in self._in_order() if member.completed)
 
     @property
+    def joined(self) -> tuple[int, ...]:
+        """Return the trainers that have been here."""
+        return tuple(number for number, member in self._in_order() if member.joined)
+
+    @property
     def live(self) -> tuple[int, ...]:
         """The trainers that have not finished and are not given up, whether they are heard or not."""
         return tuple(trainer for trainer, member in self._in_order() if member.live)

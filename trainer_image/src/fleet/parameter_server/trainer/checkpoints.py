@@ -1,11 +1,16 @@
 """A trainer's half of checkpoints: it asks the servers for their shards, and adds what only it has.
 
-A save has two phases. First every server copies and writes its blocks, and the first one writes the
-trainer's own part. Only when all have done so are they told to write the manifest, which names every file:
-a save that is cut short leaves the checkpoint before it as it was.
+A save begins with copies: every server copies its blocks, and training goes on. The rest is done in the
+background, in two phases. First every server writes its copy, and the first one the trainer's own part. Only
+when all have done so are they told to write the manifest, which names every file: a save that is cut short
+leaves the checkpoint before it as it was.
 """
 
+import contextlib
+import logging
 import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +19,7 @@ from torch import Tensor
 from fleet.checkpoint import (
     CHECKPOINT_PREFIX,
     TRAINERS_STATE,
+    Background,
     FileRecord,
     Manifest,
     TrainerPart,
@@ -22,7 +28,7 @@ from fleet.checkpoint import (
     restore_part,
     superfluous,
 )
-from fleet.errors import CheckpointError
+from fleet.errors import CheckpointError, FleetError
 from fleet.parameter_server.control.state_stream import join_values
 from fleet.parameter_server.optimizer_state import state_of
 from fleet.parameter_server.trainer.agreement import common_save
@@ -35,6 +41,8 @@ if TYPE_CHECKING:
     from fleet.parameter_server.control.proto import control_pb2
 
 __all__ = ["TrainerCheckpoints"]
+
+_log = logging.getLogger(__name__)
 
 
 class TrainerCheckpoints:
@@ -54,9 +62,11 @@ class TrainerCheckpoints:
         self._client = client
         self._source = source
         self._steps_locally = steps_locally
+        self.background = Background()
+        """What is being written while training goes on."""
 
     def save(self, directory: str, status: TrainStatus) -> None:
-        """Save a checkpoint; it is whole when this returns.
+        """Save a checkpoint; it is durable when this returns, unless a disk has no room, which is told.
 
         Parameters
         ----------
@@ -72,42 +82,98 @@ class TrainerCheckpoints:
         FleetError
             A server could not write; the message names it and the file.
         """
+        self.background.save(directory, self._client.session.step, lambda: self._copy(directory, status))
+
+    def save_numbered(self, folder: str, status: TrainStatus, keep: int) -> int:
+        """Save a checkpoint under the next number of a folder, and return the number.
+
+        The servers have copied what they hold when this returns; the copies are written, and only the newest
+        checkpoints kept, while training goes on. Raises as `save`, also for the save before this one.
+        """
+        self.background.wait()
+        number = max(self.numbers(folder), default=-1) + 1
+        directory = f"{folder}/{CHECKPOINT_PREFIX}{number}"
+
+        def copy() -> Callable[[], None]:
+            write = self._copy(directory, status)
+
+            def finish() -> None:
+                try:
+                    write()
+                except FleetError:
+                    with contextlib.suppress(FleetError):  # the reason that counts is the first
+                        self._remove(folder, [number])
+                    raise
+                if keep:
+                    self.clean(folder, keep)
+
+            return finish
+
+        self.background.begin(directory, self._client.session.step, copy)
+        return number
+
+    def _copy(self, directory: str, status: TrainStatus) -> Callable[[], None]:
+        """Have the servers copy what they hold; return what makes the copies a checkpoint."""
         client, save, source = self._client, secrets.token_hex(4), self._source
         own_state = state_of(source) if self._steps_locally else {}
-        part = capture_part(status, client.session.step, source, own_state).to_bytes()
+        step = client.session.step
+        part = capture_part(status, step, source, own_state).to_bytes()
         first = client.session.plan.endpoints[0]
         replies = client.calls.ask_all(
             lambda control, seconds: control.save(
-                directory, save, client.session.step, part if control.endpoint == first else b"", seconds
+                directory, save, step, part if control.endpoint == first else b"", seconds
             )
         )
-        files = [FileRecord.from_json(text) for reply in replies for text in reply.files]
-        manifest = Manifest(
-            save=save,
-            step=client.session.step,
-            facts={
-                **facts_of_training(client.session.plan.agreement),
-                **({TRAINERS_STATE: "in the trainer's part"} if any(own_state.values()) else {}),
-            },
-            files=tuple(files),
-            trainer_part=next(file.name for file in files if not file.blocks),
-        ).to_json()
-        client.calls.ask_all(lambda control, seconds: control.commit(directory, manifest, seconds))
-        # Only now: until every server has the new one, the one before is what all have.
-        client.calls.ask_all(lambda control, seconds: control.commit(directory, "", seconds))
+        # A gradient may have come to one server and not to another yet.
+        trainers = {trainer for reply in replies for trainer in reply.steps}
+        steps = {
+            str(trainer): min(reply.steps[trainer] for reply in replies if trainer in reply.steps)
+            for trainer in sorted(trainers)
+        }
+        facts = {
+            **facts_of_training(client.session.plan.agreement),
+            **({TRAINERS_STATE: "in the trainer's part"} if any(own_state.values()) else {}),
+        }
 
-    def save_numbered(self, folder: str, status: TrainStatus, keep: int) -> int:
-        """Save a checkpoint under the next number of a folder, and keep the newest; return the number."""
-        number = max(self.numbers(folder), default=-1) + 1
-        self.save(f"{folder}/{CHECKPOINT_PREFIX}{number}", status)
-        if keep:
-            self.clean(folder, keep)
-        return number
+        def write() -> None:
+            files = self._written(save)
+            part_name = next(file.name for file in files if file.trainer == 0)
+            manifest = Manifest(save, step, facts, tuple(files), part_name, steps=steps).to_json()
+            client.calls.ask_all(lambda control, seconds: control.commit(directory, manifest, seconds))
+            # Only now: until every server has the new one, the one before is what all have.
+            client.calls.ask_all(lambda control, seconds: control.commit(directory, "", seconds))
+
+        return write
+
+    def _written(self, save: str) -> list[FileRecord]:
+        """Wait until every server has written its files, or has failed to, and return the files."""
+        files, failure = list[FileRecord](), None
+        for server in range(len(self._client.session.plan.endpoints)):
+            try:
+                while not (reply := self._client.calls.ask(server, lambda c, s: c.written(save, s))).done:
+                    pass
+                files += [FileRecord.from_json(text) for text in reply.files]
+            except FleetError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return files
+
+    def _remove(self, folder: str, numbers: Sequence[int]) -> None:
+        self._client.calls.ask_all(
+            lambda control, seconds: control.checkpoints(folder, seconds, remove=numbers)
+        )
 
     def numbers(self, folder: str) -> list[int]:
         """Return the numbers of a folder's checkpoints."""
         replies = self._client.calls.ask_all(lambda control, seconds: control.checkpoints(folder, seconds))
         return _union(reply.numbers for reply in replies)
+
+    def hand_in(self, status: TrainStatus) -> None:
+        """Say how far this trainer's script has come; the checkpoints that follow have it."""
+        client = self._client
+        part = TrainerPart(replace(status, step=client.session.step)).to_bytes()
+        client.calls.ask(0, lambda control, seconds: control.hand_in(client.session.step, part, seconds))
 
     def clean(self, folder: str, keep: int) -> None:
         """Remove a folder's checkpoints but the newest that every server has whole."""
@@ -174,14 +240,39 @@ class TrainerCheckpoints:
         return values
 
     def _take(self, replies: "Iterable[control_pb2.LoadReply]") -> TrainStatus | None:
+        replies = list(replies)
+        taken: TrainStatus | None = None
         for reply in replies:
             if reply.trainer_part:
                 part = TrainerPart.from_bytes(
                     reply.trainer_part, f"what {reply.directory} has of the trainer"
                 )
                 restore_part(part, self._source)
-                return part.status
-        return None
+                taken = part.status
+                break
+        return self._own_status(replies, taken)
+
+    def _own_status(
+        self, replies: "Sequence[control_pb2.LoadReply]", of_first: TrainStatus | None
+    ) -> TrainStatus | None:
+        """Return how far this trainer has come, which is trainer 0's word only where they are in step."""
+        trainer = self._client.session.plan.trainer_id
+        if trainer == 0:
+            return of_first
+        for reply in replies:
+            if reply.status:
+                where = f"what the servers have of trainer {trainer}"
+                return TrainerPart.from_bytes(reply.status, where).status
+        if of_first is None or not any(reply.apart for reply in replies):
+            return of_first
+        _log.warning(
+            "nothing says how far the script of trainer %d had come, which has made %d steps at a pace of "
+            "its own: it gets a TrainStatus without an epoch; call fleet.save_check_point on every trainer, "
+            "or loop over fleet.epochs() or fleet.steps()",
+            trainer,
+            self._client.session.step,
+        )
+        return TrainStatus(step=self._client.session.step)
 
 
 def _union(numbers: "Iterable[Iterable[int]]") -> list[int]:

@@ -211,8 +211,21 @@ class Trainer:
         self.steps.settle()
         return self.checkpoints.save_numbered(folder, status, keep)
 
+    def hand_in(self, status: TrainStatus) -> None:
+        """Say how far this trainer's script has come; see `TrainerCheckpoints.hand_in`.
+
+        Raises
+        ------
+        FleetError
+            As in `save`.
+        """
+        self.steps.flow.check_nothing_in_flight("a checkpoint was asked for")
+        self.steps.settle()
+        self.checkpoints.hand_in(status)
+
     def clean(self, folder: str, keep: int) -> None:
         """Remove a folder's checkpoints but the newest."""
+        self.checkpoints.background.wait()
         self.checkpoints.clean(folder, keep)
 
     def load(self, directory: str) -> TrainStatus | None:
@@ -224,6 +237,7 @@ class Trainer:
             Gradients have been sent, and ``step()`` was not called.
         """
         self.steps.flow.check_nothing_in_flight("a checkpoint was to be loaded")
+        self.checkpoints.background.wait()
         status, other_values = self.checkpoints.load(directory)
         if other_values:
             self.steps.restart()
@@ -243,6 +257,7 @@ class Trainer:
             Gradients have been sent, and ``step()`` was not called; or the script has written to parameters
             whose last values are still to come.
         """
+        self.checkpoints.background.end()
         self.steps.stop()
         if self._joined_at:
             note_steps_past(self.plan.trainer_id, self._client.calls)

@@ -605,7 +605,117 @@ Global___SaveRequest: _TypeAlias = SaveRequest  # noqa: Y015
 class SaveReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class StepsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STEPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def steps(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """How many steps of each trainer are in the copy, by its index, where trainers are not in step."""
+
+    def __init__(
+        self,
+        *,
+        steps: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveReply: _TypeAlias = SaveReply  # noqa: Y015
+
+@_typing.final
+class StatusRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINER_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """The number of steps that it has made."""
+    part: _builtins.bytes
+    """What it says of itself, as a safetensors file."""
+    @_builtins.property
+    def trainer(self) -> Global___Trainer: ...
+    def __init__(
+        self,
+        *,
+        trainer: Global___Trainer | None = ...,
+        step: _builtins.int = ...,
+        part: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "step", b"step", "trainer", b"trainer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatusRequest: _TypeAlias = StatusRequest  # noqa: Y015
+
+@_typing.final
+class StatusReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StatusReply: _TypeAlias = StatusReply  # noqa: Y015
+
+@_typing.final
+class WrittenRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINER_FIELD_NUMBER: _builtins.int
+    SAVE_FIELD_NUMBER: _builtins.int
+    save: _builtins.str
+    @_builtins.property
+    def trainer(self) -> Global___Trainer: ...
+    def __init__(
+        self,
+        *,
+        trainer: Global___Trainer | None = ...,
+        save: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["save", b"save", "trainer", b"trainer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WrittenRequest: _TypeAlias = WrittenRequest  # noqa: Y015
+
+@_typing.final
+class WrittenReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DONE_FIELD_NUMBER: _builtins.int
     FILES_FIELD_NUMBER: _builtins.int
+    done: _builtins.bool
     @_builtins.property
     def files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What was written, each as JSON; see fleet.checkpoint."""
@@ -613,15 +723,16 @@ class SaveReply(_message.Message):
     def __init__(
         self,
         *,
+        done: _builtins.bool = ...,
         files: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["files", b"files"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "files", b"files"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___SaveReply: _TypeAlias = SaveReply  # noqa: Y015
+Global___WrittenReply: _TypeAlias = WrittenReply  # noqa: Y015
 
 @_typing.final
 class CommitRequest(_message.Message):
@@ -702,6 +813,8 @@ class LoadReply(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     TRAINER_PART_FIELD_NUMBER: _builtins.int
     SAVES_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    APART_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
     """The checkpoint that was found, by its path; empty when there is none."""
     restored: _builtins.str
@@ -710,6 +823,10 @@ class LoadReply(_message.Message):
     """The step that this trainer makes next."""
     trainer_part: _builtins.bytes
     """The trainer's part of the checkpoint, from the server that has it."""
+    status: _builtins.bytes
+    """What this trainer has said of itself before, if it is not trainer 0 and this server has it."""
+    apart: _builtins.bool
+    """Whether it had trained before the checkpoint at a pace of its own, so that trainer 0's status is not its."""
     @_builtins.property
     def saves(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The random names of all checkpoints that this server has whole where it has looked, the newest first."""
@@ -722,10 +839,12 @@ class LoadReply(_message.Message):
         step: _builtins.int = ...,
         trainer_part: _builtins.bytes = ...,
         saves: _abc.Iterable[_builtins.str] | None = ...,
+        status: _builtins.bytes = ...,
+        apart: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "restored", b"restored", "saves", b"saves", "step", b"step", "trainer_part", b"trainer_part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "directory", b"directory", "restored", b"restored", "saves", b"saves", "status", b"status", "step", b"step", "trainer_part", b"trainer_part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

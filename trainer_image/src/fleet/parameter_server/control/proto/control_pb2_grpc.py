@@ -59,6 +59,16 @@ class ParameterServerStub:
                 request_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.SaveRequest.SerializeToString,
                 response_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.SaveReply.FromString,
                 _registered_method=True)
+        self.Written = channel.unary_unary(
+                '/fleet.parameter_server.v1.ParameterServer/Written',
+                request_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.WrittenRequest.SerializeToString,
+                response_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.WrittenReply.FromString,
+                _registered_method=True)
+        self.Status = channel.unary_unary(
+                '/fleet.parameter_server.v1.ParameterServer/Status',
+                request_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.StatusRequest.SerializeToString,
+                response_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.StatusReply.FromString,
+                _registered_method=True)
         self.Commit = channel.unary_unary(
                 '/fleet.parameter_server.v1.ParameterServer/Commit',
                 request_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.CommitRequest.SerializeToString,
@@ -141,7 +151,21 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Save(self, request, context):
-        """Copy what this server holds at a step, and write the copy as its shard of a checkpoint.
+        """Copy what this server holds at a step, and begin to write the copy as its shard of a checkpoint.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Written(self, request, context):
+        """Say what a save has written. Waits a short while; asked again until all of it is on the disk.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Status(self, request, context):
+        """Take what a trainer other than 0 says of itself, for the checkpoints that follow.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -222,6 +246,16 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Save,
                     request_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.SaveRequest.FromString,
                     response_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.SaveReply.SerializeToString,
+            ),
+            'Written': grpc.unary_unary_rpc_method_handler(
+                    servicer.Written,
+                    request_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.WrittenRequest.FromString,
+                    response_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.WrittenReply.SerializeToString,
+            ),
+            'Status': grpc.unary_unary_rpc_method_handler(
+                    servicer.Status,
+                    request_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.StatusRequest.FromString,
+                    response_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.StatusReply.SerializeToString,
             ),
             'Commit': grpc.unary_unary_rpc_method_handler(
                     servicer.Commit,
@@ -487,6 +521,60 @@ class ParameterServer:
             '/fleet.parameter_server.v1.ParameterServer/Save',
             fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.SaveRequest.SerializeToString,
             fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.SaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Written(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet.parameter_server.v1.ParameterServer/Written',
+            fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.WrittenRequest.SerializeToString,
+            fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.WrittenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Status(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet.parameter_server.v1.ParameterServer/Status',
+            fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.StatusRequest.SerializeToString,
+            fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.StatusReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,7 +48,11 @@ class ParameterServerStub:
     Reduce: _grpc.UnaryUnaryMultiCallable[_control_pb2.ReduceRequest, _control_pb2.ReduceReply]
     """Combine small arrays of all trainers that have not completed. Waits a short while; asked again until done."""
     Save: _grpc.UnaryUnaryMultiCallable[_control_pb2.SaveRequest, _control_pb2.SaveReply]
-    """Copy what this server holds at a step, and write the copy as its shard of a checkpoint."""
+    """Copy what this server holds at a step, and begin to write the copy as its shard of a checkpoint."""
+    Written: _grpc.UnaryUnaryMultiCallable[_control_pb2.WrittenRequest, _control_pb2.WrittenReply]
+    """Say what a save has written. Waits a short while; asked again until all of it is on the disk."""
+    Status: _grpc.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]
+    """Take what a trainer other than 0 says of itself, for the checkpoints that follow."""
     Commit: _grpc.UnaryUnaryMultiCallable[_control_pb2.CommitRequest, _control_pb2.CommitReply]
     """Write the manifest, which makes the files written before it a checkpoint."""
     Load: _grpc.UnaryUnaryMultiCallable[_control_pb2.LoadRequest, _control_pb2.LoadReply]
@@ -78,7 +82,11 @@ class ParameterServerAsyncStub(ParameterServerStub):
     Reduce: _aio.UnaryUnaryMultiCallable[_control_pb2.ReduceRequest, _control_pb2.ReduceReply]  # type: ignore[assignment]
     """Combine small arrays of all trainers that have not completed. Waits a short while; asked again until done."""
     Save: _aio.UnaryUnaryMultiCallable[_control_pb2.SaveRequest, _control_pb2.SaveReply]  # type: ignore[assignment]
-    """Copy what this server holds at a step, and write the copy as its shard of a checkpoint."""
+    """Copy what this server holds at a step, and begin to write the copy as its shard of a checkpoint."""
+    Written: _aio.UnaryUnaryMultiCallable[_control_pb2.WrittenRequest, _control_pb2.WrittenReply]  # type: ignore[assignment]
+    """Say what a save has written. Waits a short while; asked again until all of it is on the disk."""
+    Status: _aio.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]  # type: ignore[assignment]
+    """Take what a trainer other than 0 says of itself, for the checkpoints that follow."""
     Commit: _aio.UnaryUnaryMultiCallable[_control_pb2.CommitRequest, _control_pb2.CommitReply]  # type: ignore[assignment]
     """Write the manifest, which makes the files written before it a checkpoint."""
     Load: _aio.UnaryUnaryMultiCallable[_control_pb2.LoadRequest, _control_pb2.LoadReply]  # type: ignore[assignment]
@@ -159,7 +167,23 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.SaveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.SaveReply, _abc.Awaitable[_control_pb2.SaveReply]]:
-        """Copy what this server holds at a step, and write the copy as its shard of a checkpoint."""
+        """Copy what this server holds at a step, and begin to write the copy as its shard of a checkpoint."""
+
+    @_abc_1.abstractmethod
+    def Written(
+        self,
+        request: _control_pb2.WrittenRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.WrittenReply, _abc.Awaitable[_control_pb2.WrittenReply]]:
+        """Say what a save has written. Waits a short while; asked again until all of it is on the disk."""
+
+    @_abc_1.abstractmethod
+    def Status(
+        self,
+        request: _control_pb2.StatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.StatusReply, _abc.Awaitable[_control_pb2.StatusReply]]:
+        """Take what a trainer other than 0 says of itself, for the checkpoints that follow."""
 
     @_abc_1.abstractmethod
     def Commit(
