@@ -27,8 +27,8 @@ Answered = TypeVar("Answered")
 _STOP_SECONDS: Final = 1.0
 _STALLED_SECONDS: Final = 180.0
 _MOST_BYTES: Final = 256 << 20
-_LARGE: Final = frozenset({"Save", "Write", "Reduce"})
-"""Methods whose messages carry a trainer's tensors."""
+_LARGE: Final = frozenset({"Save", "Status", "Commit", "Write", "Reduce"})
+"""Methods whose messages carry a trainer's tensors, or the names of all of them."""
 
 
 class ControlBackend(Protocol):
