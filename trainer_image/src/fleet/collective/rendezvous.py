@@ -4,7 +4,9 @@ Nothing here waits in silence: after a few seconds the log names who is missing,
 error does.
 """
 
+import ipaddress
 import logging
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -151,8 +153,9 @@ def _open(place: Place, deadlines: Deadlines, wait: _Wait) -> Store:
                 is_master=True,
                 wait_for_workers=False,
                 timeout=timedelta(seconds=deadlines.deadline_seconds),
+                master_listen_fd=_listen_here_only(place),
             )
-        except (DistError, RuntimeError) as error:
+        except (DistError, RuntimeError, OSError) as error:
             raise ConfigurationError(
                 f"trainer 0 cannot listen at {place.host}:{place.port}: {_first_line(error)}; "
                 "expected an address of this machine and a free port"
@@ -172,6 +175,21 @@ def _open(place: Place, deadlines: Deadlines, wait: _Wait) -> Store:
         else:
             store.set_timeout(timedelta(seconds=deadlines.deadline_seconds))
             return store
+
+
+def _listen_here_only(place: Place) -> int | None:
+    """Listen on a loopback address, where that is the store's, and there only: torch listens everywhere.
+
+    The store takes the descriptor that is returned for its own.
+    """
+    try:
+        address = ipaddress.ip_address(place.host)
+    except ValueError:
+        return None
+    if not address.is_loopback:
+        return None
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    return socket.create_server((place.host, place.port), family=family, backlog=place.size + 1).detach()
 
 
 def _first_line(error: BaseException) -> str:
