@@ -43,6 +43,8 @@ CALLS = {
     "State": control_pb2.StateRequest(values=True),
     "Reduce": control_pb2.ReduceRequest(trainer=TRAINER),
     "Save": control_pb2.SaveRequest(trainer=TRAINER, directory="checkpoints"),
+    "Written": control_pb2.WrittenRequest(trainer=TRAINER, save="a"),
+    "Status": control_pb2.StatusRequest(trainer=TRAINER),
     "Commit": control_pb2.CommitRequest(trainer=TRAINER, directory="checkpoints"),
     "Load": control_pb2.LoadRequest(trainer=TRAINER),
     "Checkpoints": control_pb2.CheckpointsRequest(trainer=TRAINER, directory="checkpoints"),
