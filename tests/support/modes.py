@@ -55,7 +55,7 @@ class OneServer:
 
     def __init__(self, mode: Mode, trainers: int, optimizer: MakeOptimizer = sgd) -> None:
         plan, _, parameters = plans(mode, trainers, optimizer)
-        self.shard = Shard(plan, parameters)
+        self.shard = Shard(plan, parameters, rule=mode.rule)
         self.mode = mode.make_server(self.shard, trainers)
 
     def begin(self, trainer: int, step: int = 0, hyper: HyperParameters = RATE_OF_ONE) -> None:
@@ -69,7 +69,7 @@ class OneServer:
 
     def value(self, block: int) -> float:
         """Return a block's value now."""
-        return float(np.frombuffer(self.shard.value_bytes(block), dtype=np.float32)[0])
+        return float(np.frombuffer(self.shard.store.view(block), dtype=np.float32)[0])
 
     def sent(self, trainer: int, block: int) -> float:
         """Return what an answer carries to a trainer."""

@@ -10,7 +10,15 @@ from typing import ClassVar
 
 import torch
 
-from fleet.parameter_server.modes import ImmediateServer, Mode, ServerMode, Session, TrainerMode
+from fleet.parameter_server.modes import (
+    ImmediateServer,
+    Mode,
+    ServerMode,
+    Session,
+    Target,
+    TrainerMode,
+    Update,
+)
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
 from fleet.transpiler import DistributedMode, PlannedBlock
@@ -32,26 +40,17 @@ class ElasticAveraging(Mode):
         """Return what all processes must have alike."""
         return {"period": str(self.period), "alpha": str(self.alpha)}
 
+    def rule(self, target: Target, update: Update) -> None:
+        """Move a block's centre towards a trainer's parameters; the answer is where it then is."""
+        target.value.add_(update.gradient - target.value, alpha=self.alpha)
+
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
         """Build the server's half."""
-        return Centre(shard, num_trainers, self.alpha)
+        return ImmediateServer(shard, num_trainers)
 
     def make_trainer(self, session: Session) -> TrainerMode:
         """Build the trainer's half."""
         return Elastic(session, self.period, self.alpha)
-
-
-class Centre(ImmediateServer):
-    """Answers with the centre as the trainer met it, and moves it."""
-
-    def __init__(self, shard: Shard, num_trainers: int, alpha: float) -> None:
-        super().__init__(shard, num_trainers)
-        self._alpha = alpha
-
-    def apply(self, trainer: int, block: int, hyper_parameters: HyperParameters) -> None:
-        """Move a block's centre towards a trainer's parameters."""
-        centre = self.shard.value(block)
-        centre.add_(self.gradient_of(trainer) - centre, alpha=self._alpha)
 
 
 class Elastic:

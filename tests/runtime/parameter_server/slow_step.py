@@ -26,14 +26,14 @@ class SlowStep:
     ) -> None:
         self.begun = threading.Event()
         self.may_end = threading.Event()
-        shard = job.servers[0].server._shard
-        apply = shard.apply
+        store = job.servers[0].server._shard.store
+        rule = store._rule
 
         def slowly(*arguments: Any) -> None:
             self.begun.set()
             assert self.may_end.wait(60)
             if fails is not None:
                 raise fails
-            apply(*arguments)
+            rule(*arguments)
 
-        monkeypatch.setattr(shard, "apply", slowly)
+        monkeypatch.setattr(store, "_rule", slowly)

@@ -351,7 +351,7 @@ def test_a_wait_for_a_servers_reply_ends_with_the_sessions_failure(tmp_path, mon
             released.set()
 
 
-@pytest.mark.parametrize("between", ["copies", "commit"])
+@pytest.mark.parametrize("between", ["snapshot", "commit"])
 def test_what_a_failed_step_has_left_is_not_saved(tmp_path, monkeypatch, between):
     """The step fails before the copies are made, or once they are written and not committed yet."""
     settings = Settings(heartbeat_seconds=5.0, deadline_seconds=10.0)  # no heartbeat tells of it first
@@ -361,11 +361,11 @@ def test_what_a_failed_step_has_left_is_not_saved(tmp_path, monkeypatch, between
         trainer.save(str(tmp_path), TrainStatus(epoch_no=1))
         before = Checkpoint(tmp_path).manifest
         server = job.servers[0].server
-        owner = server._shard if between == "copies" else server.keeper
+        owner = server._shard.store if between == "snapshot" else server.keeper
         go_on = getattr(owner, between)
 
         def after_a_failure(*arguments: Any) -> Any:
-            server._mode._failed.note(ArithmeticError("out of range"))  # type: ignore[attr-defined]
+            server._shard.store.failed.note(ArithmeticError("out of range"))
             return go_on(*arguments)
 
         monkeypatch.setattr(owner, between, after_a_failure)

@@ -224,8 +224,8 @@ def test_a_trainer_that_joins_just_as_a_server_fails_is_told_why(monkeypatch):
         server = job.servers[0].server
         admit = server._mode.admit
 
-        def fail_meanwhile(number: int) -> None:
-            admit(number)
+        def fail_meanwhile(number: int, incarnation: int) -> None:
+            admit(number, incarnation)
             server._fail(FleetError("the disk is full"))
 
         monkeypatch.setattr(server._mode, "admit", fail_meanwhile)

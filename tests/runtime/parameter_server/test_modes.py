@@ -137,9 +137,9 @@ def test_one_trainer_alone_ends_with_the_servers_values(name):
         trainer.complete()
         assert trainer.current_step == 7
         held = {
-            block.name: running.server._shard.value(block.id)
+            running.server._shard.blocks[number].name: value
             for running in job.servers
-            for block in running.server._shard.blocks.values()
+            for number, value in running.server._shard.store.values()
         }
         for name_, parameter in model.named_parameters():
             pieces = [held[key].flatten() for key in sorted(held) if key.split(".block")[0] == name_]

@@ -16,6 +16,7 @@ from fleet.parameter_server import waiting
 from fleet.parameter_server.modes import Async
 from fleet.parameter_server.modes.immediate import ImmediateServer
 from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.store import Put
 from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.transpiler import DistributeTranspilerConfig
 from tests.support.parameter_server import Loopback, loopback, sgd, small_model
@@ -402,8 +403,8 @@ def test_state_that_cannot_travel_is_refused_by_name():
         trainer.start()
         loss_of(model).backward()
         trainer.step()
-        update = job.servers[0].server._shard._updates[0]
-        update.load_state({"seen": {1, 2}})
+        store = job.servers[0].server._shard.store
+        store.apply(Put(0, store.values()[0][1], {"seen": {1, 2}}))
         with pytest.raises(ConfigurationError, match="seen is a set, which no"):
             trainer.fetch_state()
 

@@ -30,7 +30,7 @@ def test_the_state_that_is_handed_out_does_not_change_with_the_next_step():
     hyper = ({"lr": 1.0, "momentum": 0.5, "dampening": 0.0, "weight_decay": 0.0},)
     server.begin(0, 0, hyper)
     server.send(0, 0, 2.0)
-    before = dict(server.shard.state())[0]["momentum_buffer"]
+    before = dict(server.shard.store.state())[0]["momentum_buffer"]
     server.begin(0, 1, hyper)
     server.send(0, 0, 2.0, step=1)
     assert before.tolist() == [2.0]

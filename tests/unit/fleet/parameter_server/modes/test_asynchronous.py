@@ -154,7 +154,7 @@ def test_a_gradient_that_fails_to_be_applied_ends_it_for_every_trainer(monkeypat
     def broken(*_: object) -> None:
         raise ArithmeticError("no root")
 
-    monkeypatch.setattr(server.shard, "apply", broken)
+    monkeypatch.setattr(server.shard.store, "_rule", broken)
     reason = "a block of parameter server a:1 could not be stepped: ArithmeticError: no root"
     with pytest.raises(FleetError, match=reason):
         server.send(0, 0, 1.0)

@@ -116,7 +116,7 @@ class Server:
         return list(self.mode.gradient(trainer, block, step))
 
     def value(self, block: int) -> float:
-        return float(np.frombuffer(self.shard.value_bytes(block), dtype=np.float32)[0])
+        return float(np.frombuffer(self.shard.store.view(block), dtype=np.float32)[0])
 
 
 def their_part(square: float, step: int = 0, key: str = "") -> NormPart:
@@ -144,7 +144,7 @@ def test_a_step_that_fails_once_its_norm_is_known_fails_for_everybody(monkeypatc
     def broken(*_: object) -> None:
         raise ArithmeticError("no root")
 
-    monkeypatch.setattr(server.shard, "apply", broken)
+    monkeypatch.setattr(server.shard.store, "_rule", broken)
     server.send(0, 0, 3.0)
     server.send(0, 1, 0.0)
     reason = "could not be stepped: ArithmeticError: no root"
@@ -198,7 +198,7 @@ def test_a_trainer_that_comes_back_while_a_norm_is_awaited_changes_nothing():
     assert server.mode.norm(their_part(0.0)) == [Answer(0, 1, (0, 1)), Answer(1, 1, (1,))]
     assert server.value(0) == -4.0
     # What it has been answered about that block does not change under its hands.
-    assert [value.obj is server.shard.value_bytes(1).obj for value in before] == [False, True]
+    assert [value.obj is server.shard.store.view(1).obj for value in before] == [False, True]
     assert server.send(0, 1, 99.0) == [Answer(1, 1, (0,))]
     assert server.value(1) == 0.0
     assert server.mode.end(0, 0, []) == []

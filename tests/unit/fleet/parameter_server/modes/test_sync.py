@@ -220,7 +220,7 @@ def test_nobody_waits_for_a_step_that_has_failed(monkeypatch):
     def broken(*_: object) -> None:
         raise ConfigurationError("no such group")
 
-    monkeypatch.setattr(setup.shard, "apply", broken)
+    monkeypatch.setattr(setup.shard.store, "_rule", broken)
     with pytest.raises(ConfigurationError, match="no such group"):
         setup.send(0, 0, 1.0)
     for call in (lambda: setup.mode.admit(0), setup.mode.missing):
@@ -234,7 +234,7 @@ def test_what_a_step_failed_of_is_what_everybody_is_told(monkeypatch, caplog):
     def broken(*_: object) -> None:
         raise OSError("no scratch space")
 
-    monkeypatch.setattr(setup.shard, "apply", broken)
+    monkeypatch.setattr(setup.shard.store, "_rule", broken)
     setup.send(0, 0, 1.0)
     reason = "a block of parameter server a:1 could not be stepped: OSError: no scratch space"
     with pytest.raises(FleetError, match=reason):

@@ -25,6 +25,7 @@ from fleet.parameter_server.modes.interface import (
 from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.modes.sync import Sync
 from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.store import Origin, Target, Update
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import ServerPlan, TrainerPlan
 
@@ -40,12 +41,15 @@ __all__ = [
     "Mode",
     "NormExchange",
     "NormPart",
+    "Origin",
     "ResumesEach",
     "ServerMode",
     "Session",
     "Settling",
     "Sync",
+    "Target",
     "TrainerMode",
+    "Update",
     "mode_of_server",
     "mode_of_trainer",
 ]

@@ -17,12 +17,13 @@ from fleet.errors import ConfigurationError, DeadlineExceededError
 from fleet.parameter_server.modes.immediate import ImmediateServer
 from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TrainerMode
 from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.store import Target, Update
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock
 from fleet.wire import HyperParameters
 
-__all__ = ["Geo", "GeoServer", "GeoTrainer"]
+__all__ = ["Geo", "GeoTrainer"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,22 +52,17 @@ class Geo(Mode):
         """Return how often trainers send."""
         return {"push_nums": str(self.push_nums)}
 
+    def rule(self, target: Target, update: Update) -> None:
+        """Add what a trainer has changed."""
+        target.value.add_(update.gradient)
+
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
         """Build the server's half."""
-        return GeoServer(shard, num_trainers)
+        return ImmediateServer(shard, num_trainers)
 
     def make_trainer(self, session: Session) -> TrainerMode:
         """Build the trainer's half."""
         return GeoTrainer(session, self.push_nums)
-
-
-class GeoServer(ImmediateServer):
-    """The server's half of GEO: it adds what comes, and answers with the sum; see `ServerMode`."""
-
-    def apply(self, trainer: int, block: int, hyper_parameters: HyperParameters) -> None:
-        """Add what a trainer has changed."""
-        del hyper_parameters
-        self.shard.value(block).add_(self.gradient_of(trainer))
 
 
 class GeoTrainer:

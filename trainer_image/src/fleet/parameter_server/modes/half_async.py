@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fleet.errors import ConfigurationError, FleetError
-from fleet.parameter_server.modes.asynchronous import AsyncServer
+from fleet.parameter_server.modes.immediate import ImmediateServer
 from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TrainerMode
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, dtype_of
@@ -29,7 +29,7 @@ from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import NO_STEP, HyperParameters
 
-__all__ = ["GradientQueues", "HalfAsync", "HalfAsyncServer", "HalfAsyncTrainer", "Merged"]
+__all__ = ["GradientQueues", "HalfAsync", "HalfAsyncTrainer", "Merged"]
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,12 @@ class HalfAsync(Mode):
                 raise ConfigurationError(f"HalfAsync.{field} is {getattr(self, field)}; expected at least 1")
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Build the server's half."""
-        return HalfAsyncServer(shard, num_trainers)
+        """Build the server's half: as in async, but a trainer gets values when it asks for them."""
+        return ImmediateServer(shard, num_trainers, answers_gradients=False)
 
     def make_trainer(self, session: Session) -> TrainerMode:
         """Build the trainer's half."""
         return HalfAsyncTrainer(session, self.send_queue_size, self.max_merge_var_num)
-
-
-class HalfAsyncServer(AsyncServer):
-    """The server's half: as in async, but a trainer gets values when it asks for them."""
-
-    answers_gradients = False
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from torch import Tensor
-
-from fleet.errors import FleetError, RemoteProtocolError
-from fleet.parameter_server.modes.failed_step import FailedStep
+from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.modes.interface import Answer, Missing
 from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.shard import Shard
-from fleet.parameter_server.transport.arena import bytes_of
+from fleet.parameter_server.store import Origin, Update
+from fleet.parameter_server.transport.arena import Arena, bytes_of
 from fleet.wire import HyperParameters
 
 __all__ = ["ImmediateServer"]
@@ -19,8 +17,8 @@ class ImmediateServer:
     """The server's half of a mode without a barrier; see `ServerMode`.
 
     A trainer is sent a copy of a value, one per trainer and block, taken when the value is decided to be
-    sent: others may change the value before the bytes have left. Subclasses say what becomes of a gradient
-    (`apply`) and may refuse a trainer's value until it asks (`answers_gradients`).
+    sent: others may change the value before the bytes have left. What becomes of a gradient is the mode's
+    `rule`.
 
     Parameters
     ----------
@@ -28,20 +26,33 @@ class ImmediateServer:
         The blocks.
     num_trainers : int
         How many trainers take part from the beginning; others may be admitted later.
+    answers_gradients : bool
+        Whether a gradient is answered with the value after it; otherwise a trainer asks for values.
+    keeps_seen : bool
+        Whether updates carry the value of the block that their trainer was sent last.
     """
 
-    answers_gradients = True
-    """Whether a gradient is answered with the value after it."""
-
-    def __init__(self, shard: Shard, num_trainers: int) -> None:
-        self.shard = shard
-        self._sent = {trainer: shard.copy_values() for trainer in range(num_trainers)}
+    def __init__(
+        self,
+        shard: Shard,
+        num_trainers: int,
+        *,
+        answers_gradients: bool = True,
+        keeps_seen: bool = False,
+    ) -> None:
+        self._shard = shard
+        self._store = shard.store
+        self._answers_gradients = answers_gradients
+        self._keeps_seen = keeps_seen
+        self._sent = {trainer: Arena(shard.store.extents) for trainer in range(num_trainers)}
+        for trainer in range(num_trainers):
+            self._copy_all(trainer)
         self._hyper: dict[int, HyperParameters] = dict.fromkeys(range(num_trainers), ())
+        self._incarnations = dict.fromkeys(range(num_trainers), 0)
         self._steps = {trainer: dict.fromkeys(shard.blocks, 0) for trainer in range(num_trainers)}
         self._entered: dict[int, int] = {}
         """The step at which each trainer came that was not there from the beginning."""
         self._resumed: dict[int, int] = {}
-        self._failed = FailedStep(shard.plan.endpoint)
 
     @property
     def step(self) -> int:
@@ -55,35 +66,37 @@ class ImmediateServer:
     def resume(self, step: int) -> None:
         """Go on at a step that a checkpoint holds: every trainer makes it next."""
         for trainer in list(self._steps):
-            self._steps[trainer] = dict.fromkeys(self.shard.blocks, step)
+            self._steps[trainer] = dict.fromkeys(self._shard.blocks, step)
 
     def resume_each(self, steps: Mapping[int, int]) -> None:
         """Go on with these trainers at these steps, also with one that joins late."""
         self._resumed = dict(steps)
         for trainer in steps.keys() & self._steps.keys():
-            self._steps[trainer] = dict.fromkeys(self.shard.blocks, steps[trainer])
+            self._steps[trainer] = dict.fromkeys(self._shard.blocks, steps[trainer])
 
-    def admit(self, trainer: int) -> None:
+    def admit(self, trainer: int, incarnation: int = 0) -> None:
         """Begin anew with a trainer; what its earlier life has sent is applied already.
 
         One that was not there from the beginning makes the step next that the one ahead of all makes next:
         it shares in what is left to do. Another server may have seen it come at another step, and it goes on
         at the lowest: nothing that it sends has come before.
         """
+        self._incarnations[trainer] = incarnation
         if trainer in self._steps:
             return
-        self._sent[trainer] = self.shard.copy_values()
+        self._sent[trainer] = Arena(self._store.extents)
+        self._copy_all(trainer)
         self._hyper[trainer] = ()
         self._entered[trainer] = self._resumed.get(trainer, self.step)
-        self._steps[trainer] = dict.fromkeys(self.shard.blocks, 0)
+        self._steps[trainer] = dict.fromkeys(self._shard.blocks, 0)
 
     def pull(self, trainer: int) -> Sequence[Answer]:
         """Return the present value of every block."""
-        return [self._answer(trainer, block) for block in self.shard.blocks]
+        return [self._answer(trainer, block) for block in self._shard.blocks]
 
     def destination(self, trainer: int, block: int) -> memoryview:
         """Return where the bytes of a gradient belong."""
-        return self.shard.buffers.land(trainer, block, lambda: Turn.NEXT)
+        return self._shard.buffers.land(trainer, block, lambda: Turn.NEXT)
 
     def value(self, trainer: int, block: int) -> memoryview:
         """Return the bytes of the value as it was when the answer was made."""
@@ -100,15 +113,19 @@ class ImmediateServer:
         Raises
         ------
         FleetError
-            It could not be applied: for a reason of this trainer's own where `apply` says so by such an
-            error. Any other one ends the server, whoever the trainer: the block may be half stepped.
+            It could not be applied; see `Store.apply`.
         """
         try:
-            self._take(trainer, block, step)
+            if step >= self._steps[trainer][block]:
+                gradient = self._shard.buffers.landing(trainer).tensor
+                origin = Origin(trainer, self._incarnations[trainer], step)
+                seen = self._sent[trainer][block] if self._keeps_seen else None
+                self._store.apply(Update(block, gradient, self._hyper[trainer], (origin,), seen))
+                self._steps[trainer][block] = step + 1
         finally:
-            with self.shard.buffers.changed:
-                self.shard.buffers.forget(trainer)
-        return [self._answer(trainer, block)] if self.answers_gradients else []
+            with self._shard.buffers.changed:
+                self._shard.buffers.forget(trainer)
+        return [self._answer(trainer, block)] if self._answers_gradients else []
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
         """Take a trainer's word that it has no gradient for these blocks; it gets their values all the same.
@@ -121,7 +138,7 @@ class ImmediateServer:
         steps, missing = self._steps[trainer], set(absent)
         unknown = [block for block in absent if block not in steps]
         early = [
-            self.shard.blocks[block].name
+            self._shard.blocks[block].name
             for block, made in steps.items()
             if made <= step and block not in missing
         ]
@@ -137,7 +154,7 @@ class ImmediateServer:
             )
         for block in absent:
             steps[block] = max(steps[block], step + 1)
-        return [self._answer(trainer, block) for block in absent] if self.answers_gradients else []
+        return [self._answer(trainer, block) for block in absent] if self._answers_gradients else []
 
     def complete(self, trainer: int) -> Sequence[Answer]:
         """Go on without a trainer; nobody has waited for it."""
@@ -152,34 +169,13 @@ class ImmediateServer:
         FleetError
             A gradient could not be applied.
         """
-        self._failed.check()
+        self._store.failed.check()
         return None
 
-    def apply(self, trainer: int, block: int, hyper_parameters: HyperParameters) -> None:
-        """Let a gradient change its block. Called with the block's lock held."""
-        self.shard.apply(block, self.gradient_of(trainer), hyper_parameters)
-
-    def gradient_of(self, trainer: int) -> Tensor:
-        """Return the gradient of a trainer that is being applied, not a copy."""
-        return self.shard.buffers.landing(trainer).tensor
-
-    def last_sent(self, trainer: int, block: int) -> Tensor:
-        """Return the value of a block that a trainer was sent last."""
-        return self._sent[trainer][block]
+    def _copy_all(self, trainer: int) -> None:
+        for block in self._shard.blocks:
+            self._store.read(block, bytes_of(self._sent[trainer][block]))
 
     def _answer(self, trainer: int, block: int) -> Answer:
-        with self.shard.locks[block]:
-            self._sent[trainer][block].copy_(self.shard.value(block))
+        self._store.read(block, bytes_of(self._sent[trainer][block]))
         return Answer(block, self._steps[trainer][block], (trainer,))
-
-    def _take(self, trainer: int, block: int, step: int) -> None:
-        with self.shard.locks[block]:
-            self._failed.check()
-            if step >= self._steps[trainer][block]:
-                try:
-                    self.apply(trainer, block, self._hyper[trainer])
-                except FleetError:
-                    raise
-                except BaseException as error:
-                    raise self._failed.note(error) from error
-                self._steps[trainer][block] = step + 1

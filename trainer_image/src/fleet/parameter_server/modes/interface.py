@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 from fleet.errors import FleetError
 from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.naming import name_servers, name_trainers
+from fleet.parameter_server.store import Target, Update, step_by_optimizer
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
 from fleet.wire import HyperParameters
@@ -80,8 +81,11 @@ class ServerMode(Protocol):
     def resume(self, step: int) -> None:
         """Go on at a step that a checkpoint holds; called before any trainer has sent a gradient."""
 
-    def admit(self, trainer: int) -> None:
-        """Begin anew with a trainer: what an earlier life of it has sent and is not applied is dropped."""
+    def admit(self, trainer: int, incarnation: int = 0) -> None:
+        """Begin anew with a trainer: what an earlier life of it has sent and is not applied is dropped.
+
+        `incarnation` is the attempt under which it joins.
+        """
 
     def pull(self, trainer: int) -> Sequence[Answer]:
         """Return the present value of every block, for a trainer that asks for it."""
@@ -280,6 +284,13 @@ class Mode(ABC):
     def agreement(self) -> Mapping[str, str]:
         """Return what every process must have in common beside the name, fact by fact."""
         return {}
+
+    def rule(self, target: Target, update: Update) -> None:
+        """Change a value by what trainers have sent; the user's optimizer steps it, unless a mode overrides.
+
+        A function of its arguments alone, so that an update can be applied again.
+        """
+        step_by_optimizer(target, update)
 
     @abstractmethod
     def make_server(self, shard: "Shard", num_trainers: int) -> ServerMode:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from fleet.parameter_server.receive_buffers import Buffer, Turn
+from fleet.parameter_server.store import Origin
 from fleet.wire import NO_STEP, HyperParameters
 
 __all__ = ["Round", "Rounds"]
@@ -16,7 +17,8 @@ class Round:
     step: int = 0
     landed: dict[int, Buffer] = field(default_factory=dict)
     """Gradients that wait for others, which are summed before them."""
-    summed: set[int] = field(default_factory=set)
+    summed: dict[int, Origin] = field(default_factory=dict)
+    """Whose gradients are in the sum, in its order."""
     absent: set[int] = field(default_factory=set)
     adding: int | None = None
     """Whose gradient a thread is adding."""
@@ -32,7 +34,7 @@ class Round:
     @property
     def settled(self) -> set[int]:
         """Trainers of whom nothing is awaited."""
-        return self.landed.keys() | self.summed | self.absent
+        return self.landed.keys() | self.summed.keys() | self.absent
 
     @property
     def busy(self) -> bool:
@@ -53,6 +55,7 @@ class Rounds:
     def __init__(self, blocks: Iterable[int], num_trainers: int) -> None:
         self.live = set(range(num_trainers))
         self.of = {block: Round() for block in blocks}
+        self._incarnations: dict[int, int] = {}
 
     @property
     def lowest_step(self) -> int:
@@ -66,21 +69,22 @@ class Rounds:
             for round_ in self.of.values()
         )
 
-    def admit(self, trainer: int, is_begun: Callable[[int], bool]) -> list[Buffer]:
+    def admit(self, trainer: int, incarnation: int, is_begun: Callable[[int], bool]) -> list[Buffer]:
         """Begin anew with a trainer; return the gradients of its earlier life that are in no sum with others.
 
         Parameters
         ----------
-        trainer : int
+        trainer, incarnation : int
         is_begun : callable
             Whether a gradient lies, or lands, in the place of a block's sum.
         """
         self.live.add(trainer)
+        self._incarnations[trainer] = incarnation
         dropped = []
         for block, round_ in self.of.items():
             if (landed := round_.landed.pop(trainer, None)) is not None:
                 dropped.append(landed)
-            if round_.summed == {trainer} and not round_.busy and round_.total is not None:
+            if round_.summed.keys() == {trainer} and not round_.busy and round_.total is not None:
                 dropped.append(round_.total)
                 round_.total = None
                 round_.summed.clear()
@@ -93,7 +97,7 @@ class Rounds:
 
     def next_of(self, round_: Round) -> int | None:
         """Return whose gradient is summed next; None once nobody's is awaited."""
-        return min((self.live | round_.landed.keys()) - round_.summed - round_.absent, default=None)
+        return min((self.live | round_.landed.keys()) - round_.summed.keys() - round_.absent, default=None)
 
     def turn(self, trainer: int, block: int, step: int) -> Turn:
         """Return when a gradient is used; one that is not needed is dropped as soon as it has landed."""
@@ -119,7 +123,8 @@ class Rounds:
         round_ = self.of[block]
         if round_.adding is not None:
             del round_.landed[round_.adding]
-            round_.summed.add(round_.adding)
+            origin = Origin(round_.adding, self._incarnations.get(round_.adding, 0), round_.step)
+            round_.summed[round_.adding] = origin
         round_.adding = None
 
     def take_complete(self, block: int) -> bool:

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from typing import Final
 
 from fleet.errors import DeadlineExceededError, RemoteProtocolError
-from fleet.parameter_server.modes.failed_step import FailedStep
 from fleet.parameter_server.modes.hyper import AgreedHyper
 from fleet.parameter_server.modes.interface import Answer, TellNorm
 from fleet.parameter_server.modes.norms import AwaitedNorm, KnownNorm, NormBook, NormPart
 from fleet.parameter_server.modes.rounds import Rounds
 from fleet.parameter_server.naming import name_trainers
 from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.store import Update
 from fleet.update import sum_of_squares
 from fleet.wire import NO_STEP
 
@@ -47,8 +47,7 @@ class Stepping:
         self._hyper = hyper
         self._norms = NormBook(shard.plan.norms, shard.plan.server, _tell_nobody)
         self._averaged_over = frozenset(rounds.live)
-        self._failed = FailedStep(shard.plan.endpoint)
-        """Why a claimed block was not stepped; it never will be."""
+        self._failed = shard.store.failed
 
     def connect(self, tell: TellNorm) -> None:
         """Tell other servers this one's part of a norm through `tell` from now on."""
@@ -104,6 +103,8 @@ class Stepping:
             with self._changed:
                 failure = self._failed.note(error)
                 self._changed.notify_all()
+            if failure is error:
+                raise
             raise failure from error
 
     def _sum(self, block: int) -> bool:
@@ -163,7 +164,8 @@ class Stepping:
         round_ = self._rounds.of[block]
         changed = round_.total is not None and round_.hyper != NO_STEP
         if round_.total is not None and changed:
-            self._shard.apply(block, round_.total.tensor, round_.hyper)
+            origins = tuple(round_.summed.values())
+            self._shard.store.apply(Update(block, round_.total.tensor, round_.hyper, origins))
         with self._changed:
             trainers = tuple(trainer for trainer in self._rounds.live if trainer not in round_.again)
             self._rounds.finish(block)

@@ -89,7 +89,7 @@ class SyncServer:
             for round_ in self._rounds.of.values():
                 round_.step = step
 
-    def admit(self, trainer: int) -> None:
+    def admit(self, trainer: int, incarnation: int = 0) -> None:
         """Begin anew with a trainer: what an earlier life of it has sent is dropped, if it is in no sum yet.
 
         What is in a sum with others' stands: when it comes again, it is dropped. So is what comes of a block
@@ -97,7 +97,7 @@ class SyncServer:
         """
         with self._changed:
             self._stepping.wait_for(lambda: not self._rounds.uses(trainer), "a step")
-            for dropped in self._rounds.admit(trainer, self._buffers.is_begun):
+            for dropped in self._rounds.admit(trainer, incarnation, self._buffers.is_begun):
                 self._buffers.release(dropped)
             self._buffers.forget(trainer)
 
@@ -120,9 +120,9 @@ class SyncServer:
         with self._changed:
             rounds = self._rounds.of
             if trainer not in rounds[block].again:
-                return self._shard.value_bytes(block)
+                return self._shard.store.view(block)
             self._stepping.wait_for(lambda: not rounds[block].stepping, self._shard.blocks[block].name)
-            return memoryview(bytes(self._shard.value_bytes(block)))
+            return memoryview(bytes(self._shard.store.view(block)))
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
         """Take the hyper-parameters of a trainer's step.

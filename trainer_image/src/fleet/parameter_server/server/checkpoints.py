@@ -68,7 +68,7 @@ class ServerCheckpoints:
         with self._keeper.loading:
             restored = self._keeper.restored
             if self._told.get(trainer, "") == restored:
-                self._shard.touch()
+                self._keeper.begun = True
                 return
         raise ConfigurationError(
             f"trainer {trainer} began a step with the values from before the save {restored} was loaded; "

@@ -34,6 +34,7 @@ from fleet.parameter_server.modes import ResumesEach, ServerMode, mode_of_server
 from fleet.parameter_server.pieces import by_block
 from fleet.parameter_server.server.writing import Writing
 from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.store import Put
 from fleet.program import facts_of_training
 from fleet.role_maker import JobIdentity
 from fleet.transpiler.config import DistributedMode
@@ -62,6 +63,8 @@ class Keeper:
         """The random name of the checkpoint that was loaded; empty when training began anew."""
         self.saves: list[str] = []
         """The checkpoints that were whole here when one was loaded last, the newest first."""
+        self.begun = False
+        """Whether a gradient has come, or is about to."""
         self.loading = threading.Lock()
         """Held while values change, and never while a disk is read: what is read with it belongs together."""
         self.statuses: dict[int, tuple[int, bytes]] = {}
@@ -118,7 +121,7 @@ class Keeper:
             # Before the copy: nobody may be said to have come further than the values.
             steps = {trainer: self._mode.step_of(trainer) for trainer in trainers if apart}
             statuses = dict(self.statuses)
-            copies = self._shard.copies()
+            copies = self._shard.store.snapshot()
             self._check_stepped()
             path = Path(directory)
             self._claims.hold(path)
@@ -212,7 +215,7 @@ class Keeper:
             self._claims.renew(Path(self._folder))
             found = saves_in(Path(self._folder), self._check_files)
             self.saves = [checkpoint.manifest.save for checkpoint in found]
-            touched, kept = self._shard.touched, {self.restored}
+            touched, kept = self.begun, {self.restored}
             if touched:
                 kept |= self._own
             stays = touched or self._folder == self._loaded_from
@@ -283,7 +286,7 @@ class Keeper:
             checkpoint.check_files(block.param, block.begin, block.end)
 
     def _check_untouched(self, checkpoint: Checkpoint) -> None:
-        if self._shard.touched:
+        if self.begun:
             raise ConfigurationError(
                 f"{checkpoint.directory} was not loaded: training has begun with other values; expected "
                 "every trainer to call fleet.load_check_point or load_persistables before its first step, or "
@@ -309,7 +312,8 @@ class Keeper:
         return read
 
     def _restore(self, checkpoint: Checkpoint, pieces: Mapping[int, Piece]) -> None:
-        self._shard.restore(pieces)
+        for number, piece in pieces.items():
+            self._shard.store.apply(Put(number, piece.value, piece.state))
         self._mode.resume(checkpoint.manifest.step)
         if isinstance(self._mode, ResumesEach):
             self._mode.resume_each(

@@ -99,8 +99,9 @@ class Server:
         self._job = job
         self._job_hash = job_hash(job.name, job.uid)
         self._settings = settings
-        self._shard = Shard(plan, parameters, state, share=settings.transport != "tcp", fused=settings.fused)
         mode = mode_of_server(plan)
+        share = settings.transport != "tcp"
+        self._shard = Shard(plan, parameters, state, rule=mode.rule, share=share, fused=settings.fused)
         elastic = elastic_facts(mode, plan.trainers, settings.max_trainers)
         self._agreement = {**plan.agreement, **settings.agreement, **elastic}
         self._initial = initial_state_fact(state or {})
@@ -241,7 +242,7 @@ class Server:
             if old is not None:
                 replaced = f"trainer {trainer} was replaced by its attempt {attempt}"
                 old.fail(FleetError(f"{replaced}; this process has attempt {old.identity.attempt}"), 1.0)
-            self._mode.admit(trainer)
+            self._mode.admit(trainer, attempt)
             session = TrainerSession(
                 Identity(self._job_hash, trainer, attempt),
                 self._mode,
@@ -332,15 +333,11 @@ class Server:
 
     def optimizer_state(self) -> Iterator[tuple[int, Mapping[str, object]]]:
         """Iterate over the optimizers' state."""
-        return self._shard.state()
+        return self._shard.store.state()
 
     def values(self) -> "Iterator[tuple[int, Tensor]]":
         """Iterate over the blocks' values."""
-        copies = []
-        for block in sorted(self._shard.blocks):  # all of them before the first is sent, however slowly
-            with self._shard.locks[block]:
-                copies.append((block, self._shard.value(block).clone()))
-        yield from copies
+        yield from self._shard.store.values()  # copied before the first is sent, however slowly
 
     # What the sessions report.
 
