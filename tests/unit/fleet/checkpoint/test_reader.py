@@ -334,3 +334,16 @@ def naming(directory: Path) -> Iterator[None]:
         if str(directory) not in str(error):
             pytest.fail(f"the error names no file: {error}")
         raise
+
+
+def test_the_first_format_which_told_less_is_read_still(tmp_path):
+    write(tmp_path)
+    path = tmp_path / "manifest.json"
+    fields = json.loads(path.read_text())
+    for file in fields["files"]:
+        del file["trainer"]
+    del fields["here"], fields["steps"]
+    path.write_text(sealed({**fields, "format": "fleet-checkpoint-1"}))
+    found = Checkpoint(tmp_path)
+    found.check_here()
+    assert torch.equal(found.piece("w", 0, 30, (10, 3)).value, WHOLE)
