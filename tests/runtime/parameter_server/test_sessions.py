@@ -285,16 +285,16 @@ def test_a_barrier_waits_for_every_trainer():
         passed = threading.Event()
 
         def arrive_first() -> None:
-            zero.barrier()
+            zero.barriers.barrier()
             passed.set()
 
         first = threading.Thread(target=arrive_first, daemon=True)
         first.start()
         assert not passed.wait(0.3)
-        one.barrier()
+        one.barriers.barrier()
         assert passed.wait(10)
         first.join(10)
-        at_once(zero.barrier, one.barrier)
+        at_once(zero.barriers.barrier, one.barriers.barrier)
 
 
 def test_a_server_of_another_life_is_recognised():

@@ -235,7 +235,7 @@ class Fleet(Saving):
 
     def barrier_worker(self) -> None:
         """Wait until every trainer that has not completed calls this."""
-        self._started_trainer().barrier()
+        self._started_trainer().barriers.barrier()
 
     def push_parameters(self) -> None:
         """Give the parameter servers the values that the script has written to parameters.
@@ -291,7 +291,7 @@ class Fleet(Saving):
         return self._transpiler
 
     def _all_reduce(self, numbers: npt.NDArray[Any], operation: str) -> npt.NDArray[Any]:
-        combined = self._started_trainer().reduce(Contribution.of(numbers, operation))
+        combined = self._started_trainer().barriers.reduce(Contribution.of(numbers, operation))
         return np.frombuffer(combined, dtype=numbers.dtype).reshape(numbers.shape).copy()
 
     def _steps_made(self) -> int:

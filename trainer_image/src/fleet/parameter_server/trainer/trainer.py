@@ -8,7 +8,6 @@ from torch import Tensor
 
 from fleet.checkpoint import TrainStatus, named_state
 from fleet.errors import ConfigurationError
-from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.elastic import elastic_facts
 from fleet.parameter_server.modes import mode_of_trainer
 from fleet.parameter_server.naming import describe_blocks, name_servers
@@ -84,6 +83,8 @@ class Trainer:
         facts = initial_state_fact(state_of(source))
         facts |= elastic_facts(self._kind, plan.trainers, settings.max_trainers)
         self._client = Client(plan, job, store, settings, facts)
+        self.barriers = self._client.barriers
+        """Where this trainer waits for the others."""
         self.checkpoints = TrainerCheckpoints(self._client, source, steps_locally=self.steps_locally)
         self.steps = Steps(
             self._kind,
@@ -178,14 +179,6 @@ class Trainer:
             push_together(self._client)
         else:
             push_alone(self._client, self.steps.settle)
-
-    def barrier(self) -> None:
-        """Wait for the other trainers."""
-        self._client.barriers.barrier()
-
-    def reduce(self, given: Contribution) -> bytes:
-        """Combine numbers with those of the other trainers."""
-        return self._client.barriers.reduce(given)
 
     def save(self, directory: str, status: TrainStatus) -> None:
         """Save a checkpoint; see `TrainerCheckpoints.save`.
