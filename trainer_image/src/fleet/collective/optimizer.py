@@ -66,10 +66,11 @@ def distribute(
         averager.check_ended()
         left_out.check()
         averager.check_averaged()
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        every = ((name, parameter.grad) for name, parameter in averager.named_parameters)
+        given = {name: gradient for name, gradient in every if gradient is not None}
+        if any(each.is_cuda for each in given.values()) and torch.cuda.is_current_stream_capturing():
             return  # nothing may be read back
-        given = ((name, parameter.grad) for name, parameter in averager.named_parameters)
-        if not finite.lets_step({name: each for name, each in given if each is not None}):
+        if not finite.lets_step(given):
             for parameter in averager.parameters:
                 parameter.grad = None
 
