@@ -50,8 +50,6 @@ else:
         optimizer.step()
         if fleet.step == {SAVED}:
             fleet.save_check_point()
-        if fleet.step == {SAVED} + 2:
-            print("goes on after the save", flush=True)
     fleet.stop_worker()
     print("ends with", digest(), flush=True)
 """
@@ -67,7 +65,7 @@ def test_a_killed_server_takes_the_job_back_to_its_checkpoint_and_no_further(tmp
     given = ("--volume", f"checkpoint={tmp_path / 'checkpoints'}")
     with LocalRun(tmp_path / "run", job, options=("--json", *given)) as run:
         run.says("trainer-0 has started", 60)
-        wait_for(lambda: "goes on after the save" in run.log("trainer-0"), "the save", seconds=180)
+        wait_for(lambda: "it was durable after" in run.log("trainer-0"), "the save", seconds=180)
         run.kill("pserver-0")
         assert run.wait(200) == 0, run.stderr
         trainer = run.log("trainer-0")
