@@ -1,14 +1,16 @@
 """Epochs over shuffled batches with two schedulers, in a loop that says what it does; one trainer may die.
 
 Arguments: the number of epochs. ``KILL_AT_STEP`` makes a trainer end as by kill -9 in that step, between its
-forward and its backward pass. ``LOOP=plain`` is a loop that knows nothing of restarts. ``MODE`` names the
-mode. ``WORKERS`` is how many processes load the data. ``CHECKPOINTS`` is a folder to which trainer 0 saves
+forward and its backward pass, once its last save is durable. ``LOOP=plain`` is a loop that knows nothing of
+restarts. ``MODE`` names the mode. ``WORKERS`` is how many processes load the data. ``CHECKPOINTS`` is a folder to which trainer 0 saves
 after each epoch. ``CONSTANT`` leaves the learning rate as it is.
 """
 
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -57,6 +59,8 @@ def main(epochs: int) -> None:
             optimizer.zero_grad()
             loss = model(batch).square().mean()
             if fleet.step == int(os.environ.get("KILL_AT_STEP", "-1")):
+                while folder and not Path(folder, f"checkpoint-{epoch - 1}", "manifest.json").is_file():
+                    time.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
             loss.backward()
             optimizer.step()

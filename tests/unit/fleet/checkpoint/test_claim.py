@@ -21,7 +21,8 @@ def keeper(attempt: int, value: float) -> Keeper:
     """Return the checkpoints of a server with one parameter, in a life of its job."""
     plan = SimpleNamespace(server=0, endpoints=("a:1",), mode=None, custom=None)
     piece = Piece("w", 0, 1, torch.tensor([value]), {})
-    shard = SimpleNamespace(blocks={}, copies=lambda: [piece], touched=False)
+    store = SimpleNamespace(snapshot=lambda: [piece])
+    shard = SimpleNamespace(blocks={}, store=store, touched=False)
     mode = SimpleNamespace(step=3, missing=list)
     return Keeper(
         cast("Any", plan), cast("Any", shard), cast("Any", mode), JobIdentity("digits", "u", attempt)

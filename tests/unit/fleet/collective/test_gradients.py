@@ -53,7 +53,7 @@ def distributed(
 ) -> Any:
     averager = GradientAverager(named_parameters(optimizer, model), cast("Any", group or Alone()), **options)
     averager.start()
-    return distribute(optimizer, averager, cast("Any", None), model, finite=FiniteCheck("warn", 0))
+    return distribute(optimizer, averager, cast("Any", None), model, finite=FiniteCheck("warn", 0, lambda: 0))
 
 
 def convolution() -> torch.nn.Module:

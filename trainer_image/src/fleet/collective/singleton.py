@@ -218,7 +218,7 @@ class Fleet(FleetCalls):
         def capture(module: torch.nn.Module, loss_fn: Callable[..., Any]) -> None:
             self._program = Program.capture(module, loss_fn, optimizer)
 
-        finite = FiniteCheck(chosen.non_finite, group.place.rank)
+        finite = FiniteCheck(chosen.non_finite, group.place.rank, lambda: averager.step - 1)
         return distribute(optimizer, averager, self._describes(model, capture), model, finite=finite)
 
     def _compare(

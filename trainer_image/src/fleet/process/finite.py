@@ -4,7 +4,7 @@ One NaN in a gradient makes its weights NaN, and soon all of them; the training 
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import torch
@@ -40,11 +40,14 @@ class FiniteCheck:
         ``warn``, once; ``stop``: an error; ``skip``: the step is not made.
     trainer : int
         Whose gradients they are.
+    made : callable
+        Returns how many steps have been made, for what people are told.
     """
 
-    def __init__(self, action: str, trainer: int) -> None:
+    def __init__(self, action: str, trainer: int, made: Callable[[], int]) -> None:
         self.action = action
         self._trainer = trainer
+        self._made = made
         self._step = 0
         self._warned = False
 
@@ -67,10 +70,8 @@ class FiniteCheck:
         if not gradients or _are_finite(list(gradients.values())):
             return True
         name = next(name for name, each in gradients.items() if not bool(torch.isfinite(each).all()))
-        made = progress.made()
         found = (
-            f"the gradient of {name} holds NaN or infinity on trainer {self._trainer}"
-            f" in step {step if made is None else made}"
+            f"the gradient of {name} holds NaN or infinity on trainer {self._trainer} in step {self._made()}"
         )
         if self.action == "stop":
             raise FleetError(
@@ -114,5 +115,5 @@ def tell_of_weights(parameters: Mapping[str, Tensor], step: int | None) -> None:
 
 def _are_finite(gradients: list[Tensor]) -> bool:
     """Whether all numbers are finite: the largest magnitude is then, and NaN is larger than any."""
-    largest = torch.nn.utils.get_total_norm(gradients, norm_type=torch.inf)
-    return bool(torch.isfinite(largest))
+    some = [each for each in gradients if each.numel()]
+    return not some or bool(torch.isfinite(torch.nn.utils.get_total_norm(some, norm_type=torch.inf)))

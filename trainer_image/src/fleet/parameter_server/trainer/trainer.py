@@ -92,7 +92,7 @@ class Trainer:
             source,
             overlap=overlap,
             cross_step=cross_step,
-            finite=FiniteCheck(non_finite, plan.trainer_id),
+            finite=FiniteCheck(non_finite, plan.trainer_id, lambda: self.current_step),
         )
 
     @property
