@@ -2,8 +2,8 @@
 
 Arguments: the number of epochs. ``KILL_AT_STEP`` makes a trainer end as by kill -9 in that step, between its
 forward and its backward pass, once its last save is durable. ``LOOP=plain`` is a loop that knows nothing of
-restarts. ``MODE`` names the mode. ``WORKERS`` is how many processes load the data. ``CHECKPOINTS`` is a folder
-to which each trainer saves after each epoch. ``CONSTANT`` leaves the learning rate as it is.
+restarts. ``MODE`` names the mode. ``WORKERS`` is how many processes load the data. ``CHECKPOINTS`` is a
+folder to which each trainer saves after each epoch. ``CONSTANT`` leaves the learning rate as it is.
 """
 
 import os
