@@ -21,7 +21,7 @@ __all__ = ["by_block", "in_pieces", "lead_bytes"]
 
 Plan = TypeVar("Plan", TrainerPlan, ServerPlan)
 
-_PIECE_BYTES: Final = 1 << 19
+_PIECE_BYTES: Final = 1 << 18
 _VECTOR: Final = 64
 """Pieces hold a multiple of so many elements: kernels may round otherwise what does not fill a vector."""
 
@@ -33,7 +33,7 @@ def in_pieces(plan: Plan, settings: Settings) -> Plan:
     ----------
     plan : TrainerPlan or ServerPlan
     settings : Settings
-        Their `piece_bytes` say how large a piece may be. Without, it is 512 KiB, and blocks stay whole where
+        Their `piece_bytes` say how large a piece may be. Without, it is 256 KiB, and blocks stay whole where
         every server has an address of the loopback interface: copies are the limit there, and not a network.
         A row is never cut, so one that is larger is a piece of its own.
 
