@@ -477,6 +477,20 @@ def test_training_that_ends_without_its_last_checkpoint_says_so(tmp_path, monkey
     assert f"training ends without its last checkpoint: there was no room for {tmp_path}" in caplog.text
 
 
+def test_a_server_whose_disk_hangs_is_named_and_not_waited_for_without_end(tmp_path, monkeypatch):
+    def hangs(*_: Any) -> None:
+        return None
+
+    monkeypatch.setattr(Keeper, "written", hangs)
+    settings = Settings(heartbeat_seconds=0.05, deadline_seconds=0.2)
+    with loopback(settings=settings) as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        trainer.save_numbered(str(tmp_path), TrainStatus(), keep=0)
+        with pytest.raises(FleetError, match=r"127\.0\.0\.1:\d+ answers, and has not .* look at its disk"):
+            trainer.complete()
+
+
 def test_what_fails_in_the_background_for_another_reason_is_raised_at_the_next_call(tmp_path, monkeypatch):
     def refused(*_: Any) -> Any:
         raise FleetError("the disk is read-only now")

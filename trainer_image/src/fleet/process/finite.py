@@ -21,6 +21,7 @@ COUNTER: Final = "non_finite_parameters"
 SKIPPED: Final = "steps_skipped"
 """The counter of steps that were not made because a gradient was not finite."""
 
+_FIRST_STEPS: Final = 4
 _SAMPLED_STEPS: Final = 16
 _NAMED: Final = 3
 _HELP: Final = "lower the learning rate, clip gradients (strategy.grad_clip), or look at the data"
@@ -65,7 +66,7 @@ class FiniteCheck:
             One of them is not finite, and the strategy says to stop.
         """
         step, self._step = self._step, self._step + 1
-        if self.action == "warn" and (self._warned or (step > _NAMED and step % _SAMPLED_STEPS)):
+        if self.action == "warn" and (self._warned or (step >= _FIRST_STEPS and step % _SAMPLED_STEPS)):
             return True
         if not gradients or _are_finite(list(gradients.values())):
             return True

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
+from fleet.errors import DeadlineExceededError
 from fleet.parameter_server.control.client import ControlClient, Pending
 from fleet.parameter_server.control.streams import pieces_of
 from fleet.parameter_server.trainer.waits import LOOK_SECONDS, Waits
@@ -54,6 +55,40 @@ class ServerCalls:
         self._waits.check()
         control = self.controls[server]
         return self._await(control, ask(control, self._waits.settings.stalled_seconds), WaitLog())
+
+    def ask_until(
+        self,
+        server: int,
+        ask: Callable[[ControlClient, float], Pending[Reply]],
+        done: Callable[[Reply], bool],
+        what: str,
+    ) -> Reply:
+        """Ask one server again and again, until its reply says that something is done.
+
+        Parameters
+        ----------
+        server : int
+        ask : callable
+            As of `ask_all`; the server itself waits a little before it replies that it is not.
+        done : callable
+            Whether a reply says so.
+        what : str
+            What the server is to do, for messages.
+
+        Raises
+        ------
+        DeadlineExceededError
+            It has not done it for longer than any delay of a peer that is alive may take.
+        """
+        log, endpoint = WaitLog(), self.controls[server].endpoint
+        while not done(reply := self.ask(server, ask)):
+            waited = log.note(server, lambda: f"waiting for parameter server {endpoint} to {what}")
+            if waited >= self._waits.settings.stalled_seconds:
+                raise DeadlineExceededError(
+                    f"parameter server {endpoint} answers, and has not done within {waited:.0f} s what it was"
+                    f" asked to: to {what}; look at its disk"
+                )
+        return reply
 
     def optimizer_state(self) -> "Iterator[control_pb2.StatePiece]":
         """Iterate over the optimizer state of all servers."""

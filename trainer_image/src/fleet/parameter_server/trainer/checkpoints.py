@@ -150,8 +150,12 @@ class TrainerCheckpoints:
         files, failure = list[FileRecord](), None
         for server in range(len(self._client.session.plan.endpoints)):
             try:
-                while not (reply := self._client.calls.ask(server, lambda c, s: c.written(save, s))).done:
-                    pass
+                reply = self._client.calls.ask_until(
+                    server,
+                    lambda control, seconds: control.written(save, seconds),
+                    lambda reply: reply.done,
+                    "write its part of a checkpoint",
+                )
                 files += [FileRecord.from_json(text) for text in reply.files]
             except FleetError as error:
                 failure = failure or error
