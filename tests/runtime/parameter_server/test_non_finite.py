@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from fleet.errors import FleetError
-from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.transpiler import DistributeTranspilerConfig
-from tests.support.parameter_server import loopback
-from tests.support.threads import at_once, one_torch_thread
-from tests.support.training import never_minimized, values_of
+from tests.support.joined import joined
+from tests.support.threads import at_once
+from tests.support.training import values_of
 
 ASYNC = {"sync_mode": False, "runtime_split_send_recv": True}
 
@@ -32,22 +31,15 @@ class Script:
 
 
 @contextmanager
-def joined(trainers: int, non_finite: str, **config: Any) -> Iterator[list[tuple[Any, Script]]]:
+def scripts(trainers: int, non_finite: str, **config: Any) -> Iterator[list[tuple[Any, Script]]]:
     """Give trainers that have joined, each with its loop."""
     arguments: dict[str, Any] = {"config": DistributeTranspilerConfig(**config)} if config else {}
-    with one_torch_thread(), loopback(servers=2, trainers=trainers, **arguments) as job:
-        made = []
-        for index in range(trainers):
-            trainer, model, wrapped = job.make_trainer(index, overlap=False, non_finite=non_finite)
-            optimizer = DistributedOptimizer(wrapped, never_minimized)
-            made.append((trainer, Script(model, optimizer)))
-            optimizer.bind(trainer)
-        at_once(*(trainer.start for trainer, _ in made))
-        yield made
+    with joined(trainers, {"overlap": False, "non_finite": non_finite}, **arguments) as made:
+        yield [(trainer, Script(model, optimizer)) for trainer, model, optimizer in made]
 
 
 def test_a_step_with_a_gradient_that_is_no_number_is_made_by_nobody():
-    with joined(2, "skip") as made:
+    with scripts(2, "skip") as made:
         held = values_of(made[0][1].model)
         factors = [1.0, float("nan")]
         at_once(*(lambda i=i, each=each: each[1].step(factors[i]) for i, each in enumerate(made)))
@@ -61,7 +53,7 @@ def test_a_step_with_a_gradient_that_is_no_number_is_made_by_nobody():
 
 
 def test_an_asynchronous_trainer_leaves_it_out_alone():
-    with joined(2, "skip", **ASYNC) as [(_, first), (_, second)]:
+    with scripts(2, "skip", **ASYNC) as [(_, first), (_, second)]:
         second.step()
         held = values_of(second.model)
         first.step(float("inf"))
@@ -69,7 +61,7 @@ def test_an_asynchronous_trainer_leaves_it_out_alone():
 
 
 def test_a_step_with_a_gradient_that_is_no_number_is_an_error_where_the_strategy_says_so():
-    with joined(1, "stop") as [(_, script)]:
+    with scripts(1, "stop") as [(_, script)]:
         script.step()
         held = values_of(script.model)
         said = (
@@ -82,7 +74,7 @@ def test_a_step_with_a_gradient_that_is_no_number_is_an_error_where_the_strategy
 
 def test_a_step_with_a_gradient_that_is_no_number_is_told_of_once(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.WARNING)
-    with joined(1, "warn") as [(_, script)]:
+    with scripts(1, "warn") as [(_, script)]:
         script.step()
         script.step(float("nan"))
         script.step()

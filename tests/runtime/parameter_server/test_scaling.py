@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.transpiler import DistributeTranspilerConfig
-from tests.support.parameter_server import loopback, small_model
+from tests.support.joined import joined
+from tests.support.parameter_server import small_model
 from tests.support.threads import at_once, one_torch_thread
-from tests.support.training import never_minimized, values_of
+from tests.support.training import values_of
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "sync": {},
@@ -43,17 +43,10 @@ class Script:
 
 
 @contextmanager
-def joined(trainers: int = 1, *, cross_step: bool = False, **arguments: Any) -> Iterator[list[Any]]:
+def scripts(trainers: int = 1, *, cross_step: bool = False, **arguments: Any) -> Iterator[list[Any]]:
     """Give trainers that have joined, each with its loop."""
-    with one_torch_thread(), loopback(servers=2, trainers=trainers, **arguments) as job:
-        made = []
-        for index in range(trainers):
-            trainer, model, wrapped = job.make_trainer(index, overlap=None, cross_step=cross_step)
-            optimizer = DistributedOptimizer(wrapped, never_minimized)
-            made.append((trainer, Script(model, optimizer)))
-            optimizer.bind(trainer)
-        at_once(*(trainer.start for trainer, _ in made))
-        yield made
+    with joined(trainers, {"overlap": None, "cross_step": cross_step}, **arguments) as made:
+        yield [(trainer, Script(model, optimizer)) for trainer, model, optimizer in made]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -62,7 +55,7 @@ def test_one_trainer_skips_as_one_process_does(name):
         model = small_model()
         alone = Script(model, torch.optim.SGD(model.parameters(), lr=0.1))
         alone.train(5)
-    with joined(config=DistributeTranspilerConfig(**CONFIGS[name])) as [(trainer, script)]:
+    with scripts(config=DistributeTranspilerConfig(**CONFIGS[name])) as [(trainer, script)]:
         script.train(5)
         trainer.complete()
         assert trainer.current_step == 5
@@ -76,7 +69,7 @@ def test_one_trainer_skips_as_one_process_does(name):
 
 def test_an_asynchronous_trainer_skips_alone():
     config = DistributeTranspilerConfig(**CONFIGS["async"])
-    with joined(trainers=2, config=config) as [(zero, first), (one, second)]:
+    with scripts(trainers=2, config=config) as [(zero, first), (one, second)]:
         second.step()
         held = values_of(second.model)
         first.step(float("inf"))
@@ -87,7 +80,7 @@ def test_an_asynchronous_trainer_skips_alone():
 
 
 def test_across_steps_all_skip_too():
-    with joined(trainers=2, cross_step=True) as made:
+    with scripts(trainers=2, cross_step=True) as made:
         held = values_of(made[0][1].model)
         at_once(*(lambda i=i, each=each: each[1].step([1.0, float("inf")][i]) for i, each in enumerate(made)))
         for _, script in made:
