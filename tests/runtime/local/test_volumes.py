@@ -52,7 +52,9 @@ def test_an_empty_dir_is_each_pods_own_and_fresh_in_each_life(tmp_path):
         "    (folder / 'used').touch()\n"
         "if os.environ['FLEET_RESTARTS'] == '0':\n"
         "    raise SystemExit(1)\n"
-        "pathlib.Path('done').touch()\n"
+        "pathlib.Path('done-' + os.environ['PADDLE_TRAINER_ID']).touch()\n"
+        "if len(list(pathlib.Path().glob('done-*'))) == 2:\n"
+        "    pathlib.Path('done').touch()\n"
     )
     env = [{"name": "SCRATCH", "value": "/scratch"}, {"name": "KEPT", "value": "/kept"}]
     job = job_manifest(script, trainers=2, env=env)
