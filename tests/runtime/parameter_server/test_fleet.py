@@ -224,14 +224,13 @@ def test_numbers_are_combined_over_the_trainers():
 
 
 def test_a_trainer_that_takes_no_part_is_named_when_the_wait_has_lasted_too_long(monkeypatch):
-    monkeypatch.setattr(Settings, "stalled_seconds", property(lambda _: 0.5))
-    with (
-        job(trainers=2) as (zero, _),
-        pytest.raises(
-            DeadlineExceededError, match=r"all_reduce_worker \(sum of <i8\[\]\) waited \d s for trainer 1"
-        ),
-    ):
-        zero.fleet.all_reduce_worker(1)
+    with job(trainers=2) as (zero, _):
+        monkeypatch.setattr(
+            Settings, "stalled_seconds", property(lambda _: 0.5)
+        )  # not before all have joined
+        expected = r"all_reduce_worker \(sum of <i8\[\]\) waited \d s for trainer 1"
+        with pytest.raises(DeadlineExceededError, match=expected):
+            zero.fleet.all_reduce_worker(1)
 
 
 def test_the_program_form_saves_through_the_same_calls(tmp_path):

@@ -112,12 +112,14 @@ def test_a_trainer_that_has_completed_is_not_asked():
 
 
 def test_a_trainer_that_does_not_push_is_named(monkeypatch):
-    monkeypatch.setattr(Settings, "stalled_seconds", property(lambda _: 0.5))
-    with (
-        joined(trainers=2) as [(zero, _), _],
-        pytest.raises(DeadlineExceededError, match=r"fleet\.push_parameters .* waited \d s for trainer 1"),
-    ):
-        zero.push()
+    with joined(trainers=2) as [(zero, _), _]:
+        monkeypatch.setattr(
+            Settings, "stalled_seconds", property(lambda _: 0.5)
+        )  # not before all have joined
+        with pytest.raises(
+            DeadlineExceededError, match=r"fleet\.push_parameters .* waited \d s for trainer 1"
+        ):
+            zero.push()
 
 
 @pytest.mark.parametrize("name", ["async", "half-async"])

@@ -364,10 +364,10 @@ def test_a_server_that_is_busy_with_a_step_is_awaited_as_long_as_it_answers_call
 
 def test_a_server_that_is_busy_for_too_long_is_given_up_although_it_lives(monkeypatch):
     settings = replace(PATIENT, heartbeat_seconds=0.05)
-    monkeypatch.setattr(Settings, "stalled_seconds", 1.0)  # and a deadline that no slow heartbeat meets
     with loopback(settings=settings, model=six_parameters) as job:
         trainer, model, _ = job.make_trainer()
         trainer.start()
+        monkeypatch.setattr(Settings, "stalled_seconds", 1.0)  # and a deadline that no slow heartbeat meets
         step, _ = SlowStep(job, monkeypatch), counted_tries(monkeypatch)
         try:
             backward(model, 0, 0)  # leaves; nobody waits in step(), who would give up as well
