@@ -266,3 +266,50 @@ def test_who_is_waited_for_is_one_plain_sentence(reasons, sentence):
 )
 def test_who_is_missed_at_the_end_is_told_with_what_became_of_the_others(missed, completed, sentence):
     assert str(loss_of_missed(missed, completed)) == sentence
+
+
+HIGHEST = (1 << 32) - 1
+
+
+def test_an_attempt_that_nobody_can_have_issued_takes_no_trainers_place(members):
+    members.admit(0, 0, now=0.0)
+    with pytest.raises(ConfigurationError, match=f"attempt {HIGHEST}, expected 1005 at most.*FLEET_RESTARTS"):
+        members.admit(0, HIGHEST, now=5.0)
+    assert members.attempt(0) == 0
+
+
+def test_nor_does_it_join_first(members):
+    with pytest.raises(ConfigurationError, match="no replica can have been started so often"):
+        members.admit(0, HIGHEST, now=0.0)
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        pytest.param(1, id="restarted-once"),
+        pytest.param(60, id="restarted-often-while-nobody-reached-this-server"),
+    ],
+)
+def test_who_was_restarted_takes_its_own_place(members, attempt):
+    members.admit(0, 0, now=0.0)
+    members.admit(0, attempt, now=1.0)
+    assert members.attempt(0) == attempt
+
+
+def test_a_server_that_knows_nobody_takes_who_has_been_restarted_for_months(members):
+    members.admit(0, 4_000_000, now=0.0)
+    members.admit(0, 4_000_001, now=9.0)
+    assert members.attempt(0) == 4_000_001
+
+
+def test_one_restart_a_second_is_believed_for_as_long_as_the_server_lives(members):
+    members.admit(0, 0, now=0.0)
+    members.admit(0, 1_000_000, now=1_000_000.0)
+    assert members.attempt(0) == 1_000_000
+
+
+def test_no_join_makes_room_for_another_with_a_higher_attempt(members):
+    members.admit(0, 0, now=0.0)
+    members.admit(0, 1000, now=0.0)
+    with pytest.raises(ConfigurationError, match="expected 1000 at most"):
+        members.admit(0, 1001, now=0.0)

@@ -31,6 +31,10 @@ _AWAITED: Final = {
     SILENT: "a sign of life of {}",
 }
 """What the server waits for, by the reason of an absence."""
+_MOST_AT_FIRST: Final = 1 << 24
+"""More than half a year of restarts, one a second: what a replica may have behind it when it comes."""
+_SPARE: Final = 1000
+"""How many more than one restart a second are let pass: a server that was frozen has counted fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class _Member:
     completed: bool = False
     gone: bool = False
     """Whether it vanished for good, and the others went on."""
+    first: tuple[int, float] | None = None
+    """The attempt under which it joined here first, and when."""
 
     @property
     def joined(self) -> bool:
@@ -141,6 +147,7 @@ class Membership:
         if elastic and not self.live:
             raise PeerLostError(f"trainer {trainer} came after every other one had left the training")
         member = self._members.get(trainer, _Member())
+        self._check_issued(trainer, attempt, member.first, now)
         if attempt < member.attempt:
             raise AlreadyJoinedError(
                 f"trainer {trainer} joined with attempt {attempt}, but a process of attempt "
@@ -153,7 +160,8 @@ class Membership:
                 f"trainer {trainer} joined already, as another process that lives, with the same attempt "
                 f"{attempt}; give each trainer an id of its own (PADDLE_TRAINER_ID)"
             )
-        self._members[trainer] = _Member(attempt=attempt, heard=now)
+        first = member.first or (attempt, now)
+        self._members[trainer] = _Member(attempt=attempt, heard=now, first=first)
         if self._first_join is None:
             self._first_join = now
 
@@ -202,6 +210,19 @@ class Membership:
             for trainer, member in self._in_order()
             if member.live and (absence := self._absence(trainer, member, now)) is not None
         ]
+
+    def _check_issued(self, trainer: int, attempt: int, first: tuple[int, float] | None, now: float) -> None:
+        """Check that a replica can have been started so often: a restart takes a second at least.
+
+        It is counted from the first join, so that no join makes room for another with a higher attempt.
+        """
+        most = _MOST_AT_FIRST if first is None else first[0] + int(now - first[1]) + _SPARE
+        if attempt > most:
+            raise ConfigurationError(
+                f"trainer {trainer} came with attempt {attempt}, expected {most} at most: no replica can "
+                "have been started so often by now; FLEET_RESTARTS counts the starts of this replica before "
+                "this one, and whoever starts it must count them up one by one"
+            )
 
     def _in_order(self) -> list[tuple[int, _Member]]:
         return sorted(self._members.items(), key=itemgetter(0))
