@@ -343,7 +343,16 @@ def test_a_connection_that_breaks_is_proven_anew(caplog: pytest.LogCaptureFixtur
         assert "is back; " in caplog.text
 
 
-def test_files_are_written_and_removed_below_the_jobs_folder_only(tmp_path: Path):
+def test_not_even_a_replica_takes_a_trainers_place_by_an_attempt_that_nobody_issued(job: Loopback):
+    trainer, model, _ = job.make_trainer()
+    trainer.start()
+    taker, _, _ = job.make_trainer(attempt=HIGHEST.attempt)
+    with pytest.raises(ConfigurationError, match=r"attempt 4294967295, expected 1[0-9]{3} at most"):
+        taker.start()
+    train(job, trainer, model)
+
+
+def test_files_are_touched_below_the_jobs_folder_only(tmp_path: Path):
     """Not even by a replica: a script that was taken over may ask for any path that the servers see."""
     folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
     folder.mkdir()
@@ -362,8 +371,13 @@ def test_files_are_written_and_removed_below_the_jobs_folder_only(tmp_path: Path
                         stub.Checkpoints,
                         control_pb2.CheckpointsRequest(trainer=TRAINER, directory=directory, remove=[0]),
                     ),
+                    (
+                        stub.Checkpoints,
+                        control_pb2.CheckpointsRequest(trainer=TRAINER, directory=directory, verify=True),
+                    ),
+                    (stub.Load, control_pb2.LoadRequest(trainer=TRAINER, directory=directory)),
                 ):
-                    with pytest.raises(grpc.RpcError, match="servers write and remove files nowhere else"):
+                    with pytest.raises(grpc.RpcError, match=r"remove files nowhere else.*init_server"):
                         call(request, timeout=10)
         trainer.save(str(folder / "checkpoint-0"), TrainStatus())
     assert [each.name for each in elsewhere.iterdir()] == ["checkpoint-0"]

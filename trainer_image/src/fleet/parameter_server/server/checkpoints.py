@@ -30,7 +30,7 @@ class ServerCheckpoints:
     changed : threading.Condition
         Guards the membership.
     folder : str
-        Below which files are written and removed; empty: wherever a trainer says.
+        Below which files are read, written and removed; empty: wherever a trainer says.
     """
 
     def __init__(
@@ -108,6 +108,7 @@ class ServerCheckpoints:
     def load(self, request: control_pb2.LoadRequest) -> control_pb2.LoadReply:
         """Load a checkpoint, unless training has begun, and say what is loaded."""
         self._check_joined(request.trainer)
+        self._check_within(request.directory)
         found = self._keeper.load(request.directory, request.save)
         trainer = request.trainer.id
         restored, step = self.tell(trainer)
@@ -124,8 +125,8 @@ class ServerCheckpoints:
     def numbers(self, request: control_pb2.CheckpointsRequest) -> control_pb2.CheckpointsReply:
         """Return the numbers of a folder's checkpoints; remove some first, if asked to."""
         self._check_joined(request.trainer)
+        self._check_within(request.directory)
         if request.remove:
-            self._check_within(request.directory)
             self._keeper.remove(request.directory, request.remove)
         return control_pb2.CheckpointsReply(
             numbers=self._keeper.numbers(request.directory),
@@ -139,11 +140,15 @@ class ServerCheckpoints:
             self._shard.write(request.block, request.value)
 
     def _check_within(self, directory: str) -> None:
-        """Refuse to change files outside of the job's own folder, whatever links lead there."""
-        if self._folder and not Path(directory).resolve().is_relative_to(Path(self._folder).resolve()):
+        """Refuse to touch files outside of the job's own folder, whatever links lead there."""
+        if not self._folder or not directory:
+            return
+        if not Path(directory).resolve().is_relative_to(Path(self._folder).resolve()):
             raise ConfigurationError(
-                f"{directory} is not in {self._folder}, where the checkpoints of this job go "
-                "(FLEET_CHECKPOINT_DIR); servers write and remove files nowhere else"
+                f"{directory} is not in {self._folder}, where the checkpoints of this job are "
+                "(FLEET_CHECKPOINT_DIR); for a trainer, servers read, write and remove files nowhere else. "
+                "To begin with a checkpoint from elsewhere, have the servers load it themselves: "
+                "fleet.init_server(model_dir)"
             )
 
     def _check_joined(self, trainer: control_pb2.Trainer) -> None:
