@@ -1,10 +1,12 @@
 """Sessions of trainers with servers, in one process over loopback: who may join, and what a step does."""
 
+import contextlib
 import itertools
 import logging
 import math
 import re
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -13,8 +15,10 @@ import torch
 
 from fleet.errors import ConfigurationError, FleetError, PeerLostError, StateLostError
 from fleet.parameter_server import waiting
+from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.modes import Async
 from fleet.parameter_server.modes.immediate import ImmediateServer
+from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.store import Put
 from fleet.parameter_server.trainer.trainer import Trainer
@@ -61,6 +65,33 @@ def test_one_trainer_steps_as_torch_does():
         for running in job.servers:
             running.join()
             assert running.failure is None
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+def test_who_sends_lives_though_no_beat_gets_through(transport, monkeypatch):
+    """Of a process that computes with all its might, what it computes may be all that arrives, either way."""
+    released, heartbeat = threading.Event(), Server.heartbeat
+
+    def starved(server: Server, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
+        released.wait(20.0)
+        return heartbeat(server, trainer, attempt)
+
+    monkeypatch.setattr(Server, "heartbeat", starved)
+    settings = Settings(heartbeat_seconds=0.05, deadline_seconds=1.0, transport=transport)
+    with loopback(settings=settings) as job, contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(released.set)
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        until = time.monotonic() + 5.0  # either would give the other up after a second and a quarter
+        while time.monotonic() < until:
+            model.zero_grad()
+            loss_of(model).backward()
+            trainer.step()
+        assert job.servers[0].failure is None
+        released.set()
+        trainer.complete()
+        job.servers[0].join()
+        assert job.servers[0].failure is None
 
 
 def test_the_servers_values_win_and_one_warning_says_so(caplog):

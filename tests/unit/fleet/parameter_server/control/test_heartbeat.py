@@ -109,3 +109,15 @@ def test_a_trainer_that_was_frozen_itself_gives_no_server_up_for_what_it_did_not
             assert control.called.acquire(timeout=SECONDS)
         assert isinstance(found[0], PeerLostError)
         assert looks >= SETTINGS.deadline_seconds - SETTINGS.glance_seconds
+
+
+def test_a_server_whose_values_arrive_lives_though_it_answers_no_beat():
+    control, moments, found = Control(), [0.0], list[FleetError]()
+    with beating(control, found.append, lambda: moments[0]) as heartbeat:
+        assert control.called.acquire(timeout=SECONDS)
+        for _ in range(3 * int(SETTINGS.deadline_seconds)):
+            moments[0] += 1.0
+            heartbeat.heard(0)
+            control.refuse()
+            assert control.called.acquire(timeout=SECONDS)
+        assert not found

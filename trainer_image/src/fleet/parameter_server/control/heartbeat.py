@@ -100,6 +100,10 @@ class Heartbeat:
         """Take note that there is a data connection again."""
         self._peers[server].lost = None
 
+    def heard(self, server: int) -> None:
+        """Take note that something else than an answer has come from a server: it lives, however busy."""
+        self._peers[server].heard = self._clock.now()
+
     def lived(self, server: int) -> float:
         """Return up to when a server is known to have lived, by the monotonic clock; 0 before it answers.
 

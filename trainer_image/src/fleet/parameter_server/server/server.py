@@ -434,6 +434,9 @@ class Server:
     def _look_for_absent(self, log: WaitLog) -> list[tuple[int, PeerLostError]]:
         """Name who is not heard; return who has vanished for good, or raise where all need it."""
         now = self._clock.now()
+        for trainer, session in list(self._sessions.items()):
+            if session.arrivals.look():
+                self._membership.heard(trainer, now)
         absences = self._membership.absences(now)
         lost = [
             (absence.trainer, self._vanished(absence, now)) for absence in absences if now >= absence.deadline

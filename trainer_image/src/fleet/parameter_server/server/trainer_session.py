@@ -12,6 +12,7 @@ from fleet.parameter_server.modes import Answer, ServerMode
 from fleet.parameter_server.server.memory_sharing import MemorySharing
 from fleet.parameter_server.server.pacing import Pacing
 from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.transport.arrivals import Arrivals
 from fleet.parameter_server.transport.codec import Codec
 from fleet.parameter_server.transport.connection import End, Frame
 from fleet.parameter_server.transport.handshake import Caller
@@ -117,6 +118,8 @@ class TrainerSession:
             return codec.receive_buffer(header.block)
 
         self._stream = ResumableStream(f"trainer {trainer}", Side.SERVER, identity, buffer_of, self._deliver)
+        self.arrivals = Arrivals(self._stream)
+        """Whether anything comes from the trainer."""
         self._sharing = MemorySharing(trainer, shard, self._stream, codec)
         self._asked = False
         """Whether it has asked for values: an answer that is older was meant for an earlier process."""

@@ -219,5 +219,6 @@ class Client:
 
     def _look_for_silence(self) -> None:
         now = self.waits.clock.now()
-        for watchdog in list(self._watchdogs):
-            watchdog.look(now)
+        for server, watchdog in enumerate(list(self._watchdogs)):
+            if watchdog.look(now) and self._heartbeat is not None:
+                self._heartbeat.heard(server)

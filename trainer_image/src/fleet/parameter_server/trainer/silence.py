@@ -3,6 +3,7 @@
 import logging
 from typing import Final
 
+from fleet.parameter_server.transport.arrivals import Arrivals
 from fleet.parameter_server.transport.sockets import BytesMoved
 from fleet.parameter_server.transport.stream import ResumableStream
 from fleet.wire import HEADER_BYTES, Kind
@@ -30,14 +31,25 @@ class SilenceWatchdog:
 
     def __init__(self, stream: ResumableStream, endpoint: str, limit_seconds: float) -> None:
         self._stream = stream
+        self._arrivals = Arrivals(stream)
         self._endpoint = endpoint
         self._limit_seconds = limit_seconds
         self._moved: BytesMoved | None = None
         self._moved_at = 0.0
         self._probed = False
 
-    def look(self, now: float) -> None:
-        """Look whether bytes have moved; `now` is by the monotonic clock."""
+    def look(self, now: float) -> bool:
+        """Look whether bytes have moved; return whether any has come from the server since the last look.
+
+        Parameters
+        ----------
+        now : float
+            By the monotonic clock.
+        """
+        self._watch(now)
+        return self._arrivals.look()
+
+    def _watch(self, now: float) -> None:
         moved = self._stream.bytes_moved()
         if moved is None or self._moved is None or _is_alive(self._moved, moved):
             self._moved, self._moved_at, self._probed = moved, now, False
