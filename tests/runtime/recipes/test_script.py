@@ -72,6 +72,7 @@ def test_the_script_trains_by_its_manifest(tmp_path: Path):
         ("accumulation", 0.1),
         ("scaler", 0.1),
         ("scheduler", 0.1),
+        ("metrics", 0.001),
         ("snapshot", 0.001),
         ("networks", 0.9 * UNTRAINED),
         ("writing", 0.5 * UNTRAINED),
@@ -111,4 +112,5 @@ def test_a_recipe_trains(
     losses = [float(loss) for loss in re.findall(r"^loss: ([\d.]+)", capsys.readouterr().out, re.MULTILINE)]
     assert len(losses) == 2
     assert max(losses) < below
+    assert recipe != "metrics" or losses[0] == losses[1]  # that of both trainers' samples
     assert (tmp_path / "model.pt").exists() == (recipe == "snapshot")

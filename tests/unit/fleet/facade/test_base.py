@@ -70,7 +70,7 @@ def test_the_call_has_its_signature(fleet, name):
     assert signature_of(getattr(fleet, name)) == CALLS[name]
 
 
-@pytest.mark.parametrize("name", ["main_program", "startup_program", "step"])
+@pytest.mark.parametrize("name", ["main_program", "metrics", "startup_program", "step"])
 @pytest.mark.parametrize("kind", [type(parameter_server), type(collective)])
 def test_the_property_is_there(kind, name):
     assert isinstance(inspect.getattr_static(kind, name), property)

@@ -13,6 +13,7 @@ from fleet.errors import ConfigurationError
 from fleet.facade.numbers import check_operation, like, numbers_of
 from fleet.facade.role import RoleCalls
 from fleet.loop import LoopCalls
+from fleet.metrics import Metrics
 from fleet.program import Program
 
 __all__ = ["FleetCalls"]
@@ -59,6 +60,11 @@ class FleetCalls(RoleCalls, SavingCalls, LoopCalls):
         """
         check_operation(mode)
         return like(values, self._all_reduce(numbers_of(values), mode), output)
+
+    @property
+    def metrics(self) -> Metrics:
+        """Metrics over the samples of all trainers; each trainer counts its own and calls ``compute``."""
+        return Metrics(self.all_reduce_worker)
 
     @property
     @abstractmethod
