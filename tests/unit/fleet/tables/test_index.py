@@ -1,0 +1,83 @@
+"""The index of rows against a dictionary."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from fleet.tables.index import MISSING, RowIndex
+
+ENDS = (-(2**63), 2**63 - 1, -1, 0)
+# Few distinct ids, so that they meet again, and some that share their first place whatever the size.
+IDS = st.one_of(st.sampled_from(ENDS), st.integers(-300, 300), st.integers(-300, 300).map(lambda i: i << 54))
+
+
+def of(ids):
+    return np.array(sorted(ids), dtype=np.int64)
+
+
+class LikeADictionary(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.index = RowIndex()
+        self.known: dict[int, int] = {}
+
+    @rule(ids=st.sets(IDS, max_size=200))
+    def add(self, ids):
+        rows, new = self.index.find_or_add(of(ids))
+        for number, row, is_new in zip(of(ids).tolist(), rows.tolist(), new.tolist(), strict=True):
+            assert is_new == (number not in self.known)
+            assert self.known.setdefault(number, row) == row
+
+    @rule(others=st.sets(IDS, max_size=5), data=st.data())
+    def remove(self, others, data):
+        chosen = data.draw(st.sets(st.sampled_from(sorted(self.known)))) if self.known else set()
+        ids = chosen | others
+        rows = self.index.remove(of(ids))
+        gone = [self.known.pop(number) for number in of(ids).tolist() if number in self.known]
+        assert sorted(rows.tolist()) == sorted(gone)
+
+    @rule(ids=st.lists(IDS, max_size=200))
+    def find(self, ids):
+        found = self.index.find(np.array(ids, dtype=np.int64)).tolist()
+        assert found == [self.known.get(number, MISSING) for number in ids]
+
+    @invariant()
+    def rows_are_distinct_and_within_the_end(self):
+        assert len(self.index) == len(self.known)
+        assert len(set(self.known.values())) == len(self.known)
+        assert all(0 <= row < self.index.end for row in self.known.values())
+        ids, rows = self.index.items()
+        assert dict(zip(ids.tolist(), rows.tolist(), strict=True)) == self.known
+
+
+TestLikeADictionary = LikeADictionary.TestCase
+TestLikeADictionary.settings = hypothesis_settings(deadline=None, max_examples=60, stateful_step_count=20)
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 2**40))
+def test_ids_at_any_distance_are_found_again(start, distance):
+    ids = (np.arange(2000, dtype=np.uint64) * np.uint64(distance) + np.uint64(start)).view(np.int64)
+    index = RowIndex()
+    rows, new = index.find_or_add(ids)
+    assert new.all()
+    assert np.array_equal(index.find(ids), rows)
+    assert len(set(rows.tolist())) == 2000
+
+
+def test_ids_that_come_and_go_take_no_more_memory():
+    index = RowIndex()
+    for start in range(0, 200_000, 500):
+        index.find_or_add(np.arange(start, start + 500))
+        if start:
+            index.remove(np.arange(start - 500, start))
+    assert len(index) == 500
+    assert index.nbytes < 40_000
+
+
+def test_an_index_takes_at_most_24_bytes_a_row():
+    index = RowIndex()
+    for start in range(0, 1_000_000, 50_000):
+        index.find_or_add(np.arange(start, start + 50_000) * 7)
+        assert start < 100_000 or index.nbytes <= 24 * len(index)

@@ -1,0 +1,119 @@
+"""What a row of a table is before its first update: a function of the seed, the table and the id.
+
+Nothing is remembered of a row that was only read. Every server, and every number of servers and threads,
+finds the same values.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from math import isfinite
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import ConfigurationError
+from fleet.tables.philox import philox
+
+__all__ = ["Constant", "FirstValues", "Normal", "Uniform", "generator_key"]
+
+_WORD = np.uint64(0xFFFFFFFF)
+
+
+class FirstValues(Protocol):
+    """The distribution of first values."""
+
+    def of(self, ids: NDArray[np.int64], dimension: int, key: tuple[int, int]) -> NDArray[np.float32]:
+        """Return the rows of ids.
+
+        Parameters
+        ----------
+        ids : int64[n]
+        dimension : int
+        key : two int
+            The table's, as `generator_key` gives it.
+
+        Returns
+        -------
+        float32[n, dimension]
+        """
+
+
+def generator_key(seed: int, table: str) -> tuple[int, int]:
+    """Return the key of a table's generator: another one for another seed or another name."""
+    digest = hashlib.sha256(f"{seed}/{table}".encode()).digest()
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same value everywhere."""
+
+    value: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_finite(self)
+
+    def of(self, ids: NDArray[np.int64], dimension: int, key: tuple[int, int]) -> NDArray[np.float32]:
+        """See `FirstValues`."""
+        del key
+        return np.full((ids.size, dimension), self.value, dtype=np.float32)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Evenly between `low` and `high`, in steps of 2**-24 of their difference."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        _check_finite(self)
+
+    def of(self, ids: NDArray[np.int64], dimension: int, key: tuple[int, int]) -> NDArray[np.float32]:
+        """See `FirstValues`."""
+        unit = _unit(_words(ids, dimension, key))
+        return (self.low + (self.high - self.low) * unit).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Of a normal distribution, as ``torch.nn.Embedding`` begins; Box and Muller's transform."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_finite(self)
+
+    def of(self, ids: NDArray[np.int64], dimension: int, key: tuple[int, int]) -> NDArray[np.float32]:
+        """See `FirstValues`."""
+        unit = _unit(_words(ids, dimension + dimension % 2, key))
+        radius = np.sqrt(-2.0 * np.log1p(-unit[:, 0::2]))
+        angle = 2.0 * np.pi * unit[:, 1::2]
+        normal = np.empty_like(unit)
+        normal[:, 0::2] = radius * np.cos(angle)
+        normal[:, 1::2] = radius * np.sin(angle)
+        return (self.mean + self.std * normal[:, :dimension]).astype(np.float32)
+
+
+def _check_finite(distribution: "Constant | Uniform | Normal") -> None:
+    for name, value in vars(distribution).items():
+        if not isfinite(value):
+            raise ConfigurationError(
+                f"{type(distribution).__name__}: {name} is {value}, expected a finite number"
+            )
+
+
+def _words(ids: NDArray[np.int64], columns: int, key: tuple[int, int]) -> NDArray[np.uint64]:
+    """Return a random word of 32 bits for each id and column; uint64[n, columns]."""
+    unsigned = ids.view(np.uint64)[:, None]
+    blocks = np.arange(-(-columns // 4), dtype=np.uint64)[None, :]
+    counter = (unsigned & _WORD, unsigned >> np.uint64(32), blocks, np.zeros_like(blocks))
+    words = np.stack(np.broadcast_arrays(*philox(counter, key)), axis=-1)
+    return words.reshape(ids.size, -1)[:, :columns]
+
+
+def _unit(words: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Return numbers of [0, 1) of the upper 24 bits of words."""
+    return (words >> np.uint64(8)).astype(np.float64) * 2.0**-24
