@@ -1,10 +1,10 @@
-"""What dense synchronous training adds to the memory of servers and trainers, beside what they must hold.
+"""What dense training adds to the memory of servers and trainers, beside what they must hold.
 
 ``python -m benchmarks.dense_memory --json`` trains the model of 25 million parameters with two trainers, or
 as many as ``--trainers`` says. It prints the peak of each process once everybody has begun: of a server
 without what a process with nothing but the imports has, of a trainer without what one with the same imports
-has that only computes. Once over TCP and once through shared memory, each page of which counts in equal parts
-for the processes that have it mapped.
+has that only computes. Synchronously over TCP and through shared memory, each page of which counts in equal
+parts for the processes that have it mapped, and asynchronously over TCP.
 """
 
 import argparse
@@ -26,7 +26,7 @@ __all__ = ["main"]
 PARAMETER_BYTES = 4 * NUM_PARAMETERS
 STEPS = 10
 END_SECONDS = 30.0
-TRANSPORTS = {"fleet": "TCP", "shared": "shared memory"}
+TRANSPORTS = {"fleet": "TCP", "shared": "shared memory", "async": "TCP, async"}
 
 
 def peaks(running: Running) -> list[int]:

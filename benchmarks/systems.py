@@ -26,6 +26,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "fleet": {"transport": "tcp"},
     "cross": {"transport": "tcp", "cross_step": True},
     "bf16": {"transport": "tcp", "wire_dtype": "bfloat16"},
+    "async": {"transport": "tcp"},
     "shared": {"transport": "shared_memory"},
     "both": {"transport": "shared_memory", "cross_step": True},
 }
@@ -111,13 +112,14 @@ def ddp_trainer(config: Config, hook: Callable[..., Any] | None = None) -> tuple
 
 
 def _fleet_init(config: Config) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
-    from fleet import DistributedStrategy, role_maker
+    from fleet import DistributedStrategy, create_async_strategy, role_maker
     from fleet.parameter_server import fleet
 
     kind = role_maker.Role.SERVER if config.role == "server" else role_maker.Role.WORKER
     fleet.init(role_maker.UserDefinedRoleMaker(config.index, kind, config.num_trainers, config.endpoints))
     model = nn.Sequential(*build_layers(config.widths))
-    strategy = DistributedStrategy(**STRATEGIES[config.system])
+    create = create_async_strategy if config.system == "async" else DistributedStrategy
+    strategy = create(**STRATEGIES[config.system])
     optimizer = fleet.distributed_optimizer(
         torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), strategy, model
     )
@@ -125,7 +127,7 @@ def _fleet_init(config: Config) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
 
 
 def fleet_trainer(config: Config) -> tuple[Step, End]:
-    """Train synchronously with fleet.parameter_server, by one of `STRATEGIES`."""
+    """Train with fleet.parameter_server, by one of `STRATEGIES`."""
     fleet, model, optimizer = _fleet_init(config)
     fleet.init_worker()
     return _loop(model, optimizer, config), fleet.stop_worker

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from fleet.errors import FleetError
-from fleet.parameter_server.modes import Answer, Mode
+from fleet.parameter_server.modes import Answer, LazyBytes, Mode
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.program import Program
@@ -72,8 +72,12 @@ class OneServer:
         return float(np.frombuffer(self.shard.store.view(block), dtype=np.float32)[0])
 
     def sent(self, trainer: int, block: int) -> float:
-        """Return what an answer carries to a trainer."""
-        return float(np.frombuffer(self.mode.value(trainer, block), dtype=np.float32)[0])
+        """Return what an answer carries to a trainer that is sent it now."""
+        value = self.mode.value(trainer, block)
+        if isinstance(value, LazyBytes):
+            lazy, value = value, memoryview(bytearray(len(value)))
+            lazy.read(0, value)
+        return float(np.frombuffer(value, dtype=np.float32)[0])
 
 
 class ScriptedSession:

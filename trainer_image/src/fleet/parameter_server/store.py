@@ -22,7 +22,7 @@ from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.pieces import by_block
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, dtype_of
-from fleet.parameter_server.transport.shared_memory import SharedBlocks
+from fleet.parameter_server.transport.shared_memory import SharedBlocks, copy_bytes
 from fleet.transpiler import PlannedBlock, ServerPlan
 from fleet.update import DenseUpdate
 from fleet.wire import HyperParameters
@@ -97,8 +97,8 @@ class Store(Protocol[Key]):
     def apply(self, update: Update | Put) -> None:
         """Change a value, and give the update its number."""
 
-    def read(self, key: Key, into: memoryview) -> None:
-        """Copy what is asked for, as it is between two updates, into as many bytes as it has."""
+    def read(self, key: Key, into: memoryview, begin: int = 0) -> None:
+        """Fill a buffer with what is asked for, from this byte on, as it is between two updates."""
 
     def snapshot(self) -> list[Piece]:
         """Return a copy of everything with its optimizers' state, each value as it is between two updates."""
@@ -226,10 +226,10 @@ class DenseStore:
         """Return the bytes of a block's value, not a copy: for whoever knows that nobody applies now."""
         return self._bytes[block]
 
-    def read(self, key: int, into: memoryview) -> None:
-        """Copy a block's value."""
+    def read(self, key: int, into: memoryview, begin: int = 0) -> None:
+        """Fill a buffer with the bytes of a block's value, from this one on."""
         with self._entries[key].lock:
-            into[:] = self._bytes[key]
+            copy_bytes(self._bytes[key][begin : begin + len(into)], into)
 
     def snapshot(self) -> list[Piece]:
         """Return a copy of every block with its state, pieces of one joined."""

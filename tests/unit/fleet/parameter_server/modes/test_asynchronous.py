@@ -1,10 +1,13 @@
-"""The async mode of a server: each gradient by itself, in the order of arrival, and never torn."""
+"""The async mode of a server: each gradient by itself, in the order of arrival."""
+
+import gc
 
 import pytest
 import torch
 
 from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
-from fleet.parameter_server.modes import Answer, Async
+from fleet.parameter_server.modes import Answer, Async, LazyBytes
+from fleet.parameter_server.transport.arena import Arena
 from tests.support.modes import OneServer
 
 
@@ -46,13 +49,43 @@ def test_a_trainer_that_joined_other_servers_earlier_loses_no_gradient_here():
     assert server.value(0) == -2.0
 
 
-def test_what_a_trainer_is_sent_does_not_change_while_others_step():
+def test_a_trainer_is_sent_the_value_as_it_is_when_it_leaves():
     server = async_server()
     server.send(0, 0, 1.0)
-    leaving = bytes(server.mode.value(0, 0))
+    leaving = server.mode.value(0, 0)
     server.send(1, 0, 5.0)
-    assert bytes(server.mode.value(0, 0)) == leaving
-    assert (server.sent(0, 0), server.sent(1, 0)) == (-1.0, -6.0)
+    assert isinstance(leaving, LazyBytes)
+    assert (server.sent(0, 0), server.sent(1, 0)) == (-6.0, -6.0)
+
+
+def test_what_a_trainer_has_seen_does_not_change_while_others_step():
+    server = async_server(dc_asgd=True)
+    server.send(0, 0, 1.0)
+    leaving = server.mode.value(0, 0)
+    assert isinstance(leaving, memoryview)
+    before = bytes(leaving)
+    server.send(1, 0, 5.0)
+    assert bytes(leaving) == before
+    assert (server.sent(0, 0), server.sent(1, 0)) == (-1.0, server.value(0))
+
+
+@pytest.mark.parametrize(("dc_asgd", "copies"), [(False, 0), (True, 8)])
+def test_a_server_keeps_copies_of_its_values_only_where_delay_is_compensated(dc_asgd, copies):
+    shard = async_server().shard
+    one_copy = sum(flat.nbytes for flat in Arena(shard.store.extents).flat.values())
+    before = bytes_of_tensors()
+    mode = Async(dc_asgd=dc_asgd).make_server(shard, 7)
+    mode.admit(7)
+    for trainer in range(8):
+        mode.pull(trainer)
+    assert bytes_of_tensors() - before == copies * one_copy
+
+
+def bytes_of_tensors() -> int:
+    """Return the bytes of the memory of all tensors of this process."""
+    gc.collect()
+    storages = [each.untyped_storage() for each in gc.get_objects() if type(each) is torch.Tensor]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
 def test_the_order_of_arrival_decides_as_momentum_shows():

@@ -38,7 +38,7 @@ def test_the_servers_add_what_comes_and_answer_with_the_sum():
         server.begin(trainer, 1, ())
     assert server.send(1, 0, 0.5, step=1) == [Answer(0, 2, (1,))]
     assert server.send(0, 0, 0.25, step=1) == [Answer(0, 2, (0,))]
-    assert (server.value(0), server.sent(1, 0), server.sent(0, 0)) == (0.75, 0.5, 0.75)
+    assert (server.value(0), server.sent(1, 0), server.sent(0, 0)) == (0.75, 0.75, 0.75)
 
 
 def test_what_has_changed_is_sent_every_so_many_steps_divided_by_the_trainers():

@@ -271,6 +271,7 @@ def test_a_step_is_made_without_what_a_trainer_that_came_back_sends_again():
     setup.send(1, 1, 2.0)
     setup.mode.admit(0)
     before = setup.mode.value(0, 1)
+    assert isinstance(before, memoryview)
     assert setup.send(2, 1, 3.0) == [Answer(1, 1, (1, 2))]
     assert np.frombuffer(before, dtype=np.float32)[0] == 0.0  # what it computes on does not change
     setup.mode.begin(0, 0, HYPER)

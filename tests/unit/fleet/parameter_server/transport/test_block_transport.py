@@ -8,7 +8,7 @@ import pytest
 from fleet.parameter_server.transport.block_transport import SharedMemoryTransport, StreamTransport
 from fleet.parameter_server.transport.codec import Codec
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
-from fleet.transpiler.lowering import PlannedBlock
+from fleet.transpiler.block import PlannedBlock
 from fleet.wire import Header, Kind
 
 BLOCKS = {0: 4, 1: 4}

@@ -9,9 +9,10 @@ import pytest
 from fleet.errors import FleetError, LocalProtocolError
 from fleet.parameter_server.transport import connection
 from fleet.parameter_server.transport.connection import BrokenConnectionError, Directions, End, Frame
-from fleet.parameter_server.transport.sockets import drain
+from fleet.parameter_server.transport.lazy import LazyBytes
+from fleet.parameter_server.transport.sockets import drain, receive_exactly
 from fleet.parameter_server.transport.stream import ResumableStream
-from fleet.wire import Conversation, Header, Identity, Kind, Side, pack_header
+from fleet.wire import HEADER_BYTES, Conversation, Header, Identity, Kind, Side, pack_header
 from fleet.wire.messages import pack_error, pack_hyper
 from tests.support.processes import wait_for
 
@@ -19,6 +20,7 @@ IDENTITY = Identity(job=1, trainer=0, attempt=0)
 SECONDS = 10.0
 BLOCK_BYTES = 1 << 23
 """More than the buffers of a connection take."""
+BLOCKS = {0: BLOCK_BYTES, 1: connection.RUN_BYTES - 64, 2: connection.RUN_BYTES}
 
 
 class Heard:
@@ -64,7 +66,7 @@ def pair(heard: Heard) -> Iterator[tuple[ResumableStream, socket.socket]]:
 
 
 def greeted(side: Side, *, remote: bool) -> Conversation:
-    conversation = Conversation(side, IDENTITY, {0: BLOCK_BYTES}, remote=remote)
+    conversation = Conversation(side, IDENTITY, BLOCKS, remote=remote)
     conversation.advance(Header(Kind.HELLO, IDENTITY.job, IDENTITY.attempt, IDENTITY.trainer))
     return conversation
 
@@ -112,6 +114,70 @@ def test_a_frame_of_ours_that_may_not_leave_is_told_at_once(pair, heard):
     (error,) = heard.errors
     assert isinstance(error, LocalProtocolError)
     assert "GRAD" in str(error)
+
+
+class Changing:
+    """A value that changes while it leaves: each byte of a run says when the run was read."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.runs: list[tuple[int, int]] = []
+
+    def read(self, begin: int, into: memoryview) -> None:
+        self.runs.append((begin, len(into)))
+        into[:] = bytes([self.now]) * len(into)
+
+
+def receive(there: socket.socket, num_bytes: int) -> bytes:
+    received = bytearray(num_bytes)
+    receive_exactly(there, memoryview(received))
+    return bytes(received)
+
+
+def test_lazy_bytes_are_read_run_by_run_as_they_leave_and_again_if_they_leave_again(pair):
+    stream, there = pair
+    changing = Changing()
+    stream.send(Kind.HYPER, pack_hyper([{"lr": 0.1}]), step=0)
+    stream.send(Kind.GRAD, LazyBytes(BLOCK_BYTES, changing.read), step=0, block=0)
+    receive(there, 2 * HEADER_BYTES + len(pack_hyper([{"lr": 0.1}])) + BLOCK_BYTES // 2)
+    changing.now = 1
+    rest = receive(there, BLOCK_BYTES // 2)
+    assert set(rest) == {0, 1}
+    assert rest == bytes(sorted(rest)), "a run that was read before came after one that was read later"
+    run = connection.RUN_BYTES
+    assert changing.runs == [(begin, run) for begin in range(0, BLOCK_BYTES, run)]
+    there.close()
+    here, again = socket.socketpair()
+    conversations = greeted(Side.TRAINER, remote=False), greeted(Side.SERVER, remote=True)
+    stream.fence()
+    stream.attach(here, Directions(*conversations), 1)
+    assert set(receive(again, HEADER_BYTES + BLOCK_BYTES)[HEADER_BYTES:]) == {1}
+    again.close()
+
+
+def test_lazy_bytes_that_fit_into_a_run_are_read_at_once(pair):
+    stream, there = pair
+    pieces = {block: Changing() for block in BLOCKS}
+    hyper = pack_hyper([{"lr": 0.1}])
+    stream.send(Kind.HYPER, hyper, step=0)
+    for block in (1, 2):
+        stream.send(Kind.GRAD, LazyBytes(BLOCKS[block], pieces[block].read), step=0, block=block)
+    receive(there, 3 * HEADER_BYTES + len(hyper) + BLOCKS[1] + BLOCKS[2])
+    assert pieces[1].runs == [(0, BLOCKS[1])]
+    assert pieces[2].runs == [(0, BLOCKS[2])]
+
+
+def test_lazy_bytes_that_cannot_be_read_end_the_session_with_a_sentence(pair, heard):
+    stream, _ = pair
+
+    def read(begin: int, into: memoryview) -> None:
+        raise ZeroDivisionError("by nought")
+
+    stream.send(Kind.HYPER, pack_hyper([{"lr": 0.1}]), step=0)
+    stream.send(Kind.GRAD, LazyBytes(BLOCK_BYTES, read), step=0, block=0)
+    assert heard.told.wait(SECONDS)
+    (error,) = heard.errors
+    assert "could not be read (ZeroDivisionError: by nought)" in str(error)
 
 
 def test_a_frame_that_comes_at_the_end_does_not_cut_the_last_words_off(pair, heard, monkeypatch):

@@ -26,6 +26,7 @@ from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.modes.sync import Sync
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.store import Origin, Target, Update
+from fleet.parameter_server.transport.lazy import LazyBytes
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import ServerPlan, TrainerPlan
 
@@ -37,6 +38,7 @@ __all__ = [
     "Geo",
     "HalfAsync",
     "ImmediateServer",
+    "LazyBytes",
     "Missing",
     "Mode",
     "NormExchange",

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
 from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.modes.interface import Answer, Missing
 from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.shard import Shard
-from fleet.parameter_server.store import Origin, Update
+from fleet.parameter_server.store import DenseStore, Origin, Update
 from fleet.parameter_server.transport.arena import Arena, bytes_of
+from fleet.parameter_server.transport.lazy import LazyBytes
 from fleet.wire import HyperParameters
 
 __all__ = ["ImmediateServer"]
@@ -16,9 +19,9 @@ __all__ = ["ImmediateServer"]
 class ImmediateServer:
     """The server's half of a mode without a barrier; see `ServerMode`.
 
-    A trainer is sent a copy of a value, one per trainer and block, taken when the value is decided to be
-    sent: others may change the value before the bytes have left. What becomes of a gradient is the mode's
-    `rule`.
+    A trainer is sent a value as it is when its bytes leave: others may change it until then. Where updates
+    carry what their trainer has seen, it is sent the copy that is kept for that, taken when the answer is
+    made. What becomes of a gradient is the mode's `rule`.
 
     Parameters
     ----------
@@ -29,7 +32,8 @@ class ImmediateServer:
     answers_gradients : bool
         Whether a gradient is answered with the value after it; otherwise a trainer asks for values.
     keeps_seen : bool
-        Whether updates carry the value of the block that their trainer was sent last.
+        Whether updates carry the value of the block that their trainer was sent last. A copy of all blocks is
+        kept for each trainer then.
     """
 
     def __init__(
@@ -43,10 +47,10 @@ class ImmediateServer:
         self._shard = shard
         self._store = shard.store
         self._answers_gradients = answers_gradients
-        self._keeps_seen = keeps_seen
-        self._sent = {trainer: Arena(shard.store.extents) for trainer in range(num_trainers)}
-        for trainer in range(num_trainers):
-            self._copy_all(trainer)
+        self._seen: SeenValues | None = SeenValues(shard.store) if keeps_seen else None
+        if self._seen is not None:
+            for trainer in range(num_trainers):
+                self._seen.begin(trainer)
         self._hyper: dict[int, HyperParameters] = dict.fromkeys(range(num_trainers), ())
         self._incarnations = dict.fromkeys(range(num_trainers), 0)
         self._steps = {trainer: dict.fromkeys(shard.blocks, 0) for trainer in range(num_trainers)}
@@ -84,8 +88,8 @@ class ImmediateServer:
         self._incarnations[trainer] = incarnation
         if trainer in self._steps:
             return
-        self._sent[trainer] = Arena(self._store.extents)
-        self._copy_all(trainer)
+        if self._seen is not None:
+            self._seen.begin(trainer)
         self._hyper[trainer] = ()
         self._entered[trainer] = self._resumed.get(trainer, self.step)
         self._steps[trainer] = dict.fromkeys(self._shard.blocks, 0)
@@ -98,9 +102,13 @@ class ImmediateServer:
         """Return where the bytes of a gradient belong."""
         return self._shard.buffers.land(trainer, block, lambda: Turn.NEXT)
 
-    def value(self, trainer: int, block: int) -> memoryview:
-        """Return the bytes of the value as it was when the answer was made."""
-        return bytes_of(self._sent[trainer][block])
+    def value(self, trainer: int, block: int) -> memoryview | LazyBytes:
+        """Return the bytes of the value that the trainer sees next."""
+        if self._seen is not None:
+            return bytes_of(self._seen.of(trainer, block))
+        return LazyBytes(
+            self._shard.block_bytes[block], lambda begin, into: self._store.read(block, into, begin)
+        )
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
         """Take the hyper-parameters of a trainer's step; other trainers may have others."""
@@ -119,7 +127,7 @@ class ImmediateServer:
             if step >= self._steps[trainer][block]:
                 gradient = self._shard.buffers.landing(trainer).tensor
                 origin = Origin(trainer, self._incarnations[trainer], step)
-                seen = self._sent[trainer][block] if self._keeps_seen else None
+                seen = self._seen.of(trainer, block) if self._seen is not None else None
                 self._store.apply(Update(block, gradient, self._hyper[trainer], (origin,), seen))
                 self._steps[trainer][block] = step + 1
         finally:
@@ -172,10 +180,34 @@ class ImmediateServer:
         self._store.failed.check()
         return None
 
-    def _copy_all(self, trainer: int) -> None:
-        for block in self._shard.blocks:
-            self._store.read(block, bytes_of(self._sent[trainer][block]))
-
     def _answer(self, trainer: int, block: int) -> Answer:
-        self._store.read(block, bytes_of(self._sent[trainer][block]))
+        if self._seen is not None:
+            self._seen.renew(trainer, block)
         return Answer(block, self._steps[trainer][block], (trainer,))
+
+
+class SeenValues:
+    """The value of each block that each trainer was sent last.
+
+    Parameters
+    ----------
+    store : DenseStore
+    """
+
+    def __init__(self, store: DenseStore) -> None:
+        self._store = store
+        self._copies: dict[int, Arena[int]] = {}
+
+    def begin(self, trainer: int) -> None:
+        """Let a trainer have seen the present values, as it is about to join."""
+        self._copies[trainer] = Arena(self._store.extents)
+        for block in self._store.extents:
+            self.renew(trainer, block)
+
+    def renew(self, trainer: int, block: int) -> None:
+        """Let a trainer have seen the present value of a block."""
+        self._store.read(block, bytes_of(self.of(trainer, block)))
+
+    def of(self, trainer: int, block: int) -> Tensor:
+        """Return the value that a trainer was sent last; renewed in place."""
+        return self._copies[trainer][block]

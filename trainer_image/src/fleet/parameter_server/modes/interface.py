@@ -13,8 +13,10 @@ from fleet.errors import FleetError
 from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.naming import name_servers, name_trainers
 from fleet.parameter_server.store import Target, Update, step_by_optimizer
+from fleet.parameter_server.transport.lazy import LazyBytes
+from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
+from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import HyperParameters
 
 if TYPE_CHECKING:
@@ -93,10 +95,11 @@ class ServerMode(Protocol):
     def destination(self, trainer: int, block: int) -> memoryview:
         """Return where the bytes of a gradient belong."""
 
-    def value(self, trainer: int, block: int) -> memoryview:
+    def value(self, trainer: int, block: int) -> memoryview | LazyBytes:
         """Return the bytes that an answer carries to a trainer.
 
-        They are sent later, by another thread: they must not change before the trainer has them.
+        They are sent later, by another thread: they must not change before the trainer has them, or are lazy,
+        and are read when their turn has come.
         """
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:

@@ -8,6 +8,7 @@ memory that both ends share (`SharedMemoryTransport`). A native or an RDMA trans
 from typing import Protocol
 
 from fleet.parameter_server.transport.codec import Codec
+from fleet.parameter_server.transport.lazy import LazyBytes
 from fleet.parameter_server.transport.shared_memory import SharedBlocks, copy_bytes
 from fleet.parameter_server.transport.stream import ResumableStream
 from fleet.wire import Header, Kind
@@ -21,15 +22,15 @@ class BlockTransport(Protocol):
     def register(self, block: int) -> memoryview:
         """Return the receive buffer of a block: where bytes that follow a frame's header are written."""
 
-    def submit(self, kind: Kind, step: int, block: int, content: memoryview) -> None:
-        """Send a block; the content must not change until the other end has the frame.
+    def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
+        """Send a block; the content must not change until the other end has the frame, if it is not lazy.
 
         Parameters
         ----------
         kind : Kind
             ``GRAD`` or ``PARAM``.
         step, block : int
-        content : memoryview
+        content : memoryview or LazyBytes
             The block in its own dtype.
         """
 
@@ -60,7 +61,7 @@ class StreamTransport:
         """Return where a block's bytes are to be written as they arrive."""
         return self._codec.receive_buffer(block)
 
-    def submit(self, kind: Kind, step: int, block: int, content: memoryview) -> None:
+    def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
         """Send a block behind its frame's header."""
         self._stream.send(kind, self._codec.encode(block, content), step=step, block=block)
 
@@ -111,9 +112,11 @@ class SharedMemoryTransport:
         """Return where a block's bytes are to be written which do not come through shared memory."""
         return self._codec.receive_buffer(block)
 
-    def submit(self, kind: Kind, step: int, block: int, content: memoryview) -> None:
+    def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
         """Lay a block into this end's memory where that is free, and tell of it."""
-        shared = content is self._own[block] or (self._copies and self._put(block, content))
+        shared = content is self._own[block] or (
+            self._copies and not isinstance(content, LazyBytes) and self._put(block, content)
+        )
         payload = b"" if shared else self._codec.encode(block, content)
         self._submitted[block] = self._stream.send(kind, payload, shared=shared, step=step, block=block)
 

@@ -1,8 +1,9 @@
 """A data connection in use: one thread receives, one sends, and neither waits for the other.
 
 Both ends are alike. `send` only enqueues. The sending thread takes what is there, checks it against the
-protocol and hands it to the kernel in one call. The receiving thread reads a header, lets the kernel write
-the payload into its receive buffer, and delivers the frame.
+protocol and hands it to the kernel in one call; of what may still change it reads a run at a time. The
+receiving thread reads a header, lets the kernel write the payload into its receive buffer, and delivers the
+frame.
 """
 
 import contextlib
@@ -10,11 +11,12 @@ import logging
 import queue
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
+from fleet.parameter_server.transport.lazy import LazyBytes
 from fleet.parameter_server.transport.sockets import (
     BytesMoved,
     bytes_moved,
@@ -34,9 +36,13 @@ __all__ = [
     "Directions",
     "End",
     "Frame",
+    "OutgoingFrame",
     "receive_header",
 ]
 
+RUN_BYTES: Final = 1 << 18
+"""How much of lazy bytes is read at once, and how much of them a connection holds."""
+_ALIGNMENT_BYTES: Final = 64
 _BATCH: Final = 64
 _DRAIN_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
@@ -50,10 +56,17 @@ class BrokenConnectionError(PeerLostError):
 
 
 class Frame(NamedTuple):
-    """One frame, on its way out or just received."""
+    """One frame that has come."""
 
     header: Header
     payload: bytes | memoryview = b""
+
+
+class OutgoingFrame(NamedTuple):
+    """One frame on its way out."""
+
+    header: Header
+    payload: bytes | memoryview | LazyBytes
 
 
 class End(NamedTuple):
@@ -82,18 +95,18 @@ class _SendQueue:
     def __init__(self) -> None:
         self.frames_taken = 0
         """How many frames were handed to the kernel, or begun to be; they may not have arrived."""
-        self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._frames: queue.SimpleQueue[OutgoingFrame | None] = queue.SimpleQueue()
 
-    def put(self, frame: Frame) -> None:
+    def put(self, frame: OutgoingFrame) -> None:
         self._frames.put(frame)
 
     def close(self) -> None:
         """Let `take` return an empty batch once what is there has been taken."""
         self._frames.put(None)
 
-    def take(self) -> list[Frame]:
+    def take(self) -> list[OutgoingFrame]:
         """Wait for a frame and take those that have queued up behind it; empty at the end."""
-        batch: list[Frame] = []
+        batch: list[OutgoingFrame] = []
         frame = self._frames.get()
         while frame is not None:
             batch.append(frame)
@@ -104,6 +117,47 @@ class _SendQueue:
             self._frames.put(None)
         self.frames_taken += len(batch)
         return batch
+
+
+class _Outgoing:
+    """What is gathered for one call of the kernel.
+
+    Parameters
+    ----------
+    send : callable
+        Hands buffers to the kernel, and returns when their memory may be used again.
+    """
+
+    def __init__(self, send: Callable[[Sequence[bytes | memoryview]], None]) -> None:
+        self._send = send
+        self._buffers: list[bytes | memoryview] = []
+        self._runs = memoryview(b"")
+        """Where lazy bytes are read to; allocated for the first ones."""
+        self._used_bytes = 0
+
+    def add(self, frame: OutgoingFrame) -> None:
+        """Gather a frame; hand over what there is whenever there is no room for a run of lazy bytes."""
+        header, payload = pack_header(frame.header), frame.payload
+        if not isinstance(payload, LazyBytes):
+            self._buffers += (header, payload)
+            return
+        if not self._runs:
+            self._runs = memoryview(bytearray(RUN_BYTES))
+        if self._used_bytes + len(payload) > RUN_BYTES:  # what fits into one run is read at once
+            self.flush()
+        self._buffers.append(header)
+        for begin in range(0, len(payload), RUN_BYTES):
+            if begin:
+                self.flush()
+            run = self._runs[self._used_bytes :][: len(payload) - begin]
+            payload.read(begin, run)
+            self._buffers.append(run)
+            self._used_bytes += -(-len(run) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+    def flush(self) -> None:
+        """Hand over what has been gathered."""
+        buffers, self._buffers, self._used_bytes = self._buffers, [], 0
+        self._send(buffers)
 
 
 class Connection:
@@ -157,8 +211,8 @@ class Connection:
         """How many frames were handed to the kernel, or begun to be; they may not have arrived."""
         return self._queue.frames_taken
 
-    def send(self, frame: Frame) -> None:
-        """Enqueue a frame; never waits. The payload must not change until the kernel has it."""
+    def send(self, frame: OutgoingFrame) -> None:
+        """Enqueue a frame; never waits. The payload must not change until the kernel has it, if not lazy."""
         self._queue.put(frame)
 
     def bytes_moved(self) -> BytesMoved | None:
@@ -238,20 +292,30 @@ class Connection:
         )
 
     def _send(self) -> None:
+        outgoing = _Outgoing(self._hand_over)
         try:
             while batch := self._queue.take():
-                buffers: list[bytes | memoryview] = []
-                for header, payload in batch:
-                    self._directions.sending.advance(header)
-                    buffers += (pack_header(header), payload)
-                send_all(self._socket, buffers)
-                progress.count("bytes_sent", sum(map(len, buffers)))
+                for frame in batch:
+                    self._directions.sending.advance(frame.header)
+                    outgoing.add(frame)
+                outgoing.flush()
         except OSError as error:  # the receiving thread sees the same end, and reports it
             _log.debug("sending to %s ended: %s", self._peer, error)
             hang_up(self._socket)
         except FleetError as error:  # a frame of ours that may not leave; the receiving thread reports it
             self._refused = error
             hang_up(self._socket)
+        except Exception as raised:  # noqa: BLE001 - the receiving thread reports it
+            _log.exception("a frame for %s could not be read", self._peer)
+            self._refused = FleetError(
+                f"a frame for {self._peer} could not be read ({type(raised).__name__}: {raised}); its "
+                "traceback is in the log"
+            )
+            hang_up(self._socket)
+
+    def _hand_over(self, buffers: Sequence[bytes | memoryview]) -> None:
+        send_all(self._socket, buffers)
+        progress.count("bytes_sent", sum(map(len, buffers)))
 
 
 def receive_header(connected: socket.socket, buffer: memoryview, receiving: Conversation) -> Header:

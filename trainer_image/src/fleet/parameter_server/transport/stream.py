@@ -22,7 +22,9 @@ from fleet.parameter_server.transport.connection import (
     Directions,
     End,
     Frame,
+    OutgoingFrame,
 )
+from fleet.parameter_server.transport.lazy import LazyBytes
 from fleet.parameter_server.transport.sockets import BytesMoved
 from fleet.wire import START, TRANSITIONS, Header, Identity, Kind, Side
 
@@ -56,7 +58,7 @@ class UnacknowledgedQueue:
         self.state = START
         """Where the direction stands after these."""
         self._side = side
-        self._frames: deque[Frame] = deque()
+        self._frames: deque[OutgoingFrame] = deque()
         self._closed = False
 
     @property
@@ -65,11 +67,11 @@ class UnacknowledgedQueue:
         return self.acknowledged + len(self._frames)
 
     @property
-    def frames(self) -> Iterable[Frame]:
+    def frames(self) -> Iterable[OutgoingFrame]:
         """The frames that are kept, in order."""
         return self._frames
 
-    def append(self, frame: Frame) -> bool:
+    def append(self, frame: OutgoingFrame) -> bool:
         """Keep a frame; return False, without keeping it, where the last word has been sent before."""
         if self._closed:
             return False
@@ -128,9 +130,14 @@ class ResumableStream:
         return self._ended
 
     def send(
-        self, kind: Kind, payload: bytes | memoryview = b"", *, shared: bool = False, **fields: int
+        self,
+        kind: Kind,
+        payload: bytes | memoryview | LazyBytes = b"",
+        *,
+        shared: bool = False,
+        **fields: int,
     ) -> int:
-        """Enqueue a frame; never waits. The payload must not change until the other end has it.
+        """Enqueue a frame; never waits. The payload must not change until the other end has it, if not lazy.
 
         After the last word of a session, an error for instance, nothing is enqueued any more: other threads
         may not know of it yet.
@@ -138,7 +145,7 @@ class ResumableStream:
         Parameters
         ----------
         kind : Kind
-        payload : bytes or memoryview
+        payload : bytes, memoryview or LazyBytes
         shared : bool
             Whether the payload lies in memory that both ends share instead.
         **fields : int
@@ -160,7 +167,7 @@ class ResumableStream:
             shared=shared,
             **fields,
         )
-        frame = Frame(header, payload)
+        frame = OutgoingFrame(header, payload)
         with self._changed:
             if self._unacknowledged.append(frame) and self._connection is not None:
                 self._connection[0].send(frame)
