@@ -25,8 +25,9 @@ from fleet.parameter_server.modes.immediate import ImmediateServer
 from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TrainerMode
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, dtype_of
+from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
+from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import NO_STEP, HyperParameters
 
 __all__ = ["GradientQueues", "HalfAsync", "HalfAsyncTrainer", "Merged"]
@@ -153,6 +154,33 @@ class GradientQueues:
         return total
 
 
+@dataclass(slots=True)
+class Reached:
+    """Up to which of its trainer's steps gradients have come; each count is of steps."""
+
+    sent: int = 0
+    """Those whose gradients have left."""
+    arrived: int = 0
+    """Those that are in the values that have arrived last."""
+    adopted: int = 0
+    """Those that are in the values that are the parameters."""
+    landed: bool = False
+    """Whether values have arrived and are not adopted."""
+
+    @property
+    def awaits_values(self) -> bool:
+        """Whether gradients have left since the values were asked for that have arrived last."""
+        return self.sent > self.arrived
+
+    def land(self, sent: int) -> None:
+        """Take note of values that were asked for when so many steps had left."""
+        self.arrived, self.landed = sent, True
+
+    def adopt(self) -> None:
+        """Take note that the values that have arrived are the parameters."""
+        self.adopted, self.landed = self.arrived, False
+
+
 class HalfAsyncTrainer:
     """The trainer's half of the half-async mode; see `TrainerMode`.
 
@@ -169,15 +197,8 @@ class HalfAsyncTrainer:
         self._size = send_queue_size
         self._hyper: HyperParameters = ()
         self._work = threading.Condition()
+        self._reached = Reached()
         self._sending = False
-        self._sent_to = 0
-        """The step up to which gradients have left."""
-        self._arrived_to = 0
-        """The step up to which they are in the values that have arrived last."""
-        self._adopted_to = 0
-        """The step up to which they are in the values that are the parameters."""
-        self._landed = False
-        """Whether values have arrived and are not adopted."""
         self._draining = False
         self._stopping = False
         self._threads = [
@@ -187,7 +208,8 @@ class HalfAsyncTrainer:
 
     def start(self) -> None:
         """Start both threads."""
-        self._sent_to = self._arrived_to = self._adopted_to = self._session.step
+        step = self._session.step
+        self._reached = Reached(step, step, step)
         for thread in self._threads:
             thread.start()
 
@@ -242,19 +264,20 @@ class HalfAsyncTrainer:
         """Adopt the newest values that are complete; wait while more steps than so many are not in them."""
         session = self._session
         self._adopt()
-        while session.step - self._adopted_to > steps:
+        reached = self._reached
+        while session.step - reached.adopted > steps:
             session.wait_until(
-                lambda: self._landed,
-                lambda: f"values with step {self._adopted_to} in them; {steps} steps may be under way",
+                lambda: reached.landed,
+                lambda: f"values with step {reached.adopted} in them; {steps} steps may be under way",
             )
             self._adopt()
 
     def _adopt(self) -> None:
         """Make values that have arrived the parameters, and wake both threads."""
         with self._work:
-            if self._landed:
+            if self._reached.landed:
                 self._session.adopt_values()
-                self._landed, self._adopted_to = False, self._arrived_to
+                self._reached.adopt()
             self._work.notify_all()
 
     def _guard(self, loop: Callable[[], None]) -> None:
@@ -279,26 +302,26 @@ class HalfAsyncTrainer:
             with self._work:
                 self._sending = False
                 if merged is not None:
-                    self._sent_to = merged.step + 1
+                    self._reached.sent = merged.step + 1
                 self._work.notify_all()
             self._session.wake()
 
     def _may_send(self) -> bool:
-        return not self._queues.empty and (self._draining or self._arrived_to == self._sent_to)
+        return not self._queues.empty and (self._draining or not self._reached.awaits_values)
 
     def _pull_loop(self) -> None:
         """Ask for values whenever gradients have left since, and the values before are the parameters."""
         while True:
             with self._work:
                 self._work.wait_for(
-                    lambda: self._stopping or (self._sent_to > self._arrived_to and not self._landed)
+                    lambda: self._stopping or (self._reached.awaits_values and not self._reached.landed)
                 )
                 if self._stopping:
                     return
-                sent_to = self._sent_to
+                sent = self._reached.sent
             self._session.request_values()
             self._session.wait_for_values(background=True)
             with self._work:
-                self._arrived_to, self._landed = sent_to, True
+                self._reached.land(sent)
                 self._work.notify_all()
             self._session.wake()
