@@ -234,15 +234,15 @@ class SlowDisk:
     def __init__(self, job: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reads = threading.Event()
         self.may_go_on = threading.Event()
-        kept = job.servers[0].server.keeper
-        read = kept._read
+        loader = job.servers[0].server.keeper.loader
+        read = loader._read
 
         def slowly(checkpoint: Checkpoint) -> Any:
             self.reads.set()
             assert self.may_go_on.wait(20)
             return read(checkpoint)
 
-        monkeypatch.setattr(kept, "_read", slowly)
+        monkeypatch.setattr(loader, "_read", slowly)
 
 
 def test_a_trainer_may_join_while_a_server_reads_a_checkpoint(tmp_path, monkeypatch):

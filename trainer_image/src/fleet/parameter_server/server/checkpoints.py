@@ -53,9 +53,9 @@ class ServerCheckpoints:
 
     def tell(self, trainer: int) -> tuple[str, int]:
         """Return what is loaded and the trainer's next step, which belong together; it knows from now on."""
-        with self._keeper.loading:
-            self._told[trainer] = self._keeper.restored
-            return self._keeper.restored, self._mode.step_of(trainer)
+        with self._keeper.loader.loading:
+            self._told[trainer] = self._keeper.loader.restored
+            return self._keeper.loader.restored, self._mode.step_of(trainer)
 
     def begins(self, trainer: int) -> None:
         """Let a trainer begin a step, unless it trains on values from before a checkpoint was loaded.
@@ -65,10 +65,10 @@ class ServerCheckpoints:
         ConfigurationError
             It does.
         """
-        with self._keeper.loading:
-            restored = self._keeper.restored
+        with self._keeper.loader.loading:
+            restored = self._keeper.loader.restored
             if self._told.get(trainer, "") == restored:
-                self._keeper.begun = True
+                self._keeper.loader.begun = True
                 return
         raise ConfigurationError(
             f"trainer {trainer} began a step with the values from before the save {restored} was loaded; "
@@ -117,7 +117,7 @@ class ServerCheckpoints:
             restored=restored,
             step=step,
             trainer_part=(found.trainer_part() if found else None) or b"",
-            saves=self._keeper.saves,
+            saves=self._keeper.loader.saves,
             status=self._keeper.status_of(trainer, found) or b"",
             apart=found is not None and str(trainer) in found.manifest.steps,
         )
@@ -136,7 +136,7 @@ class ServerCheckpoints:
     def write(self, request: control_pb2.WriteRequest) -> None:
         """Take a block's value from a trainer whose script has written it."""
         self._check_joined(request.trainer)
-        with self._keeper.loading:
+        with self._keeper.loader.loading:
             self._shard.write(request.block, request.value)
 
     def _check_within(self, directory: str) -> None:

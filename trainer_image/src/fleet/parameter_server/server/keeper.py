@@ -6,9 +6,8 @@ that asks has sent nothing for the next step yet; in the other modes a block is 
 updates.
 """
 
-import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,33 +16,26 @@ from fleet.checkpoint import (
     Claims,
     FileRecord,
     Manifest,
-    Piece,
     commit,
-    cut_state,
     emptied,
     numbers_in,
     remove_numbers,
-    saves_in,
     tidy,
-    whole_numbers,
     write_shard,
     write_trainer_part,
 )
-from fleet.errors import CheckpointError, ConfigurationError, FleetError
-from fleet.parameter_server.modes import ResumesEach, ServerMode, mode_of_server
-from fleet.parameter_server.pieces import by_block
+from fleet.errors import ConfigurationError, FleetError
+from fleet.parameter_server.modes import ServerMode
+from fleet.parameter_server.server.loader import Loader
 from fleet.parameter_server.server.writing import Writing
 from fleet.parameter_server.shard import Shard
-from fleet.parameter_server.store import Put
-from fleet.program import facts_of_training
 from fleet.role_maker import JobIdentity
 from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import PlannedBlock, ServerPlan
+from fleet.transpiler.lowering import ServerPlan
 
 __all__ = ["Keeper"]
 
 _LOOK_SECONDS: Final = 1.0
-_log = logging.getLogger(__name__)
 
 
 class Keeper:
@@ -59,26 +51,16 @@ class Keeper:
     """
 
     def __init__(self, plan: ServerPlan, shard: Shard, mode: ServerMode, job: JobIdentity) -> None:
-        self.restored = ""
-        """The random name of the checkpoint that was loaded; empty when training began anew."""
-        self.saves: list[str] = []
-        """The checkpoints that were whole here when one was loaded last, the newest first."""
-        self.begun = False
-        """Whether a gradient has come, or is about to."""
-        self.loading = threading.Lock()
-        """Held while values change, and never while a disk is read: what is read with it belongs together."""
         self.statuses: dict[int, tuple[int, bytes]] = {}
         """What each trainer but the first has said of itself last, and after how many steps."""
         self._plan = plan
         self._shard = shard
         self._mode = mode
         self._claims = Claims(f"server-{plan.server}", job)
-        self._loaded: Checkpoint | None = None
-        self._folder = self._loaded_from = ""
+        self.loader = Loader(plan, shard, mode, self._claims)
         self._own: set[str] = set()
+        """The random names of what was saved here."""
         self._writing = Writing("", list)
-        self._verified: dict[tuple[int, ...], str] = {}
-        """The digests of files that were read, by what tells a file and its age."""
         self._one_at_a_time = threading.Lock()
 
     def save(
@@ -186,61 +168,9 @@ class Keeper:
             tidy(Path(directory))
 
     def load(self, directory: str, save: str = "") -> Checkpoint | None:
-        """Take values and state from a checkpoint, unless training has begun with it or its successors.
-
-        Parameters
-        ----------
-        directory : str
-            A checkpoint, or a folder of numbered ones. Empty: where this server has looked last.
-        save : str
-            Which one, by its random name. Otherwise the newest that is whole here; a server that has loaded
-            one from this directory keeps to it. With neither, nothing is loaded.
-
-        Returns
-        -------
-        Checkpoint or None
-            What is loaded; where training goes on from it, the newest that this server has saved since.
-
-        Raises
-        ------
-        CheckpointError
-            It is of another model, or none is whole.
-        ConfigurationError
-            Training has begun with other values.
-        """
+        """Take values and state from a checkpoint; see `Loader.load`."""
         with self._one_at_a_time:
-            self._folder = str(Path(directory)) if directory else self._folder
-            if not self._folder or not (directory or save):
-                return self._loaded
-            self._claims.renew(Path(self._folder))
-            found = saves_in(Path(self._folder), self._check_files)
-            self.saves = [checkpoint.manifest.save for checkpoint in found]
-            touched, kept = self.begun, {self.restored}
-            if touched:
-                kept |= self._own
-            stays = touched or self._folder == self._loaded_from
-            ours = [each for each in found if stays and each.manifest.save in kept]
-            wanted = [each for each in found if each.manifest.save == save] if save else ours or found
-            for checkpoint in wanted:
-                if checkpoint.manifest.save == self.restored:
-                    return self._loaded
-                if checkpoint in ours:
-                    return checkpoint
-                self._check_untouched(checkpoint)
-                self._check_training(checkpoint)
-                try:
-                    pieces = self._read(checkpoint)  # may take long, and holds nobody up who joins
-                except CheckpointError as error:
-                    self.saves.remove(checkpoint.manifest.save)
-                    if checkpoint is wanted[-1]:
-                        raise
-                    _log.warning("passed over a checkpoint: %s", error)
-                    continue
-                with self.loading:
-                    self._check_untouched(checkpoint)  # again: somebody may have begun meanwhile
-                    self._restore(checkpoint, pieces)
-                return checkpoint
-            return None
+            return self.loader.load(directory, save, self._own)
 
     def numbers(self, directory: str) -> list[int]:
         """Return the numbers of the checkpoints in a folder, whole or not."""
@@ -248,15 +178,8 @@ class Keeper:
 
     def whole(self, directory: str) -> list[int]:
         """Return the numbers of those that are whole, as far as this server sees; its own files are read."""
-
-        def check(checkpoint: Checkpoint) -> None:
-            checkpoint.verify(
-                self._verified,
-                [(block.param, block.begin, block.end) for block in self._shard.blocks.values()],
-            )
-
         with self._one_at_a_time:
-            return whole_numbers(Path(directory), check)
+            return self.loader.whole(directory)
 
     def remove(self, directory: str, numbers: Iterable[int]) -> None:
         """Remove numbered checkpoints.
@@ -280,69 +203,6 @@ class Keeper:
     def _check_stepped(self) -> None:
         """Refuse to save what a failed step has left: a block may be half stepped, and nobody meant it."""
         self._mode.missing()
-
-    def _check_files(self, checkpoint: Checkpoint) -> None:
-        for block in self._shard.blocks.values():
-            checkpoint.check_files(block.param, block.begin, block.end)
-
-    def _check_untouched(self, checkpoint: Checkpoint) -> None:
-        if self.begun:
-            raise ConfigurationError(
-                f"{checkpoint.directory} was not loaded: training has begun with other values; expected "
-                "every trainer to call fleet.load_check_point or load_persistables before its first step, or "
-                "the servers to load: fleet.init_server(model_dir)"
-            )
-
-    def _check_training(self, checkpoint: Checkpoint) -> None:
-        trainers_step = mode_of_server(self._plan).steps_locally
-        checkpoint.check(facts_of_training(self._plan.agreement), trainers_step=trainers_step)
-        if trainers_step and checkpoint.has_state:
-            raise CheckpointError(
-                f"{checkpoint.directory} has the state of optimizers on the servers, and here trainers have "
-                "optimizers of their own, which would begin without; load it in a mode in which servers "
-                "step, or begin with the values alone: fleet.save_inference_model, then load_state_dict"
-            )
-
-    def _read(self, checkpoint: Checkpoint) -> dict[int, Piece]:
-        """Read all of it before any of it is used: a corrupt file must not leave half a model."""
-        checkpoint.trainer_part()
-        read: dict[int, Piece] = {}
-        for block in by_block(self._shard.blocks.values()):
-            read |= _read_block(checkpoint, block)
-        return read
-
-    def _restore(self, checkpoint: Checkpoint, pieces: Mapping[int, Piece]) -> None:
-        for number, piece in pieces.items():
-            self._shard.store.apply(Put(number, piece.value, piece.state))
-        self._mode.resume(checkpoint.manifest.step)
-        if isinstance(self._mode, ResumesEach):
-            self._mode.resume_each(
-                {int(trainer): step for trainer, step in checkpoint.manifest.steps.items()}
-            )
-        self._loaded, self.restored, self._loaded_from = checkpoint, checkpoint.manifest.save, self._folder
-        _log.info(
-            "parameter server %s goes on at step %d, from %s",
-            self._plan.endpoint,
-            checkpoint.manifest.step,
-            checkpoint.directory,
-        )
-
-
-def _read_block(checkpoint: Checkpoint, pieces: Sequence[PlannedBlock]) -> dict[int, Piece]:
-    """Read a block once, and cut it into its pieces."""
-    first, last = pieces[0], pieces[-1]
-    shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:]) if len(pieces) > 1 else first.shape
-    found = checkpoint.piece(first.param, first.begin, last.end, shape)
-    return {
-        piece.id: Piece(
-            piece.param,
-            piece.begin,
-            piece.end,
-            found.value.reshape(-1)[piece.begin - first.begin : piece.end - first.begin].view(piece.shape),
-            cut_state(found.state, shape, piece.begin - first.begin, piece.end - first.begin, piece.shape),
-        )
-        for piece in pieces
-    }
 
 
 def _is_there(path: Path, size: int) -> bool:

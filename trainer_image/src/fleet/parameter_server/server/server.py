@@ -230,7 +230,9 @@ class Server:
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
         """Admit a trainer of this job that agrees with this server on everything that must be equal."""
         check_job(request, self._job)
-        check_agreement(self._agreement, request.agreement, None if self.keeper.restored else self._initial)
+        check_agreement(
+            self._agreement, request.agreement, None if self.keeper.loader.restored else self._initial
+        )
         trainer, attempt = request.trainer.id, request.trainer.attempt
         with self._admission:
             with self._changed:
@@ -357,9 +359,7 @@ class Server:
         """Take note that a trainer has finished, after so many steps."""
         trainer = session.identity.trainer
         with self._changed:
-            session.complete(
-                {*self._membership.completed, trainer}
-            )  # before it counts, which may end the session
+            session.complete({*self._membership.completed, trainer})  # first: to count it may end the session
             self._membership.complete(trainer)
             self.barriers.release()
         self._overrun.completed(trainer, step)
