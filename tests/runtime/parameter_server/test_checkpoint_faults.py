@@ -13,7 +13,7 @@ import torch
 
 from fleet.checkpoint import Checkpoint, Manifest, TrainStatus, write_shard
 from fleet.errors import ConfigurationError, DiskFullError, FleetError, StateLostError
-from fleet.parameter_server.control.client import ControlClient, Pending
+from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.modes import Async
 from fleet.parameter_server.server import keeper
 from fleet.parameter_server.server.keeper import Keeper
@@ -296,17 +296,19 @@ def test_a_commit_of_a_replaced_trainer_or_of_an_older_save_changes_nothing(tmp_
         stale = Manifest("0badcafe", 0, {}, ()).to_json()
         trainer.save(str(tmp_path), TrainStatus())
         with pytest.raises(FleetError, match="another one came after it"):
-            client.calls.ask_all(lambda control, seconds: control.commit(str(tmp_path), stale, seconds))
+            client.calls.ask_all(
+                lambda control, seconds: control.checkpoints.commit(str(tmp_path), stale, seconds)
+            )
         saved_name = Checkpoint(tmp_path).manifest.save
         again, _, _ = job.make_trainer(attempt=1)
         again.start()
         old = ControlClient(job.endpoints[0], 0, 0)
         manifest = (tmp_path / "manifest.json").read_text()
-        calls: list[Pending[Any]] = [
-            old.commit(str(tmp_path), manifest, 5.0),
-            old.commit(str(tmp_path), "", 5.0),
-            old.load(str(tmp_path), 5.0),
-            old.checkpoints(str(tmp_path), 5.0, remove=[1]),
+        calls: list[Any] = [
+            old.checkpoints.commit(str(tmp_path), manifest, 5.0),
+            old.checkpoints.commit(str(tmp_path), "", 5.0),
+            old.checkpoints.load(str(tmp_path), 5.0),
+            old.checkpoints.numbers(str(tmp_path), 5.0, remove=[1]),
         ]
         for call in calls:
             with pytest.raises(ConfigurationError, match="has not joined, or was replaced"):
@@ -315,7 +317,7 @@ def test_a_commit_of_a_replaced_trainer_or_of_an_older_save_changes_nothing(tmp_
         (tmp_path / Checkpoint(tmp_path).manifest.files[0].name).unlink()
         with pytest.raises(FleetError, match=r"shard-0-of-1-.* is not as it was written"):
             again.checkpoints._client.calls.ask_all(
-                lambda control, seconds: control.commit(str(tmp_path), manifest, seconds)
+                lambda control, seconds: control.checkpoints.commit(str(tmp_path), manifest, seconds)
             )
     assert Checkpoint(tmp_path).manifest.save == saved_name
 

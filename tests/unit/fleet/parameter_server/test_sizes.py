@@ -1,4 +1,4 @@
-"""Classes of the transport and of the trainer stay small enough to be read at once."""
+"""Classes of the control calls, of the trainer and of the transport stay small enough to be read at once."""
 
 import ast
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 import fleet.parameter_server
 
 ROOT = Path(fleet.parameter_server.__file__).parent
-MODULES = sorted(path for folder in ("trainer", "transport") for path in (ROOT / folder).glob("*.py"))
+FOLDERS = ("control", "trainer", "transport")
+MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.py"))
 MOST_METHODS, MOST_ATTRIBUTES = 15, 12
 
 

@@ -2,20 +2,21 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import grpc
 
-from fleet.errors import ConfigurationError, DiskFullError, FleetError, PeerLostError, RemoteProtocolError
+from fleet.errors import FleetError
+from fleet.parameter_server.control.checkpoint_client import CheckpointClient
 from fleet.parameter_server.control.guard import MOST_TRIES, Prover
+from fleet.parameter_server.control.pending import Pending
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.control.reduction import Contribution
+from fleet.parameter_server.control.refusals import error_of
 from fleet.parameter_server.control.streams import Stream
 
-__all__ = ["ControlClient", "Pending", "open_channel"]
-
-Reply = TypeVar("Reply")
+__all__ = ["ControlClient", "open_channel"]
 
 _CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
@@ -30,9 +31,6 @@ _NEVER_AGAIN: Final = frozenset({"Heartbeat", "Norm"})
 _FRESH_SECONDS: Final = 20.0
 """How long a call may wait for its server before it is made anew: its proof holds for a while only."""
 _LOOK_SECONDS: Final = 0.5
-_REFUSALS: Final = frozenset(
-    {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
-)
 
 
 def open_channel(
@@ -41,42 +39,6 @@ def open_channel(
     """Open a channel to a parameter server; its calls prove that they come from a replica of the job."""
     channel = grpc.insecure_channel(endpoint, options=[*_CHANNEL_OPTIONS, *options])
     return channel if prover is None else grpc.intercept_channel(channel, prover)
-
-
-class Pending(Generic[Reply]):
-    """A reply that is on its way, so that many servers work at once.
-
-    Parameters
-    ----------
-    future : grpc.Future
-    describe : callable
-        Makes our error of gRPC's.
-    """
-
-    def __init__(self, future: "grpc.Future[Reply]", describe: Callable[[grpc.RpcError], FleetError]) -> None:
-        self._future = future
-        self._describe = describe
-
-    def arrives_within(self, seconds: float) -> bool:
-        """Wait a while for the reply; return whether it is there, be it an error."""
-        return _is_there(self._future, seconds)
-
-    def result(self) -> Reply:
-        """Wait for the reply.
-
-        Raises
-        ------
-        ConfigurationError
-            The server refuses, with its reason.
-        FleetError
-            It failed, with its reason.
-        PeerLostError
-            There was no answer in time.
-        """
-        try:
-            return self._future.result()
-        except grpc.RpcError as error:
-            raise self._describe(error) from error
 
 
 class ControlClient:
@@ -107,6 +69,8 @@ class ControlClient:
         self._trainer = control_pb2.Trainer(id=trainer, attempt=attempt)
         self._channel = open_channel(endpoint, prover, _retrying(retry_times))
         self._stub = control_pb2_grpc.ParameterServerStub(self._channel)
+        self.checkpoints = CheckpointClient(self._stub, self._trainer, self._error)
+        """The calls about checkpoints."""
 
     def join(
         self,
@@ -137,7 +101,8 @@ class ControlClient:
         while True:
             left = max(0.0, deadline - time.monotonic())
             future = self._stub.Join.future(request, timeout=min(left, _FRESH_SECONDS), wait_for_ready=True)
-            while not _is_there(future, _LOOK_SECONDS):
+            pending = Pending(future, self._error)
+            while not pending.arrives_within(_LOOK_SECONDS):
                 waiting()
             try:
                 return future.result()
@@ -148,7 +113,7 @@ class ControlClient:
 
     def completed(
         self, job_name: str, job_uid: str, life: str, timeout_seconds: float
-    ) -> "Pending[control_pb2.CompletedReply]":
+    ) -> Pending[control_pb2.CompletedReply]:
         """Ask which trainers have completed in this training."""
         request = control_pb2.CompletedRequest(job_name=job_name, job_uid=job_uid, life=life)
         return Pending(self._stub.Completed.future(request, timeout=timeout_seconds), self._error)
@@ -159,7 +124,7 @@ class ControlClient:
             control_pb2.HeartbeatRequest(trainer=self._trainer), timeout=timeout_seconds
         )
 
-    def ask_steps_past(self, timeout_seconds: float) -> "Pending[control_pb2.HeartbeatReply]":
+    def ask_steps_past(self, timeout_seconds: float) -> Pending[control_pb2.HeartbeatReply]:
         """Ask how far this trainer is past the others; an answer to a sign of life says it, too."""
         return Pending(self.heartbeat(timeout_seconds), self._error)
 
@@ -196,51 +161,7 @@ class ControlClient:
         except grpc.RpcError as error:
             raise self._error(error) from error
 
-    def save(
-        self, directory: str, save: str, step: int, part: bytes, timeout_seconds: float
-    ) -> "Pending[control_pb2.SaveReply]":
-        """Ask the server to copy what it holds, and to begin to write its files of a checkpoint."""
-        request = control_pb2.SaveRequest(
-            trainer=self._trainer, directory=directory, save=save, step=step, trainer_part=part
-        )
-        return Pending(self._stub.Save.future(request, timeout=timeout_seconds), self._error)
-
-    def hand_in(self, step: int, part: bytes, timeout_seconds: float) -> "Pending[control_pb2.StatusReply]":
-        """Say how far this trainer's script has come, for the checkpoints that follow."""
-        request = control_pb2.StatusRequest(trainer=self._trainer, step=step, part=part)
-        return Pending(self._stub.Status.future(request, timeout=timeout_seconds), self._error)
-
-    def written(self, save: str, timeout_seconds: float) -> "Pending[control_pb2.WrittenReply]":
-        """Ask whether a save's files are on the disk, and which they are."""
-        request = control_pb2.WrittenRequest(trainer=self._trainer, save=save)
-        return Pending(self._stub.Written.future(request, timeout=timeout_seconds), self._error)
-
-    def commit(
-        self, directory: str, manifest: str, timeout_seconds: float
-    ) -> "Pending[control_pb2.CommitReply]":
-        """Ask for the manifest; with none, that what it has replaced be removed."""
-        request = control_pb2.CommitRequest(trainer=self._trainer, directory=directory, manifest=manifest)
-        return Pending(self._stub.Commit.future(request, timeout=timeout_seconds), self._error)
-
-    def load(
-        self, directory: str, timeout_seconds: float, save: str = ""
-    ) -> "Pending[control_pb2.LoadReply]":
-        """Ask the server to load a checkpoint unless training has begun, or only what it has loaded."""
-        request = control_pb2.LoadRequest(trainer=self._trainer, directory=directory, save=save)
-        return Pending(self._stub.Load.future(request, timeout=timeout_seconds), self._error)
-
-    def checkpoints(
-        self, directory: str, timeout_seconds: float, *, verify: bool = False, remove: Iterable[int] = ()
-    ) -> "Pending[control_pb2.CheckpointsReply]":
-        """Ask for the numbers of a folder's checkpoints, and which are whole; some are removed first."""
-        request = control_pb2.CheckpointsRequest(
-            trainer=self._trainer, directory=directory, verify=verify, remove=remove
-        )
-        return Pending(self._stub.Checkpoints.future(request, timeout=timeout_seconds), self._error)
-
-    def write(
-        self, block: int, value: memoryview, timeout_seconds: float
-    ) -> "Pending[control_pb2.WriteReply]":
+    def write(self, block: int, value: memoryview, timeout_seconds: float) -> Pending[control_pb2.WriteReply]:
         """Give the server a block's value in place of the one that it holds."""
         request = control_pb2.WriteRequest(trainer=self._trainer, block=block, value=bytes(value))
         return Pending(self._stub.Write.future(request, timeout=timeout_seconds), self._error)
@@ -250,37 +171,7 @@ class ControlClient:
         self._channel.close()
 
     def _error(self, error: grpc.RpcError) -> FleetError:
-        code, details = error.code(), error.details()
-        if code in _REFUSALS:
-            return ConfigurationError(f"parameter server {self.endpoint} refused: {details}")
-        if code is grpc.StatusCode.OUT_OF_RANGE:
-            return PeerLostError(f"parameter server {self.endpoint}: {details}")
-        if code is grpc.StatusCode.DATA_LOSS:
-            return DiskFullError(f"parameter server {self.endpoint}: {details}")
-        if code is grpc.StatusCode.ABORTED:
-            return FleetError(f"parameter server {self.endpoint}: {details}")
-        if code is grpc.StatusCode.UNAUTHENTICATED:
-            return ConfigurationError(
-                f"parameter server {self.endpoint} does not take this process for one of its job: give all "
-                "the same FLEET_JOB_KEY, and hosts whose clocks agree"
-            )
-        if code is grpc.StatusCode.UNIMPLEMENTED:
-            return ConfigurationError(
-                f"{self.endpoint} answers, but is no fleet parameter server ({details}); check the endpoints"
-            )
-        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-            return PeerLostError(f"parameter server {self.endpoint} does not answer: {details}")
-        return RemoteProtocolError(
-            f"parameter server {self.endpoint} failed a call with {code.name}: {details}"
-        )
-
-
-def _is_there(future: "grpc.Future[Reply]", seconds: float) -> bool:
-    try:
-        future.exception(timeout=seconds)
-    except grpc.FutureTimeoutError:
-        return False
-    return True
+        return error_of(self.endpoint, error)
 
 
 def _retrying(retry_times: int) -> list[tuple[str, int | str]]:

@@ -1,18 +1,20 @@
 """The control service of a parameter server: gRPC on the endpoint's port, with the health service."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent import futures
 from functools import partial
-from typing import TYPE_CHECKING, Final, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol
 
 import grpc
 from torch import Tensor
 
-from fleet.errors import AlreadyJoinedError, ConfigurationError, DiskFullError, FleetError, PeerLostError
+from fleet.errors import ConfigurationError
+from fleet.parameter_server.control.checkpoint_servicer import CheckpointServicer
 from fleet.parameter_server.control.guard import Guard
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.control.reduction import Contribution
+from fleet.parameter_server.control.refusals import answer, refuse
 from fleet.parameter_server.control.state_stream import pieces_of_state, pieces_of_tensor
 from fleet.parameter_server.control.streams import taken_in_time
 
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from fleet.parameter_server.server.checkpoints import ServerCheckpoints
 
 __all__ = ["ControlBackend", "ControlService"]
-
-Answered = TypeVar("Answered")
 
 _STOP_SECONDS: Final = 1.0
 _STALLED_SECONDS: Final = 180.0
@@ -147,22 +147,23 @@ class ControlService:
             pool.shutdown(wait=False)
 
 
-class _Servicer(control_pb2_grpc.ParameterServerServicer):
-    """Translates calls; holds no state."""
+class _Servicer(CheckpointServicer):
+    """Translates the other calls; holds no state."""
 
     def __init__(self, backend: ControlBackend, stalled_seconds: float) -> None:
+        super().__init__(backend.checkpoints)
         self._backend = backend
         self._stalled_seconds = stalled_seconds
 
     def Join(  # noqa: N802 - the service's name
         self, request: control_pb2.JoinRequest, context: grpc.ServicerContext
     ) -> control_pb2.JoinReply:
-        return _answer(context, lambda: self._backend.join(request))
+        return answer(context, lambda: self._backend.join(request))
 
     def Completed(  # noqa: N802 - the service's name
         self, request: control_pb2.CompletedRequest, context: grpc.ServicerContext
     ) -> control_pb2.CompletedReply:
-        trainers = _answer(context, lambda: self._backend.completed_trainers(request))
+        trainers = answer(context, lambda: self._backend.completed_trainers(request))
         return control_pb2.CompletedReply(trainers=trainers)
 
     def Heartbeat(  # noqa: N802 - the service's name
@@ -177,8 +178,8 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
     ) -> control_pb2.BarrierReply:
         trainer, barriers = request.trainer, self._backend.barriers
         if request.ending:
-            return _answer(context, lambda: barriers.end(trainer.id, trainer.attempt))
-        return _answer(context, lambda: barriers.barrier(trainer.id, trainer.attempt, request.passed))
+            return answer(context, lambda: barriers.end(trainer.id, trainer.attempt))
+        return answer(context, lambda: barriers.barrier(trainer.id, trainer.attempt, request.passed))
 
     def Stats(  # noqa: N802 - the service's name
         self,
@@ -193,7 +194,7 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
         try:
             self._backend.norm(request)
         except ConfigurationError as error:
-            _refuse(context, error)
+            refuse(context, error)
         return control_pb2.NormReply()
 
     def State(  # noqa: N802 - the service's name
@@ -211,76 +212,13 @@ class _Servicer(control_pb2_grpc.ParameterServerServicer):
                 yield from pieces_of_tensor(block, "", value)
             return
         for block, state in self._backend.optimizer_state():
-            yield from _answer(context, partial(pieces_of_state, block, state))
+            yield from answer(context, partial(pieces_of_state, block, state))
 
     def Reduce(  # noqa: N802 - the service's name
         self, request: control_pb2.ReduceRequest, context: grpc.ServicerContext
     ) -> control_pb2.ReduceReply:
         given = Contribution(request.operation, request.dtype, tuple(request.shape), request.data)
         trainer = request.trainer
-        return _answer(
+        return answer(
             context, lambda: self._backend.barriers.reduce(trainer.id, trainer.attempt, request.passed, given)
         )
-
-    def Save(  # noqa: N802 - the service's name
-        self, request: control_pb2.SaveRequest, context: grpc.ServicerContext
-    ) -> control_pb2.SaveReply:
-        steps = _answer(context, lambda: self._backend.checkpoints.save(request))
-        return control_pb2.SaveReply(steps=steps)
-
-    def Status(  # noqa: N802 - the service's name
-        self, request: control_pb2.StatusRequest, context: grpc.ServicerContext
-    ) -> control_pb2.StatusReply:
-        _answer(context, lambda: self._backend.checkpoints.hand_in(request))
-        return control_pb2.StatusReply()
-
-    def Written(  # noqa: N802 - the service's name
-        self, request: control_pb2.WrittenRequest, context: grpc.ServicerContext
-    ) -> control_pb2.WrittenReply:
-        written = _answer(context, lambda: self._backend.checkpoints.written(request))
-        files = [file.to_json() for file in written or ()]
-        return control_pb2.WrittenReply(done=written is not None, files=files)
-
-    def Commit(  # noqa: N802 - the service's name
-        self, request: control_pb2.CommitRequest, context: grpc.ServicerContext
-    ) -> control_pb2.CommitReply:
-        _answer(context, lambda: self._backend.checkpoints.commit(request))
-        return control_pb2.CommitReply()
-
-    def Load(  # noqa: N802 - the service's name
-        self, request: control_pb2.LoadRequest, context: grpc.ServicerContext
-    ) -> control_pb2.LoadReply:
-        return _answer(context, lambda: self._backend.checkpoints.load(request))
-
-    def Checkpoints(  # noqa: N802 - the service's name
-        self, request: control_pb2.CheckpointsRequest, context: grpc.ServicerContext
-    ) -> control_pb2.CheckpointsReply:
-        return _answer(context, lambda: self._backend.checkpoints.numbers(request))
-
-    def Write(  # noqa: N802 - the service's name
-        self, request: control_pb2.WriteRequest, context: grpc.ServicerContext
-    ) -> control_pb2.WriteReply:
-        _answer(context, lambda: self._backend.checkpoints.write(request))
-        return control_pb2.WriteReply()
-
-
-def _answer(context: grpc.ServicerContext, call: Callable[[], Answered]) -> Answered:
-    """Return what a call returns; refuse with its error."""
-    try:
-        return call()
-    except (FleetError, OSError) as error:
-        _refuse(context, error)
-
-
-def _refuse(context: grpc.ServicerContext, error: FleetError | OSError) -> NoReturn:
-    code = grpc.StatusCode.ABORTED  # it failed here, and what was asked for is no mistake
-    if isinstance(error, PeerLostError):
-        code = grpc.StatusCode.OUT_OF_RANGE  # UNAVAILABLE would be asked again
-    elif isinstance(error, DiskFullError):
-        code = (
-            grpc.StatusCode.DATA_LOSS
-        )  # RESOURCE_EXHAUSTED is gRPC's own word for messages that are too large
-    elif isinstance(error, ConfigurationError):
-        taken = isinstance(error, AlreadyJoinedError)
-        code = grpc.StatusCode.ALREADY_EXISTS if taken else grpc.StatusCode.FAILED_PRECONDITION
-    context.abort(code, str(error))

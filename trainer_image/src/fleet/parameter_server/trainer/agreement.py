@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from fleet.errors import FleetError, StateLostError
-from fleet.parameter_server.control.client import ControlClient, Pending
+from fleet.parameter_server.control.client import ControlClient
+from fleet.parameter_server.control.pending import Pending
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.trainer.calls import ServerCalls
 from fleet.parameter_server.waiting import WaitLog
@@ -50,7 +51,7 @@ def agree(ask_all: Loads, endpoints: Sequence[str], deadline_seconds: float) -> 
     """
     deadline, save = time.monotonic() + deadline_seconds, ""
     while True:
-        replies = ask_all(lambda control, seconds: control.load("", seconds, save))  # noqa: B023
+        replies = ask_all(lambda control, seconds: control.checkpoints.load("", seconds, save))  # noqa: B023
         restored = [reply.restored for reply in replies]
         if len(set(restored)) == 1:
             return replies

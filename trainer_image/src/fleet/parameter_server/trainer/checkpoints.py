@@ -120,7 +120,7 @@ class TrainerCheckpoints:
         part = capture_part(status, step, source, own_state).to_bytes()
         first = client.session.plan.endpoints[0]
         replies = client.calls.ask_all(
-            lambda control, seconds: control.save(
+            lambda control, seconds: control.checkpoints.save(
                 directory, save, step, part if control.endpoint == first else b"", seconds
             )
         )
@@ -139,9 +139,11 @@ class TrainerCheckpoints:
             files = self._written(save)
             part_name = next(file.name for file in files if file.trainer == 0)
             manifest = Manifest(save, step, facts, tuple(files), part_name, steps=steps).to_json()
-            client.calls.ask_all(lambda control, seconds: control.commit(directory, manifest, seconds))
+            client.calls.ask_all(
+                lambda control, seconds: control.checkpoints.commit(directory, manifest, seconds)
+            )
             # Only now: until every server has the new one, the one before is what all have.
-            client.calls.ask_all(lambda control, seconds: control.commit(directory, "", seconds))
+            client.calls.ask_all(lambda control, seconds: control.checkpoints.commit(directory, "", seconds))
 
         return write
 
@@ -152,7 +154,7 @@ class TrainerCheckpoints:
             try:
                 reply = self._client.calls.ask_until(
                     server,
-                    lambda control, seconds: control.written(save, seconds),
+                    lambda control, seconds: control.checkpoints.written(save, seconds),
                     lambda reply: reply.done,
                     "write its part of a checkpoint",
                 )
@@ -165,30 +167,34 @@ class TrainerCheckpoints:
 
     def _remove(self, folder: str, numbers: Sequence[int]) -> None:
         self._client.calls.ask_all(
-            lambda control, seconds: control.checkpoints(folder, seconds, remove=numbers)
+            lambda control, seconds: control.checkpoints.numbers(folder, seconds, remove=numbers)
         )
 
     def numbers(self, folder: str) -> list[int]:
         """Return the numbers of a folder's checkpoints."""
-        replies = self._client.calls.ask_all(lambda control, seconds: control.checkpoints(folder, seconds))
+        replies = self._client.calls.ask_all(
+            lambda control, seconds: control.checkpoints.numbers(folder, seconds)
+        )
         return _union(reply.numbers for reply in replies)
 
     def hand_in(self, status: TrainStatus) -> None:
         """Say how far this trainer's script has come; the checkpoints that follow have it."""
         client = self._client
         part = TrainerPart(replace(status, step=client.session.step)).to_bytes()
-        client.calls.ask(0, lambda control, seconds: control.hand_in(client.session.step, part, seconds))
+        client.calls.ask(
+            0, lambda control, seconds: control.checkpoints.hand_in(client.session.step, part, seconds)
+        )
 
     def clean(self, folder: str, keep: int) -> None:
         """Remove a folder's checkpoints but the newest that every server has whole."""
         replies = self._client.calls.ask_all(
-            lambda control, seconds: control.checkpoints(folder, seconds, verify=True)
+            lambda control, seconds: control.checkpoints.numbers(folder, seconds, verify=True)
         )
         whole = sorted(set.intersection(*(set(reply.whole) for reply in replies)))
         remove = superfluous(_union(reply.numbers for reply in replies), whole, keep)
         if remove:
             self._client.calls.ask_all(
-                lambda control, seconds: control.checkpoints(folder, seconds, remove=remove)
+                lambda control, seconds: control.checkpoints.numbers(folder, seconds, remove=remove)
             )
 
     def load(self, directory: str) -> tuple[TrainStatus | None, bool]:
@@ -213,7 +219,9 @@ class TrainerCheckpoints:
         CheckpointError
             It cannot be loaded, or the servers have found different ones.
         """
-        replies = self._client.calls.ask_all(lambda control, seconds: control.load(directory, seconds))
+        replies = self._client.calls.ask_all(
+            lambda control, seconds: control.checkpoints.load(directory, seconds)
+        )
         if len({reply.restored for reply in replies}) > 1:
             if not common_save(replies):
                 found = {reply.directory or "none" for reply in replies}
@@ -230,7 +238,9 @@ class TrainerCheckpoints:
     def take_part(self) -> None:
         """Take the trainer's part of the checkpoint that the servers have loaded before, if they have."""
         if self._client.restored:
-            self._take(self._client.calls.ask_all(lambda control, seconds: control.load("", seconds)))
+            self._take(
+                self._client.calls.ask_all(lambda control, seconds: control.checkpoints.load("", seconds))
+            )
 
     def values(self) -> dict[str, Tensor]:
         """Fetch the values that the servers hold, by parameter."""

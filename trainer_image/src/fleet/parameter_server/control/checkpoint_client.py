@@ -1,0 +1,76 @@
+"""A trainer's calls about checkpoints, to one server."""
+
+from collections.abc import Callable, Iterable
+
+import grpc
+
+from fleet.errors import FleetError
+from fleet.parameter_server.control.pending import Pending
+from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
+
+__all__ = ["CheckpointClient"]
+
+
+class CheckpointClient:
+    """Asks a server to save and to load; each reply is awaited apart, so that all servers work at once.
+
+    Parameters
+    ----------
+    stub : ParameterServerStub
+    trainer : Trainer
+        Who calls.
+    describe : callable
+        Makes our error of gRPC's.
+    """
+
+    def __init__(
+        self,
+        stub: control_pb2_grpc.ParameterServerStub,
+        trainer: control_pb2.Trainer,
+        describe: Callable[[grpc.RpcError], FleetError],
+    ) -> None:
+        self._stub = stub
+        self._trainer = trainer
+        self._describe = describe
+
+    def save(
+        self, directory: str, save: str, step: int, part: bytes, timeout_seconds: float
+    ) -> "Pending[control_pb2.SaveReply]":
+        """Ask the server to copy what it holds, and to begin to write its files of a checkpoint."""
+        request = control_pb2.SaveRequest(
+            trainer=self._trainer, directory=directory, save=save, step=step, trainer_part=part
+        )
+        return Pending(self._stub.Save.future(request, timeout=timeout_seconds), self._describe)
+
+    def hand_in(self, step: int, part: bytes, timeout_seconds: float) -> "Pending[control_pb2.StatusReply]":
+        """Say how far this trainer's script has come, for the checkpoints that follow."""
+        request = control_pb2.StatusRequest(trainer=self._trainer, step=step, part=part)
+        return Pending(self._stub.Status.future(request, timeout=timeout_seconds), self._describe)
+
+    def written(self, save: str, timeout_seconds: float) -> "Pending[control_pb2.WrittenReply]":
+        """Ask whether a save's files are on the disk, and which they are."""
+        request = control_pb2.WrittenRequest(trainer=self._trainer, save=save)
+        return Pending(self._stub.Written.future(request, timeout=timeout_seconds), self._describe)
+
+    def commit(
+        self, directory: str, manifest: str, timeout_seconds: float
+    ) -> "Pending[control_pb2.CommitReply]":
+        """Ask for the manifest; with none, that what it has replaced be removed."""
+        request = control_pb2.CommitRequest(trainer=self._trainer, directory=directory, manifest=manifest)
+        return Pending(self._stub.Commit.future(request, timeout=timeout_seconds), self._describe)
+
+    def load(
+        self, directory: str, timeout_seconds: float, save: str = ""
+    ) -> "Pending[control_pb2.LoadReply]":
+        """Ask the server to load a checkpoint unless training has begun, or only what it has loaded."""
+        request = control_pb2.LoadRequest(trainer=self._trainer, directory=directory, save=save)
+        return Pending(self._stub.Load.future(request, timeout=timeout_seconds), self._describe)
+
+    def numbers(
+        self, directory: str, timeout_seconds: float, *, verify: bool = False, remove: Iterable[int] = ()
+    ) -> "Pending[control_pb2.CheckpointsReply]":
+        """Ask for the numbers of a folder's checkpoints, and which are whole; some are removed first."""
+        request = control_pb2.CheckpointsRequest(
+            trainer=self._trainer, directory=directory, verify=verify, remove=remove
+        )
+        return Pending(self._stub.Checkpoints.future(request, timeout=timeout_seconds), self._describe)
