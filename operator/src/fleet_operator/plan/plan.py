@@ -16,10 +16,9 @@ from fleet_operator.plan.failure import VANISHED, find_failures, loses_parameter
 from fleet_operator.plan.holding import hold_back
 from fleet_operator.plan.model import Event, Plan
 from fleet_operator.plan.naming import some
+from fleet_operator.plan.non_finite import trainers_with_non_finite
 from fleet_operator.plan.observe import situation_of
 from fleet_operator.plan.pending import pending_deadline, pending_since
-from fleet_operator.plan.pods import has_succeeded
-from fleet_operator.plan.progress import parse_progress
 from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, judge
 from fleet_operator.plan.scaling import is_resized, scaled_sentence
 from fleet_operator.plan.status import build_status
@@ -111,21 +110,11 @@ def succeeded(situation: Situation) -> Plan | None:
     if not is_satisfied(policy, replicas=replicas, succeeded=completed):
         return None
     late = [each.index for each in situation.late]
+    non_finite = trainers_with_non_finite({**situation.departed, **situation.present}.values())
     sentence = success_sentence(
-        policy, replicas=replicas, succeeded=completed, late=late, non_finite=_with_non_finite(situation)
+        policy, replicas=replicas, succeeded=completed, late=late, non_finite=non_finite
     )
     return end_job(situation, JobState.SUCCEEDED, "TrainersCompleted", sentence)
-
-
-def _with_non_finite(situation: Situation) -> list[int]:
-    """Return the trainers that say as their last words that they end with weights which are no numbers."""
-    pods = {**situation.departed, **situation.present}
-    told = {
-        each.index: parse_progress(pod.message or "")
-        for each, pod in pods.items()
-        if each.role is Role.TRAINER and has_succeeded(pod)
-    }
-    return sorted(index for index, progress in told.items() if progress is not None and progress.non_finite)
 
 
 def rejected(situation: Situation) -> Plan | None:
