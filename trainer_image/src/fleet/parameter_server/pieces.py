@@ -14,8 +14,9 @@ from typing import Final, TypeVar
 
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.transport.arena import dtype_of
+from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import PlannedBlock, ServerPlan, TrainerPlan
+from fleet.transpiler.lowering import ServerPlan, TrainerPlan
 
 __all__ = ["by_block", "in_pieces", "lead_bytes"]
 

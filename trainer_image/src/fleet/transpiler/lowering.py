@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = [
     "GroupPlan",
     "HyperParameter",
-    "PlannedBlock",
     "ServerPlan",
     "TrainerPlan",
     "server_plan",

@@ -19,8 +19,8 @@ from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, Tr
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.store import Target, Update
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
+from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import PlannedBlock
 from fleet.wire import HyperParameters
 
 __all__ = ["Geo", "GeoTrainer"]

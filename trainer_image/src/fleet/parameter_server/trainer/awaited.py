@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.trainer.waits import Waits
 from fleet.process import progress
-from fleet.transpiler.lowering import PlannedBlock
+from fleet.transpiler.block import PlannedBlock
 
 __all__ = ["AwaitedValues"]
 

@@ -27,11 +27,13 @@ from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.parameter_server.trainer.sent import Recorder, SentGradient
 from fleet.process.finite import FiniteCheck
 from fleet.program.optimizers import KERNEL_FLAGS, read_hyper_parameters
-from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
+from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import NO_STEP, HyperParameters
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
+
+    from fleet.transpiler.block import PlannedBlock
 
 __all__ = ["GradientFlow"]
 

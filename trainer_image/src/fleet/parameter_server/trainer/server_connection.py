@@ -6,7 +6,7 @@ only notices that it waits longer. Whether the server lives is the heartbeat's b
 
 import logging
 import threading
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fleet.errors import FleetError
 from fleet.parameter_server.control.heartbeat import Heartbeat
@@ -21,9 +21,12 @@ from fleet.parameter_server.transport.shared_memory import copy_bytes
 from fleet.parameter_server.transport.stream import ResumableStream
 from fleet.process import progress
 from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
+from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import Header, Identity, Kind, Side
 from fleet.wire.messages import read_error, read_numbers
+
+if TYPE_CHECKING:
+    from fleet.transpiler.block import PlannedBlock
 
 __all__ = ["ServerConnection"]
 

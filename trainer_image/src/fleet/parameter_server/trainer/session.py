@@ -16,7 +16,8 @@ from fleet.parameter_server.trainer.server_connection import ServerConnection
 from fleet.parameter_server.trainer.waits import LOOK_SECONDS, Waits
 from fleet.parameter_server.waiting import WaitLog
 from fleet.process import progress
-from fleet.transpiler.lowering import PlannedBlock, TrainerPlan
+from fleet.transpiler.block import PlannedBlock
+from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import Kind
 from fleet.wire.messages import pack_hyper, pack_numbers
 
