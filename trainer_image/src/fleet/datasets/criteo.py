@@ -1,0 +1,194 @@
+"""The click logs that Criteo has published: a label, 13 counts and 26 categories a line, parted by tabs.
+
+Files are read as a stream, so a data set may be larger than memory. Lines that are none of the format are
+passed over, counted, and told with their file and number.
+"""
+
+import gzip
+import logging
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import IterableDataset, get_worker_info
+
+from fleet.errors import ConfigurationError
+
+__all__ = ["CATEGORIES", "COUNTS", "Batch", "CriteoFiles", "hashed"]
+
+COUNTS: Final = 13
+CATEGORIES: Final = 26
+_FIELDS: Final = 1 + COUNTS + CATEGORIES
+_TOLD: Final = 3
+"""How many malformed lines of a file are told one by one."""
+_LOOKED_AT: Final = 1000
+"""After so many lines, a file of which half are malformed is taken for one of another format."""
+_NO_CATEGORY: Final = 1 << 32
+"""One more than the highest category."""
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+_log = logging.getLogger(__name__)
+
+
+class Batch(NamedTuple):
+    """Some lines.
+
+    Attributes
+    ----------
+    dense : float32[n, 13]
+        ``log(1 + count)``; 0 for a count that is missing or negative.
+    ids : int64[n, 26]
+        Categories, hashed with their place in the line; a missing one is a category too.
+    labels : float32[n]
+        1 for a click, else 0.
+    """
+
+    dense: Tensor
+    ids: Tensor
+    labels: Tensor
+
+
+class CriteoFiles(IterableDataset[Batch]):
+    """Batches of the lines of files, in their order.
+
+    ``DataLoader(dataset, batch_size=None)`` takes it as it is, with worker processes too: each of them takes
+    every n-th line.
+
+    Parameters
+    ----------
+    files : sequence of path
+        Gzipped where the name ends in ``.gz``.
+    batch_size : int
+        Lines a batch; those that are left over at the end are dropped, so that all batches are alike.
+    hash_size : int
+        Ids are below it.
+    share : tuple of two int
+        Which of how many trainers takes the lines: every n-th one. ``(0, 1)`` takes all.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no file; while reading: one cannot be read, ends too early, or is of another format.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[str | Path],
+        batch_size: int,
+        *,
+        hash_size: int = 1_000_001,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        super().__init__()
+        if not files:
+            raise ConfigurationError("no file to read; expected at least one")
+        self.malformed = 0
+        """How many lines this process has passed over."""
+        self._files = [Path(file) for file in files]
+        self._batch_size = batch_size
+        self._hash_size = hash_size
+        self._share = share
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Read the files from their beginning."""
+        index, of = self._share
+        if (worker := get_worker_info()) is not None:
+            index, of = index + of * worker.id, of * worker.num_workers
+        lines = islice(self._lines(), index, None, of)
+        while len(batch := list(islice(lines, self._batch_size))) == self._batch_size:
+            yield _batch(batch, self._hash_size)
+
+    def _lines(self) -> Iterator["_Line"]:
+        for path in self._files:
+            try:
+                with _opened(path) as file:
+                    yield from self._parsed(path, file)
+            except (OSError, EOFError, zlib.error) as error:
+                raise ConfigurationError(
+                    f"{path} cannot be read to its end: {error}; is the download complete?"
+                ) from error
+
+    def _parsed(self, path: Path, file: Iterable[bytes]) -> Iterator["_Line"]:
+        malformed = 0
+        for number, text in enumerate(file, start=1):
+            found = _parse(text)
+            if isinstance(found, _Line):
+                yield found
+                continue
+            malformed += 1
+            self.malformed += 1
+            if malformed <= _TOLD:
+                _log.warning("%s, line %d is passed over: %s", path, number, found)
+            if number >= _LOOKED_AT and malformed * 2 > number:
+                raise ConfigurationError(
+                    f"{path}: {malformed} of the first {number} lines are malformed, the last one because it "
+                    f"is {found}; expected Criteo's format: a label, {COUNTS} counts and {CATEGORIES} "
+                    "categories of 8 hexadecimal digits, parted by tabs"
+                )
+        if malformed > _TOLD:
+            _log.warning("%s: %d lines were passed over, the first ones are named above", path, malformed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line that is well formed; a category that is missing is `_NO_CATEGORY`."""
+
+    label: int
+    counts: list[int]
+    categories: list[int]
+
+
+def hashed(categories: NDArray[np.uint64], hash_size: int) -> NDArray[np.int64]:
+    """Return ids of categories.
+
+    Parameters
+    ----------
+    categories : uint64[n, 26]
+        Below 2**32; that for one that is missing.
+    hash_size : int
+
+    Returns
+    -------
+    int64[n, 26]
+        From 0 to `hash_size` - 1; of the place in the line as well, so that a number is another id elsewhere.
+    """
+    places = np.arange(categories.shape[1], dtype=np.uint64) << np.uint64(33)
+    mixed = (places + categories) * _GOLDEN
+    return ((mixed >> np.uint64(20)) % np.uint64(hash_size)).astype(np.int64)
+
+
+def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+
+
+def _parse(text: bytes) -> _Line | str:
+    """Return what a line says, or what is wrong with it."""
+    label, *fields = text.rstrip(b"\r\n").split(b"\t")
+    if len(fields) + 1 != _FIELDS:
+        return f"of {len(fields) + 1} fields, expected {_FIELDS}"
+    if label not in (b"0", b"1"):
+        return f"labelled {label[:20]!r}, expected 0 or 1"
+    try:
+        counts = [int(field) if field else 0 for field in fields[:COUNTS]]
+        categories = [int(field, 16) if field else _NO_CATEGORY for field in fields[COUNTS:]]
+    except ValueError as error:
+        return f"no line of numbers: {error}"
+    if max(categories) > _NO_CATEGORY or min(categories) < 0 or max(counts) >= 1 << 63:
+        return "a number out of range in it, expected categories of 8 hexadecimal digits"
+    return _Line(label == b"1", counts, categories)
+
+
+def _batch(lines: Sequence[_Line], hash_size: int) -> Batch:
+    counts = np.array([line.counts for line in lines], dtype=np.float32)
+    categories = np.array([line.categories for line in lines], dtype=np.uint64)
+    return Batch(
+        torch.from_numpy(np.log1p(np.maximum(counts, 0.0))),
+        torch.from_numpy(hashed(categories, hash_size)),
+        torch.tensor([line.label for line in lines], dtype=torch.float32),
+    )
