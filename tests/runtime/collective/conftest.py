@@ -62,6 +62,7 @@ def trainers(tmp_path):
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(ports[0]),
             "GLOO_SOCKET_IFNAME": "lo",
+            "FLEET_JOB_KEY": "6b" * 32,
             "OMP_NUM_THREADS": "1",
         }
         for rank in ranks:

@@ -1,15 +1,21 @@
 """How trainers of a collective job wait for one another to start."""
 
+import gc
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed import DistError
 
 from fleet.collective import rendezvous
 from fleet.collective.rendezvous import Place, meet
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError
 
+KEY = b"k" * 32
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -54,6 +60,61 @@ def test_the_store_of_a_run_on_this_machine_listens_on_its_loopback_address_only
     assert not reaches("127.0.0.2", port)
     store.set("said", "so")
     assert store.get("said") == b"so"
+
+
+@pytest.mark.parametrize("host", ["localhost", "192.0.2.1"], ids=["a-name", "an-address-that-others-reach"])
+def test_without_a_key_the_store_listens_on_this_machine_only(host, caplog):
+    port = free_port()
+    store = meet(Place(0, 1, host, port), Deadlines(deadline_seconds=5.0))
+    store.set("said", "so")
+    assert reaches("127.0.0.1", port)
+    assert not reaches("127.0.0.2", port)
+    assert ("no key of the job (FLEET_JOB_KEY)" in caplog.text) is (host != "localhost")
+
+
+def test_who_has_no_key_either_and_comes_from_elsewhere_is_told_what_to_do(monkeypatch):
+    monkeypatch.setattr(rendezvous, "TRY_SECONDS", 0.2)
+    place = Place(1, 2, "192.0.2.1", free_port())
+    with pytest.raises(DeadlineExceededError, match=r"listens on its own machine only: set FLEET_JOB_KEY"):
+        meet(place, Deadlines(deadline_seconds=0.1, start_deadline_seconds=0.5))
+
+
+def met(places: list[Place]) -> list[Store]:
+    deadlines = Deadlines(deadline_seconds=20.0)
+    with ThreadPoolExecutor(len(places)) as threads:
+        return list(threads.map(lambda place: meet(place, deadlines), places))
+
+
+def test_with_a_key_trainers_meet_at_a_store_behind_a_gate():
+    port = free_port()
+    first, second = met([Place(rank, 2, "127.0.0.1", port, key=KEY) for rank in range(2)])
+    second.set("said", "so")
+    assert first.get("said") == second.clone().get("said") == b"so"
+    stranger = timedelta(seconds=1)
+    with pytest.raises((DistError, RuntimeError)):
+        TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=stranger).get("said")
+
+
+def test_a_gate_closes_with_its_store():
+    port = free_port()
+    store = meet(Place(0, 1, "127.0.0.1", port, key=KEY), Deadlines(deadline_seconds=5.0))
+    assert reaches("127.0.0.1", port)
+    del store
+    gc.collect()
+    assert not reaches("127.0.0.1", port)
+
+
+def test_a_trainer_with_another_key_is_told_what_to_do(monkeypatch):
+    monkeypatch.setattr(rendezvous, "TRY_SECONDS", 0.2)
+    port = free_port()
+    others = Place(1, 2, "127.0.0.1", port, key=b"o" * 32)
+    deadlines = Deadlines(deadline_seconds=0.1, start_deadline_seconds=1.5)
+    with ThreadPoolExecutor(2) as threads:
+        alone = threads.submit(meet, Place(0, 2, "127.0.0.1", port, key=KEY), deadlines)
+        with pytest.raises(DeadlineExceededError, match="the same FLEET_JOB_KEY"):
+            meet(others, deadlines)
+        with pytest.raises(DeadlineExceededError, match="trainer 1 did not come"):
+            alone.result()
 
 
 def test_a_port_that_is_taken_is_told_with_the_reason():

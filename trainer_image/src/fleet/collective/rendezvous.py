@@ -2,20 +2,24 @@
 
 Nothing here waits in silence: after a few seconds the log names who is missing, and past the deadline an
 error does.
+
+With a key of the job, a gate stands before the store (`gate`). Without one the store listens on a loopback
+address only. Where torchrun's agent has the store, it listens as torch has it, and asks nobody who he is.
 """
 
-import ipaddress
 import logging
 import socket
 import time
+import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
+from fleet.collective.gate import door_to, gate_before, is_here, listen_at, loopback_of
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError, PeerLostError
 
@@ -26,6 +30,8 @@ __all__ = ["Place", "meet", "place_of"]
 
 TRY_SECONDS = 5.0
 TELL_SECONDS = 300.0
+PAUSE_SECONDS = 0.1
+LOOPBACK = "127.0.0.1"
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +40,8 @@ _log = logging.getLogger(__name__)
 class Place:
     """One trainer's rank among `size`, and where trainer 0's store listens.
 
-    `launcher_has_store` is true under torchrun, whose agent runs the store in trainer 0's place.
+    `launcher_has_store` is true under torchrun, whose agent runs the store in trainer 0's place. `key` is the
+    job's; empty where there is none.
     """
 
     rank: int
@@ -43,6 +50,7 @@ class Place:
     port: int
     endpoints: tuple[str, ...] = ()
     launcher_has_store: bool = False
+    key: bytes = field(default=b"", repr=False)
 
     def name(self, rank: int) -> str:
         """Return how messages call a trainer."""
@@ -76,6 +84,7 @@ def place_of(role: "Role", environ: Mapping[str, str]) -> Place:
         port=int(port),
         endpoints=endpoints,
         launcher_has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        key=role.job.key,
     )
 
 
@@ -145,51 +154,83 @@ def _absent(place: Place, store: Store, ranks: list[int]) -> list[int]:
 
 
 def _open(place: Place, deadlines: Deadlines, wait: _Wait) -> Store:
+    seconds = timedelta(seconds=deadlines.deadline_seconds)
     if place.rank == 0 and not place.launcher_has_store:
         try:
-            return TCPStore(
-                place.host,
-                place.port,
-                is_master=True,
-                wait_for_workers=False,
-                timeout=timedelta(seconds=deadlines.deadline_seconds),
-                master_listen_fd=_listen_here_only(place),
-            )
+            return _open_here(place, seconds)
         except (DistError, RuntimeError, OSError) as error:
             raise ConfigurationError(
                 f"trainer 0 cannot listen at {place.host}:{place.port}: {_first_line(error)}; "
                 "expected an address of this machine and a free port"
             ) from error
+    store = _reach(place, wait)
+    store.set_timeout(seconds)
+    return store
+
+
+def _open_here(place: Place, seconds: timedelta) -> Store:
+    """Open the store in this process, where nobody else reaches it without the key of the job."""
+    if not place.key:
+        host = loopback_of(place.host)
+        if host is None:
+            host = LOOPBACK
+            _log.warning(
+                "this process was given no key of the job (FLEET_JOB_KEY), so the store listens on %s only "
+                "and not on %s: without one, whoever reaches it could change or end the training",
+                host,
+                place.host,
+            )
+        return _store(listen_at(host, place.port), host, seconds)
+    outward = listen_at(place.host, place.port)
+    inward = socket.create_server((LOOPBACK, 0))
+    gate = gate_before(inward.getsockname()[1], outward, place.key)
+    store = _store(inward, LOOPBACK, seconds)
+    weakref.finalize(store, gate.close)
+    return store
+
+
+def _store(listener: socket.socket, host: str, seconds: timedelta) -> Store:
+    """Open a store that listens there and nowhere else; it takes the descriptor for its own."""
+    return TCPStore(
+        host,
+        listener.getsockname()[1],
+        is_master=True,
+        wait_for_workers=False,
+        timeout=seconds,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def _reach(place: Place, wait: _Wait) -> Store:
+    """Connect with the store of trainer 0, or of torchrun's agent, once it listens."""
+    door = door_to(place.host, place.port, place.key) if place.key and not place.launcher_has_store else None
+    here_only = not place.key and not place.launcher_has_store and loopback_of(place.host) is None
+    if door is not None:
+        host, port = LOOPBACK, door.port
+    else:
+        host, port = LOOPBACK if here_only and is_here(place.host) else place.host, place.port
     while True:
         try:
             seconds = timedelta(seconds=TRY_SECONDS)
-            store = TCPStore(place.host, place.port, is_master=False, wait_for_workers=False, timeout=seconds)
+            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=seconds)
         except (DistError, RuntimeError) as error:
             if wait.is_over(place.name(0)):
+                reason = (door.refusal if door is not None else "") or _first_line(error)
+                if here_only:
+                    reason += (
+                        "; without a key of the job it listens on its own machine only: set FLEET_JOB_KEY"
+                    )
                 raise DeadlineExceededError(
                     f"{place.name(0)} did not listen at {place.host}:{place.port} within "
-                    f"{wait.seconds:.0f} s: {_first_line(error)}. See its log, or raise "
+                    f"{wait.seconds:.0f} s: {reason}. See its log, or raise "
                     "runPolicy.pendingDeadlineSeconds (FLEET_START_DEADLINE_SECONDS; without, "
                     "FLAGS_rpc_deadline)"
                 ) from error
+            time.sleep(PAUSE_SECONDS)  # a door opens at once, whatever is behind it
         else:
-            store.set_timeout(timedelta(seconds=deadlines.deadline_seconds))
+            if door is not None:
+                weakref.finalize(store, door.close)
             return store
-
-
-def _listen_here_only(place: Place) -> int | None:
-    """Listen on a loopback address, where that is the store's, and there only: torch listens everywhere.
-
-    The store takes the descriptor that is returned for its own.
-    """
-    try:
-        address = ipaddress.ip_address(place.host)
-    except ValueError:
-        return None
-    if not address.is_loopback:
-        return None
-    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-    return socket.create_server((place.host, place.port), family=family, backlog=place.size + 1).detach()
 
 
 def _first_line(error: BaseException) -> str:

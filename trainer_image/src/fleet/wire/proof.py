@@ -77,8 +77,8 @@ def read_proof(text: str, key: bytes, server: int, method: str, *, seconds: floa
     return proof if holds and abs(seconds - proof.seconds) <= CLOCK_SECONDS else None
 
 
-def greeting_mac(key: bytes, side: Side, challenge: bytes, answer: bytes) -> bytes:
-    """Return what proves to the other end of a data connection that this one has the key.
+def greeting_mac(key: bytes, side: Side, challenge: bytes, answer: bytes, *, of: str = "greeting") -> bytes:
+    """Return what proves to the other end of a connection that this one has the key.
 
     Parameters
     ----------
@@ -87,8 +87,10 @@ def greeting_mac(key: bytes, side: Side, challenge: bytes, answer: bytes) -> byt
         Who proves itself: neither can send back what the other one has said.
     challenge, answer : bytes
         The random numbers of the server and of the trainer, `CHALLENGE_BYTES` each.
+    of : str
+        For what the connection is: proof for one thing proves nothing for another.
     """
-    said = b"fleet greeting\n" + side.name.encode() + b"\n" + challenge + answer
+    said = b"fleet " + of.encode() + b"\n" + side.name.encode() + b"\n" + challenge + answer
     return hmac.digest(key, said, "sha256")
 
 

@@ -48,12 +48,12 @@ from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.connection import BrokenConnectionError
 from fleet.parameter_server.transport.data_ports import DataPorts
-from fleet.parameter_server.transport.half_open import HalfOpen
 from fleet.parameter_server.transport.handshake import accept
 from fleet.parameter_server.transport.sockets import reachable_address
 from fleet.parameter_server.waiting import WaitLog, split_endpoint, wait_for_all
 from fleet.process import progress
 from fleet.process.clock import WatchClock
+from fleet.process.half_open import HalfOpen
 from fleet.transpiler.lowering import ServerPlan
 from fleet.wire import Hello, Identity, job_hash
 

@@ -25,7 +25,6 @@ from typing import Final, Protocol
 
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.transport.connection import Directions, receive_header
-from fleet.parameter_server.transport.half_open import HalfOpen
 from fleet.parameter_server.transport.local_sockets import receive_with, send_with
 from fleet.parameter_server.transport.sockets import (
     ConnectionEndedError,
@@ -34,6 +33,7 @@ from fleet.parameter_server.transport.sockets import (
     receive_exactly,
     send_all,
 )
+from fleet.process.half_open import HalfOpen
 from fleet.wire import (
     HEADER_BYTES,
     Conversation,

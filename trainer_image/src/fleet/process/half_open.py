@@ -10,8 +10,6 @@ import threading
 from collections.abc import Iterator
 from typing import Final
 
-from fleet.parameter_server.transport.sockets import hang_up
-
 __all__ = ["HalfOpen"]
 
 _MOST: Final = 64
@@ -42,8 +40,8 @@ class HalfOpen:
             self._oldest_first.append(connected)
             surplus = self._oldest_first[: -self._most]
         for each in surplus:
-            hang_up(each)
-        late = threading.Timer(self._seconds, hang_up, (connected,))
+            _end(each)
+        late = threading.Timer(self._seconds, _end, (connected,))
         late.daemon = True
         late.start()
         try:
@@ -52,3 +50,8 @@ class HalfOpen:
             late.cancel()
             with self._lock:
                 self._oldest_first.remove(connected)
+
+
+def _end(connected: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)

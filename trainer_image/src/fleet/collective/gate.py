@@ -1,0 +1,227 @@
+"""A gate before torch's store, which knows no key: who comes proves first that it is of the job.
+
+Trainer 0's store listens on its own loopback address, at a port of its own; the gate listens where the store
+would, and passes on the connections that have proven the key of the job, by a MAC over a random number of
+each end. The other trainers have a door: a port on their loopback address, behind which a connection to the
+gate proves the key and is proven to. What the store is told and asked for passes both untouched, so that it
+is torch's own at both ends.
+"""
+
+import contextlib
+import hmac
+import ipaddress
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from fleet.process.half_open import HalfOpen
+from fleet.wire import Side
+from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
+
+__all__ = ["Relay", "door_to", "gate_before", "is_here", "listen_at", "loopback_of"]
+
+_DIAL_SECONDS: Final = 5.0
+_PAUSE_SECONDS: Final = 0.1
+_TELL_SECONDS: Final = 60.0
+_CHUNK_BYTES: Final = 1 << 16
+_LOOPBACK: Final = "127.0.0.1"
+_log = logging.getLogger(__name__)
+
+Onward = Callable[[socket.socket], socket.socket]
+"""Gives the connection to which one that has come is passed on; what it raises refuses that one."""
+
+
+class Relay:
+    """Passes the connections of a listening socket on to others, byte by byte.
+
+    Parameters
+    ----------
+    listener : socket.socket
+        Closed by this object.
+    onward : callable
+        As `Onward`.
+    tells : bool
+        Whether whom it refuses is worth a word in the log.
+    """
+
+    def __init__(self, listener: socket.socket, onward: Onward, *, tells: bool = False) -> None:
+        self.port: int = listener.getsockname()[1]
+        self.refusal = ""
+        """Why the connection that came last was not passed on; empty where it was."""
+        self._listener = listener
+        self._onward = onward
+        self._tells = tells
+        self._told_at = float("-inf")
+        threading.Thread(target=self._accept, name="fleet-gate", daemon=True).start()
+
+    def close(self) -> None:
+        """Take no further connection; those that there are stay."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while self._listener.fileno() >= 0:
+            try:
+                connected, address = self._listener.accept()
+            except OSError:  # closed, or there is no descriptor left for the moment
+                time.sleep(_PAUSE_SECONDS)
+                continue
+            threading.Thread(
+                target=self._pass_on, args=(connected, str(address[0])), name="fleet-gate", daemon=True
+            ).start()
+
+    def _pass_on(self, connected: socket.socket, whence: str) -> None:
+        try:
+            onward = self._onward(connected)
+        except OSError as error:
+            self.refusal = str(error)
+            self._tell(whence)
+            connected.close()
+            return
+        self.refusal = ""
+        for each in (connected, onward):
+            each.settimeout(None)
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        back = threading.Thread(target=_pump, args=(onward, connected), name="fleet-gate", daemon=True)
+        back.start()
+        _pump(connected, onward)
+        back.join()
+        connected.close()
+        onward.close()
+
+    def _tell(self, whence: str) -> None:
+        """Say so, once in a while: who comes may come often."""
+        now = time.monotonic()
+        if self._tells and now - self._told_at >= _TELL_SECONDS:
+            self._told_at = now
+            _log.warning("refused a connection of %s with the store: %s", whence, self.refusal)
+
+
+def gate_before(port: int, listener: socket.socket, key: bytes, half_open: HalfOpen | None = None) -> Relay:
+    """Open the gate before a store of this machine.
+
+    Parameters
+    ----------
+    port : int
+        The store's, on the loopback address.
+    listener : socket.socket
+        Where the others come.
+    key : bytes
+        The job's.
+    half_open : HalfOpen, optional
+        Bounds what strangers may take.
+    """
+    strangers = half_open or HalfOpen()
+
+    def onward(connected: socket.socket) -> socket.socket:
+        with strangers.bounded(connected):
+            _check(connected, key)
+        return socket.create_connection((_LOOPBACK, port), _DIAL_SECONDS)
+
+    return Relay(listener, onward, tells=True)
+
+
+def door_to(host: str, port: int, key: bytes) -> Relay:
+    """Open a door on this machine that leads to the gate of another."""
+
+    def onward(_: socket.socket) -> socket.socket:
+        dialled = socket.create_connection((host, port), _DIAL_SECONDS)
+        try:
+            _prove(dialled, key)
+        except OSError:
+            dialled.close()
+            raise
+        return dialled
+
+    return Relay(socket.create_server((_LOOPBACK, 0)), onward)
+
+
+def listen_at(host: str, port: int) -> socket.socket:
+    """Listen where others look for this process: at its address, or on all where that is elsewhere.
+
+    Raises
+    ------
+    OSError
+        The port is taken.
+    """
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        if is_here(host):
+            family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+            return socket.create_server((host, port), family=family)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def loopback_of(host: str) -> str | None:
+    """Return the loopback address that a host stands for; None where it stands for any other."""
+    found = _addresses(host)
+    if not found or not all(ipaddress.ip_address(each).is_loopback for each in found):
+        return None
+    return min(found, key=lambda each: ":" in each)
+
+
+def is_here(host: str) -> bool:
+    """Whether an address of a host is one of this machine."""
+    for address in _addresses(host):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address, 0))
+            return True
+    return False
+
+
+def _addresses(host: str) -> list[str]:
+    """Return what a host stands for; nothing where nobody knows it."""
+    try:
+        return [str(each[4][0]).partition("%")[0] for each in socket.getaddrinfo(host, None)]
+    except OSError:
+        return []
+
+
+def _check(connected: socket.socket, key: bytes) -> None:
+    """Have whoever has come prove the key, and prove it in turn; ConnectionError if it does not."""
+    challenge = secrets.token_bytes(CHALLENGE_BYTES)
+    connected.sendall(challenge)
+    answer, mac = _receive(connected, CHALLENGE_BYTES), _receive(connected, MAC_BYTES)
+    if not hmac.compare_digest(mac, greeting_mac(key, Side.TRAINER, challenge, answer, of="store")):
+        raise ConnectionError("it has not the key of this job; give all trainers the same FLEET_JOB_KEY")
+    connected.sendall(greeting_mac(key, Side.SERVER, challenge, answer, of="store"))
+
+
+def _prove(dialled: socket.socket, key: bytes) -> None:
+    """Prove the key to the gate, and have it prove the same before it is told anything."""
+    challenge, answer = _receive(dialled, CHALLENGE_BYTES), secrets.token_bytes(CHALLENGE_BYTES)
+    dialled.sendall(answer + greeting_mac(key, Side.TRAINER, challenge, answer, of="store"))
+    expected = greeting_mac(key, Side.SERVER, challenge, answer, of="store")
+    if not hmac.compare_digest(_receive(dialled, MAC_BYTES), expected):
+        raise ConnectionError("what listens there has not the key of this job (FLEET_JOB_KEY)")
+
+
+def _receive(connected: socket.socket, count: int) -> bytes:
+    received = b""
+    while len(received) < count:
+        part = connected.recv(count - len(received))
+        if not part:
+            raise ConnectionError(
+                "it was closed at the other end before the key of the job was proven; give all trainers the "
+                "same FLEET_JOB_KEY"
+            )
+        received += part
+    return received
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    """Pass on what comes until the end, and the end too."""
+    with contextlib.suppress(OSError):
+        while part := source.recv(_CHUNK_BYTES):
+            sink.sendall(part)
+    for each, how in ((sink, socket.SHUT_WR), (source, socket.SHUT_RD)):
+        with contextlib.suppress(OSError):
+            each.shutdown(how)
