@@ -71,6 +71,19 @@ class OneServer:
         """Return a block's value now."""
         return float(np.frombuffer(self.shard.store.view(block), dtype=np.float32)[0])
 
+    def pulled(self, trainer: int, step: int) -> list[float]:
+        """Return the values of a step that a trainer is sent which asks for them, by block."""
+        return [float(value[0]) for value in self.pulled_arrays(trainer, step)]
+
+    def pulled_arrays(self, trainer: int, step: int) -> list[np.ndarray[Any, Any]]:
+        """Return the memory of what `pulled` returns the values of."""
+        values = []
+        for answer in self.mode.pull(trainer, step):
+            assert (answer.step, answer.trainers) == (step, (trainer,))
+            assert answer.value is not None
+            values.append(np.frombuffer(answer.value, dtype=np.float32))
+        return values
+
     def sent(self, trainer: int, block: int) -> float:
         """Return what an answer carries to a trainer that is sent it now."""
         value = self.mode.value(trainer, block)

@@ -1,6 +1,7 @@
 """Checkpoints of whole jobs, in one process over loopback: what is saved, and how training goes on."""
 
 import copy
+import shutil
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -273,6 +274,23 @@ def test_in_step_a_trainer_without_a_status_of_that_step_has_the_first_ones(tmp_
             "trainer 0",
         ]
         assert {trainer.current_step for trainer, _, _ in trainers} == {2}
+
+
+def test_a_trainer_that_comes_back_finds_its_status_though_its_checkpoint_was_cleaned_away(tmp_path):
+    with loopback(servers=2, trainers=2) as job:
+        (zero, _, _), (one, _, _) = trainers = [job.make_trainer(index) for index in range(2)]
+        at_once(*(trainer.start for trainer, _, _ in trainers))
+        one.hand_in(TrainStatus(4))
+        zero.save_numbered(str(tmp_path), TrainStatus(4), keep=0)
+        zero.checkpoints.background.wait()
+    with loopback(tmp_path, servers=2, trainers=2) as job:
+        trainers = [job.make_trainer(index) for index in range(2)]
+        at_once(*(trainer.start for trainer, _, _ in trainers))
+        shutil.rmtree(tmp_path / "checkpoint-0")
+        again, _, _ = job.make_trainer(1, attempt=1)
+        again.start()
+        replies = again._client.calls.ask_all(lambda control, seconds: control.checkpoints.load("", seconds))
+        assert all(reply.status for reply in replies)
 
 
 def test_a_status_that_is_gone_is_damage(tmp_path, caplog):

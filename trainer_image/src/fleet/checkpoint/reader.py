@@ -46,6 +46,7 @@ class Checkpoint:
         self.manifest = Manifest.read(directory, name)
         self._whole: set[str] = set()
         self._trainer_part: bytes | None = None
+        self._statuses: dict[int, bytes] = {}
         self._records: dict[str, list[tuple[BlockRecord, FileRecord]]] = {}
         for file in self.manifest.files:
             for block in file.blocks:
@@ -174,15 +175,30 @@ class Checkpoint:
     def status_of(self, trainer: int) -> bytes | None:
         """Return what a trainer other than 0 has said of itself; None where it has not, or it is not here.
 
+        It is kept, as `trainer_part` is.
+
         Raises
         ------
         CheckpointError
             It is not what was written.
         """
-        for file in self.manifest.files:
+        for file in self.manifest.files if trainer not in self._statuses else ():
             if file.trainer == trainer and file.name in self.manifest.here:
-                return self._checked(file).read_bytes()
-        return None
+                self._statuses[trainer] = self._checked(file).read_bytes()
+        return self._statuses.get(trainer)
+
+    def keep_parts(self) -> None:
+        """Read what trainers have said of themselves: the files may be gone when one of them asks for it.
+
+        Raises
+        ------
+        CheckpointError
+            Some of it is not what was written.
+        """
+        self.trainer_part()
+        for file in self.manifest.files:
+            if file.trainer > 0:
+                self.status_of(file.trainer)
 
     def trainer_part(self) -> bytes | None:
         """Return the trainer's own part; None where there is none, or another server has it.

@@ -1,9 +1,10 @@
 """Where gradients land on a server: in memory that a trainer shares, or in buffers whose bytes are bounded.
 
-A block's sum has a place of its own, in which the gradient lands that begins it. What comes after it lands in
-a buffer until it is added, and what comes too early waits there for those that are summed before it. A
-trainer for whom there is no buffer stays in its socket. It waits only for those that come before it in the
-order of the sum: part of the buffers is kept for gradients whose turn has come.
+A block's sum has a place of its own, in which the gradient lands that begins it; between two sums the sync
+mode keeps there the value from before the last step. What comes after it lands in a buffer until it is added,
+and what comes too early waits there for those that are summed before it. A trainer for whom there is no
+buffer stays in its socket. It waits only for those that come before it in the order of the sum: part of the
+buffers is kept for gradients whose turn has come.
 """
 
 import threading
@@ -61,6 +62,11 @@ class Buffer:
     def stays(self) -> bool:
         """Whether a sum may lie here: others need no such buffer."""
         return self.kind is not _Kind.POOLED
+
+    @property
+    def in_place(self) -> bool:
+        """Whether this is the block's own place for a sum."""
+        return self.kind is _Kind.SUM
 
 
 class _Region:
@@ -173,11 +179,20 @@ class ReceiveBuffers:
         if first.stays:
             return first
         with self.changed:
-            total = self._place_of_sum(first.block)
+            total = self.place(first.block)
         total.tensor.copy_(first.tensor)
         with self.changed:
             self.release(first)
         return total
+
+    def place(self, block: int) -> Buffer:
+        """Take a block's place for a sum; where that is in use, memory of its own. With the lock held."""
+        if block in self._begun:
+            return self._buffer(block, self._new(block), _Kind.APART)
+        if block not in self._sums:
+            self._sums[block] = self._buffer(block, self._new(block), _Kind.SUM)
+        self._begun.add(block)
+        return self._sums[block]
 
     def forget(self, trainer: int) -> None:
         """Give back what a trainer's gradient was landing in, which will not come; with the lock held."""
@@ -204,7 +219,7 @@ class ReceiveBuffers:
         while True:
             now = turn()
             if now is Turn.FIRST and block not in self._begun:
-                return self._place_of_sum(block)
+                return self.place(block)
             for region in self._regions[: 1 if now is Turn.LATER else 2]:
                 if (run := region.take(self._bytes[block])) is not None:
                     return self._buffer(block, run, _Kind.POOLED, region)
@@ -213,15 +228,6 @@ class ReceiveBuffers:
             self.held.add(trainer)
             self.changed.wait()
             self.held.discard(trainer)
-
-    def _place_of_sum(self, block: int) -> Buffer:
-        """Return a block's place for a sum; where that is in use, memory of its own."""
-        if block in self._begun:
-            return self._buffer(block, self._new(block), _Kind.APART)
-        if block not in self._sums:
-            self._sums[block] = self._buffer(block, self._new(block), _Kind.SUM)
-        self._begun.add(block)
-        return self._sums[block]
 
     def _new(self, block: int) -> Tensor:
         return torch.empty(self._bytes[block], dtype=torch.uint8)

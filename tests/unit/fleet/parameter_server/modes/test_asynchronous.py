@@ -15,7 +15,7 @@ def async_server(trainers: int = 2, **options: bool) -> OneServer:
     """Return a server whose trainers have pulled and begun step 0."""
     server = OneServer(Async(**options), trainers)
     for trainer in range(trainers):
-        server.mode.pull(trainer)
+        server.mode.pull(trainer, 0)
         server.begin(trainer)
     return server
 
@@ -77,7 +77,7 @@ def test_a_server_keeps_copies_of_its_values_only_where_delay_is_compensated(dc_
     mode = Async(dc_asgd=dc_asgd).make_server(shard, 7)
     mode.admit(7)
     for trainer in range(8):
-        mode.pull(trainer)
+        mode.pull(trainer, 0)
     assert bytes_of_tensors() - before == copies * one_copy
 
 
@@ -169,7 +169,7 @@ def test_delay_is_compensated_by_what_has_changed_since_the_trainer_got_the_valu
 def test_the_backup_is_of_each_trainer_and_is_renewed_when_it_pulls():
     server = async_server(dc_asgd=True)
     server.send(0, 0, 2.0)
-    server.mode.pull(1)
+    server.mode.pull(1, 0)
     server.send(1, 0, 3.0)
     assert server.value(0) == -5.0
 

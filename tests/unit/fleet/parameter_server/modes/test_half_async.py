@@ -104,7 +104,7 @@ def test_a_server_steps_at_once_and_answers_only_who_asks():
     assert server.send(0, 0, 2.0) == []
     assert list(server.mode.end(0, 0, [1])) == []
     assert server.value(0) == -2.0
-    assert list(server.mode.pull(1)) == [Answer(0, 0, (1,)), Answer(1, 0, (1,))]
+    assert list(server.mode.pull(1, 0)) == [Answer(0, 0, (1,)), Answer(1, 0, (1,))]
     assert server.sent(1, 0) == -2.0
     assert server.mode.step_of(0) == 1
 

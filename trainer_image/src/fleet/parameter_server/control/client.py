@@ -128,6 +128,12 @@ class ControlClient:
         """Ask how far this trainer is past the others; an answer to a sign of life says it, too."""
         return Pending(self.heartbeat(timeout_seconds), self._error)
 
+    def stats(self, timeout_seconds: float) -> "Pending[control_pb2.StatsReply]":
+        """Ask what the server has done so far."""
+        return Pending(
+            self._stub.Stats.future(control_pb2.StatsRequest(), timeout=timeout_seconds), self._error
+        )
+
     def barrier(
         self, passed: int, timeout_seconds: float, *, ending: bool = False
     ) -> control_pb2.BarrierReply:

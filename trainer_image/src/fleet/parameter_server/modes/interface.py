@@ -45,6 +45,8 @@ class Answer:
     step: int
     trainers: tuple[int, ...]
     changed: bool = True
+    value: memoryview | None = None
+    """Its bytes, where the mode has decided on them; else they are asked for when they are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,11 @@ class ServerMode(Protocol):
         `incarnation` is the attempt under which it joins.
         """
 
-    def pull(self, trainer: int) -> Sequence[Answer]:
-        """Return the present value of every block, for a trainer that asks for it."""
+    def pull(self, trainer: int, step: int) -> Sequence[Answer]:
+        """Return the value of every block, for a trainer that asks for it.
+
+        Where trainers are in step it is the value after so many steps; else the present one.
+        """
 
     def destination(self, trainer: int, block: int) -> memoryview:
         """Return where the bytes of a gradient belong."""

@@ -30,6 +30,10 @@ class Round:
     """What the block is stepped with."""
     again: set[int] = field(default_factory=set)
     """Trainers that came back, and will send what is not needed any more."""
+    before: Buffer | None = None
+    """Where the value from before the last step is; None where the block has it still, or it is gone."""
+    unchanged: bool = False
+    """Whether the last step left the value as it was."""
 
     @property
     def settled(self) -> set[int]:
@@ -55,6 +59,8 @@ class Rounds:
     def __init__(self, blocks: Iterable[int], num_trainers: int) -> None:
         self.live = set(range(num_trainers))
         self.of = {block: Round() for block in blocks}
+        self.returning: set[int] = set()
+        """Trainers that have joined and begun no step yet: they may ask for values from before the last."""
         self._incarnations: dict[int, int] = {}
 
     @property
@@ -76,9 +82,10 @@ class Rounds:
         ----------
         trainer, incarnation : int
         is_begun : callable
-            Whether a gradient lies, or lands, in the place of a block's sum.
+            Whether the place of a block's sum is in use.
         """
         self.live.add(trainer)
+        self.returning.add(trainer)
         self._incarnations[trainer] = incarnation
         dropped = []
         for block, round_ in self.of.items():
@@ -88,7 +95,8 @@ class Rounds:
                 dropped.append(round_.total)
                 round_.total = None
                 round_.summed.clear()
-            passed = trainer in round_.absent and (bool(round_.summed) or is_begun(block))
+            landing = is_begun(block) and not (round_.before is not None and round_.before.in_place)
+            passed = trainer in round_.absent and (bool(round_.summed) or landing)
             if round_.averaged or trainer in round_.summed or passed:
                 round_.again.add(trainer)
             else:
@@ -134,8 +142,13 @@ class Rounds:
         round_.stepping |= ready
         return ready
 
-    def finish(self, block: int) -> Round:
-        """Begin a block's next round; return the one before."""
-        finished = self.of[block]
-        self.of[block] = Round(finished.step + 1)
-        return finished
+    def finish(self, block: int, before: Buffer | None) -> None:
+        """Begin a block's next round.
+
+        Parameters
+        ----------
+        block : int
+        before : Buffer or None
+            Where the value is from before the step; None where the step has left it as it was.
+        """
+        self.of[block] = Round(self.of[block].step + 1, before=before, unchanged=before is None)

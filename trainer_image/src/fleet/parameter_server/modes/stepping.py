@@ -7,18 +7,22 @@ the one that finds a sum to be whole steps the block. No thread waits for anothe
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from fleet.errors import DeadlineExceededError, RemoteProtocolError
+from fleet.errors import DeadlineExceededError, RemoteProtocolError, StateLostError
 from fleet.parameter_server.modes.hyper import AgreedHyper
 from fleet.parameter_server.modes.interface import Answer, TellNorm
 from fleet.parameter_server.modes.norms import AwaitedNorm, KnownNorm, NormBook, NormPart
+from fleet.parameter_server.modes.previous import PreviousValues
 from fleet.parameter_server.modes.rounds import Rounds
 from fleet.parameter_server.naming import name_trainers
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.store import Update
 from fleet.update import sum_of_squares
 from fleet.wire import NO_STEP
+
+if TYPE_CHECKING:
+    from fleet.parameter_server.receive_buffers import Buffer
 
 __all__ = ["Stepping"]
 
@@ -37,14 +41,17 @@ class Stepping:
         Guarded by the lock of the shard's buffers.
     hyper : AgreedHyper
         As the rounds.
+    previous : PreviousValues
+        Keeps what is stepped.
     """
 
-    def __init__(self, shard: Shard, rounds: Rounds, hyper: AgreedHyper) -> None:
+    def __init__(self, shard: Shard, rounds: Rounds, hyper: AgreedHyper, previous: PreviousValues) -> None:
         self._shard = shard
         self._buffers = shard.buffers
         self._changed = shard.buffers.changed
         self._rounds = rounds
         self._hyper = hyper
+        self._previous = previous
         self._norms = NormBook(shard.plan.norms, shard.plan.server, _tell_nobody)
         self._averaged_over = frozenset(rounds.live)
         self._failed = shard.store.failed
@@ -79,6 +86,30 @@ class Stepping:
             return []
         with self._guard():
             return self._step_clipped(known)
+
+    def values_at(self, trainer: int, step: int) -> list[Answer]:
+        """Return every block's value after so many steps, for a trainer that has sent nothing yet.
+
+        Raises
+        ------
+        StateLostError
+            A block is at an earlier step, or more than one ahead.
+        """
+        answers, rounds = [], self._rounds.of
+        with self._changed:
+            for block in rounds:
+                name = self._shard.blocks[block].name
+                self.wait_for(lambda: not rounds[block].stepping, name)  # noqa: B023
+                if (value := self._previous.value(block, step)) is None:
+                    raise StateLostError(
+                        f"trainer {trainer} asks for {name} of step {step}, and this server has it of step "
+                        f"{rounds[block].step}; expected that step or the one before: a server has lost "
+                        "steps, and the job must go on from its last checkpoint"
+                    )
+                if trainer in rounds[block].again:  # nothing more of it is awaited: the step may come at once
+                    value = memoryview(bytearray(value))
+                answers.append(Answer(block, step, (trainer,), value=value))
+        return answers
 
     def awaited_norm(self) -> AwaitedNorm | None:
         """Return a norm that waits for other servers; None while there is none."""
@@ -115,6 +146,8 @@ class Stepping:
                 if gradient is None:
                     return self._rounds.take_complete(block)
                 round_ = self._rounds.of[block]
+                if round_.total is None and not gradient.stays:
+                    self._previous.make_room(block)
             if round_.total is None:
                 round_.total = self._buffers.begin_sum(gradient)
             else:
@@ -162,17 +195,19 @@ class Stepping:
         The answer is for those that have sent what was awaited of them.
         """
         round_ = self._rounds.of[block]
-        changed = round_.total is not None and round_.hyper != NO_STEP
-        if round_.total is not None and changed:
+        before: Buffer | None = None
+        if round_.total is not None and round_.hyper != NO_STEP:
             origins = tuple(round_.summed.values())
-            self._shard.store.apply(Update(block, round_.total.tensor, round_.hyper, origins))
+            with self._previous.kept(block) as before:
+                self._shard.store.apply(Update(block, round_.total.tensor, round_.hyper, origins))
         with self._changed:
             trainers = tuple(trainer for trainer in self._rounds.live if trainer not in round_.again)
-            self._rounds.finish(block)
-            if round_.total is not None:
-                self._buffers.release(round_.total)
+            self._rounds.finish(block, before)
+            for spent in (round_.total, round_.before):
+                if spent is not None and spent is not before:
+                    self._buffers.release(spent)
             self._changed.notify_all()
-        return Answer(block, round_.step + 1, trainers, changed=changed)
+        return Answer(block, round_.step + 1, trainers, changed=before is not None)
 
     def _tell_of_the_mean(self, step: int) -> None:
         """Say over whom the mean is, once it is over others than before."""

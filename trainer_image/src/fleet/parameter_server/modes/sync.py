@@ -4,6 +4,9 @@ Gradients are summed in the order of the trainers whatever the order of their ar
 reproduced to the bit. They are added as they come: one that comes early waits in a buffer for those before
 it, and where buffers are short its trainer waits in its socket. A trainer waits only for lower ones.
 
+A trainer that comes back takes the values of one step from all servers, the lowest that any block has made:
+of a block that is a step ahead, those from before (`previous`). So it computes on what its earlier life did.
+
 A block that is clipped by a norm is averaged first, and stepped once the norm is known: by whatever call
 brings the last part of it, a trainer's gradient or another server's word. No thread waits for it.
 """
@@ -25,6 +28,7 @@ from fleet.parameter_server.modes.interface import (
     TrainerMode,
 )
 from fleet.parameter_server.modes.norms import NormPart
+from fleet.parameter_server.modes.previous import PreviousValues
 from fleet.parameter_server.modes.rounds import Rounds
 from fleet.parameter_server.modes.stepping import Stepping
 from fleet.parameter_server.shard import Shard
@@ -68,7 +72,8 @@ class SyncServer:
         self._changed = shard.buffers.changed
         self._rounds = Rounds(shard.blocks, num_trainers)
         self._hyper = AgreedHyper()
-        self._stepping = Stepping(shard, self._rounds, self._hyper)
+        self._previous = PreviousValues(shard, self._rounds)
+        self._stepping = Stepping(shard, self._rounds, self._hyper, self._previous)
         self._begun: dict[int, int] = {}
         """The step that each trainer has begun last."""
 
@@ -101,28 +106,25 @@ class SyncServer:
                 self._buffers.release(dropped)
             self._buffers.forget(trainer)
 
-    def pull(self, trainer: int) -> Sequence[Answer]:
-        """Return the present value of every block, for a trainer that has sent nothing yet."""
-        with self._changed:
-            return [Answer(block, round_.step, (trainer,)) for block, round_ in self._rounds.of.items()]
+    def pull(self, trainer: int, step: int) -> Sequence[Answer]:
+        """Return every block's value after so many steps, for a trainer that has sent nothing yet.
+
+        Raises
+        ------
+        StateLostError
+            A block is at an earlier step, or more than one ahead.
+        """
+        return self._stepping.values_at(trainer, step)
 
     def destination(self, trainer: int, block: int) -> memoryview:
         """Return where the bytes of a gradient belong, once there is a place for them."""
         step = self._begun.get(trainer, -1)
-        return self._buffers.land(trainer, block, lambda: self._rounds.turn(trainer, block, step))
+        return self._buffers.land(trainer, block, lambda: self._previous.turn(trainer, block, step))
 
     def value(self, trainer: int, block: int) -> memoryview:
-        """Return the bytes of a value: nobody steps the block before every trainer has it and answers.
-
-        Nobody but a trainer that came back, of which the block's step needs nothing more: that one gets a
-        copy.
-        """
-        with self._changed:
-            rounds = self._rounds.of
-            if trainer not in rounds[block].again:
-                return self._shard.store.view(block)
-            self._stepping.wait_for(lambda: not rounds[block].stepping, self._shard.blocks[block].name)
-            return memoryview(bytes(self._shard.store.view(block)))
+        """Return the bytes of a value: nobody steps the block before every trainer has it and answers."""
+        del trainer
+        return self._shard.store.view(block)
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
         """Take the hyper-parameters of a trainer's step.
@@ -134,6 +136,8 @@ class SyncServer:
         """
         with self._changed:
             self._begun[trainer] = step
+            self._rounds.returning.discard(trainer)
+            self._changed.notify_all()
             self._hyper.say(trainer, step, hyper_parameters, self._rounds.lowest_step)
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
@@ -194,6 +198,7 @@ class SyncServer:
         """Go on without a trainer that has finished."""
         with self._changed:
             self._rounds.live.discard(trainer)
+            self._rounds.returning.discard(trainer)
             self._changed.notify_all()
         return self._stepping.advance(self._rounds.of)
 

@@ -143,7 +143,7 @@ class Loader:
 
     def _read(self, checkpoint: Checkpoint) -> dict[int, Piece]:
         """Read all of it before any of it is used: a corrupt file must not leave half a model."""
-        checkpoint.trainer_part()
+        checkpoint.keep_parts()
         read: dict[int, Piece] = {}
         for block in by_block(self._shard.blocks.values()):
             read |= _read_block(checkpoint, block)

@@ -196,7 +196,7 @@ class TrainerSession:
             return
         step, block = answer.step, answer.block
         if answer.changed:
-            value = self._mode.value(self.identity.trainer, block)
+            value = self._mode.value(self.identity.trainer, block) if answer.value is None else answer.value
             self._sharing.transport.submit(Kind.PARAM, step, block, value)
         else:
             self._stream.send(Kind.UNCHANGED, step=step, block=block)
@@ -245,7 +245,7 @@ class TrainerSession:
                 self._answer(self._mode.end(trainer, header.step, read_numbers(bytes(payload))))
             case Kind.PULL:
                 self._asked = True
-                self._answer(self._mode.pull(trainer))
+                self._answer(self._mode.pull(trainer, header.step))
             case Kind.COMPLETE:
                 step = self._mode.step_of(trainer)  # before the others' next one may be made without it
                 self._answer(self._mode.complete(trainer))

@@ -22,7 +22,16 @@ from fleet.transpiler.lowering import TrainerPlan
 if TYPE_CHECKING:
     from fleet.role_maker import JobIdentity
 
-__all__ = ["agree", "check_equal", "common_save", "completed_before", "join", "next_step", "note_steps_past"]
+__all__ = [
+    "agree",
+    "check_equal",
+    "common_save",
+    "completed_before",
+    "in_step",
+    "join",
+    "next_step",
+    "note_steps_past",
+]
 
 _log = logging.getLogger(__name__)
 _PAUSE_SECONDS: Final = 0.2
@@ -85,6 +94,11 @@ def check_equal(endpoints: Sequence[str], restored: Sequence[str]) -> None:
         )
 
 
+def in_step(plan: TrainerPlan) -> bool:
+    """Whether all trainers make the same step."""
+    return plan.mode is DistributedMode.SYNC and plan.custom is None
+
+
 def next_step(plan: TrainerPlan, steps: Sequence[int]) -> int:
     """Return the step that a trainer makes next, of those that the servers say.
 
@@ -94,8 +108,7 @@ def next_step(plan: TrainerPlan, steps: Sequence[int]) -> int:
         They lie further apart than servers that are in step.
     """
     holding = [step for server, step in enumerate(steps) if plan.blocks_on(server)]
-    in_step = plan.mode is DistributedMode.SYNC and plan.custom is None
-    if in_step and max(holding, default=0) - min(holding, default=0) > 1:
+    if in_step(plan) and max(holding, default=0) - min(holding, default=0) > 1:
         raise StateLostError(
             f"the parameter servers {', '.join(plan.endpoints)} are at the steps "
             f"{', '.join(str(step) for step in steps)}; expected one step, or two that follow each "

@@ -183,7 +183,18 @@ class Client:
             loaded = self.agree()
             self.pull([reply.restored for reply in loaded], [reply.step for reply in loaded])
         else:
-            self.pull([reply.restored for reply in replies], [reply.step for reply in replies])
+            self.pull([reply.restored for reply in replies], self._steps(replies))
+
+    def _steps(self, replies: "Sequence[control_pb2.JoinReply]") -> list[int]:
+        """Return how many steps each server has made.
+
+        Where trainers are in step that is asked once all have let this one join: from then on each keeps the
+        values before the last step for it. At its join one may have told a step of which another has kept
+        nothing when it was joined later.
+        """
+        if not agreement.in_step(self.session.plan):
+            return [reply.step for reply in replies]
+        return [reply.step for reply in self.calls.ask_all(lambda control, seconds: control.stats(seconds))]
 
     def _connect(self, replies: "Sequence[control_pb2.JoinReply]") -> None:
         """Open the data connection with each server, and begin to watch over them."""

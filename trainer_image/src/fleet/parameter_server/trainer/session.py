@@ -131,12 +131,12 @@ class Session(_Waiting):
                     raise DeadlineExceededError(f"waited {waited:.0f} s for {what}")
 
     def request_values(self) -> None:
-        """Expect values, and ask for the present one of each block."""
+        """Expect values, and ask for that of each block: of this step where trainers are in step."""
         self.check()
         with self._turn:
             self._values.expect(self.step, present=True)
             for connection in _holders(self.connections):
-                connection.send(Kind.PULL)
+                connection.send(Kind.PULL, step=self.step)
 
     @property
     def values_arrived(self) -> bool:

@@ -1,0 +1,271 @@
+"""Replicas of a training killed with -9 at random, and whether a bit of what it ends with is another.
+
+``python -m benchmarks.kills --json`` trains a small model synchronously with two parameter servers and two
+trainers, once undisturbed and then in jobs of which it kills replicas, servers and trainers, at random steps
+and random moments within them, 200 for each of SGD, momentum and Adam. A trainer comes back under a higher
+attempt; where a server is killed the whole job starts anew from its last checkpoint, as the operator starts
+it. Each job must end well, on every trainer with the digest of the undisturbed one. In half-made steps a
+trainer has come back while servers were at different steps.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.replicas import Job, Replica, job
+
+__all__ = ["Outcome", "main", "train"]
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "tests" / "runtime" / "parameter_server" / "scripts" / "kills.py"
+OPTIMIZERS = ("sgd", "momentum", "adam")
+SERVERS = TRAINERS = 2
+PAUSE_SECONDS = 0.002
+"""Between two gradients of a step, so that a good part of the kills come there."""
+STEPS_PER_KILL = 8
+SAVE_EVERY = 5
+WITHIN_SECONDS = 0.03
+"""A kill comes so long after its step was made, or earlier."""
+PATIENCE_SECONDS = 120.0
+
+
+@dataclass
+class Outcome:
+    """What became of one job.
+
+    Attributes
+    ----------
+    digests : set of str
+        Of what its trainers have ended with.
+    killed : Counter
+        How many servers and trainers were killed at random.
+    half_made : int
+        How often a trainer came back to servers at different steps.
+    """
+
+    digests: set[str] = field(default_factory=set)
+    killed: Counter[str] = field(default_factory=Counter)
+    half_made: int = 0
+
+
+class _Lives:
+    """The replicas of one job, each in its present life."""
+
+    def __init__(self, running: Job, steps: int) -> None:
+        self._running = running
+        self._steps = str(steps)
+        self._attempts: Counter[str] = Counter()
+        self.servers: list[Replica] = []
+        self.trainers: list[Replica] = []
+
+    def start(self) -> None:
+        """Start every replica, in another life of the job."""
+        self._attempts["job"] += 1
+        self.servers = [
+            self._running.server(index, SCRIPT, self._steps, **self._environ(f"server-{index}"))
+            for index in range(SERVERS)
+        ]
+        self.trainers = [self._trainer(index) for index in range(TRAINERS)]
+
+    def kill(self, chance: random.Random) -> str:
+        """Kill any replica, and start what the operator would; return what it was, empty if it had ended."""
+        victim = chance.choice([*self.servers, *self.trainers])
+        if victim.process.poll() is not None:
+            return ""
+        os.kill(victim.process.pid, signal.SIGKILL)
+        if victim in self.trainers:
+            index = self.trainers.index(victim)
+            self._end(victim)
+            self.trainers[index] = self._trainer(index)
+            return "trainer"
+        for replica in (*self.servers, *self.trainers):
+            self._end(replica)
+        self.start()
+        return "server"
+
+    def wait_for_step(self, step: int) -> bool:
+        """Wait until a trainer has made a step; return False where all have ended before."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            ended = [replica.process.poll() for replica in self.trainers]
+            if max(_steps_made(replica) for replica in self.trainers) >= step:
+                return True
+            if any(ended):
+                for replica in self.trainers:
+                    replica.expect(0, seconds=PATIENCE_SECONDS)
+            if None not in ended:
+                return False
+            time.sleep(0.005)
+        logs = "\n".join(f"{each.name}:\n{each.output[-2000:]}" for each in (*self.servers, *self.trainers))
+        raise AssertionError(f"step {step} was not made within {PATIENCE_SECONDS:g} s:\n{logs}")
+
+    def _end(self, replica: Replica) -> None:
+        replica.process.kill()
+        replica.process.wait(PATIENCE_SECONDS)
+
+    def _trainer(self, index: int) -> Replica:
+        return self._running.trainer(index, SCRIPT, self._steps, **self._environ(f"trainer-{index}"))
+
+    def _environ(self, name: str) -> dict[str, str]:
+        self._attempts[name] += 1
+        return {"FLEET_RESTARTS": str(self._attempts[name]), "FLEET_LIFE": str(self._attempts["job"])}
+
+
+def train(folder: Path, optimizer: str, steps: int, kills_at: Sequence[int] = (), seed: int = 0) -> Outcome:
+    """Train one job, and kill a replica once each of these steps has been made.
+
+    Parameters
+    ----------
+    folder : Path
+        For its logs and its checkpoints.
+    optimizer : str
+        One of `OPTIMIZERS`.
+    steps : int
+    kills_at : sequence of int
+        In ascending order.
+    seed : int
+        Of whom it hits, and when.
+
+    Raises
+    ------
+    AssertionError
+        A replica has not ended well; the message has its log.
+    """
+    chance, outcome = random.Random(seed), Outcome()  # noqa: S311 (whom it hits)
+    environ = {
+        "OPTIMIZER": optimizer,
+        "PAUSE": str(PAUSE_SECONDS if kills_at else 0.0),
+        "SAVE_EVERY": str(SAVE_EVERY),
+        "FLEET_CHECKPOINT_DIR": str(folder / "checkpoints"),
+        "FLEET_HEARTBEAT_SECONDS": "1",
+    }
+    with job(folder, SERVERS, TRAINERS, rounds=1, **environ) as running:
+        lives = _Lives(running, steps)
+        lives.start()
+        for step in kills_at:
+            if not lives.wait_for_step(step):
+                break
+            time.sleep(chance.uniform(0.0, WITHIN_SECONDS))
+            if victim := lives.kill(chance):
+                outcome.killed[victim] += 1
+        for replica in (*lives.trainers, *lives.servers):
+            replica.expect(0, seconds=PATIENCE_SECONDS)
+        outcome.digests = {_digest(replica) for replica in lives.trainers}
+        outcome.half_made = _half_made(running)
+    return outcome
+
+
+def _steps_made(replica: Replica) -> int:
+    """Return how many steps a trainer says that have been made; 0 before its first."""
+    with replica.log.open("rb") as log:
+        log.seek(max(0, replica.log.stat().st_size - 400))
+        made = re.findall(rb"made step (\d+)\n", log.read())
+    return int(made[-1]) if made else 0
+
+
+def _digest(replica: Replica) -> str:
+    (found,) = re.findall(r"^weights (\w+)$", replica.output, re.M)
+    return str(found)
+
+
+def _half_made(running: Job) -> int:
+    """Count the attempts of trainers that servers have let join at different steps."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for replica in running.replicas:
+        for trainer, attempt, step in re.findall(
+            r"trainer (\d) joined again \(attempt (\d+)\) at step (\d+)", replica.output
+        ):
+            found.setdefault((trainer, attempt), set()).add(step)
+    return sum(len(steps) > 1 for steps in found.values())
+
+
+def run(kills: int, per_job: int, optimizers: Sequence[str], seed: int) -> dict[str, Any]:
+    """Kill so many replicas in jobs with each optimizer; return what is printed."""
+    folder = Path(tempfile.mkdtemp(prefix="fleet-kills-"))
+    rows = []
+    chance = random.Random(seed)  # noqa: S311 (when it hits)
+    steps = STEPS_PER_KILL * (per_job + 1)
+    for optimizer in optimizers:
+        expected = train(_made(folder / f"{optimizer}-undisturbed"), optimizer, steps).digests
+        killed, half_made, jobs, other = Counter[str](), 0, 0, 0
+        while killed.total() < kills:
+            number = min(per_job, kills - killed.total())
+            at = sorted(chance.sample(range(1, steps - STEPS_PER_KILL), number))
+            place = _made(folder / f"{optimizer}-{jobs}")
+            outcome = train(place, optimizer, steps, at, chance.getrandbits(32))
+            killed += outcome.killed
+            half_made += outcome.half_made
+            jobs += 1
+            if outcome.digests == expected:
+                shutil.rmtree(place)
+            else:
+                other += 1
+            print(
+                f"{optimizer}: {killed.total()} killed, {jobs} jobs, {other} of them with other bits",
+                file=sys.stderr,
+                flush=True,
+            )
+        rows.append(
+            {
+                "optimizer": optimizer,
+                "trainers_killed": killed["trainer"],
+                "servers_killed": killed["server"],
+                "came_back_to_half_made_steps": half_made,
+                "jobs": jobs,
+                "jobs_with_other_bits": other,
+            }
+        )
+    if not any(row["jobs_with_other_bits"] for row in rows):
+        shutil.rmtree(folder)
+    return {"benchmark": "kills", "seed": seed, "steps": steps, "rows": rows}
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def show(summary: dict[str, Any]) -> None:
+    """Print the summary as a table."""
+    print(
+        f"{'':<12}{'killed: trainers':>18}{'servers':>9}{'half-made steps':>17}{'jobs':>6}{'other bits':>12}"
+    )
+    for row in summary["rows"]:
+        print(
+            f"{row['optimizer']:<12}{row['trainers_killed']:>18}{row['servers_killed']:>9}"
+            f"{row['came_back_to_half_made_steps']:>17}{row['jobs']:>6}{row['jobs_with_other_bits']:>12}"
+        )
+
+
+def main() -> None:
+    """Run as the command line says; the status is 1 where a job ended with other bits."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kills", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--kills", type=int, default=200, help="for each optimizer (default: %(default)s)")
+    parser.add_argument("--per-job", type=int, default=10, help="how many hit one job (default: %(default)s)")
+    parser.add_argument("--optimizers", default=",".join(OPTIMIZERS), help=f"of {', '.join(OPTIMIZERS)}")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    summary = run(options.kills, options.per_job, options.optimizers.split(","), options.seed)
+    if options.json:
+        print(json.dumps(summary))
+    else:
+        show(summary)
+    sys.exit(any(row["jobs_with_other_bits"] for row in summary["rows"]))
+
+
+if __name__ == "__main__":
+    main()
