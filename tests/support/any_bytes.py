@@ -1,0 +1,89 @@
+"""Whatever reads bytes of others, as one function of bytes; run by itself, it is fuzzed under atheris.
+
+Atheris finds out which bytes lead to lines that none have led to before, and changes those on.
+
+    python -m tests.support.any_bytes FOLDER [OPTION…]
+
+FOLDER has the bytes to begin with, `OPTION`s are libFuzzer's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PACKAGES: Final = [
+    "fleet.wire",
+    "fleet.checkpoint.manifest",
+    "fleet.checkpoint.trainer_part",
+    "fleet.checkpoint.values",
+]
+"""What is watched: everything that reads."""
+NO_JSON: Final = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
+"""What `read_signed` itself may say."""
+
+
+def readers() -> dict[str, tuple[Callable[[bytes], Any], bytes]]:
+    """Return what reads bytes, by name, and for each a message that it reads."""
+    import torch
+
+    from fleet.checkpoint import FileRecord, Manifest, TrainerPart, TrainStatus
+    from fleet.checkpoint.manifest import BlockRecord, _digest
+    from fleet.errors import FleetError
+    from fleet.wire import Header, Hello, Kind, pack_header, read_header
+    from fleet.wire import messages as wire
+    from fleet.wire.proof import make_proof, read_proof
+
+    def read_signed(data: bytes) -> None:
+        """Read a manifest as whoever computes its digest could write it: the rest is seldom reached else."""
+        fields = json.loads(data)
+        if isinstance(fields, dict):
+            fields.pop("sha256", None)
+            fields["sha256"] = _digest(fields)
+        Manifest.parse(json.dumps(fields), "manifest.json")
+
+    key = b"k" * 32
+    block = BlockRecord("w", 0, 6, (2, 3), "float32", "w[0:6]", {"exp_avg": 1.5})
+    manifest = Manifest("abcd1234", 7, {"mode": "sync"}, (FileRecord("a", 3, "0" * 64, (block,)),))
+    compact = json.dumps(json.loads(manifest.to_json()), separators=(",", ":"))
+    part = TrainerPart(TrainStatus(1, 2, {"best": [0.5, None], "seed": torch.ones(2)}))
+    return {
+        "header": (lambda data: read_header(memoryview(data)), pack_header(Header(Kind.GRAD, 1, 2, 3, 4))),
+        "hello": (wire.read_hello, wire.pack_hello(Hello("abc", 4, "session", 7, True))),
+        "hyper": (wire.read_hyper, wire.pack_hyper([{"lr": 0.1, "betas": (0.9, 0.999), "foreach": None}])),
+        "numbers": (wire.read_numbers, wire.pack_numbers([1, 2, 3])),
+        "error": (wire.read_error, wire.pack_error(FleetError("it broke"))),
+        "proof": (
+            lambda data: read_proof(data.decode("latin-1"), key, 0, "m", seconds=0.0),
+            make_proof(key, 0, "m", seconds=0.0, nonce=bytes(16)).to_text().encode(),
+        ),
+        "manifest": (lambda data: Manifest.from_bytes(data, "manifest.json"), manifest.to_json().encode()),
+        "signed-manifest": (read_signed, compact.encode()),
+        "trainers-part": (lambda data: TrainerPart.from_bytes(data, "a part"), part.to_bytes()),
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Fuzz them all: the first byte says which one reads the others."""
+    import atheris
+
+    with atheris.instrument_imports(include=PACKAGES):
+        all_of_them = [read for read, _ in readers().values()]
+    from fleet.errors import FleetError
+
+    def read(data: bytes) -> None:
+        if data:
+            with contextlib.suppress(FleetError, *NO_JSON):
+                all_of_them[data[0] % len(all_of_them)](data[1:])
+
+    atheris.Setup([sys.argv[0], *arguments], read)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
