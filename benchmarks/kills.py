@@ -26,7 +26,7 @@ from typing import Any
 
 from tests.support.replicas import Job, Replica, job
 
-__all__ = ["Outcome", "main", "train"]
+__all__ = ["Outcome", "half_made", "main", "show", "steps_made", "train"]
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "tests" / "runtime" / "parameter_server" / "scripts" / "kills.py"
@@ -100,7 +100,7 @@ class _Lives:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             ended = [replica.process.poll() for replica in self.trainers]
-            if max(_steps_made(replica) for replica in self.trainers) >= step:
+            if max(steps_made(replica) for replica in self.trainers) >= step:
                 return True
             if any(ended):
                 for replica in self.trainers:
@@ -163,11 +163,11 @@ def train(folder: Path, optimizer: str, steps: int, kills_at: Sequence[int] = ()
         for replica in (*lives.trainers, *lives.servers):
             replica.expect(0, seconds=PATIENCE_SECONDS)
         outcome.digests = {_digest(replica) for replica in lives.trainers}
-        outcome.half_made = _half_made(running)
+        outcome.half_made = half_made(running.replicas)
     return outcome
 
 
-def _steps_made(replica: Replica) -> int:
+def steps_made(replica: Replica) -> int:
     """Return how many steps a trainer says that have been made; 0 before its first."""
     with replica.log.open("rb") as log:
         log.seek(max(0, replica.log.stat().st_size - 400))
@@ -180,10 +180,10 @@ def _digest(replica: Replica) -> str:
     return str(found)
 
 
-def _half_made(running: Job) -> int:
+def half_made(replicas: Sequence[Replica]) -> int:
     """Count the attempts of trainers that servers have let join at different steps."""
     found: dict[tuple[str, str], set[str]] = {}
-    for replica in running.replicas:
+    for replica in replicas:
         for trainer, attempt, step in re.findall(
             r"trainer (\d) joined again \(attempt (\d+)\) at step (\d+)", replica.output
         ):

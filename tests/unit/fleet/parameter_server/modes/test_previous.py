@@ -114,7 +114,7 @@ def test_a_step_of_which_nobody_has_the_values_is_refused_by_name(asked):
     server = sync_server(1)
     for number in (0, 1):
         step(server, number, 1.0)
-    with pytest.raises(StateLostError, match=rf"trainer 0 asks for b of step {asked}, .* it of step 2;"):
+    with pytest.raises(StateLostError, match=rf"asks for b of step {asked}, .* at step 2, does not"):
         server.mode.pull(0, asked)
 
 

@@ -102,9 +102,9 @@ class Stepping:
                 self.wait_for(lambda: not rounds[block].stepping, name)  # noqa: B023
                 if (value := self._previous.value(block, step)) is None:
                     raise StateLostError(
-                        f"trainer {trainer} asks for {name} of step {step}, and this server has it of step "
-                        f"{rounds[block].step}; expected that step or the one before: a server has lost "
-                        "steps, and the job must go on from its last checkpoint"
+                        f"trainer {trainer} asks for {name} of step {step}, and this server, at step "
+                        f"{rounds[block].step}, does not have it any more: a server has lost steps, and the "
+                        "job must start again from its last checkpoint"
                     )
                 if trainer in rounds[block].again:  # nothing more of it is awaited: the step may come at once
                     value = memoryview(bytearray(value))
