@@ -23,7 +23,10 @@ class NodePool(Model):
         default=0, description="Devices for the main container of each trainer."
     )
     shared_memory: Annotated[str, StringConstraints(pattern="^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$")] | None = Field(
-        default=None, description="Size of /dev/shm in the trainers, for example 2Gi."
+        default=None,
+        description="Size of /dev/shm in the trainers, for example 2Gi; it counts as memory of the pod."
+        " Default: with devices or several slots as much as the pod may take, else the container runtime's"
+        " 64 MiB, as with 0.",
     )
 
 

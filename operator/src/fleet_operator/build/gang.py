@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fleet_operator.api import Gang
-from fleet_operator.api.names import gang_name
+from fleet_operator.api.names import LABEL_INDEX, gang_name
 from fleet_operator.build.metadata import job_labels, owner_references
 
 if TYPE_CHECKING:
@@ -78,6 +78,8 @@ class Kueue:
             # No pod of a group replaces another here: a group in which one has failed is over once all have
             # ended, and Kueue lets go of their names.
             "kueue.x-k8s.io/retriable-in-group": "false",
+            # By their index pods get places in a topology: those next in rank are next on the network.
+            "kueue.x-k8s.io/pod-group-pod-index-label": LABEL_INDEX,
         }
 
 

@@ -43,26 +43,44 @@ def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: 
 def _apply_pool(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role) -> None:
     """Put the pod where the pool is, and give the main container of a trainer its share of it."""
     pool = job.spec.node_pool
-    if pool is None:
-        return
-    if pool.node_selector:
+    if pool is not None and pool.node_selector:
         spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **pool.node_selector}
-    if pool.tolerations:
+    if pool is not None and pool.tolerations:
         spec["tolerations"] = [*spec.get("tolerations", []), *(dict(each) for each in pool.tolerations)]
     if role is not Role.TRAINER:
         return
-    if pool.gpus_per_trainer:
+    if pool is not None and pool.gpus_per_trainer:
         resources = container.setdefault("resources", {})
         resources.setdefault("limits", {})[pool.resource_name] = pool.gpus_per_trainer
         own = {entry["name"] for entry in container.setdefault("env", [])}
         container["env"] += [
             {"name": name, "value": value} for name, value in _NCCL.items() if name not in own
         ]
+    _share_memory(spec, container, job)
+
+
+def _share_memory(spec: dict[str, Any], container: dict[str, Any], job: FleetJob) -> None:
+    """Mount memory at /dev/shm where a trainer needs more of it than a container runtime gives: 64 MiB.
+
+    NCCL, gloo and the workers of a DataLoader exchange tensors there.
+    """
+    pool = job.spec.node_pool
+    size = pool.shared_memory if pool is not None else None
     mounts = container.get("volumeMounts", [])
-    if pool.shared_memory is not None and all(
-        each.get("mountPath") != _SHARED_MEMORY_PATH for each in mounts
-    ):
-        memory = {"medium": "Memory", "sizeLimit": pool.shared_memory}
-        spec.setdefault("volumes", []).append({"name": _SHARED_MEMORY, "emptyDir": memory})
-        mount = {"name": _SHARED_MEMORY, "mountPath": _SHARED_MEMORY_PATH}
-        container["volumeMounts"] = [*mounts, mount]
+    is_mounted = any(each.get("mountPath", "").rstrip("/") == _SHARED_MEMORY_PATH for each in mounts)
+    is_wanted = job.slots_per_pod > 1 or _has_devices(container) if size is None else not _is_nothing(size)
+    if is_mounted or not is_wanted:
+        return
+    memory = {"medium": "Memory"} | ({"sizeLimit": size} if size is not None else {})
+    spec.setdefault("volumes", []).append({"name": _SHARED_MEMORY, "emptyDir": memory})
+    container["volumeMounts"] = [*mounts, {"name": _SHARED_MEMORY, "mountPath": _SHARED_MEMORY_PATH}]
+
+
+def _has_devices(container: dict[str, Any]) -> bool:
+    """Whether a container has GPUs or the like: a device plugin's resources have a domain in their names."""
+    limits = (container.get("resources") or {}).get("limits") or {}
+    return any("/" in name and str(count) != "0" for name, count in limits.items())
+
+
+def _is_nothing(size: str) -> bool:
+    return int(size.rstrip("KMGTik")) == 0

@@ -165,6 +165,8 @@ def test_kueue_admits_a_group_of_all_pods():
     assert metadata["labels"]["kueue.x-k8s.io/pod-group-name"] == "digits-0"
     assert metadata["annotations"]["kueue.x-k8s.io/pod-group-total-count"] == "4"
     assert metadata["annotations"]["kueue.x-k8s.io/retriable-in-group"] == "false"
+    index = metadata["annotations"]["kueue.x-k8s.io/pod-group-pod-index-label"]
+    assert metadata["labels"][index] == "0"
 
 
 def test_the_templates_own_scheduler_stays():

@@ -51,6 +51,52 @@ def test_shared_memory_of_the_template_wins():
     assert spec["containers"][0]["volumeMounts"] == [own]
 
 
+GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        pytest.param(jobs.manifest(nodePool={"gpusPerTrainer": 1}), {}, id="gpus-of-a-pool"),
+        pytest.param(jobs.manifest(template=template(GPU)), {}, id="gpus-of-the-template"),
+        pytest.param(jobs.collective_manifest(trainer={"slotsPerPod": 2}), {}, id="several-slots"),
+        pytest.param(jobs.manifest(nodePool={"sharedMemory": "1Gi"}), {"sizeLimit": "1Gi"}, id="asked-for"),
+        pytest.param(
+            jobs.manifest(nodePool={"gpusPerTrainer": 1, "sharedMemory": "1Gi"}),
+            {"sizeLimit": "1Gi"},
+            id="gpus-and-a-size",
+        ),
+        pytest.param(jobs.manifest(), None, id="one-process-on-the-cpu"),
+        pytest.param(jobs.collective_manifest(trainer={"slotsPerPod": 1}), None, id="one-slot"),
+        pytest.param(
+            jobs.manifest(template=template({"resources": {"limits": {"cpu": "4", "nvidia.com/gpu": 0}}})),
+            None,
+            id="no-device",
+        ),
+        pytest.param(
+            jobs.manifest(nodePool={"gpusPerTrainer": 1, "sharedMemory": "0Gi"}), None, id="refused"
+        ),
+        pytest.param(
+            jobs.collective_manifest(
+                trainer={"slotsPerPod": 2},
+                template=template(
+                    {"volumeMounts": [{"name": "shm", "mountPath": "/dev/shm/"}]},  # noqa: S108  not a temporary file
+                    volumes=[{"name": "shm", "emptyDir": {}}],
+                ),
+            ),
+            None,
+            id="the-templates-own",
+        ),
+    ],
+)
+def test_memory_is_shared_where_processes_and_devices_need_it(document, expected):
+    spec = pod_of(document=document)["spec"]
+    volumes = [each["emptyDir"] for each in spec.get("volumes", []) if each["name"] == "fleet-shared-memory"]
+    assert volumes == ([] if expected is None else [{"medium": "Memory", **expected}])
+    mounts = main_of({"spec": spec}).get("volumeMounts", [])
+    assert ("fleet-shared-memory" in {each["name"] for each in mounts}) == (expected is not None)
+
+
 def test_a_server_stands_in_the_pool_but_takes_no_device():
     spec = pod_of(Role.PSERVER, nodePool=POOL)["spec"]
     assert spec["nodeSelector"] == {"accelerator": "h100"}
