@@ -79,7 +79,14 @@ def test_all_replicas_of_a_run_share_one_key_and_so_does_one_that_is_replaced(tm
     writes = """
 import os, pathlib, sys, time
 restarts = os.environ["FLEET_RESTARTS"]
-pathlib.Path(f"key-{os.environ['PADDLE_TRAINER_ID']}-{restarts}").write_text(os.environ["FLEET_JOB_KEY"])
+key = os.environ["FLEET_JOB_KEY"]
+pathlib.Path(f"key-{os.environ['PADDLE_TRAINER_ID']}-{restarts}").write_text(key)
+for line in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    try:
+        if key in line.read_bytes().decode(errors="replace"):
+            pathlib.Path("listed").write_text(str(line))
+    except OSError:
+        pass
 while restarts == "0" and not pathlib.Path("key-0-1").exists():
     if os.environ["PADDLE_TRAINER_ID"] == "0":
         sys.exit(3)
@@ -94,6 +101,7 @@ while restarts == "0" and not pathlib.Path("key-0-1").exists():
         told = run.stdout + run.stderr + "".join(map(run.log, ("trainer-0", "trainer-1")))
         assert key not in told
         assert key not in json.dumps(run.result())
+        assert not (run.folder / "listed").exists(), "a list of processes shows it"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fleet.checkpoint import Checkpoint, Manifest, TrainStatus, write_shard
+from fleet.checkpoint import Checkpoint, Manifest, TrainStatus, find_checkpoint, write_shard
 from fleet.errors import ConfigurationError, DiskFullError, FleetError, StateLostError
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.modes import Async
@@ -21,6 +21,7 @@ from fleet.parameter_server.settings import Settings
 from tests.support.checkpoints import differing, saved, train
 from tests.support.parameter_server import Loopback, loopback
 from tests.support.processes import wait_for
+from tests.support.replicas import job
 from tests.support.threads import at_once, one_torch_thread
 
 
@@ -504,3 +505,15 @@ def test_what_fails_in_the_background_for_another_reason_is_raised_at_the_next_c
         trainer.save_numbered(str(tmp_path), TrainStatus(), keep=0)
         with pytest.raises(FleetError, match="read-only now"):
             trainer.complete()
+
+
+def test_a_script_that_saves_and_just_ends_has_its_checkpoint(tmp_path):
+    """What `save_check_point` leaves to be written is not lost without stop_worker() either."""
+    script, folder = Path(__file__).parent / "scripts" / "saves_and_ends.py", tmp_path / "checkpoints"
+    with job(tmp_path, servers=2, trainers=1) as running:
+        _, (trainer,) = running.start(script, str(folder))
+        trainer.expect(0, "saved, it seems; the end", "without fleet.stop_worker()", seconds=120)
+        found = find_checkpoint(folder)
+        assert found is not None
+        assert found.manifest.step == 1
+        found.verify({}, [("weight", 0, 2_000_000), ("bias", 0, 2000)])

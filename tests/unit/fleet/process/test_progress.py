@@ -1,7 +1,9 @@
 """What a replica reports, and how it reads from outside."""
 
+import contextlib
 import json
 import os
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -12,7 +14,9 @@ import torch
 
 from fleet.errors import ConfigurationError
 from fleet.process import progress
+from fleet.process.half_open import HalfOpen
 from fleet.process.progress import MAX_HISTORY, Progress, prometheus_text
+from tests.support.processes import wait_for
 
 
 @pytest.fixture
@@ -177,6 +181,30 @@ def test_the_server_answers_its_three_paths(address):
     assert get(f"{address}/healthz")[1] == "ok\n"
     with pytest.raises(urllib.error.HTTPError, match="404"):
         get(f"{address}/other")
+
+
+def test_of_many_slow_readers_few_are_kept_and_none_keeps_the_operator_waiting(address, monkeypatch):
+    monkeypatch.setattr(progress._Handler, "timeout", 60.0)
+    before = threading.active_count()
+    with contextlib.ExitStack() as opened:
+        for _ in range(200):
+            slow = opened.enter_context(socket.create_connection(progress.start_server("", 0), 10))
+            slow.sendall(b"G")
+        wait_for(lambda: threading.active_count() - before < 3 * 64, "the oldest to be given up")
+        assert get(f"{address}/healthz")[1] == "ok\n"
+
+
+def test_a_reader_has_a_deadline_as_a_whole(address, monkeypatch):
+    """One byte after the other, each well before the next time-out, is no way to stay."""
+    assert progress._server is not None
+    monkeypatch.setattr(progress._server, "_readers", HalfOpen(seconds=0.5))
+    with socket.create_connection(progress.start_server("", 0), timeout=0.1) as slow:
+        for byte in b"GET /progress HTTP/1.0":
+            with contextlib.suppress(TimeoutError):  # 0.1 s, unless it has closed
+                slow.sendall(bytes([byte]))
+                assert slow.recv(1) == b""
+                return
+    pytest.fail("the server still listens to it")
 
 
 def test_a_second_start_returns_the_first_address(address):

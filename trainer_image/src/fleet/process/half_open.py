@@ -1,4 +1,4 @@
-"""Connections that have not said yet who they are: how long they may take, and how many there may be.
+"""Connections of whom nobody knows yet, or ever will: how long they may take, and how many there may be.
 
 Each keeps a thread. Whoever is of the job has said so within milliseconds, so where there are too many the
 oldest is one of those that never will.

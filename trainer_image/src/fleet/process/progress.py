@@ -29,6 +29,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, SupportsFloat, SupportsIndex
 
 from fleet.errors import ConfigurationError
+from fleet.process.half_open import HalfOpen
 
 __all__ = ["Progress", "close", "count", "follow", "identify", "made", "report", "snapshot", "start_server"]
 
@@ -301,6 +302,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__((host, port), _Handler, bind_and_activate=False)
+        self._readers = HalfOpen()
         self.socket.close()
         if host:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -310,6 +312,11 @@ class _Server(ThreadingHTTPServer):
         else:
             self.socket = socket.create_server(("", port))
         self.server_address = self.socket.getsockname()
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Answer, few at a time and each within ten seconds: anybody may ask, as slowly as he likes."""
+        with self._readers.bounded(request):
+            super().finish_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
         """Note a client that went away or sent garbage; the base class prints a traceback for each."""
