@@ -194,7 +194,7 @@ def test_a_trainer_that_joins_while_another_has_the_servers_load_gets_one_checkp
         second.join = join_late  # type: ignore[method-assign]
         joining = threading.Thread(target=one.start, daemon=True)
         joining.start()
-        while first._membership.attempt(1) < 0:
+        while first._trainers.membership.attempt(1) < 0:
             pass
         zero.load(str(tmp_path))
         loaded.set()

@@ -11,6 +11,7 @@ import torch
 
 from fleet.checkpoint import TrainStatus
 from fleet.errors import ConfigurationError, PeerLostError
+from fleet.parameter_server.server.farewell import Farewell
 from fleet.parameter_server.settings import Settings
 from fleet.transpiler import DistributeTranspilerConfig
 from tests.support.parameter_server import QUICK, Loopback, loopback
@@ -69,7 +70,7 @@ def test_a_trainer_joins_servers_that_run_and_leaves_them(name):
         for running in job.servers:
             running.join()
             assert running.failure is None
-            assert running.server._membership.gone == (2,)
+            assert running.server._trainers.membership.gone == (2,)
 
 
 def test_a_job_that_all_its_trainers_have_left_fails():
@@ -100,12 +101,12 @@ def test_a_trainer_that_comes_too_late_has_lost_its_peers(monkeypatch):
 
         monkeypatch.setattr(job.servers[0].server, "join", count)
 
-        def come_too_late() -> None:
+        def come_too_late(_: Farewell) -> None:
             with pytest.raises(PeerLostError, match="trainer 1 came after every other one") as error:
                 late.start()
             errors.append(error)
 
-        monkeypatch.setattr(job.servers[0].server, "_wait_for_goodbyes", come_too_late)
+        monkeypatch.setattr(Farewell, "wait_for_goodbyes", come_too_late)
         zero.complete()
         job.servers[0].join()
         assert (len(errors), job.servers[0].failure) == (1, None)

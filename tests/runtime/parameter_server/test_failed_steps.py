@@ -126,7 +126,7 @@ def test_a_step_that_fails_while_its_trainer_waits_to_be_greeted_again_tells_it_
         trainer, model, _ = job.make_trainer()
         trainer.start()
         step = SlowStep(job, monkeypatch, fails=ConfigurationError("no rule steps it"))
-        session = job.servers[0].server._sessions[0]
+        session = job.servers[0].server._trainers.sessions[0]
 
         def fail_later() -> None:
             assert step.begun.wait(10)
@@ -155,7 +155,7 @@ def away(job: Loopback, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setattr(route, "dial", dial_later)
     trainer.checkpoints._client.session.connections[0].stream.hang_up()
     assert dials.wait(10)
-    stream = job.servers[0].server._sessions[0]._stream
+    stream = job.servers[0].server._trainers.sessions[0]._stream
     wait_for(lambda: stream._connection is None, "the server to see that it broke")
     try:
         yield may_dial
@@ -172,7 +172,7 @@ def test_a_trainer_without_a_connection_when_a_server_fails_comes_back_and_hears
     with loopback(**shape, mode=Async(), settings=OF_TCP) as job:
         (zero, _, _), (one, model, _) = (job.make_trainer(index) for index in range(2))
         at_once(zero.start, one.start)
-        session = job.servers[0].server._sessions[0]
+        session = job.servers[0].server._trainers.sessions[0]
         with away(job, zero, monkeypatch) as may_dial:
             wait = session.ending.told.wait
 
@@ -212,7 +212,9 @@ def test_a_server_that_fails_lets_nobody_join_and_waits_for_nobody_for_ever(monk
         again, _, _ = job.make_trainer(1, attempt=1)
         with away(job, zero, monkeypatch):
             assert REASON in told(one, model, 100.0)
-            wait_for(lambda: job.servers[0].server._failure is not None, "the server to know that it ends")
+            wait_for(
+                lambda: job.servers[0].server._serving.failure is not None, "the server to know that it ends"
+            )
             with pytest.raises(FleetError, match=REASON):
                 again.start()
             ends_with(job, REASON)
@@ -226,10 +228,10 @@ def test_a_trainer_that_joins_just_as_a_server_fails_is_told_why(monkeypatch):
 
         def fail_meanwhile(number: int, incarnation: int) -> None:
             admit(number, incarnation)
-            server._fail(FleetError("the disk is full"))
+            server._serving.fail(FleetError("the disk is full"))
 
         monkeypatch.setattr(server._mode, "admit", fail_meanwhile)
         with pytest.raises(FleetError, match="the disk is full"):
             trainer.start()
-        assert not server._sessions
+        assert not server._trainers.sessions
         ends_with(job, "the disk is full")

@@ -223,7 +223,7 @@ def test_a_trainer_that_was_given_up_may_come_back():
         one, _, _ = job.make_trainer(1)
         at_once(zero.start, one.start)
         one.close()
-        wait_for(lambda: job.servers[0].server._membership.gone == (1,), "the deadline", seconds=10)
+        wait_for(lambda: job.servers[0].server._trainers.membership.gone == (1,), "the deadline", seconds=10)
         back, model_1, _ = job.make_trainer(1, attempt=1)
         back.start()
         make_steps(back, model_1, 2)

@@ -262,7 +262,7 @@ def test_a_server_that_cannot_be_reached_any_more_is_tried_so_often(monkeypatch)
             trainer.step()
 
         monkeypatch.setattr(route, "dial", refuse)
-        job.servers[0].server._sessions[0]._stream.hang_up()
+        job.servers[0].server._trainers.sessions[0]._stream.hang_up()
         wait_for(lambda: len(dialled) == 2, "both tries")
         with pytest.raises(
             PeerLostError,
@@ -383,7 +383,7 @@ def test_a_session_that_ends_does_not_wait_to_be_greeted(monkeypatch):
     with loopback(settings=PATIENT, model=six_parameters) as job:
         trainer, model, _ = job.make_trainer()
         trainer.start()
-        step, session = SlowStep(job, monkeypatch), job.servers[0].server._sessions[0]
+        step, session = SlowStep(job, monkeypatch), job.servers[0].server._trainers.sessions[0]
         try:
             backward(model, 0, 0)
             assert step.begun.wait(10)

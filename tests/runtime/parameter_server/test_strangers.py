@@ -276,7 +276,7 @@ def test_a_stranger_at_the_data_port_takes_no_trainers_place_and_is_told_nothing
     trainer, model, _ = job.make_trainer()
     trainer.start()
     server = job.servers[0].server
-    hello = pack_hello(Hello(server._incarnation, len(trainer.plan.blocks), "a" * 16))
+    hello = pack_hello(Hello(server._serving.incarnation, len(trainer.plan.blocks), "a" * 16))
     header = Header(Kind.HELLO, job_hash("loopback", "uid-1"), 0, 0, payload_bytes=len(hello))
     with socket.create_connection(data_port(job), timeout=10) as connected:
         greets(connected, pack_header(header) + hello)

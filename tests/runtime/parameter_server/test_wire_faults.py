@@ -254,7 +254,7 @@ def test_a_connection_that_was_given_up_before_it_was_greeted_does_not_end_the_o
         peer.greet()
         given_up = socket.create_connection((HOST, peer.reply.data_port), timeout=10)
         with (
-            job.servers[0].server._sessions[0]._resumption.lock,
+            job.servers[0].server._trainers.sessions[0]._resumption.lock,
             given_up,
         ):  # as while the server takes a frame
             given_up.sendall(peer.greeting())

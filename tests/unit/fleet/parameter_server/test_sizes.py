@@ -1,4 +1,4 @@
-"""Classes of the control calls, of the trainer and of the transport stay small enough to be read at once."""
+"""Files, functions and classes stay small enough to be read at once."""
 
 import ast
 from pathlib import Path
@@ -8,9 +8,19 @@ import pytest
 import fleet.parameter_server
 
 ROOT = Path(fleet.parameter_server.__file__).parent
-FOLDERS = ("control", "trainer", "transport")
+FOLDERS = ("control", "server", "trainer", "transport")
 MODULES = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.py"))
+MOST_LINES, MOST_LINES_OF_A_FUNCTION = 500, 60
 MOST_METHODS, MOST_ATTRIBUTES = 15, 12
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_no_file_is_longer_than_500_lines_and_no_function_than_60(path):
+    text = path.read_text()
+    assert len(text.splitlines()) <= MOST_LINES
+    for found in ast.walk(ast.parse(text)):
+        if isinstance(found, ast.FunctionDef):
+            assert (found.end_lineno or 0) - found.lineno < MOST_LINES_OF_A_FUNCTION, found.name
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -1,6 +1,6 @@
 """Who may speak with a server: replicas of its job, each in the life of it that has joined last."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from fleet.errors import ConfigurationError, RemoteProtocolError
@@ -12,7 +12,48 @@ from fleet.wire import Identity, job_hash
 if TYPE_CHECKING:
     from fleet.role_maker import JobIdentity
 
-__all__ = ["check_agreement", "check_identity", "check_job"]
+__all__ = ["Admission", "check_agreement", "check_identity", "check_job"]
+
+
+class Admission:
+    """Decides who may join a server, and whose frames it takes.
+
+    Parameters
+    ----------
+    job : JobIdentity
+        The server's.
+    agreement : mapping of str to str
+        What a trainer must have in common with it, fact by fact.
+    initial : mapping of str to str
+        What its process had before the first step.
+    restored : callable
+        Returns the name of the checkpoint that is loaded, which then counts instead; empty without one.
+    """
+
+    def __init__(
+        self,
+        job: "JobIdentity",
+        agreement: Mapping[str, str],
+        initial: Mapping[str, str],
+        restored: Callable[[], str],
+    ) -> None:
+        self._job = job
+        self._agreement = agreement
+        self._initial = initial
+        self._restored = restored
+
+    def check(self, request: control_pb2.JoinRequest) -> None:
+        """Check that a trainer is of this job, and trains what is served; ConfigurationError if not."""
+        check_job(request, self._job)
+        check_agreement(self._agreement, request.agreement, None if self._restored() else self._initial)
+
+    def identity(self, trainer: int, attempt: int) -> Identity:
+        """Return by what the frames of one start of a trainer are known."""
+        return Identity(job_hash(self._job.name, self._job.uid), trainer, attempt)
+
+    def check_identity(self, identity: Identity, joined: int) -> None:
+        """Check who greets; see the function `check_identity`."""
+        check_identity(identity, self._job, joined)
 
 
 def check_job(

@@ -43,7 +43,7 @@ class ServerCheckpoints:
         folder: str = "",
     ) -> None:
         self._folder = folder
-        self._keeper = keeper
+        self.keeper = keeper
         self._shard = shard
         self._mode = mode
         self._membership = membership
@@ -53,9 +53,9 @@ class ServerCheckpoints:
 
     def tell(self, trainer: int) -> tuple[str, int]:
         """Return what is loaded and the trainer's next step, which belong together; it knows from now on."""
-        with self._keeper.loader.loading:
-            self._told[trainer] = self._keeper.loader.restored
-            return self._keeper.loader.restored, self._mode.step_of(trainer)
+        with self.keeper.loader.loading:
+            self._told[trainer] = self.keeper.loader.restored
+            return self.keeper.loader.restored, self._mode.step_of(trainer)
 
     def begins(self, trainer: int) -> None:
         """Let a trainer begin a step, unless it trains on values from before a checkpoint was loaded.
@@ -65,10 +65,10 @@ class ServerCheckpoints:
         ConfigurationError
             It does.
         """
-        with self._keeper.loader.loading:
-            restored = self._keeper.loader.restored
+        with self.keeper.loader.loading:
+            restored = self.keeper.loader.restored
             if self._told.get(trainer, "") == restored:
-                self._keeper.loader.begun = True
+                self.keeper.loader.begun = True
                 return
         raise ConfigurationError(
             f"trainer {trainer} began a step with the values from before the save {restored} was loaded; "
@@ -82,34 +82,32 @@ class ServerCheckpoints:
         self._check_within(request.directory)
         with self._changed:
             trainers = self._membership.joined
-        return self._keeper.save(
-            request.directory, request.save, request.step, request.trainer_part, trainers
-        )
+        return self.keeper.save(request.directory, request.save, request.step, request.trainer_part, trainers)
 
     def hand_in(self, request: control_pb2.StatusRequest) -> None:
         """Take what a trainer says of itself, for the checkpoints that follow."""
         self._check_joined(request.trainer)
-        self._keeper.statuses[request.trainer.id] = request.step, request.part
+        self.keeper.statuses[request.trainer.id] = request.step, request.part
 
     def written(self, request: control_pb2.WrittenRequest) -> list[FileRecord] | None:
         """Return what a save has written; None while it is not all on the disk."""
         self._check_joined(request.trainer)
-        return self._keeper.written(request.save)
+        return self.keeper.written(request.save)
 
     def commit(self, request: control_pb2.CommitRequest) -> None:
         """Make what was written a checkpoint, or remove what that has replaced."""
         self._check_joined(request.trainer)
         self._check_within(request.directory)
         if request.manifest:
-            self._keeper.commit(request.directory, request.manifest)
+            self.keeper.commit(request.directory, request.manifest)
         else:
-            self._keeper.tidy(request.directory)
+            self.keeper.tidy(request.directory)
 
     def load(self, request: control_pb2.LoadRequest) -> control_pb2.LoadReply:
         """Load a checkpoint, unless training has begun, and say what is loaded."""
         self._check_joined(request.trainer)
         self._check_within(request.directory)
-        found = self._keeper.load(request.directory, request.save)
+        found = self.keeper.load(request.directory, request.save)
         trainer = request.trainer.id
         restored, step = self.tell(trainer)
         return control_pb2.LoadReply(
@@ -117,8 +115,8 @@ class ServerCheckpoints:
             restored=restored,
             step=step,
             trainer_part=(found.trainer_part() if found else None) or b"",
-            saves=self._keeper.loader.saves,
-            status=self._keeper.status_of(trainer, found) or b"",
+            saves=self.keeper.loader.saves,
+            status=self.keeper.status_of(trainer, found) or b"",
             apart=found is not None and str(trainer) in found.manifest.steps,
         )
 
@@ -127,16 +125,16 @@ class ServerCheckpoints:
         self._check_joined(request.trainer)
         self._check_within(request.directory)
         if request.remove:
-            self._keeper.remove(request.directory, request.remove)
+            self.keeper.remove(request.directory, request.remove)
         return control_pb2.CheckpointsReply(
-            numbers=self._keeper.numbers(request.directory),
-            whole=self._keeper.whole(request.directory) if request.verify else (),
+            numbers=self.keeper.numbers(request.directory),
+            whole=self.keeper.whole(request.directory) if request.verify else (),
         )
 
     def write(self, request: control_pb2.WriteRequest) -> None:
         """Take a block's value from a trainer whose script has written it."""
         self._check_joined(request.trainer)
-        with self._keeper.loader.loading:
+        with self.keeper.loader.loading:
             self._shard.write(request.block, request.value)
 
     def _check_within(self, directory: str) -> None:

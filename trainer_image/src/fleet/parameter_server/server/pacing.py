@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Pacing"]
+__all__ = ["Pacing", "receive_bytes"]
 
 _RECEIVE_BYTES: Final = 1 << 19
 _PATIENCE_SECONDS: Final = 0.5
@@ -56,8 +56,6 @@ class Pacing:
         clock: Callable[[], float] = time.monotonic,
         patience_seconds: float = _PATIENCE_SECONDS,
     ) -> None:
-        self.receive_bytes = None if lead_bytes is None else _RECEIVE_BYTES
-        """Size of the kernel's receive buffers, which a trainer fills all the same; None: the system's."""
         self._lead_bytes = lead_bytes
         self._clock = clock
         self._patience_seconds = patience_seconds
@@ -103,3 +101,19 @@ class Pacing:
         return self._lead_bytes is not None and own.taken_bytes - min(others, default=own.taken_bytes) > (
             self._lead_bytes
         )
+
+
+def receive_bytes(lead_bytes: int | None) -> int | None:
+    """Return the size of the kernel's receive buffers, which a trainer fills all the same.
+
+    Parameters
+    ----------
+    lead_bytes : int or None
+        As of `Pacing`.
+
+    Returns
+    -------
+    int or None
+        None: whatever the system gives.
+    """
+    return None if lead_bytes is None else _RECEIVE_BYTES

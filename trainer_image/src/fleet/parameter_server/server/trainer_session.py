@@ -75,10 +75,10 @@ class TrainerSession:
     ----------
     identity : Identity
         Which start of which trainer.
-    mode : ServerMode
     owner : SessionOwner
     sessions : mapping of int to TrainerSession
         Those of all trainers, to which answers go.
+    mode : ServerMode
     expected : Hello
         How a trainer that means this server greets.
     shard : Shard
@@ -92,9 +92,9 @@ class TrainerSession:
     def __init__(
         self,
         identity: Identity,
-        mode: ServerMode,
         owner: SessionOwner,
         sessions: "Mapping[int, TrainerSession]",
+        mode: ServerMode,
         expected: Hello,
         shard: Shard,
         wire_dtype: str,

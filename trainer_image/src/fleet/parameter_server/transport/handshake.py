@@ -118,22 +118,17 @@ def greet(
         The connection broke.
     """
     sending = Conversation(Side.TRAINER, identity, block_bytes, remote=False)
-    receiving = Conversation(Side.SERVER, identity, block_bytes, remote=True)
+    directions = Directions(sending, Conversation(Side.SERVER, identity, block_bytes, remote=True))
     connected.settimeout(timeout_seconds)
     try:
         if key:
             _prove_to_server(connected, key)
         sending.advance(_send(connected, identity, Kind.HELLO, pack_hello(ours), descriptors))
-        answer = receive_header(connected, memoryview(bytearray(HEADER_BYTES)), receiving)
+        theirs = _hear_server(connected, directions, share)
     except TimeoutError as error:
         raise NotGreetedError(f"it did not greet within {timeout_seconds:g} s") from error
-    with _payload_of(connected, answer) as (payload, received):
-        if answer.kind is Kind.ERROR:
-            raise read_error(payload)
-        theirs = read_hello(payload)
-        sending.shares = receiving.shares = share(theirs, received)
     connected.settimeout(None)
-    return Directions(sending, receiving), theirs
+    return directions, theirs
 
 
 class Resumable(Protocol):
@@ -254,6 +249,19 @@ def accept(
         if session is not None:
             session.refused()
         raise
+
+
+def _hear_server(
+    connected: socket.socket, directions: Directions, share: Callable[[Hello, Sequence[int]], bool]
+) -> Hello:
+    """Receive the server's greeting, or why it refuses, and settle whether memory is shared."""
+    answer = receive_header(connected, memoryview(bytearray(HEADER_BYTES)), directions.receiving)
+    with _payload_of(connected, answer) as (payload, descriptors):
+        if answer.kind is Kind.ERROR:
+            raise read_error(payload)
+        theirs = read_hello(payload)
+        directions.sending.shares = directions.receiving.shares = share(theirs, descriptors)
+    return theirs
 
 
 def _prove_to_server(connected: socket.socket, key: bytes) -> None:

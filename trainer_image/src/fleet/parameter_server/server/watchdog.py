@@ -1,0 +1,118 @@
+"""What a server looks for while it serves: trainers that are not heard, and steps that stand still."""
+
+import logging
+
+from fleet.errors import DeadlineExceededError, PeerLostError
+from fleet.parameter_server.modes import ServerMode
+from fleet.parameter_server.server.absences import SILENT, Absence, describe_absences, loss_of
+from fleet.parameter_server.server.trainers import Trainers
+from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.waiting import WaitLog
+from fleet.process.clock import WatchClock
+from fleet.transpiler.lowering import ServerPlan
+
+__all__ = ["Watchdog"]
+
+_log = logging.getLogger(__name__)
+
+
+class Watchdog:
+    """Names whom a server waits for, and says when it has waited for long enough.
+
+    Parameters
+    ----------
+    plan : ServerPlan
+        The server's.
+    settings : Settings
+    mode : ServerMode
+    trainers : Trainers
+    clock : WatchClock
+    survives_loss : bool
+        Whether the others go on without a trainer that has vanished.
+    """
+
+    def __init__(
+        self,
+        plan: ServerPlan,
+        settings: Settings,
+        mode: ServerMode,
+        trainers: Trainers,
+        clock: WatchClock,
+        *,
+        survives_loss: bool,
+    ) -> None:
+        self._plan = plan
+        self._settings = settings
+        self._mode = mode
+        self._trainers = trainers
+        self._clock = clock
+        self._survives_loss = survives_loss
+        self._absent, self._stalled = WaitLog(clock.now), WaitLog(clock.now)
+        self._silent: set[int] = set()
+
+    def describe(self) -> str:
+        """Return for what of whom the server waits; with the membership's lock held."""
+        return describe_absences(self._trainers.membership.absences(self._clock.now()))
+
+    def look(self) -> list[tuple[int, PeerLostError]]:
+        """Name who is not heard, and what does not go on; with the membership's lock held.
+
+        Returns
+        -------
+        list of tuple of int and PeerLostError
+            The trainers that have vanished for good, and without which the others go on.
+
+        Raises
+        ------
+        PeerLostError
+            One has vanished without which they cannot.
+        DeadlineExceededError
+            A step has not ended for too long, although everybody lives.
+        """
+        lost = self._look_for_absent()
+        self._look_for_stalled()
+        return lost
+
+    def vanished(self) -> set[int]:
+        """Return the trainers that have vanished for good; with the membership's lock held."""
+        now = self._clock.now()
+        absences = self._trainers.membership.absences(now)
+        return {each.trainer for each in absences if now >= each.deadline}
+
+    def _look_for_absent(self) -> list[tuple[int, PeerLostError]]:
+        now, membership = self._clock.now(), self._trainers.membership
+        for trainer, session in list(self._trainers.sessions.items()):
+            if session.arrivals.look():
+                membership.heard(trainer, now)
+        absences = membership.absences(now)
+        lost = [(each.trainer, self._loss_of(each, now)) for each in absences if now >= each.deadline]
+        if lost and not self._survives_loss:
+            raise lost[0][1]
+        self._name_silent({absence.trainer for absence in absences if absence.reason == SILENT})
+        subject = tuple((absence.trainer, absence.reason) for absence in absences) or None
+        self._absent.note(subject, lambda: describe_absences(absences))
+        return lost
+
+    def _loss_of(self, absence: Absence, now: float) -> PeerLostError:
+        step = self._mode.step_of(absence.trainer)
+        return loss_of(absence, now, step=step, lost_seconds=self._settings.deadline_seconds)
+
+    def _name_silent(self, silent: set[int]) -> None:
+        for trainer in sorted(silent - self._silent):
+            _log.warning(
+                "trainer %d has given no sign of life for %.0f s, at step %d",
+                trainer,
+                self._settings.silent_seconds,
+                self._mode.step_of(trainer),
+            )
+        self._silent = silent
+
+    def _look_for_stalled(self) -> None:
+        missing = self._mode.missing()
+        if missing is None:
+            self._stalled.note(None, str)
+            return
+        awaited = missing.describe(self._plan.endpoints)
+        waited = self._stalled.note(missing, lambda: f"parameter server {self._plan.endpoint}: {awaited}")
+        if waited >= self._settings.stalled_seconds:
+            raise DeadlineExceededError(f"{awaited} for {waited:.0f} s, although it lives")
