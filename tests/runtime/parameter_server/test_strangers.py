@@ -308,15 +308,19 @@ def test_a_trainer_tells_nothing_to_a_server_without_the_key(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("key", [b"", KEY], ids=["without-a-key", "with-one"])
-def test_of_many_that_never_greet_few_are_kept_and_none_keeps_a_trainer_out(key: bytes):
+def test_of_many_that_never_greet_few_are_kept_and_none_keeps_a_trainer_out(
+    key: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("fleet.parameter_server.transport.handshake.GREETING_SECONDS", 60.0)
+    monkeypatch.setattr(server_module, "HalfOpen", lambda: HalfOpen(seconds=60.0))
     with loopback(key=key) as job, contextlib.ExitStack() as opened:
         before = threading.active_count()
         for _ in range(300):
             connected = opened.enter_context(socket.create_connection(data_port(job), timeout=10))
             connected.sendall(b"F")
-        wait_for(lambda: threading.active_count() - before < 3 * 64, "the oldest to be given up")
         trainer, model, _ = job.make_trainer()
-        trainer.start()
+        trainer.start()  # the last in line, so all have come in
+        wait_for(lambda: threading.active_count() - before < 3 * 64, "the oldest to be given up")
         train(job, trainer, model)
 
 
