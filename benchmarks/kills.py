@@ -4,8 +4,8 @@
 trainers, once undisturbed and then in jobs of which it kills replicas, servers and trainers, at random steps
 and random moments within them, 200 for each of SGD, momentum and Adam. A trainer comes back under a higher
 attempt; where a server is killed the whole job starts anew from its last checkpoint, as the operator starts
-it. Each job must end well, on every trainer with the digest of the undisturbed one. In half-made steps a
-trainer has come back while servers were at different steps.
+it. Each job must end well, on every trainer with the digest of the undisturbed one. A trainer has come back
+to a half-made step where some blocks had made it and others had not.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Outcome:
     killed : Counter
         How many servers and trainers were killed at random.
     half_made : int
-        How often a trainer came back to servers at different steps.
+        How often a trainer came back to a step that some blocks had made.
     """
 
     digests: set[str] = field(default_factory=set)
@@ -181,14 +181,9 @@ def _digest(replica: Replica) -> str:
 
 
 def half_made(replicas: Sequence[Replica]) -> int:
-    """Count the attempts of trainers that servers have let join at different steps."""
-    found: dict[tuple[str, str], set[str]] = {}
-    for replica in replicas:
-        for trainer, attempt, step in re.findall(
-            r"trainer (\d) joined again \(attempt (\d+)\) at step (\d+)", replica.output
-        ):
-            found.setdefault((trainer, attempt), set()).add(step)
-    return sum(len(steps) > 1 for steps in found.values())
+    """Count the lives of trainers that have begun with a step that some blocks had made."""
+    found = re.compile(r"trainer (\d+) \(attempt (\d+)\) takes the values of step \d+, which")
+    return len({life for replica in replicas for life in found.findall(replica.output)})
 
 
 def run(kills: int, per_job: int, optimizers: Sequence[str], seed: int) -> dict[str, Any]:

@@ -18,10 +18,13 @@ def test_the_last_step_that_was_written_whole_counts(tmp_path):
     assert steps_made(log_of("made step 9\nmade step 10\nmade step 11", tmp_path / "b")) == 10
 
 
-def test_an_attempt_that_servers_let_join_at_different_steps_has_met_a_half_made_one(tmp_path):
-    first = "trainer 1 joined again (attempt 1) at step 5\ntrainer 1 joined again (attempt 2) at step 8\n"
-    second = "trainer 1 joined again (attempt 1) at step 6\ntrainer 1 joined again (attempt 2) at step 8\n"
-    assert half_made([log_of(first, tmp_path / "a"), log_of(second, tmp_path / "b")]) == 1
+def test_a_life_that_began_with_a_half_made_step_counts_once(tmp_path):
+    lives = [
+        f"trainer {trainer} (attempt {attempt}) takes the values of step 5, which 2 of 4 blocks"
+        for trainer, attempt in ((1, 1), (1, 2), (0, 2))
+    ]
+    logs = ["\n".join(lives), lives[0]]
+    assert half_made([log_of(text, tmp_path / f"{number}") for number, text in enumerate(logs)]) == 3
 
 
 def test_the_summary_is_a_table(capsys):

@@ -38,7 +38,7 @@ def step(server: OneServer, number: int, *gradients: float) -> None:
     [sgd, partial(torch.optim.SGD, lr=1.0, momentum=0.5), partial(torch.optim.Adam, lr=1.0)],
     ids=["sgd", "momentum", "adam"],
 )
-def test_a_block_that_is_a_step_ahead_is_given_with_its_value_from_before(optimizer):
+def test_a_block_that_is_a_step_ahead_is_given_with_its_value_from_before(optimizer, caplog):
     server = sync_server(2, optimizer)
     step(server, 0, 1.0, 3.0)
     made = [server.value(block) for block in (0, 1)]
@@ -47,8 +47,12 @@ def test_a_block_that_is_a_step_ahead_is_given_with_its_value_from_before(optimi
     server.send(0, 0, 5.0, 1)
     server.send(1, 0, 7.0, 1)
     assert server.value(0) != made[0]
-    server.mode.admit(1)
-    assert server.pulled(1, 1) == made
+    server.mode.admit(1, 3)
+    with caplog.at_level("INFO"):
+        assert server.pulled(1, 1) == made
+    assert (
+        "trainer 1 (attempt 3) takes the values of step 1, which 1 of 2 blocks here have made" in caplog.text
+    )
     server.begin(1, 1)
     ahead = server.value(0)
     assert server.send(1, 0, 7.0, 1) == [Answer(0, 2, (1,))]

@@ -61,7 +61,8 @@ class Rounds:
         self.of = {block: Round() for block in blocks}
         self.returning: set[int] = set()
         """Trainers that have joined and begun no step yet: they may ask for values from before the last."""
-        self._incarnations: dict[int, int] = {}
+        self.incarnations: dict[int, int] = {}
+        """The attempt under which each trainer has joined last."""
 
     @property
     def lowest_step(self) -> int:
@@ -86,7 +87,7 @@ class Rounds:
         """
         self.live.add(trainer)
         self.returning.add(trainer)
-        self._incarnations[trainer] = incarnation
+        self.incarnations[trainer] = incarnation
         dropped = []
         for block, round_ in self.of.items():
             if (landed := round_.landed.pop(trainer, None)) is not None:
@@ -131,7 +132,7 @@ class Rounds:
         round_ = self.of[block]
         if round_.adding is not None:
             del round_.landed[round_.adding]
-            origin = Origin(round_.adding, self._incarnations.get(round_.adding, 0), round_.step)
+            origin = Origin(round_.adding, self.incarnations.get(round_.adding, 0), round_.step)
             round_.summed[round_.adding] = origin
         round_.adding = None
 

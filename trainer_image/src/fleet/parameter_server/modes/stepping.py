@@ -28,6 +28,10 @@ __all__ = ["Stepping"]
 
 _STEP_SECONDS: Final = 600.0
 """How long one step of a block may take."""
+_AHEAD: Final = (
+    "trainer %d (attempt %d) takes the values of step %d, which %d of %d blocks here have made already: what "
+    "it sends for them is dropped"
+)
 _log = logging.getLogger(__name__)
 
 
@@ -109,6 +113,9 @@ class Stepping:
                 if trainer in rounds[block].again:  # nothing more of it is awaited: the step may come at once
                     value = memoryview(bytearray(value))
                 answers.append(Answer(block, step, (trainer,), value=value))
+            if ahead := sum(round_.step > step for round_ in rounds.values()):
+                attempt = self._rounds.incarnations.get(trainer, 0)
+                _log.info(_AHEAD, trainer, attempt, step, ahead, len(rounds))
         return answers
 
     def awaited_norm(self) -> AwaitedNorm | None:
