@@ -327,10 +327,12 @@ def test_servers_at_different_steps_are_lost_state():
     with loopback(servers=2) as job:
         trainer, _, _ = job.make_trainer()
         trainer.start()
-        trainer.checkpoints._client.pull(["", ""], [4, 5])
-        assert trainer.current_step == 4
-        with pytest.raises(StateLostError, match="are at the steps 4, 6"):
-            trainer.checkpoints._client.pull(["", ""], [4, 6])
+        trainer.checkpoints._client.pull(["", ""], [0, 1])
+        assert trainer.current_step == 0
+        with pytest.raises(StateLostError, match="are at the steps 0, 2"):
+            trainer.checkpoints._client.pull(["", ""], [0, 2])
+        with pytest.raises(StateLostError, match=r"of step 4, and this server, at step 0, does not have it"):
+            trainer.checkpoints._client.pull(["", ""], [4, 5])
 
 
 def test_a_wait_for_a_servers_reply_ends_with_the_sessions_failure(tmp_path, monkeypatch):

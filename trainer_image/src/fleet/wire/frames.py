@@ -40,7 +40,7 @@ class Kind(enum.IntEnum):
     HELLO = 1
     """First frame of both sides: who speaks, and to which life of the server."""
     PULL = 2
-    """A trainer asks for the present value of every block of this server."""
+    """A trainer asks for the value of every block of this server: in sync mode that of the header's step."""
     HYPER = 3
     """The hyper-parameters of a step; precedes its first gradient."""
     GRAD = 4

@@ -1,5 +1,6 @@
 """The values that a trainer awaits from its servers: one answer for each block."""
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 
 from fleet.errors import RemoteProtocolError
@@ -28,7 +29,8 @@ class AwaitedValues:
         self._blocks = {block.id: block for block in blocks}
         self._waits = waits
         self._awaited: set[int] = set()
-        self._from_step = 0
+        self._steps = range(0)
+        """Of which steps an answer may be."""
         self._step = 0
         self._wanted: frozenset[int] = frozenset()
         """Blocks for which the training thread waits before the others."""
@@ -45,7 +47,7 @@ class AwaitedValues:
         with self._waits.changed:
             return len(self.unchanged) == len(self._blocks)
 
-    def expect(self, step: int, *, present: bool = False) -> None:
+    def expect(self, step: int, *, present: bool = False, exactly: bool = False) -> None:
         """Register the expected answers, one per block, before the request is sent.
 
         Parameters
@@ -55,10 +57,13 @@ class AwaitedValues:
         present : bool
             Whether the present values are asked for, of whatever step. Otherwise an answer must be of this
             step or a later one.
+        exactly : bool
+            Whether the values of this step are asked for: those of another one do not go with them.
         """
         with self._waits.changed:
             self._awaited = set(self._blocks)
-            self._step, self._from_step = step, 0 if present else step
+            self._step = step
+            self._steps = range(0 if present and not exactly else step, step + 1 if exactly else sys.maxsize)
             self.unchanged = set()
 
     def landed(self, block: int, step: int, *, changed: bool) -> None:
@@ -70,7 +75,7 @@ class AwaitedValues:
             Nobody awaits it.
         """
         with self._waits.changed:
-            if block not in self._awaited or step < self._from_step:
+            if block not in self._awaited or step not in self._steps:
                 raise RemoteProtocolError(
                     f"a server sent {self._blocks[block].name} of step {step}, which nobody awaits at "
                     f"step {self._step}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fleet.errors import DeadlineExceededError, FleetError
+from fleet.parameter_server.trainer.agreement import in_step
 from fleet.parameter_server.trainer.awaited import AwaitedValues
 from fleet.parameter_server.trainer.barriers import Barriers
 from fleet.parameter_server.trainer.parameters import ParameterStore
@@ -134,7 +135,7 @@ class Session(_Waiting):
         """Expect values, and ask for that of each block: of this step where trainers are in step."""
         self.check()
         with self._turn:
-            self._values.expect(self.step, present=True)
+            self._values.expect(self.step, present=True, exactly=in_step(self.plan))
             for connection in _holders(self.connections):
                 connection.send(Kind.PULL, step=self.step)
 
