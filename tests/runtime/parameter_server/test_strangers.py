@@ -23,6 +23,7 @@ from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.server import server as server_module
 from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.process.half_open import HalfOpen
+from fleet.program import ClipGradByGlobalNorm
 from fleet.wire import Header, Hello, Kind, Side, job_hash, pack_header
 from fleet.wire.messages import pack_hello
 from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
@@ -345,6 +346,40 @@ def test_a_connection_that_breaks_is_proven_anew(caplog: pytest.LogCaptureFixtur
             connection.stream.hang_up()
         train(job, trainer, model)
         assert "is back; " in caplog.text
+
+
+def reaches(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=10):
+        return True
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there 127.0.0.2 is an address of every machine")
+@pytest.mark.parametrize("key", [b"", KEY], ids=["without-a-key", "with-one"])
+def test_without_a_key_a_server_listens_on_a_loopback_address_only_and_says_so(
+    key: bytes, caplog: pytest.LogCaptureFixture
+):
+    job = Loopback(key=key)
+    port = int(job.endpoints[0].rpartition(":")[2])
+    job.endpoints = [f"192.0.2.1:{port}"]  # kept for documentation: an address of no machine, as a name is
+    try:
+        job.start_server(0)
+        for each in (port, data_port(job)[1]):
+            assert reaches("127.0.0.1", each)
+            assert reaches("127.0.0.2", each) is bool(key)
+    finally:
+        job.close()
+    assert ("no key of the job (FLEET_JOB_KEY), so it listens on 127.0.0.1 only" in caplog.text) is not bool(
+        key
+    )
+
+
+def test_servers_prove_the_key_to_each_other():
+    clip = ClipGradByGlobalNorm(0.1)
+    with loopback(servers=2, key=KEY, grad_clip=clip) as job:
+        trainer, model, _ = job.make_trainer(grad_clip=clip)
+        trainer.start()
+        train(job, trainer, model)
 
 
 def test_not_even_a_replica_takes_a_trainers_place_by_an_attempt_that_nobody_issued(job: Loopback):
