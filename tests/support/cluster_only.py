@@ -172,6 +172,21 @@ CLUSTER_ONLY = (
         objects={"networkpolicies": ("digits",)},
     ),
     ClusterOnly(
+        "replicas-that-encrypt-have-the-certificates-of-a-secret",
+        {"network": {"tls": {"secretName": "digits-tls"}}},
+        left_out=("spec.network",),
+        pods={
+            role: {
+                "spec": {
+                    "volumes": [
+                        {"name": "fleet-tls", "secret": {"secretName": "digits-tls", "defaultMode": 0o444}}
+                    ]
+                }
+            }
+            for role in ("pserver", "trainer")
+        },
+    ),
+    ClusterOnly(
         "replicas-on-the-network-of-their-node-have-ports-of-their-own",
         {"network": {"hostNetwork": True, "portRange": {"first": 23000, "last": 23099}}},
         left_out=("spec.network",),

@@ -379,6 +379,30 @@ INVALID = (
         ("at least 1024",),
     ),
     InvalidCase(
+        "tls-without-a-secret",
+        at("spec.network", {"tls": {}}),
+        "spec.network.tls.secretName",
+        ("nothing", "A Secret of the job's namespace"),
+    ),
+    InvalidCase(
+        "tls-with-no-name-of-a-secret",
+        at("spec.network", {"tls": {"secretName": "Digits_tls"}}),
+        "spec.network.tls.secretName",
+        ("'Digits_tls'", "lower case letters, digits, '-' and '.'"),
+    ),
+    InvalidCase(
+        "tls-with-a-wildcard-for-a-name",
+        at("spec.network", {"tls": {"secretName": "digits-tls", "serverName": "*.digits"}}),
+        "spec.network.tls.serverName",
+        ("'*.digits'", "lower case letters, digits, '-' and '.'"),
+    ),
+    InvalidCase(
+        "collective-with-tls",
+        at("spec.network", {"tls": {"secretName": "digits-tls"}}, _COLLECTIVE),
+        "spec.network.tls",
+        ("the Secret digits-tls", "know no TLS", "WireGuard"),
+    ),
+    InvalidCase(
         "host-network-in-a-template",
         at("spec.template.spec.hostNetwork", True),
         "spec.network.hostNetwork",
@@ -463,6 +487,7 @@ VALID = {
             "retention": "Delete",
         },
     ),
+    "encrypting": manifest(network={"tls": {"secretName": "digits-tls", "serverName": "digits"}}),
     "longest-name": manifest("d" * 48),
     "most-replicas": manifest(pserver={"replicas": 700}, trainer={"replicas": 700}),
     "fields-left-empty": manifest(syncMode=None, runPolicy=None, nodePool=None, pserver={"replicas": None}),

@@ -17,7 +17,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fleet.parameter_server.control.client import open_channel
+from fleet.parameter_server.control.channel import open_channel
 from fleet.parameter_server.control.guard import prover_of
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.wire import Header, Hello, Kind, Side, job_hash, pack_header

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fleet.checkpoint import TrainStatus
 from fleet.errors import ConfigurationError, FleetError
-from fleet.parameter_server.control.client import open_channel
+from fleet.parameter_server.control.channel import open_channel
 from fleet.parameter_server.control.guard import MOST_TRIES, Prover, prover_of
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.server import server as server_module

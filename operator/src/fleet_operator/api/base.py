@@ -16,6 +16,7 @@ __all__ = [
     "Labels",
     "Model",
     "NonEmpty",
+    "ObjectName",
     "OpenModel",
     "Port",
     "Quantity",
@@ -45,12 +46,14 @@ _NAME = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _LABEL_KEY = f"^({_DOMAIN}/)?{_NAME}$"
 _LABEL_VALUE = "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 _ANNOTATION_KEY = f"^({_DOMAIN.replace('a-z', 'A-Za-z')}/)?{_NAME}$"
+OBJECT_NAME = f"^{_DOMAIN}$"
 RESOURCE_NAME = f"^(cpu|memory|ephemeral-storage|hugepages-[A-Za-z0-9]+|{_DOMAIN}/{_NAME})$"
 _KEY = "letters, digits, '-', '_' and '.', up to 63 of them, after DOMAIN/ or nothing"
 PATTERNS = {
     _LABEL_KEY: f"names of labels: {_KEY}",
     _LABEL_VALUE: "letters, digits, '-', '_' and '.', with a letter or a digit first and last, or nothing",
     _ANNOTATION_KEY: f"names of annotations: {_KEY}",
+    OBJECT_NAME: "lower case letters, digits, '-' and '.', with a letter or a digit first and last",
     RESOURCE_NAME: "names of resources: cpu, memory, ephemeral-storage, hugepages-SIZE or DOMAIN/NAME",
 }
 """What each pattern asks for, in words."""
@@ -60,6 +63,7 @@ LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALU
 Labels = Annotated[dict[LabelKey, LabelValue], Field(max_length=MAX_ENTRIES)]
 AnnotationKey = Annotated[str, StringConstraints(pattern=_ANNOTATION_KEY)]
 Annotations = Annotated[dict[AnnotationKey, str], Field(max_length=MAX_ENTRIES)]
+ObjectName = Annotated[str, StringConstraints(max_length=253, pattern=OBJECT_NAME)]
 ResourceName = Annotated[str, StringConstraints(pattern=RESOURCE_NAME)]
 
 

@@ -26,7 +26,7 @@ from fleet_operator.api.base import (
 from fleet_operator.api.checkpoint import Checkpoint, CheckpointScope
 from fleet_operator.api.failure_policy import FailureAction, FailurePolicy
 from fleet_operator.api.names import CONTROLLER, MAIN_CONTAINER
-from fleet_operator.api.placement import Gang, Network, NodePool, PortRange, Scheduling
+from fleet_operator.api.placement import Gang, Network, NodePool, PortRange, Scheduling, Tls
 from fleet_operator.api.role import Role
 from fleet_operator.api.status import FleetJobStatus
 from fleet_operator.errors import Problem
@@ -363,6 +363,11 @@ class FleetJob(Model):
         """Where the replicas' ports are taken from if they share their nodes' network."""
         network = self.spec.network
         return network.port_range if network is not None and network.host_network else None
+
+    @property
+    def tls(self) -> Tls | None:
+        """With which certificates the replicas encrypt what they say; None where they do not."""
+        return self.spec.network.tls if self.spec.network is not None else None
 
     @property
     def gang(self) -> Gang:

@@ -27,6 +27,8 @@ __all__ = [
     "METRICS_PORT",
     "NAME_PATTERN",
     "PLURAL",
+    "TLS_DIR",
+    "TLS_SERVER_NAME",
     "claim_name",
     "cluster_host",
     "gang_name",
@@ -52,6 +54,8 @@ ANNOTATION_MAIN = "kubectl.kubernetes.io/default-container"  # kubectl's logs an
 MAIN_CONTAINER = "fleet"
 JOB_KEY = "FLEET_JOB_KEY"  # the variable by which a replica proves to the others that it is one of them
 JOB_KEY_FILE = "FLEET_JOB_KEY_FILE"  # or names the file that has it
+TLS_DIR = "FLEET_TLS_DIR"  # names the folder of the certificates with which replicas encrypt what they say
+TLS_SERVER_NAME = "FLEET_TLS_SERVER_NAME"  # and the name that those of the servers have
 METRICS_PORT = 6180  # each replica serves its metrics and its progress there
 
 # A pod's name is also its host name, a DNS label of at most 63 characters: "-pserver-" and an index must

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
-from fleet_operator.api.base import Labels, Model, Port, Replicas, ResourceName
+from fleet_operator.api.base import Labels, Model, ObjectName, Port, Replicas, ResourceName
 
-__all__ = ["Gang", "Network", "NodePool", "PortRange", "Scheduling"]
+__all__ = ["Gang", "Network", "NodePool", "PortRange", "Scheduling", "Tls"]
 
-ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+ClassName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 
 
 class NodePool(Model):
@@ -55,7 +55,7 @@ class Scheduling(Model):
         default=None,
         description="How many pods must find a place together. Default: all.",
     )
-    priority_class_name: ObjectName | None = Field(
+    priority_class_name: ClassName | None = Field(
         default=None, description="The priority class of all pods whose template names none."
     )
 
@@ -65,6 +65,20 @@ class PortRange(Model):
 
     first: Port = Field(description="The first port.")
     last: Port = Field(description="The last port.")
+
+
+class Tls(Model):
+    """With which certificates replicas encrypt what they say to each other, and know each other."""
+
+    secret_name: ObjectName = Field(
+        description="A Secret of the job's namespace, as cert-manager makes one. It has tls.crt, tls.key and"
+        " ca.crt. Pods wait for it; the operator itself cannot read it."
+    )
+    server_name: ObjectName | None = Field(
+        default=None,
+        description="The name that the certificate of every parameter server has. Default: each has that of"
+        " its host, NAME-pserver-INDEX.NAME.NAMESPACE.svc.",
+    )
 
 
 class Network(Model):
@@ -82,4 +96,8 @@ class Network(Model):
         default=False,
         description="A NetworkPolicy admits only the job's own pods, and to the metrics port also the"
         " operator's namespace and whom its chart names.",
+    )
+    tls: Tls | None = Field(
+        default=None,
+        description="Mutual TLS between the replicas, mode ParameterServer only.",
     )

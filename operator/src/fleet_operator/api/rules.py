@@ -393,6 +393,16 @@ RULES = (
         ),
     ),
     Rule(
+        field="network.tls",
+        expected=(
+            "nothing, because gloo, NCCL and torch's store, by which a collective job trains, know no TLS:"
+            " let the network encrypt, such as WireGuard in Cilium or Calico"
+        ),
+        cel="!has(self.network) || !has(self.network.tls) || self.mode != 'Collective'",
+        holds=lambda job: job.tls is None or job.spec.mode is not Mode.COLLECTIVE,
+        found=lambda job: f"the Secret {job.tls.secret_name}" if job.tls else "nothing",
+    ),
+    Rule(
         field="network.hostNetwork",
         expected="spec.network.hostNetwork with a portRange instead of hostNetwork in a template",
         cel="!has(self.hostNetwork) || !self.hostNetwork",

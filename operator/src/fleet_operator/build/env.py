@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fleet_operator.api import Mode, Role
 from fleet_operator.api.names import JOB_KEY
 from fleet_operator.build.ports import first_ports, replica_ports
+from fleet_operator.build.tls import tls_env
 
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
@@ -74,6 +75,7 @@ def role_env(
     }
     if key is not None:
         env[JOB_KEY] = key
+    env |= tls_env(job)
     if not peers_run:
         env["FLEET_START_DEADLINE_SECONDS"] = str(job.start_deadline_seconds)
     if job.spec.checkpoint is not None:

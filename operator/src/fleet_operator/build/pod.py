@@ -12,6 +12,8 @@ from fleet_operator.api.names import (
     LABEL_ATTEMPT,
     LABEL_INDEX,
     LABEL_ROLE,
+    TLS_DIR,
+    TLS_SERVER_NAME,
     pod_name,
     service_name,
 )
@@ -21,6 +23,7 @@ from fleet_operator.build.gang import join_gang
 from fleet_operator.build.metadata import job_labels, owner_references
 from fleet_operator.build.placement import place
 from fleet_operator.build.ports import replica_ports
+from fleet_operator.build.tls import mount_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build_pod"]
 
+_MAIN_ONLY = frozenset({JOB_KEY, TLS_DIR, TLS_SERVER_NAME})  # what only the main container can use
 _MOST_CORES = 10_000  # no node has more: a limit beyond that asks for none
 _UNITS = {"m": Decimal("0.001"), "": Decimal(1), "k": Decimal(1000)}
 
@@ -91,12 +95,13 @@ def build_pod(
         peers_run=peers_run,
         key=key,
     )
-    without_key = {name: value for name, value in env.items() if name != JOB_KEY}
+    without_secrets = {name: value for name, value in env.items() if name not in _MAIN_ONLY}
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
-        _complete_container(container, env if container is main_container else without_key)
+        _complete_container(container, env if container is main_container else without_secrets)
     _complete_main(main_container, job, role, index)
     place(spec, main_container, job, role)
     mount_checkpoint(spec, main_container, job, role, index)
+    mount_certificates(spec, main_container, job)
     spec.setdefault("automountServiceAccountToken", False)
     # Links add variables for each Service of the namespace: one named fleet-metrics sets FLEET_METRICS_PORT.
     spec.setdefault("enableServiceLinks", False)
@@ -138,9 +143,11 @@ def _complete_main(container: dict[str, Any], job: FleetJob, role: Role, index: 
         if name not in taken and port not in taken
     ]
     if role is Role.PSERVER:
-        container.setdefault(
-            "readinessProbe", {"grpc": {"port": own.first}, "periodSeconds": 2, "timeoutSeconds": 2}
-        )
+        # Kubernetes' own probe of gRPC knows no TLS.
+        asked = {"httpGet": {"path": "/readyz", "port": own.metrics}}
+        if job.tls is None:
+            asked = {"grpc": {"port": own.first}}
+        container.setdefault("readinessProbe", {**asked, "periodSeconds": 2, "timeoutSeconds": 2})
     threads = _num_threads(container, job.slots_per_pod if role is Role.TRAINER else 1)
     if threads is not None and all(entry["name"] != "OMP_NUM_THREADS" for entry in container["env"]):
         container["env"].append({"name": "OMP_NUM_THREADS", "value": str(threads)})

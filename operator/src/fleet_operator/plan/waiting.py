@@ -182,4 +182,8 @@ def _starting(situation: Situation) -> str:
     slow = [pod.name for pod in situation.present.values() if not is_up(pod) and pod.exit_code is None]
     if not slow:
         return "the pods are there, but not all of them run yet"
-    return f"{some(slow)} is being started; if it stays so, its events say why"
+    sentence = f"{some(slow)} is being started; if it stays so, its events say why"
+    if (tls := situation.job.tls) is None:
+        return sentence
+    # The kubelet says it in an event only, which the operator may not read.
+    return f"{sentence}, such as a Secret {tls.secret_name} (spec.network.tls) that is not there"

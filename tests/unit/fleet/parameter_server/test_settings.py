@@ -23,6 +23,8 @@ def test_every_variable_is_read():
         "FLAGS_communicator_send_queue_size": "9",
         "FLAGS_communicator_max_merge_var_num": "5",
         "FLEET_MAX_TRAINERS": "4",
+        "FLEET_TLS_DIR": "/etc/fleet/tls",
+        "FLEET_TLS_SERVER_NAME": "digits",
         "OTHER": "x",
     }
     assert Settings.from_environ(environ) == Settings(
@@ -34,6 +36,8 @@ def test_every_variable_is_read():
         max_merge_var_num=5,
         retry_times=7,
         max_trainers=4,
+        tls_dir="/etc/fleet/tls",
+        tls_server_name="digits",
     )
 
 

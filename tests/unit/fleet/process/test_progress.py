@@ -170,7 +170,17 @@ def get(url: str) -> tuple[str, str]:
         return answer.headers["Content-Type"], answer.read().decode()
 
 
-def test_the_server_answers_its_three_paths(address):
+def test_a_probe_learns_whether_this_process_serves(address):
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        get(f"{address}/readyz")
+    progress.serves(True)
+    assert get(f"{address}/readyz")[1] == "ok\n"
+    progress.serves(False)
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        get(f"{address}/readyz")
+
+
+def test_the_server_answers_its_other_paths(address):
     progress.count("served_in_a_test")
     kind, body = get(f"{address}/progress")
     assert kind.startswith("application/json")

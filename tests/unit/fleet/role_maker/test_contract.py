@@ -47,6 +47,9 @@ def test_the_environment_makes_the_role(job, replica):
     assert (role.job.name, role.job.uid) == (job["metadata"]["name"], job["metadata"]["uid"])
     assert role.job.key.hex() == env["FLEET_JOB_KEY"]
     assert (role.job.attempt, role.sync_mode) == (0, spec.get("syncMode", "Sync"))
+    tls = spec.get("network", {}).get("tls", {})
+    assert Settings.from_environ(env).tls_server_name == tls.get("serverName", "")
+    assert bool(Settings.from_environ(env).tls_dir) is bool(tls)
     elastic = role.sync_mode in ("Async", "HalfAsync") and not is_collective
     assert Settings.from_environ(env).max_trainers == (
         spec["trainer"].get("maxReplicas") if elastic else None

@@ -24,6 +24,7 @@ def test_the_contract_has_jobs_of_both_modes_and_of_several_sizes():
         *(f"{mode}-{size}" for mode in ("collective", "parameter-server") for size in ("1x1", "2x2", "3x5")),
         "parameter-server-elastic",
         "parameter-server-geo",
+        "parameter-server-tls",
     ]
 
 

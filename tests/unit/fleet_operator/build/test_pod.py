@@ -61,6 +61,40 @@ def test_a_whole_pod():
     }
 
 
+@pytest.mark.parametrize(
+    ("tls", "told"),
+    [
+        pytest.param({"secretName": "digits-tls"}, {"FLEET_TLS_DIR": "/etc/fleet/tls"}, id="by-its-host"),
+        pytest.param(
+            {"secretName": "digits-tls", "serverName": "digits"},
+            {"FLEET_TLS_DIR": "/etc/fleet/tls", "FLEET_TLS_SERVER_NAME": "digits"},
+            id="by-one-name",
+        ),
+    ],
+)
+@pytest.mark.parametrize("role", Role)
+def test_certificates_are_mounted_in_the_main_container_and_nothing_else_changes(role, tls, told):
+    containers = {
+        "template": template({}, {"name": "sidecar"}, initContainers=[{"name": "init", "image": "i"}])
+    }
+    plain = pod_of(role, **containers)
+    pod = pod_of(role, network={"tls": tls}, **containers)
+    secret = {"secretName": "digits-tls", "defaultMode": 0o444}
+    assert pod["spec"].pop("volumes") == [{"name": "fleet-tls", "secret": secret}]
+    main = main_of(pod)
+    assert main.pop("volumeMounts") == [
+        {"name": "fleet-tls", "mountPath": "/etc/fleet/tls", "readOnly": True}
+    ]
+    names = {entry["name"]: entry["value"] for entry in main["env"] if entry["name"].startswith("FLEET_TLS")}
+    assert names == told
+    main["env"] = [entry for entry in main["env"] if entry["name"] not in told]
+    if role is Role.PSERVER:
+        probe = {"httpGet": {"path": "/readyz", "port": 6180}, "periodSeconds": 2, "timeoutSeconds": 2}
+        assert main["readinessProbe"] == probe
+        main["readinessProbe"] = main_of(plain)["readinessProbe"]
+    assert pod == plain
+
+
 def test_what_the_operator_sets_wins():
     pod = pod_of(
         template=template(

@@ -55,6 +55,13 @@ def test_a_pod_that_waits(pod, expected):
     ]
 
 
+def test_a_pod_that_may_wait_for_certificates_names_their_secret():
+    story = Story(network={"tls": {"secretName": "digits-tls"}})
+    assert story.sees(pserver(0), pserver(1), trainer(0), pending(trainer(1), "ContainerCreating"))[2] == (
+        f"Running False {STARTING}, such as a Secret digits-tls (spec.network.tls) that is not there"
+    )
+
+
 def test_what_the_api_server_refuses_for_now_is_told_before_what_waits_for_it():
     quota = 'pods "digits-pserver-1" is forbidden: exceeded quota: few'
     refused = f"CreationRefused: the API server refuses what is missing, for now: {quota};"

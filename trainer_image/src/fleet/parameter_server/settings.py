@@ -40,6 +40,10 @@ class Settings(Deadlines):
     """How many trainers an elastic job may come to have; None where their number is fixed."""
     checkpoint_dir: str = ""
     """The one folder below which servers write and remove files; empty: wherever they are asked to."""
+    tls_dir: str = ""
+    """Where the certificates are with which replicas encrypt what they say; empty: they do not."""
+    tls_server_name: str = ""
+    """The name that servers' certificates have; empty: each has that of its host."""
     wire_dtype: str = ""
     """In which dtype, where in another than their own. The strategy says it."""
     fused: bool = False
@@ -69,8 +73,8 @@ class Settings(Deadlines):
         """Read the settings.
 
         Those of `Deadlines`, ``FLAGS_rpc_retry_times``, ``FLEET_SOCKET_BUFFER_BYTES``, ``FLEET_PIECE_BYTES``,
-        ``FLEET_MAX_TRAINERS``, ``FLEET_CHECKPOINT_DIR``, ``FLAGS_communicator_send_queue_size`` and
-        ``FLAGS_communicator_max_merge_var_num``;
+        ``FLEET_MAX_TRAINERS``, ``FLEET_CHECKPOINT_DIR``, ``FLEET_TLS_DIR``, ``FLEET_TLS_SERVER_NAME``,
+        ``FLAGS_communicator_send_queue_size`` and ``FLAGS_communicator_max_merge_var_num``;
         ``FLAGS_rpc_{send,get,prefetch}_thread_num`` are checked.
 
         Raises
@@ -94,4 +98,6 @@ class Settings(Deadlines):
             else count(environ, "FLAGS_rpc_retry_times", 3),
             checkpoint_dir=environ.get("FLEET_CHECKPOINT_DIR", "").strip(),
             max_trainers=count(environ, "FLEET_MAX_TRAINERS", 0) or None,
+            tls_dir=environ.get("FLEET_TLS_DIR", "").strip(),
+            tls_server_name=environ.get("FLEET_TLS_SERVER_NAME", "").strip(),
         )

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from fleet.errors import ConfigurationError
+from fleet.parameter_server.certificates import certificates_of
 from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.saving import Saving
 from fleet.parameter_server.sessions import find_trainer, serve, start_server, start_trainer, train_as
@@ -71,7 +72,9 @@ class Fleet(Saving):
         """
         maker = role_maker if role_maker is not None else PaddleCloudRoleMaker()
         role = self._find_role(maker, collective=False)
-        Settings.from_environ(os.environ)  # a malformed variable is found here, not after minutes
+        certificates_of(
+            Settings.from_environ(os.environ)
+        )  # what is malformed is found here, not after minutes
         self._role = role
         lifecycle.start(role)
         defer_dynamo()

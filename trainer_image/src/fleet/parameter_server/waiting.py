@@ -11,7 +11,7 @@ from typing import Final
 from fleet.errors import DeadlineExceededError
 from fleet.parameter_server.naming import name_servers
 
-__all__ = ["WaitLog", "split_endpoint", "wait_for_ports"]
+__all__ = ["FIRST_WORD_SECONDS", "WaitLog", "split_endpoint", "wait_for_ports"]
 
 FIRST_WORD_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.2

@@ -10,6 +10,8 @@ says by :func:`follow` how many steps it has made, and everybody who shows progr
     The same numbers as Prometheus text.
 ``GET /healthz``
     200 while the process can answer at all.
+``GET /readyz``
+    200 while the process serves others, as a parameter server does; 503 otherwise.
 
 Forked children (``DataLoader`` workers) inherit neither the server nor a lock that somebody else holds: the
 child closes its copy of the listening socket and starts with counters of its own that nobody serves.
@@ -31,7 +33,18 @@ from typing import Any, SupportsFloat, SupportsIndex
 from fleet.errors import ConfigurationError
 from fleet.process.half_open import HalfOpen
 
-__all__ = ["Progress", "close", "count", "follow", "identify", "made", "report", "snapshot", "start_server"]
+__all__ = [
+    "Progress",
+    "close",
+    "count",
+    "follow",
+    "identify",
+    "made",
+    "report",
+    "serves",
+    "snapshot",
+    "start_server",
+]
 
 MAX_HISTORY = 512
 RATE_WINDOW_SECONDS = 10.0
@@ -265,7 +278,7 @@ def _escaped(value: str) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers the three paths; a client that stalls is dropped after REQUEST_TIMEOUT_SECONDS."""
+    """Answers the four paths; a client that stalls is dropped after REQUEST_TIMEOUT_SECONDS."""
 
     timeout = REQUEST_TIMEOUT_SECONDS
     server_version = "fleet"
@@ -279,8 +292,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, "text/plain; version=0.0.4", prometheus_text(snapshot(), os.environ))
         elif path == "/healthz":
             self._answer(200, "text/plain", "ok\n")
+        elif path == "/readyz":
+            self._answer(*((200, "text/plain", "ok\n") if _serves else (503, "text/plain", "not serving\n")))
         else:
-            self._answer(404, "text/plain", "not found; there are /progress, /metrics and /healthz\n")
+            self._answer(
+                404, "text/plain", "not found; there are /progress, /metrics, /healthz and /readyz\n"
+            )
 
     def _answer(self, status: int, content_type: str, text: str) -> None:
         body = text.encode()
@@ -325,6 +342,7 @@ class _Server(ThreadingHTTPServer):
 
 _progress = Progress()
 _server: _Server | None = None
+_serves = False
 _before_first_report: Callable[[], None] | None = None
 
 
@@ -393,6 +411,12 @@ def count(name: str, amount: float = 1) -> None:
 def snapshot() -> dict[str, Any]:
     """Return what has been reported and counted so far, as JSON-ready data."""
     return _progress.snapshot()
+
+
+def serves(now: bool) -> None:
+    """Say whether this process serves others now, for probes."""
+    global _serves
+    _serves = now
 
 
 def identify(role: str, index: int) -> None:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable
 import grpc
 
 from fleet.errors import FleetError
+from fleet.parameter_server.control.channel import ServerStub
 from fleet.parameter_server.control.pending import Pending
-from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
+from fleet.parameter_server.control.proto import control_pb2
 
 __all__ = ["CheckpointClient"]
 
@@ -16,7 +17,7 @@ class CheckpointClient:
 
     Parameters
     ----------
-    stub : ParameterServerStub
+    stub : ServerStub
     trainer : Trainer
         Who calls.
     describe : callable
@@ -25,7 +26,7 @@ class CheckpointClient:
 
     def __init__(
         self,
-        stub: control_pb2_grpc.ParameterServerStub,
+        stub: ServerStub,
         trainer: control_pb2.Trainer,
         describe: Callable[[grpc.RpcError], FleetError],
     ) -> None:
@@ -40,31 +41,31 @@ class CheckpointClient:
         request = control_pb2.SaveRequest(
             trainer=self._trainer, directory=directory, save=save, step=step, trainer_part=part
         )
-        return Pending(self._stub.Save.future(request, timeout=timeout_seconds), self._describe)
+        return Pending(self._stub.now.Save.future(request, timeout=timeout_seconds), self._describe)
 
     def hand_in(self, step: int, part: bytes, timeout_seconds: float) -> "Pending[control_pb2.StatusReply]":
         """Say how far this trainer's script has come, for the checkpoints that follow."""
         request = control_pb2.StatusRequest(trainer=self._trainer, step=step, part=part)
-        return Pending(self._stub.Status.future(request, timeout=timeout_seconds), self._describe)
+        return Pending(self._stub.now.Status.future(request, timeout=timeout_seconds), self._describe)
 
     def written(self, save: str, timeout_seconds: float) -> "Pending[control_pb2.WrittenReply]":
         """Ask whether a save's files are on the disk, and which they are."""
         request = control_pb2.WrittenRequest(trainer=self._trainer, save=save)
-        return Pending(self._stub.Written.future(request, timeout=timeout_seconds), self._describe)
+        return Pending(self._stub.now.Written.future(request, timeout=timeout_seconds), self._describe)
 
     def commit(
         self, directory: str, manifest: str, timeout_seconds: float
     ) -> "Pending[control_pb2.CommitReply]":
         """Ask for the manifest; with none, that what it has replaced be removed."""
         request = control_pb2.CommitRequest(trainer=self._trainer, directory=directory, manifest=manifest)
-        return Pending(self._stub.Commit.future(request, timeout=timeout_seconds), self._describe)
+        return Pending(self._stub.now.Commit.future(request, timeout=timeout_seconds), self._describe)
 
     def load(
         self, directory: str, timeout_seconds: float, save: str = ""
     ) -> "Pending[control_pb2.LoadReply]":
         """Ask the server to load a checkpoint unless training has begun, or only what it has loaded."""
         request = control_pb2.LoadRequest(trainer=self._trainer, directory=directory, save=save)
-        return Pending(self._stub.Load.future(request, timeout=timeout_seconds), self._describe)
+        return Pending(self._stub.now.Load.future(request, timeout=timeout_seconds), self._describe)
 
     def numbers(
         self, directory: str, timeout_seconds: float, *, verify: bool = False, remove: Iterable[int] = ()
@@ -73,4 +74,4 @@ class CheckpointClient:
         request = control_pb2.CheckpointsRequest(
             trainer=self._trainer, directory=directory, verify=verify, remove=remove
         )
-        return Pending(self._stub.Checkpoints.future(request, timeout=timeout_seconds), self._describe)
+        return Pending(self._stub.now.Checkpoints.future(request, timeout=timeout_seconds), self._describe)

@@ -2,43 +2,30 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import grpc
 
 from fleet.errors import FleetError
+from fleet.parameter_server.certificates import Certificates
+from fleet.parameter_server.control.channel import ServerStub, check_encrypts
 from fleet.parameter_server.control.checkpoint_client import CheckpointClient
 from fleet.parameter_server.control.guard import MOST_TRIES, Prover
 from fleet.parameter_server.control.pending import Pending
-from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
+from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.control.refusals import error_of
 from fleet.parameter_server.control.streams import Stream
+from fleet.parameter_server.waiting import FIRST_WORD_SECONDS
 
-__all__ = ["ControlClient", "open_channel"]
+__all__ = ["ControlClient"]
 
-_CHANNEL_OPTIONS: Final = (
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-)
 _NEVER_AGAIN: Final = frozenset({"Heartbeat", "Norm"})
 """Calls that say nothing new when they come later, or are repeated by who makes them."""
 _FRESH_SECONDS: Final = 20.0
 """How long a call may wait for its server before it is made anew: its proof holds for a while only."""
 _LOOK_SECONDS: Final = 0.5
-
-
-def open_channel(
-    endpoint: str, prover: Prover | None, options: Sequence[tuple[str, int | str]] = ()
-) -> grpc.Channel:
-    """Open a channel to a parameter server; its calls prove that they come from a replica of the job."""
-    channel = grpc.insecure_channel(endpoint, options=[*_CHANNEL_OPTIONS, *options])
-    return channel if prover is None else grpc.intercept_channel(channel, prover)
 
 
 class ControlClient:
@@ -55,6 +42,8 @@ class ControlClient:
         The servers take none of them twice.
     prover : Prover, optional
         Proves each call, where the job has a key.
+    certificates : Certificates, optional
+        With which calls are encrypted.
     """
 
     def __init__(
@@ -64,11 +53,12 @@ class ControlClient:
         attempt: int,
         retry_times: int = 3,
         prover: Prover | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._trainer = control_pb2.Trainer(id=trainer, attempt=attempt)
-        self._channel = open_channel(endpoint, prover, _retrying(retry_times))
-        self._stub = control_pb2_grpc.ParameterServerStub(self._channel)
+        self._certificates = certificates
+        self._stub = ServerStub(endpoint, prover, _retrying(retry_times), certificates)
         self.checkpoints = CheckpointClient(self._stub, self._trainer, self._error)
         """The calls about checkpoints."""
 
@@ -86,7 +76,7 @@ class ControlClient:
         Raises
         ------
         ConfigurationError
-            The server refuses, with its reason.
+            The server refuses, with its reason; or only one of both ends encrypts.
         PeerLostError
             There was no answer in time.
         """
@@ -97,13 +87,19 @@ class ControlClient:
             agreement=dict(agreement),
             checksums=dict(checksums),
         )
-        deadline = time.monotonic() + timeout_seconds
+        began, looked = time.monotonic(), False
+        deadline = began + timeout_seconds
         while True:
             left = max(0.0, deadline - time.monotonic())
-            future = self._stub.Join.future(request, timeout=min(left, _FRESH_SECONDS), wait_for_ready=True)
+            future = self._stub.now.Join.future(
+                request, timeout=min(left, _FRESH_SECONDS), wait_for_ready=True
+            )
             pending = Pending(future, self._error)
             while not pending.arrives_within(_LOOK_SECONDS):
                 waiting()
+                if not looked and time.monotonic() - began >= FIRST_WORD_SECONDS:
+                    looked = True
+                    check_encrypts(self.endpoint, self._certificates)
             try:
                 return future.result()
             except grpc.RpcError as error:
@@ -116,11 +112,11 @@ class ControlClient:
     ) -> Pending[control_pb2.CompletedReply]:
         """Ask which trainers have completed in this training."""
         request = control_pb2.CompletedRequest(job_name=job_name, job_uid=job_uid, life=life)
-        return Pending(self._stub.Completed.future(request, timeout=timeout_seconds), self._error)
+        return Pending(self._stub.now.Completed.future(request, timeout=timeout_seconds), self._error)
 
     def heartbeat(self, timeout_seconds: float) -> "grpc.Future[control_pb2.HeartbeatReply]":
         """Send a sign of life; the reply comes as a future, so that many servers are called at once."""
-        return self._stub.Heartbeat.future(
+        return self._stub.now.Heartbeat.future(
             control_pb2.HeartbeatRequest(trainer=self._trainer), timeout=timeout_seconds
         )
 
@@ -131,7 +127,7 @@ class ControlClient:
     def stats(self, timeout_seconds: float) -> "Pending[control_pb2.StatsReply]":
         """Ask what the server has done so far."""
         return Pending(
-            self._stub.Stats.future(control_pb2.StatsRequest(), timeout=timeout_seconds), self._error
+            self._stub.now.Stats.future(control_pb2.StatsRequest(), timeout=timeout_seconds), self._error
         )
 
     def barrier(
@@ -143,13 +139,13 @@ class ControlClient:
         """
         request = control_pb2.BarrierRequest(trainer=self._trainer, passed=passed, ending=ending)
         try:
-            return self._stub.Barrier(request, timeout=timeout_seconds)
+            return self._stub.now.Barrier(request, timeout=timeout_seconds)
         except grpc.RpcError as error:
             raise self._error(error) from error
 
     def state(self, *, values: bool = False) -> Stream[control_pb2.StatePiece]:
         """Ask for the server's optimizer state, or for its values, piece by piece."""
-        call = self._stub.State(control_pb2.StateRequest(values=values))
+        call = self._stub.now.State(control_pb2.StateRequest(values=values))
         return Stream(call, self.endpoint, self._error)
 
     def reduce(self, passed: int, given: Contribution, timeout_seconds: float) -> control_pb2.ReduceReply:
@@ -163,18 +159,18 @@ class ControlClient:
             data=given.data,
         )
         try:
-            return self._stub.Reduce(request, timeout=timeout_seconds)
+            return self._stub.now.Reduce(request, timeout=timeout_seconds)
         except grpc.RpcError as error:
             raise self._error(error) from error
 
     def write(self, block: int, value: memoryview, timeout_seconds: float) -> Pending[control_pb2.WriteReply]:
         """Give the server a block's value in place of the one that it holds."""
         request = control_pb2.WriteRequest(trainer=self._trainer, block=block, value=bytes(value))
-        return Pending(self._stub.Write.future(request, timeout=timeout_seconds), self._error)
+        return Pending(self._stub.now.Write.future(request, timeout=timeout_seconds), self._error)
 
     def close(self) -> None:
         """Close the channel."""
-        self._channel.close()
+        self._stub.close()
 
     def _error(self, error: grpc.RpcError) -> FleetError:
         return error_of(self.endpoint, error)

@@ -10,6 +10,8 @@ import grpc
 from torch import Tensor
 
 from fleet.errors import ConfigurationError
+from fleet.parameter_server.certificates import Certificates
+from fleet.parameter_server.control.channel import server_credentials
 from fleet.parameter_server.control.checkpoint_servicer import CheckpointServicer
 from fleet.parameter_server.control.guard import Guard
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
@@ -17,6 +19,7 @@ from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.control.refusals import answer, refuse
 from fleet.parameter_server.control.state_stream import pieces_of_state, pieces_of_tensor
 from fleet.parameter_server.control.streams import taken_in_time
+from fleet.process import progress
 
 if TYPE_CHECKING:
     from fleet.parameter_server.server.barriers import Barriers
@@ -79,6 +82,8 @@ class ControlService:
         How large a message may be.
     stalled_seconds : float
         How long whoever asks for the server's state may leave a piece of it untaken.
+    certificates : Certificates, optional
+        With which calls are encrypted; who calls must have one of the same authority.
     """
 
     def __init__(
@@ -91,7 +96,9 @@ class ControlService:
         server: int = 0,
         most_bytes: int = _MOST_BYTES,
         stalled_seconds: float = _STALLED_SECONDS,
+        certificates: Certificates | None = None,
     ) -> None:
+        self._certificates = certificates
         self._address = address
         self._serving = False
         self._pools = {
@@ -121,7 +128,11 @@ class ControlService:
             The address cannot be bound.
         """
         try:
-            bound = self._server.add_insecure_port(self._address)
+            if self._certificates is None:
+                bound = self._server.add_insecure_port(self._address)
+            else:
+                credentials = server_credentials(self._certificates)
+                bound = self._server.add_secure_port(self._address, credentials)
         except RuntimeError as error:
             bound = 0
             reason = str(error)
@@ -133,12 +144,16 @@ class ControlService:
                 "another process, or is the address not one of this host?"
             )
         self._server.start()
-        self._serving = True
+        self._set_serving(True)
 
     def refuse(self) -> threading.Event:
         """Take no new calls; return what is set once those in progress have had a moment to be answered."""
-        self._serving = False
+        self._set_serving(False)
         return self._server.stop(_STOP_SECONDS)
+
+    def _set_serving(self, serving: bool) -> None:
+        self._serving = serving
+        progress.serves(serving)
 
     def stop(self) -> None:
         """End; calls in progress get a moment to be answered."""

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
+from fleet.parameter_server.certificates import certificates_of
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.control.service import ControlService
 from fleet.parameter_server.elastic import elastic_facts
@@ -130,16 +131,17 @@ class Server:
         Raises
         ------
         ConfigurationError
-            The endpoint cannot be bound.
+            The endpoint cannot be bound, or the certificates cannot be used.
         """
         plan, settings = self._shard.plan, self._settings
         host, port = split_endpoint(plan.endpoint)
-        address = reachable_address(host, by_all=bool(self._job.key))
+        address, certificates = reachable_address(host, by_all=bool(self._job.key)), certificates_of(settings)
         self._ports = DataPorts(
             address,
             settings,
             partial(accept, find=self._trainers.session_of, half_open=HalfOpen(), key=self._job.key),
             receive_bytes(lead_bytes(plan, settings)),
+            certificates,
         )
         self._ports.start()
         bracketed = f"[{address or '::'}]" if ":" in (address or "::") else address
@@ -151,6 +153,7 @@ class Server:
             server=plan.server,
             most_bytes=max(_MESSAGE_BYTES, 2 * max(self._shard.block_bytes.values(), default=0)),
             stalled_seconds=settings.deadline_seconds,
+            certificates=certificates,
         )
         self._control.start()
         _log.info(

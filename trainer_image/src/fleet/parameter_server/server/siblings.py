@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Final
 import grpc
 
 from fleet.errors import ConfigurationError, FleetError, PeerLostError, RemoteProtocolError
-from fleet.parameter_server.control.client import open_channel
+from fleet.parameter_server.certificates import certificates_of
+from fleet.parameter_server.control.channel import ServerStub
 from fleet.parameter_server.control.guard import prover_of
-from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
+from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.settings import Settings
 from fleet.transpiler.lowering import ServerPlan
@@ -50,7 +51,8 @@ class Siblings:
         self._settings = settings
         self._on_failure = on_failure
         self._lock = threading.Lock()
-        self._channels: dict[int, grpc.Channel] = {}
+        self._certificates = certificates_of(settings)
+        self._stubs: dict[int, ServerStub] = {}
         self._closed = False
 
     def tell(self, part: NormPart, servers: Sequence[int]) -> None:
@@ -63,9 +65,9 @@ class Siblings:
         """Drop what has not been told; failures are not reported any more."""
         with self._lock:
             self._closed = True
-            channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            channel.close()
+            stubs, self._stubs = list(self._stubs.values()), {}
+        for stub in stubs:
+            stub.close()
 
     def _call(self, part: NormPart, server: int, deadline: float) -> None:
         request = control_pb2.NormRequest(
@@ -80,13 +82,13 @@ class Siblings:
         with self._lock:
             if self._closed:
                 return
-            if server not in self._channels:
-                self._channels[server] = open_channel(
-                    self._plan.endpoints[server], prover_of(self._job.key, server)
+            if server not in self._stubs:
+                prover = prover_of(self._job.key, server)
+                self._stubs[server] = ServerStub(
+                    self._plan.endpoints[server], prover, certificates=self._certificates
                 )
-            stub = control_pb2_grpc.ParameterServerStub(self._channels[server])
             remaining = min(_FRESH_SECONDS, max(0.1, deadline - time.monotonic()))
-            future = stub.Norm.future(request, timeout=remaining, wait_for_ready=True)
+            future = self._stubs[server].now.Norm.future(request, timeout=remaining, wait_for_ready=True)
         future.add_done_callback(partial(self._told, part, server, deadline))
 
     def _told(

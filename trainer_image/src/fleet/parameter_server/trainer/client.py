@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fleet.errors import FleetError
+from fleet.parameter_server.certificates import Certificates, certificates_of
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.control.guard import prover_of
 from fleet.parameter_server.control.heartbeat import Heartbeat
@@ -165,9 +166,15 @@ class Client:
         deadline = time.monotonic() + settings.starting_seconds
         if plan.wait_port:
             wait_for_ports(plan.endpoints, settings.starting_seconds, look)
+        certificates = certificates_of(settings)
         controls = [
             ControlClient(
-                endpoint, plan.trainer_id, job.attempt, settings.retry_times, prover_of(job.key, server)
+                endpoint,
+                plan.trainer_id,
+                job.attempt,
+                settings.retry_times,
+                prover_of(job.key, server),
+                certificates,
             )
             for server, endpoint in enumerate(plan.endpoints)
         ]
@@ -178,7 +185,7 @@ class Client:
         replies = agreement.join(
             plan, controls, job, self._agreement, held, settings.deadline_seconds, deadline
         )
-        self._connect(replies)
+        self._connect(replies, certificates)
         if len({reply.restored for reply in replies}) > 1:
             loaded = self.agree()
             self.pull([reply.restored for reply in loaded], [reply.step for reply in loaded])
@@ -196,7 +203,7 @@ class Client:
             return [reply.step for reply in replies]
         return [reply.step for reply in self.calls.ask_all(lambda control, seconds: control.stats(seconds))]
 
-    def _connect(self, replies: "Sequence[control_pb2.JoinReply]") -> None:
+    def _connect(self, replies: "Sequence[control_pb2.JoinReply]", certificates: Certificates | None) -> None:
         """Open the data connection with each server, and begin to watch over them."""
         waits, plan, job = self.waits, self.session.plan, self._job
         heartbeat = self._heartbeat = Heartbeat(
@@ -211,9 +218,10 @@ class Client:
         identity = Identity(job_hash(job.name, job.uid), plan.trainer_id, job.attempt)
         for server, reply in enumerate(replies):
             endpoint = plan.endpoints[server]
+            route = Route(endpoint, reply.data_port, reply.data_socket, waits.settings, job.key, certificates)
             connection = ServerConnection(
                 plan,
-                Route(endpoint, reply.data_port, reply.data_socket, waits.settings, job.key),
+                route,
                 server,
                 identity,
                 reply.incarnation,

@@ -4,10 +4,12 @@ import logging
 import socket
 
 from fleet.errors import ConfigurationError
+from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.transport.handshake import GREETING_SECONDS
 from fleet.parameter_server.transport.local_sockets import dial_here
 from fleet.parameter_server.transport.sockets import dial
+from fleet.parameter_server.transport.tls import TlsSocket
 from fleet.parameter_server.waiting import split_endpoint
 
 __all__ = ["Route"]
@@ -29,14 +31,25 @@ class Route:
     settings : Settings
     key : bytes
         The job's, which either end proves to the other one; empty where there is none.
+    certificates : Certificates, optional
+        With which what goes over TCP is encrypted.
     """
 
-    def __init__(self, endpoint: str, port: int, name: str, settings: Settings, key: bytes = b"") -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        port: int,
+        name: str,
+        settings: Settings,
+        key: bytes = b"",
+        certificates: Certificates | None = None,
+    ) -> None:
         self.endpoint = endpoint
         self.port = port
         self.key = key
         self._name = name if settings.transport != "tcp" else ""
         self._settings = settings
+        self._certificates = certificates
         self._reached_here = False
 
     @property
@@ -73,9 +86,10 @@ class Route:
         elif settings.transport == "shared_memory":
             raise self.not_here("it listens for no process of its host")
         host, _ = split_endpoint(self.endpoint)
-        return dial(
+        connected = dial(
             host, self.port, timeout_seconds=timeout_seconds, buffer_bytes=settings.socket_buffer_bytes
         )
+        return connected if self._certificates is None else TlsSocket(connected, self._certificates, host)
 
     def not_here(self, reason: str) -> ConfigurationError:
         """Return the error of a server that shares no memory although the settings want it."""

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Final
 
 from fleet.errors import FleetError
+from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.transport.local_sockets import check_user, listen_here
 from fleet.parameter_server.transport.sockets import hang_up, listen, own, tune
+from fleet.parameter_server.transport.tls import TlsSocket
 
 __all__ = ["DataPorts"]
 
@@ -32,6 +34,8 @@ class DataPorts:
         the socket.
     receive_bytes : int, optional
         Size of the kernel's receive buffers, where the settings leave them to the system.
+    certificates : Certificates, optional
+        What comes over TCP is encrypted with them; their handshake is the first thing for `greet` to do.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class DataPorts:
         settings: Settings,
         greet: Callable[[socket.socket], None],
         receive_bytes: int | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         self.port = 0
         """The TCP port; 0 before `start`."""
@@ -49,6 +54,7 @@ class DataPorts:
         self._settings = settings
         self._greet = greet
         self._receive_bytes = receive_bytes
+        self._certificates = certificates
         self._listeners: list[socket.socket] = []
         self._closing = False
 
@@ -103,6 +109,8 @@ class DataPorts:
                 tune(connected, self._settings.socket_buffer_bytes)
                 if self._receive_bytes and self._settings.socket_buffer_bytes is None:
                     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
+                if self._certificates is not None:
+                    connected = TlsSocket(connected, self._certificates)
             self._greet(connected)
         except PermissionError as error:  # who has found out the same goes over TCP
             _log.debug("no memory is shared: %s", error)

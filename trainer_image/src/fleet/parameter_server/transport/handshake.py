@@ -9,7 +9,8 @@
     HELLO, descriptor of its memory  →
                                      ←   HELLO, descriptor of its memory; or ERROR, and it closes
 
-The first three only where the job has a key (`fleet.wire.proof`): each end proves that it has it, over a
+Before all of it, over TCP, both ends agree on TLS where the job has certificates (`transport.tls`). The
+first three lines only where the job has a key (`fleet.wire.proof`): each end proves that it has it, over a
 random number of either, and the server tells nothing to one that does not. The trainer calls `greet`. The
 server calls `accept`, which finds the session by the identity in the header of the trainer's HELLO and lets
 it resume over this connection. No other module sends or receives a frame of the handshake.
@@ -33,6 +34,7 @@ from fleet.parameter_server.transport.sockets import (
     receive_exactly,
     send_all,
 )
+from fleet.parameter_server.transport.tls import TlsSocket
 from fleet.process.half_open import HalfOpen
 from fleet.wire import (
     HEADER_BYTES,
@@ -121,6 +123,8 @@ def greet(
     directions = Directions(sending, Conversation(Side.SERVER, identity, block_bytes, remote=True))
     connected.settimeout(timeout_seconds)
     try:
+        if isinstance(connected, TlsSocket):
+            connected.handshake()
         if key:
             _prove_to_server(connected, key)
         sending.advance(_send(connected, identity, Kind.HELLO, pack_hello(ours), descriptors))
@@ -234,6 +238,8 @@ def accept(
     try:
         with contextlib.ExitStack() as received:
             with (half_open or HalfOpen()).bounded(connected):
+                if isinstance(connected, TlsSocket):
+                    connected.handshake()
                 if key:
                     _check_caller(connected, key)
                 header = _first_header(connected)

@@ -1,0 +1,72 @@
+"""Certificates for tests, made by the openssl command: an authority, and what it issues."""
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Authority", "make_authority"]
+
+USAGES = "serverAuth,clientAuth"
+
+
+@dataclass(frozen=True)
+class Authority:
+    """An authority with its key, in a folder of its own."""
+
+    folder: Path
+
+    @property
+    def certificate(self) -> Path:
+        """The authority's own certificate."""
+        return self.folder / "authority.crt"
+
+    def issue(
+        self,
+        into: Path,
+        names: Sequence[str] = ("IP:127.0.0.1", "DNS:localhost"),
+        *,
+        usages: str = USAGES,
+        days: int = 1,
+    ) -> Path:
+        """Write a certificate, its key and the authority's into a folder, as cert-manager does; return it.
+
+        Parameters
+        ----------
+        into : Path
+        names : sequence of str
+            Its subject's alternative names.
+        usages : str
+            What it may be used for.
+        days : int
+            How long it holds; one that has expired already has a negative number.
+        """
+        into.mkdir(parents=True, exist_ok=True)
+        request, extensions = self.folder / "request.pem", self.folder / "extensions"
+        extensions.write_text(f"subjectAltName={','.join(names)}\nextendedKeyUsage={usages}\n")
+        _openssl(
+            *("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-keyout", into / "tls.key", "-subj", "/CN=replica", "-out", request),
+        )
+        _openssl(
+            *("x509", "-req", "-in", request, "-CA", self.certificate),
+            *("-CAkey", self.folder / "authority.key", "-CAcreateserial"),
+            *("-days", days, "-extfile", extensions, "-out", into / "tls.crt"),
+        )
+        (into / "ca.crt").write_bytes(self.certificate.read_bytes())
+        return into
+
+
+def make_authority(folder: Path) -> Authority:
+    """Make an authority in a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = Authority(folder)
+    _openssl(
+        *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", 1),
+        *("-keyout", folder / "authority.key", "-subj", "/CN=authority", "-out", made.certificate),
+    )
+    return made
+
+
+def _openssl(*words: object) -> None:
+    subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True, timeout=60)

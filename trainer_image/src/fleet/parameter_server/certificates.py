@@ -1,0 +1,186 @@
+"""The certificates of ``FLEET_TLS_DIR``, by which replicas encrypt what they say, and know each other.
+
+``tls.crt``, ``tls.key`` and ``ca.crt`` are read again once they have changed, so nobody has to start a job
+anew when they are renewed: what connects from then on uses the new ones. New ones that cannot be used are
+named in the log, and those before are used further.
+"""
+
+import logging
+import ssl
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from fleet.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from fleet.parameter_server.settings import Settings
+
+__all__ = ["Certificates", "Loaded", "certificates_of"]
+
+_CERTIFICATE: Final = "tls.crt"
+_KEY: Final = "tls.key"
+_AUTHORITY: Final = "ca.crt"
+_LEADS: Final = "as cert-manager writes it into a Secret of type kubernetes.io/tls"
+_log = logging.getLogger(__name__)
+
+Version = tuple[tuple[str, int, int], ...]
+"""Of each file: where it really is, when it was changed, and how large it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The files as they were at one time."""
+
+    certificate: bytes
+    key: bytes
+    authority: bytes
+    server: ssl.SSLContext
+    """For what is taken: from those only whose certificate is of the same authority."""
+    client: ssl.SSLContext
+    """For what is opened: to those only whose certificate is of the same authority, and has their name."""
+
+
+class Certificates:
+    """The certificates of one folder.
+
+    Parameters
+    ----------
+    folder : Path
+    server_name : str
+        The name that every server's certificate has; empty: that of the host which is called.
+    """
+
+    def __init__(self, folder: Path, server_name: str = "") -> None:
+        self.server_name = server_name
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._version: Version | None = None
+        self._loaded: Loaded | None = None
+
+    def current(self) -> Loaded:
+        """Return the files as they are now: the same object as before unless they have changed.
+
+        Raises
+        ------
+        ConfigurationError
+            They cannot be used, and could not before; the message names the file and says what to do.
+        """
+        with self._lock:
+            if (version := self._look()) != self._version or self._loaded is None:
+                self._version = version
+                try:
+                    self._loaded = self._load()
+                except ConfigurationError as error:
+                    if self._loaded is None:
+                        raise
+                    _log.warning("%s. The certificates before are used further", error)
+            return self._loaded
+
+    def _look(self) -> Version:
+        version = []
+        for name in (_CERTIFICATE, _KEY, _AUTHORITY):
+            path = (self._folder / name).resolve()
+            try:
+                found = path.stat()
+            except OSError:
+                version.append((str(path), 0, -1))
+            else:
+                version.append((str(path), found.st_mtime_ns, found.st_size))
+        return tuple(version)
+
+    def _load(self) -> Loaded:
+        read = {name: self._read(name) for name in (_CERTIFICATE, _KEY, _AUTHORITY)}
+        server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        server.verify_mode = ssl.CERT_REQUIRED
+        server.num_tickets = 0  # nobody resumes: each connection proves itself
+        for context in (server, client):
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            self._fill(context)
+        self._check(server, client)
+        return Loaded(read[_CERTIFICATE], read[_KEY], read[_AUTHORITY], server, client)
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self._folder / name).read_bytes()
+        except PermissionError as error:
+            self._refuse(
+                name,
+                "cannot be read by this process's user",
+                "a file that it may read: in a pod, let the securityContext have a runAsUser or fsGroup that "
+                "may",
+                error,
+            )
+        except OSError as error:
+            self._refuse(name, f"cannot be read: {error.strerror}", f"a file in PEM, {_LEADS}", error)
+
+    def _fill(self, context: ssl.SSLContext) -> None:
+        try:
+            context.load_verify_locations(self._folder / _AUTHORITY)
+        except (OSError, ssl.SSLError) as error:
+            self._refuse(_AUTHORITY, "holds no certificate", f"the authority's, in PEM, {_LEADS}", error)
+        try:
+            context.load_cert_chain(self._folder / _CERTIFICATE, self._folder / _KEY, password=_no_password)
+        except _EncryptedError as error:
+            self._refuse(_KEY, "is encrypted", "a key without a pass phrase, which nobody could type", error)
+        except (OSError, ssl.SSLError) as error:
+            if "KEY_VALUES_MISMATCH" in str(error):
+                self._refuse(
+                    _KEY, f"is not the key of {_CERTIFICATE}", "files that were made together", error
+                )
+            self._refuse(
+                _CERTIFICATE, f"and {_KEY} hold no certificate with its key", f"both in PEM, {_LEADS}", error
+            )
+
+    def _check(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+        """Let both ends meet in memory: whoever has the same files finds the same wrong with them."""
+        client.check_hostname = False  # for which host it stands is found when that is called
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
+        for end in (*ends, *ends):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLCertVerificationError as error:
+                self._refuse(
+                    _CERTIFICATE,
+                    f"is refused with {_AUTHORITY}: {error.verify_message}",
+                    f"a certificate that holds now, issued by {_AUTHORITY}, for both ends (server auth and "
+                    "client auth, where it names usages); have it issued anew",
+                    error,
+                )
+            except ssl.SSLError as error:
+                self._refuse(
+                    _CERTIFICATE, f"cannot be used: {error.reason}", "a certificate for TLS 1.3", error
+                )
+        client.check_hostname = True
+
+    def _refuse(self, name: str, found: str, expected: str, error: Exception) -> NoReturn:
+        raise ConfigurationError(
+            f"{self._folder / name} (FLEET_TLS_DIR) {found}; expected {expected}"
+        ) from error
+
+
+class _EncryptedError(Exception):
+    """A key wants a pass phrase. Without this OpenSSL would ask for it at the terminal."""
+
+
+def _no_password() -> str:
+    raise _EncryptedError
+
+
+def certificates_of(settings: "Settings") -> Certificates | None:
+    """Return the certificates that the settings name, or None where what is said is not encrypted.
+
+    Raises
+    ------
+    ConfigurationError
+        They cannot be used.
+    """
+    if not settings.tls_dir:
+        return None
+    certificates = Certificates(Path(settings.tls_dir), settings.tls_server_name)
+    certificates.current()
+    return certificates

@@ -1,0 +1,170 @@
+"""TLS over a connected socket, which is used as before: by one thread that receives and one that sends.
+
+OpenSSL's state of a connection must not be used by two threads at once, and a receiving thread that waits
+inside of it would keep the sending one waiting. So it never touches the socket: bytes pass through memory,
+under a lock while they are encrypted or decrypted, and each thread waits in the socket itself, without it.
+"""
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterable
+from typing import Any, Final
+
+from fleet.parameter_server.certificates import Certificates
+from fleet.parameter_server.transport.sockets import ConnectionEndedError, own
+
+__all__ = ["TlsError", "TlsSocket", "explain"]
+
+_CHUNK_BYTES: Final = 1 << 18
+"""How much is encrypted or received at once: a piece of a block."""
+_REASONS: Final = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it presents no certificate",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it demands a certificate and was given none",
+    "TLSV1_ALERT_UNKNOWN_CA": "it refuses this process's certificate, which is of another authority",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it refuses this process's certificate, which has expired",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "it refuses this process's certificate",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it refuses this process's certificate",
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "it refuses this process's certificate for its usages",
+}
+_NO_TLS: Final = frozenset(
+    {
+        "WRONG_VERSION_NUMBER",
+        "HTTP_REQUEST",
+        "UNKNOWN_PROTOCOL",
+        "PACKET_LENGTH_TOO_LONG",
+        "RECORD_LAYER_FAILURE",
+    }
+)
+
+
+class TlsError(ConnectionError):
+    """What the other end presents or says makes no encrypted connection; the message says what."""
+
+
+class TlsSocket(socket.socket):
+    """A connection that is encrypted, in the place of the socket that it takes over.
+
+    `handshake` comes first, and then `recv_into` and `sendmsg` only: nothing else of a socket's may carry
+    what is to be secret.
+
+    Parameters
+    ----------
+    connected : socket.socket
+        Over TCP; of no use any more afterwards.
+    certificates : Certificates
+    host : str, optional
+        The server that was called, whose certificate must name it; the server itself leaves it out.
+
+    Raises
+    ------
+    OSError
+        The connection has broken already.
+    """
+
+    def __init__(self, connected: socket.socket, certificates: Certificates, host: str | None = None) -> None:
+        loaded, timeout_seconds = certificates.current(), connected.gettimeout()
+        super().__init__(connected.family, connected.type, connected.proto, fileno=connected.detach())
+        own(self)
+        self.settimeout(timeout_seconds)
+        self._lock = threading.Lock()
+        self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._scratch = memoryview(bytearray(_CHUNK_BYTES))
+        if host is None:
+            self._tls = loaded.server.wrap_bio(self._arrived, self._leaving, server_side=True)
+        else:
+            name = certificates.server_name or host
+            self._tls = loaded.client.wrap_bio(self._arrived, self._leaving, server_hostname=name)
+
+    def handshake(self) -> None:
+        """Agree on keys, and check the other end's certificate.
+
+        Raises
+        ------
+        TlsError
+            It presents none, or a wrong one, or does not speak TLS.
+        OSError
+            The connection ended, or nothing came in time.
+        """
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self._flush()
+                if not self._take():
+                    raise ConnectionEndedError(
+                        "it was closed at the other end amid the TLS handshake"
+                    ) from None
+            except ssl.SSLError as error:
+                self._flush()  # the alert that says why
+                raise TlsError(explain(error)) from error
+            else:
+                self._flush()
+                return
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """Receive into a buffer, as much as has come; 0 at the end. Flags change nothing."""
+        del flags
+        wanted = memoryview(buffer)[: nbytes or None]
+        while True:
+            received = self._decrypt(wanted)
+            if received is not None:
+                return received
+            self._take()
+
+    def sendmsg(  # type: ignore[override]  # what else the socket's own takes is for Unix sockets
+        self, buffers: Iterable[Any]
+    ) -> int:
+        """Send from the front of some buffers; return how many bytes of them."""
+        taken = 0
+        with self._lock:
+            for buffer in buffers:
+                chunk = memoryview(buffer)[: _CHUNK_BYTES - taken]
+                taken += self._tls.write(chunk) if len(chunk) else 0
+                if taken == _CHUNK_BYTES:
+                    break
+            leaving = self._leaving.read()
+        super().sendall(leaving)
+        return taken
+
+    def _decrypt(self, wanted: memoryview) -> int | None:
+        """Decrypt what has come; None where more must come first."""
+        count = 0
+        with self._lock:
+            try:
+                while count < len(wanted):
+                    # Into a buffer it returns how many bytes, which the stubs do not know.
+                    taken: Any = self._tls.read(len(wanted) - count, wanted[count:])
+                    if not taken:
+                        return count
+                    count += taken
+            except ssl.SSLWantReadError:
+                return count or None
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                return count
+            except ssl.SSLError as error:
+                raise TlsError(explain(error)) from error
+        return count
+
+    def _take(self) -> int:
+        """Wait for encrypted bytes; return how many have come, 0 at the end."""
+        count = super().recv_into(self._scratch)
+        with self._lock:
+            if count:
+                self._arrived.write(self._scratch[:count])
+            else:
+                self._arrived.write_eof()
+        return count
+
+    def _flush(self) -> None:
+        super().sendall(self._leaving.read())
+
+
+def explain(error: ssl.SSLError) -> str:
+    """Say what is wrong with the other end, as far as OpenSSL knows."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message} (ca.crt in FLEET_TLS_DIR)"
+    reason = error.reason or str(error)
+    if reason in _NO_TLS:
+        return "it does not speak TLS: give all replicas of the job FLEET_TLS_DIR, or none"
+    return _REASONS.get(reason, f"TLS failed: {reason}")
