@@ -66,7 +66,10 @@ INVALID = (
         "zero-pservers", at("spec.pserver.replicas", 0), "spec.pserver.replicas", ("0", "at least 1")
     ),
     InvalidCase(
-        "too-many", at("spec.trainer.replicas", 701), "spec.trainer.replicas", ("701", "at most 700")
+        "too-many", at("spec.trainer.replicas", 1001), "spec.trainer.replicas", ("1001", "at most 1000")
+    ),
+    InvalidCase(
+        "too-many-servers", at("spec.pserver.replicas", 701), "spec.pserver.replicas", ("701", "at most 700")
     ),
     InvalidCase(
         "replicas-as-text",
@@ -103,7 +106,11 @@ INVALID = (
         at(
             "spec.trainer",
             {"replicas": 1, "minReplicas": 1, "maxReplicas": 100, "slotsPerPod": 8},
-            _COLLECTIVE,
+            at(
+                "spec.network",
+                {"hostNetwork": True, "portRange": {"first": 20000, "last": 29999}},
+                _COLLECTIVE,
+            ),
         ),
         "spec.trainer.replicas",
         ("100 x 8",),
@@ -337,8 +344,16 @@ INVALID = (
         ("at least 1",),
     ),
     InvalidCase(
-        "too-many-processes",
-        at("spec.trainer", {"replicas": 100, "slotsPerPod": 8}, _COLLECTIVE),
+        "too-many-processes-on-their-nodes-network",
+        at(
+            "spec.trainer",
+            {"replicas": 100, "slotsPerPod": 8},
+            at(
+                "spec.network",
+                {"hostNetwork": True, "portRange": {"first": 20000, "last": 29999}},
+                _COLLECTIVE,
+            ),
+        ),
         "spec.trainer.replicas",
         ("100 x 8", "at most 700"),
     ),
@@ -489,7 +504,8 @@ VALID = {
     ),
     "encrypting": manifest(network={"tls": {"secretName": "digits-tls", "serverName": "digits"}}),
     "longest-name": manifest("d" * 48),
-    "most-replicas": manifest(pserver={"replicas": 700}, trainer={"replicas": 700}),
+    "most-replicas": manifest(pserver={"replicas": 700}, trainer={"replicas": 1000}),
+    "most-processes": collective_manifest(trainer={"replicas": 1000, "slotsPerPod": 8}),
     "fields-left-empty": manifest(syncMode=None, runPolicy=None, nodePool=None, pserver={"replicas": None}),
     "a-template-per-role": at(
         "spec.template", ..., manifest(pserver={"template": template()}, trainer={"template": template()})

@@ -7,8 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Strin
 from pydantic.alias_generators import to_camel
 
 __all__ = [
+    "MAX_LISTED",
     "MAX_PORT",
-    "MAX_REPLICAS",
     "MAX_SECONDS",
     "PATTERNS",
     "RESOURCE_NAME",
@@ -18,20 +18,25 @@ __all__ = [
     "NonEmpty",
     "ObjectName",
     "OpenModel",
+    "Pods",
     "Port",
     "Quantity",
-    "Replicas",
     "ResourceName",
     "Seconds",
+    "Servers",
+    "Trainers",
 ]
 
-# Every replica's environment lists all replicas, and Linux takes at most 128 KiB in one variable. The longest
+# Every replica's environment lists all servers, and Linux takes at most 128 KiB in one variable. The longest
 # names make 184 characters per entry: 700 entries always fit.
-MAX_REPLICAS = 700
+MAX_LISTED = 700
+MAX_TRAINERS = 1000
 MAX_PORT = 65535
 MAX_SECONDS = 2**31 - 1
 
-Replicas = Annotated[StrictInt, Field(ge=1, le=MAX_REPLICAS)]
+Servers = Annotated[StrictInt, Field(ge=1, le=MAX_LISTED)]
+Trainers = Annotated[StrictInt, Field(ge=1, le=MAX_TRAINERS)]
+Pods = Annotated[StrictInt, Field(ge=1, le=MAX_LISTED + MAX_TRAINERS)]
 Port = Annotated[StrictInt, Field(ge=1024, le=MAX_PORT)]
 Seconds = Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]

@@ -20,8 +20,9 @@ from fleet_operator.api.base import (
     OpenModel,
     Port,
     Quantity,
-    Replicas,
     Seconds,
+    Servers,
+    Trainers,
 )
 from fleet_operator.api.checkpoint import Checkpoint, CheckpointScope
 from fleet_operator.api.failure_policy import FailureAction, FailurePolicy
@@ -165,7 +166,7 @@ class PodTemplate(Model):
 class PserverSpec(Model):
     """The parameter servers."""
 
-    replicas: Replicas = Field(default=1, description="How many parameter servers share the parameters.")
+    replicas: Servers = Field(default=1, description="How many parameter servers share the parameters.")
     port: Port = Field(default=6174, description="The port of control messages and of the health service.")
     template: PodTemplate | None = Field(default=None, description="Replaces spec.template for this role.")
     pod_disruption_budget: StrictBool = Field(
@@ -177,13 +178,13 @@ class PserverSpec(Model):
 class TrainerSpec(Model):
     """The trainers."""
 
-    replicas: Replicas = Field(default=1, description="How many trainer pods share the data.")
-    min_replicas: Replicas | None = Field(
+    replicas: Trainers = Field(default=1, description="How many trainer pods share the data.")
+    min_replicas: Trainers | None = Field(
         default=None,
         description="With maxReplicas: between them replicas may change while the job is there, in mode"
         " ParameterServer with syncMode Sync or Geo, or a gang of Kueue, only while it is suspended.",
     )
-    max_replicas: Replicas | None = Field(default=None, description="The other bound of minReplicas.")
+    max_replicas: Trainers | None = Field(default=None, description="The other bound of minReplicas.")
     port: Port = Field(default=6175, description="Where the processes of a collective job find each other.")
     template: PodTemplate | None = Field(default=None, description="Replaces spec.template for this role.")
     slots_per_pod: Annotated[StrictInt, Field(ge=1, le=64)] | None = Field(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
-from fleet_operator.api.base import Labels, Model, ObjectName, Port, Replicas, ResourceName
+from fleet_operator.api.base import Labels, Model, ObjectName, Pods, Port, ResourceName
 
 __all__ = ["Gang", "Network", "NodePool", "PortRange", "Scheduling", "Tls"]
 
@@ -51,7 +51,7 @@ class Scheduling(Model):
     queue: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = Field(
         default=None, description="The queue of Volcano or Kueue."
     )
-    min_available: Replicas | None = Field(
+    min_available: Pods | None = Field(
         default=None,
         description="How many pods must find a place together. Default: all.",
     )

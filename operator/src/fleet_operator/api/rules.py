@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleet_operator.api.base import MAX_PORT, MAX_REPLICAS
+from fleet_operator.api.base import MAX_LISTED, MAX_PORT
 from fleet_operator.api.checkpoint import CheckpointScope
 from fleet_operator.api.failure_policy import FailureAction, RuleAction
 from fleet_operator.api.job import FleetJob, Mode, SyncMode
@@ -286,9 +286,15 @@ RULES = (
     ),
     Rule(
         field="trainer.replicas",
-        expected=f"at most {MAX_REPLICAS} processes (replicas times slots): each environment lists all",
-        cel=f"self.mode != 'Collective' || {_MOST_CEL} * {_SLOTS_CEL} <= {MAX_REPLICAS}",
-        holds=lambda job: _processes(job) <= MAX_REPLICAS,
+        expected=(
+            f"at most {MAX_LISTED} processes (replicas times slots) with network.hostNetwork: their ports"
+            " differ, and each environment lists all"
+        ),
+        cel=(
+            "self.mode != 'Collective' || !has(self.network) || !self.network.hostNetwork ||"
+            f" {_MOST_CEL} * {_SLOTS_CEL} <= {MAX_LISTED}"
+        ),
+        holds=lambda job: job.host_ports is None or _processes(job) <= MAX_LISTED,
         found=lambda job: f"{job.most_trainers} x {job.slots_per_pod} processes",
     ),
     Rule(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["role_env"]
 
+_LONGEST_LIST = 32 << 10  # bytes of names: beyond, endpoints are told by a pattern
 _TRAINING_ROLE = {Role.PSERVER: "PSERVER", Role.TRAINER: "TRAINER"}
 _ROLE_INDEX = {Role.PSERVER: "PADDLE_PSERVER_ID", Role.TRAINER: "PADDLE_TRAINER_ID"}
 
@@ -120,16 +121,12 @@ def _collective(job: FleetJob, index: int, hosts: Hosts) -> dict[str, str]:
     """
     num_nodes, slots = job.replicas(Role.TRAINER), job.slots_per_pod
     ports = first_ports(job, Role.TRAINER)
-    endpoints = [
-        f"{hosts(Role.TRAINER, node)}:{ports[node] + slot}"
-        for node in range(num_nodes)
-        for slot in range(slots)
-    ]
+    listed = _listed(job, hosts, ports)
     num_processes = str(num_nodes * slots)
     env = {
         "PADDLE_TRAINERS": num_processes,
         "PADDLE_TRAINERS_NUM": num_processes,
-        "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
+        "PADDLE_TRAINER_ENDPOINTS": listed,
         "MASTER_ADDR": hosts(Role.TRAINER, 0),
         "MASTER_PORT": str(ports[0]),
         "WORLD_SIZE": num_processes,
@@ -146,8 +143,27 @@ def _collective(job: FleetJob, index: int, hosts: Hosts) -> dict[str, str]:
     if slots == 1:
         env |= {
             "PADDLE_TRAINER_ID": str(index),
-            "PADDLE_CURRENT_ENDPOINT": endpoints[index],
+            "PADDLE_CURRENT_ENDPOINT": f"{hosts(Role.TRAINER, index)}:{ports[index]}",
             "RANK": str(index),
             "LOCAL_RANK": "0",
         }
     return env
+
+
+def _listed(job: FleetJob, hosts: Hosts, ports: list[int]) -> str:
+    """Return the endpoints of all processes of a collective job; by a pattern where they are thousands.
+
+    Linux takes at most 128 KiB as one variable, and a pod's manifest has this one in each container.
+    """
+    num_nodes, slots = job.replicas(Role.TRAINER), job.slots_per_pod
+    names = [hosts(Role.TRAINER, node) for node in range(num_nodes)]
+    before, _, after = names[-1].rpartition(f"-{num_nodes - 1}.")
+    is_pattern = job.host_ports is None and all(
+        name == f"{before}-{node}.{after}" for node, name in enumerate(names)
+    )
+    if is_pattern and num_nodes * slots * len(names[0]) > _LONGEST_LIST:
+        port = f"{ports[0]}" if slots == 1 else f"[{ports[0]}-{ports[0] + slots - 1}]"
+        return f"{before}-[0-{num_nodes - 1}].{after}:{port}"
+    return ",".join(
+        f"{name}:{ports[node] + slot}" for node, name in enumerate(names) for slot in range(slots)
+    )

@@ -136,6 +136,14 @@ def test_a_pod_with_slots_needs_no_flags(prefix):
     assert second.environ["PADDLE_CURRENT_IP"] == "job-trainer-1.job"
 
 
+def test_endpoints_that_a_pattern_tells_are_handed_on_as_they_are():
+    pattern = "t-[0-1]:[6175-6176]"
+    first, second = collective_commands(environ=POD | {"PADDLE_TRAINER_ENDPOINTS": pattern})
+    own = [command.environ["PADDLE_CURRENT_ENDPOINT"] for command in (first, second)]
+    assert own == ["t-1:6175", "t-1:6176"]
+    assert {command.environ["PADDLE_TRAINER_ENDPOINTS"] for command in (first, second)} == {pattern}
+
+
 def test_selected_gpus_give_one_worker_each():
     first, second = collective_commands("--selected_gpus", "2,3")
     assert first.environ["CUDA_VISIBLE_DEVICES"] == "2,3"

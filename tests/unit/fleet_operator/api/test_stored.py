@@ -55,7 +55,7 @@ def test_fields_of_a_newer_definition_are_left_out():
 @pytest.mark.parametrize(
     ("document", "path"),
     [
-        pytest.param(at("spec.trainer.replicas", 701), "spec.trainer.replicas", id="a-bound"),
+        pytest.param(at("spec.trainer.replicas", 1001), "spec.trainer.replicas", id="a-bound"),
         pytest.param(at("spec.pserver.port", METRICS_PORT), "spec.pserver.port", id="a-rule-across-fields"),
         pytest.param(
             at("spec.template.metadata.labels", {"team": "computer vision"}),
@@ -78,18 +78,18 @@ def test_a_job_that_has_begun_runs_on_though_the_rules_are_stricter_now(document
 
 def test_a_choice_of_a_newer_definition_holds_a_job_back_whether_it_has_begun_or_not():
     document = jobs.manifest(mode="Gossip", scheduling={"gang": "Slurm"}, colour="red")
-    document["spec"]["trainer"]["replicas"] = 701
+    document["spec"]["trainer"]["replicas"] = 1001
     for status in ({}, BEGUN):
         job = read_job(document | {"status": status})
         assert job.is_held_back
         assert [str(problem) for problem in job.problems] == [
             "spec.mode: found 'Gossip', expected one of 'ParameterServer', 'Collective'",
-            "spec.trainer.replicas: found 701, expected at most 700",
+            "spec.trainer.replicas: found 1001, expected at most 1000",
             "spec.scheduling.gang: found 'Slurm', expected one of 'None', 'Volcano', 'Coscheduling', 'Kueue'",
         ]
-        assert (job.spec.mode, job.gang, job.replicas(Role.TRAINER)) == ("Gossip", "Slurm", 701)
+        assert (job.spec.mode, job.gang, job.replicas(Role.TRAINER)) == ("Gossip", "Slurm", 1001)
     assert read_job(jobs.manifest(scheduling={"gang": "Volcano"})).gang is Gang.VOLCANO
-    assert read_job(at("spec.trainer.replicas", 701)).spec.mode is Mode.PARAMETER_SERVER
+    assert read_job(at("spec.trainer.replicas", 1001)).spec.mode is Mode.PARAMETER_SERVER
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fleet.environment.endpoints import split_endpoints
 from fleet_operator.api import FleetJob, Role, parse_job
 from fleet_operator.build import ClusterHosts, role_env
 from tests.support import jobs
@@ -91,3 +92,23 @@ def test_a_pod_of_several_processes_gets_nothing_that_differs_between_them():
     env = role_env(job, Role.TRAINER, 1, ClusterHosts(job))
     assert not {"RANK", "LOCAL_RANK", "PADDLE_TRAINER_ID", "PADDLE_CURRENT_ENDPOINT"} & env.keys()
     assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"], env["PET_NPROC_PER_NODE"]) == ("16", "8", "8")
+
+
+@pytest.mark.parametrize(("replicas", "slots", "port"), [(1000, 8, "[6175-6182]"), (1000, 1, "6175")])
+def test_thousands_of_processes_are_told_by_a_pattern(replicas, slots, port):
+    job = jobs.job(jobs.collective_manifest(trainer={"replicas": replicas, "slotsPerPod": slots}))
+    hosts = ClusterHosts(job)
+    env = role_env(job, Role.TRAINER, 7, hosts)
+    listed = env["PADDLE_TRAINER_ENDPOINTS"]
+    assert listed == f"digits-trainer-[0-{replicas - 1}].digits.research.svc:{port}"
+    assert split_endpoints(listed) == [
+        f"{hosts(Role.TRAINER, node)}:{6175 + slot}" for node in range(replicas) for slot in range(slots)
+    ]
+    assert len(str(env)) < 4096
+
+
+def test_a_long_list_that_no_pattern_can_tell_stays_a_list():
+    network = {"hostNetwork": True, "portRange": {"first": 20000, "last": 39999}}
+    job = jobs.job(jobs.collective_manifest(network=network, trainer={"replicas": 80, "slotsPerPod": 8}))
+    endpoints = role_env(job, Role.TRAINER, 0, ClusterHosts(job))["PADDLE_TRAINER_ENDPOINTS"].split(",")
+    assert len(set(endpoints)) == 640

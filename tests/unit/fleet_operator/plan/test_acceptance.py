@@ -96,11 +96,11 @@ def test_a_job_that_is_not_understood_is_left_as_it_is_and_says_so(pods):
 
 
 def test_a_new_job_that_breaks_a_rule_of_this_version_waits_and_says_why():
-    story = story_of(jobs.manifest(trainer={"replicas": 701}))
+    story = story_of(jobs.manifest(trainer={"replicas": 1001}))
     lines = story.sees(service=False)
     assert not [line for line in lines if line.startswith(("create", "delete"))]
     status = story.job.status
     assert (status.state, status.start_time, status.is_strict) == (JobState.PENDING, None, True)
     assert {each.reason for each in status.conditions} == {"NotAccepted"}
-    again = read_job(jobs.manifest(trainer={"replicas": 701}) | {"status": status.to_manifest()})
+    again = read_job(jobs.manifest(trainer={"replicas": 1001}) | {"status": status.to_manifest()})
     assert again.is_held_back

@@ -20,6 +20,6 @@ def test_format_indexes(indexes, text):
     assert format_indexes(indexes) == text
 
 
-@given(st.frozensets(st.integers(0, 700)))
+@given(st.frozensets(st.integers(0, 1000)))
 def test_what_was_written_reads_back(indexes):
     assert parse_indexes(format_indexes(indexes)) == indexes

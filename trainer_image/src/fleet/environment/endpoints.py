@@ -1,16 +1,27 @@
 """Endpoints: ``host:port`` texts, checked the same way wherever a user writes them."""
 
+import re
 from collections.abc import Iterable, Sequence
+from itertools import product
+from math import prod
+from typing import Final
 
 __all__ = ["endpoint_problem", "endpoints_problem", "split_endpoints"]
 
-_LAST_PORT = 65535
+_LAST_PORT: Final = 65535
+_RANGE: Final = re.compile(r"\[(\d{1,9})-(\d{1,9})\]")
+_MOST: Final = 1_000_000
+"""Endpoints of one pattern: more are a mistake."""
 
 
 def split_endpoints(value: str | Iterable[str]) -> list[str]:
-    """Return the endpoints of a comma separated text, or of a list of them, without blanks around them."""
+    """Return the endpoints of a comma separated text, or of a list of them, without blanks around them.
+
+    Ranges in a text stand for each number in them, the last one varying fastest: ``t-[0-1]:[6170-6171]`` is
+    ``t-0:6170,t-0:6171,t-1:6170,t-1:6171``.
+    """
     if isinstance(value, str):
-        return [part.strip() for part in value.split(",")]
+        return [endpoint for part in value.split(",") for endpoint in _expanded(part.strip())]
     # What the user wrote may be anything; as text it is refused with the others that are not host:port.
     return [str(part).strip() for part in (value if isinstance(value, Iterable) else (value,))]
 
@@ -37,7 +48,21 @@ def endpoints_problem(endpoints: Sequence[str]) -> str | None:
     for endpoint in endpoints:
         if (problem := endpoint_problem(endpoint)) is not None:
             return problem
-    for position, endpoint in enumerate(endpoints):
-        if endpoint in endpoints[:position]:
+    seen = set()
+    for endpoint in endpoints:
+        if endpoint in seen:
             return f"{endpoint!r} stands in it twice"
+        seen.add(endpoint)
     return None
+
+
+def _expanded(pattern: str) -> list[str]:
+    """Return what a pattern stands for; what is none, or of too many endpoints, stands for itself."""
+    ranges = [range(int(first), int(last) + 1) for first, last in _RANGE.findall(pattern)]
+    if not 0 < prod(len(each) for each in ranges) <= _MOST:
+        return [pattern]
+    fixed = _RANGE.sub("\0", pattern).split("\0")
+    return [
+        fixed[0] + "".join(f"{number}{after}" for number, after in zip(numbers, fixed[1:], strict=True))
+        for numbers in product(*ranges)
+    ]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fleet.environment.endpoints import split_endpoints
 from fleet.errors import ConfigurationError
 from fleet.launch import flags, supervisor
 from fleet.launch.gpus import ask_torch, has_device_files, visible_gpus
@@ -30,7 +31,8 @@ DEFAULT_PORT = "6170"
 class Node:
     """The place of this node in the job: `num_local` workers here, on each of `num_nodes` nodes.
 
-    `gpus` are those that were selected, `gpu_each` whether each worker has one of the visible GPUs.
+    `gpus` are those that were selected, `gpu_each` whether each worker has one of the visible GPUs. `listed`
+    is how the environment tells the endpoints: thousands of them by a pattern.
     """
 
     host: str
@@ -42,6 +44,7 @@ class Node:
     endpoints: tuple[str, ...]
     gpus: str = ""
     gpu_each: bool = False
+    listed: str = ""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -133,14 +136,14 @@ def _described(arguments: argparse.Namespace, environ: Mapping[str, str], num_lo
     name, port_text = _value(environ, "MASTER_PORT") or ("--started_port", DEFAULT_PORT)
     port = _port(arguments, port_text, name, num_local)
     host = environ.get("PADDLE_CURRENT_IP") or environ.get("POD_IP") or master[1]
-    listed = environ.get("PADDLE_TRAINER_ENDPOINTS")
-    endpoints = tuple(listed.split(",")) if listed else ()
+    listed = environ.get("PADDLE_TRAINER_ENDPOINTS", "")
+    endpoints = tuple(split_endpoints(listed)) if listed else ()
     if listed and len(endpoints) != num_nodes * num_local:
         raise ConfigurationError(
             f"PADDLE_TRAINER_ENDPOINTS has {len(endpoints)} endpoints; expected {num_nodes * num_local}, "
             f"for {num_nodes} nodes with {num_local} workers each"
         )
-    return Node(host, rank, num_nodes, num_local, master[1], port, endpoints)
+    return Node(host, rank, num_nodes, num_local, master[1], port, endpoints, listed=listed)
 
 
 def _num_local(
@@ -212,7 +215,7 @@ def commands(place: Node, arguments: argparse.Namespace, environ: Mapping[str, s
         "NPROC_PER_NODE": str(place.num_local),
     }
     if place.endpoints:
-        shared["PADDLE_TRAINER_ENDPOINTS"] = ",".join(place.endpoints)
+        shared["PADDLE_TRAINER_ENDPOINTS"] = place.listed or ",".join(place.endpoints)
     if place.gpus:
         shared["CUDA_VISIBLE_DEVICES"] = place.gpus
     if sys.platform == "linux" and place.master_host.startswith("127."):

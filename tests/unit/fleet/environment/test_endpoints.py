@@ -1,0 +1,39 @@
+"""Lists of endpoints: written out, or by patterns."""
+
+import pytest
+
+from fleet.environment.endpoints import endpoints_problem, split_endpoints
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a:1, b:2", ["a:1", "b:2"]),
+        ("t-[0-2].s:6170", ["t-0.s:6170", "t-1.s:6170", "t-2.s:6170"]),
+        ("t-[9-10]:[1-2]", ["t-9:1", "t-9:2", "t-10:1", "t-10:2"]),
+        ("a:1,t-[0-1]:2", ["a:1", "t-0:2", "t-1:2"]),
+        ("[::1]:6174", ["[::1]:6174"]),
+        ("t-[2-1]:1", ["t-[2-1]:1"]),
+        ("t-[0-]:1", ["t-[0-]:1"]),
+        ("t-[0-999999999]:[1-9]", ["t-[0-999999999]:[1-9]"]),
+    ],
+)
+def test_ranges_stand_for_their_numbers(text, expected):
+    assert split_endpoints(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "said"),
+    [
+        (["a:1", "b:1", "a:2"], None),
+        (["a:1", "b:1", "a:1"], "'a:1' stands in it twice"),
+        (["t-[2-1]:1", "b"], "'b' is not host:port"),
+        ([""], "it is empty"),
+    ],
+)
+def test_what_is_wrong_with_a_list(endpoints, said):
+    assert endpoints_problem(endpoints) == said
+
+
+def test_a_list_of_many_thousands_is_checked_at_once():
+    assert endpoints_problem([f"t-{node}:6170" for node in range(50_000)]) is None
