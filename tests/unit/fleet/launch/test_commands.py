@@ -169,7 +169,7 @@ def test_visible_gpus_have_a_worker_each_where_nobody_says_a_number(argv, enviro
 # What a launcher has no word on: a job's own names, a port that only one process can have, torchrun's flags.
 UNKNOWN_HERE = re.compile(
     "FLEET_JOB_NAME|FLEET_JOB_UID|FLEET_JOB_KEY|FLEET_LIFE|FLEET_METRICS_PORT|FLEET_MAX_TRAINERS"
-    "|FLEET_START_DEADLINE_SECONDS|PET_.*"
+    "|FLEET_START_DEADLINE_SECONDS|FLEET_TLS_.*|PET_.*"
 )
 CONTRACT = sorted((Path(__file__).parents[4] / "contract" / "env").glob("*.yaml"))
 

@@ -100,7 +100,7 @@ def test_thousands_of_processes_are_told_by_a_pattern(replicas, slots, port):
     hosts = ClusterHosts(job)
     env = role_env(job, Role.TRAINER, 7, hosts)
     listed = env["PADDLE_TRAINER_ENDPOINTS"]
-    assert listed == f"digits-trainer-[0-{replicas - 1}].digits.research.svc:{port}"
+    assert listed == f"digits-trainer-[0-{replicas - 1}].digits.default.svc:{port}"
     assert split_endpoints(listed) == [
         f"{hosts(Role.TRAINER, node)}:{6175 + slot}" for node in range(replicas) for slot in range(slots)
     ]
