@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -270,6 +270,22 @@ def test_a_rank_beside_rank_zero_hides_nobodys_address_from_other_hosts():
         thread.join(10)
     assert results[0][0].rpartition(":")[0] == address
     assert results[0][1:] == (f"{address}:7002", f"{address}:7003")
+
+
+def test_many_that_keep_silent_keep_no_rank_waiting():
+    """Each may be silent for two seconds: one after the other they would take longer than the deadline."""
+    cards = [replace(card(rank, "mpi-test-k", size=2, seconds=15.0), key=b"k" * 32) for rank in (0, 1)]
+    results: list[tuple[str, ...]] = []
+    thread = threading.Thread(target=lambda: results.append(exchange(cards[0])), daemon=True)
+    thread.start()
+    port = cards[0].ports[0]
+    wait_for(lambda: listens(port), "rank 0")
+    with ExitStack() as opened:
+        for _ in range(40):
+            opened.enter_context(socket.create_connection(("127.0.0.1", port), 10))
+        results.append(exchange(cards[1]))
+        thread.join(10)
+    assert results[0] == results[1]
 
 
 def test_whoever_says_a_line_byte_by_byte_is_heard_for_so_long_only():

@@ -10,15 +10,18 @@ one of these ports: rank 0 answers a greeting with one byte at once, and whoever
 import contextlib
 import hmac
 import ipaddress
+import itertools
 import json
 import logging
+import queue
 import secrets
 import socket
 import time
 import zlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from fleet.errors import DeadlineExceededError, RoleError
 
@@ -31,6 +34,8 @@ _TRY_SECONDS: Final = 2.0
 _HEARD: Final = b"\x06"
 """What rank 0 answers to a greeting at once: another program on one of the ports does not."""
 _HEARD_SECONDS: Final = 10.0  # rank 0 may have to listen to others first
+_HEARD_AT_ONCE: Final = 64
+_LOOK_SECONDS: Final = 0.1
 _PAUSE_SECONDS: Final = 0.1
 _CHALLENGE_BYTES: Final = 32
 _MAX_LINE: Final = 1 << 20
@@ -75,6 +80,17 @@ class Card:
         return tuple(range(first, first + _PORT_TRIES))
 
 
+class _Heard(NamedTuple):
+    """A rank that has said who it is, and waits for the answer."""
+
+    number: int
+    """Which connection it came by: the later of one rank's counts."""
+    connected: socket.socket
+    whence: str
+    challenge: bytes
+    greeting: Mapping[str, Any]
+
+
 def exchange(card: Card) -> tuple[str, ...]:
     """Exchange addresses with all processes of the run.
 
@@ -105,6 +121,12 @@ def _collect(card: Card) -> tuple[str, ...]:
     ends: dict[int, tuple[str, str]] = {}
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(_listen(card))
+        listener.settimeout(_LOOK_SECONDS)
+        # Not one after the other: whoever keeps silent keeps no rank waiting.
+        hearing = ThreadPoolExecutor(_HEARD_AT_ONCE, thread_name_prefix="fleet-mpi")
+        stack.callback(hearing.shutdown, wait=False, cancel_futures=True)
+        heard: queue.SimpleQueue[_Heard] = queue.SimpleQueue()
+        numbers, latest = itertools.count(), dict[int, int]()
         waiting: dict[int, socket.socket] = {}
         challenges: dict[int, bytes] = {}
         while len(waiting) < card.size - 1:
@@ -114,19 +136,17 @@ def _collect(card: Card) -> tuple[str, ...]:
                     f"rank 0 waited {card.deadline_seconds:g} s on port {listener.getsockname()[1]} for the "
                     f"ranks {missing} of the MPI job; do they run, and do they reach this host?"
                 )
-            listener.settimeout(_TRY_SECONDS)
             with contextlib.suppress(OSError):  # nobody came, or whoever did has gone
                 connected, peer = listener.accept()
-                stack.enter_context(connected)
-                challenge = secrets.token_bytes(_CHALLENGE_BYTES if card.key else 0)
-                greeting = _greeting(connected, card, challenge)
-                if greeting is None:
-                    connected.close()
-                    continue
-                connected.sendall(_HEARD)
+                hearing.submit(_hear, next(numbers), stack.enter_context(connected), peer[0], card, heard)
+            while not heard.empty():
+                number, connected, whence, challenge, greeting = heard.get()
                 rank = greeting["rank"]
+                if number < latest.get(rank, 0):
+                    continue
+                latest[rank] = number
                 waiting[rank], ports[rank], challenges[rank] = connected, greeting["port"], challenge
-                ends[rank] = (connected.getsockname()[0], peer[0])
+                ends[rank] = (connected.getsockname()[0], whence)
             # A rank that has lost its connection comes again.
             waiting = {rank: each for rank, each in waiting.items() if _is_open(each)}
         hosts = _hosts(card.hosts[0], ends)
@@ -228,6 +248,20 @@ def _listen(card: Card) -> socket.socket:
         f"rank 0 of the MPI job cannot listen on {', '.join(map(str, card.ports))}: {errors[-1].strerror}; "
         "set FLEET_MPI_RENDEZVOUS=host:port for all ranks, with a free port of rank 0's host"
     ) from errors[-1]
+
+
+def _hear(
+    number: int, connected: socket.socket, whence: str, card: Card, heard: "queue.SimpleQueue[_Heard]"
+) -> None:
+    """Hear whoever has come, in a thread of its own; who is no rank of this job is sent away."""
+    challenge = secrets.token_bytes(_CHALLENGE_BYTES if card.key else 0)
+    greeting = _greeting(connected, card, challenge)
+    if greeting is None:
+        connected.close()
+        return
+    with contextlib.suppress(OSError):  # it has gone meanwhile, and comes again
+        connected.sendall(_HEARD)
+        heard.put(_Heard(number, connected, whence, challenge, greeting))
 
 
 def _greeting(connected: socket.socket, card: Card, challenge: bytes) -> dict[str, Any] | None:
