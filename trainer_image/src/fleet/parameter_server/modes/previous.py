@@ -12,9 +12,13 @@ the next sum begins there. Where trainers share memory sums lie in theirs, and t
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+from torch import Tensor
+
 from fleet.parameter_server.modes.rounds import Rounds
 from fleet.parameter_server.receive_buffers import Buffer, Turn
 from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.transport.arena import bytes_of
 from fleet.parameter_server.transport.shared_memory import copy_bytes
 
 __all__ = ["PreviousValues"]
@@ -35,7 +39,7 @@ class PreviousValues:
         self._buffers = shard.buffers
         self._rounds = rounds
         self._largest_bytes = max(shard.block_bytes.values(), default=0)
-        self._aside: list[memoryview] = []
+        self._aside: list[Tensor] = []
         """Where values lie while their blocks are stepped; as many as were ever stepped at once."""
 
     @contextmanager
@@ -45,9 +49,11 @@ class PreviousValues:
         place, total = round_.before, round_.total
         if place is None and total is not None and total.in_place:
             aside = self._take_aside()
-            copy_bytes(value, aside[: len(value)])
+            copy = aside[: len(value)]
+            if value:
+                copy.copy_(torch.frombuffer(value, dtype=torch.uint8))  # which leaves it in the caches
             yield total
-            copy_bytes(aside[: len(value)], total.bytes)
+            copy_bytes(bytes_of(copy), total.bytes)
             self._aside.append(aside)
             return
         if place is None:
@@ -79,8 +85,8 @@ class PreviousValues:
             self._buffers.release(round_.before)
             round_.before = None
 
-    def _take_aside(self) -> memoryview:
+    def _take_aside(self) -> Tensor:
         try:
             return self._aside.pop()
         except IndexError:
-            return memoryview(bytearray(self._largest_bytes))
+            return torch.empty(self._largest_bytes, dtype=torch.uint8)
