@@ -132,6 +132,10 @@ def check(life: Life) -> None:
     """See that a life came to what an undisturbed one comes to, by nothing that was done twice."""
     story = life.story
     assert sorted(story.made.values()) == MADE
+    (key,) = story.keys
+    assert len(bytes.fromhex(key)) == 32
+    said = [call.answer for call in life.heard if call.resource in ("events", "fleetjobs/status")]
+    assert key not in "".join((life.log, json.dumps(story.statuses), *map(str, said)))
     assert story.states in (STATES, STATES[1:])  # its pods may run before it has any status
     counted = [(status.get("restarts", 0), status.get("failures", 0)) for status in story.statuses]
     assert counted == sorted(counted)

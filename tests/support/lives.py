@@ -22,6 +22,7 @@ from tests.support.fault_proxy import Reset, proxy_for
 from tests.support.forked_operator import ForkedOperator
 from tests.support.jobs import manifest
 from tests.support.kube import Namespace, attempt, is_running
+from tests.support.pods import env_of, main_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +63,7 @@ class Story:
     made: dict[str, str] = field(
         default_factory=dict
     )  # by uid, what there ever was: name, and a pod's attempt
+    keys: set[str] = field(default_factory=set)  # of the job, that a pod ever had; "" for one without
     statuses: list[Manifest] = field(default_factory=list)  # of the job, each that it had
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -87,6 +89,7 @@ class Story:
         match item["kind"]:
             case "Pod":
                 self.made[uid] = f"{name} {attempt(item)}"
+                self.keys.add(env_of(main_of(item)).get("FLEET_JOB_KEY") or "")
                 _keep(self.pods, name, item, kind)
             case "Service":
                 self.made[uid] = name
