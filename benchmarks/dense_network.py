@@ -34,10 +34,11 @@ ABOUT = {
     "ddp": "DistributedDataParallel on gloo",
     "ddphalf": "the same, gradients as bfloat16",
     "fleet": "ours",
+    "tls": "ours, with TLS",
     "cross": "ours, cross_step",
     "bf16": "ours, bfloat16",
 }
-SERVED = ("fleet", "cross", "bf16")
+SERVED = ("fleet", "tls", "cross", "bf16")
 DEFAULT_SYSTEMS = ("ddp", "fleet", "cross", "bf16")
 DEFAULT_CASES = "4+4@400,2+2@400,8+8@200,4+2@400,4+4@1000x64"
 WARM_UP_STEPS = 2

@@ -1,6 +1,7 @@
 """The processes of one measured system, which wait stopped until they are measured."""
 
 import ctypes
+import functools
 import json
 import os
 import random
@@ -15,8 +16,10 @@ from dataclasses import asdict, dataclass
 from statistics import median, quantiles
 from typing import Any, TextIO, TypeVar
 
+from benchmarks import certificates
 from benchmarks.hosts import LOOPBACK, Hosts
 from benchmarks.pipes import hear_all
+from benchmarks.systems import ENCRYPTED
 from benchmarks.workload import MAX_BATCH, Config
 from fleet.process.allocator import COPY_PAST_CACHES
 
@@ -160,6 +163,9 @@ _KEY = secrets.token_hex(32)
 """Without one, servers listen on loopback only, and hosts of a network of their own would not reach them."""
 
 
+_certificates = functools.cache(certificates.environment)
+
+
 def stream(pipe: Any) -> TextIO:
     """Return a pipe of a process that was started with pipes."""
     assert pipe is not None
@@ -177,6 +183,7 @@ def _start(config: Config, hosts: Hosts, host: int) -> subprocess.Popen[str]:
             "FLEET_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
             "FLEET_JOB_KEY": _KEY,
         }
+        | (_certificates() if config.system in ENCRYPTED else {})
     )
     program = [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", json.dumps(asdict(config))]
     return subprocess.Popen(

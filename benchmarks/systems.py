@@ -19,18 +19,20 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from benchmarks import grpc_stream
 from benchmarks.workload import LEARNING_RATE, Config, batch, build_layers
 
-__all__ = ["SYSTEMS", "System", "rpc_part"]
+__all__ = ["ENCRYPTED", "SYSTEMS", "System", "rpc_part"]
 
 RPC_SECONDS = 600
 STRATEGIES: dict[str, dict[str, Any]] = {
     "fleet": {"transport": "tcp"},
+    "tls": {"transport": "tcp"},
     "cross": {"transport": "tcp", "cross_step": True},
     "bf16": {"transport": "tcp", "wire_dtype": "bfloat16"},
     "async": {"transport": "tcp"},
     "shared": {"transport": "shared_memory"},
     "both": {"transport": "shared_memory", "cross_step": True},
 }
-"""What our own systems differ in."""
+"""What our own systems differ in; those of `ENCRYPTED` beside have certificates."""
+ENCRYPTED = frozenset({"tls"})
 
 Step = Callable[[int], None]
 """Makes one step on a batch of this many samples."""

@@ -84,6 +84,11 @@ def test_a_key_that_the_launcher_was_given_is_handed_on(given):
     assert {name: value for name, value in environ.items() if name.startswith("FLEET_JOB_KEY")} == given
 
 
+def test_certificates_are_handed_on_to_servers_and_workers():
+    given = {"FLEET_TLS_DIR": "/etc/fleet/tls", "FLEET_TLS_SERVER_NAME": "digits"}
+    assert all(command.environ.items() >= given.items() for command in ps_commands(environ=given))
+
+
 def test_the_launchers_of_several_hosts_make_no_key_as_each_would_be_another():
     argv = ("--cluster_node_ips", "10.0.0.1,10.0.0.2", "--node_ip", "10.0.0.1", "--worker_num", "1")
     assert "FLEET_JOB_KEY" not in collective_commands(*argv)[0].environ

@@ -64,6 +64,8 @@ class Fleet(FleetCalls):
         ------
         RoleError
             The environment does not describe a collective job; the message names the variable.
+        ConfigurationError
+            It asks for what collective training does not do, such as TLS.
         DeadlineExceededError
             A trainer did not come before the deadline for starting; the message names who.
         """
@@ -72,6 +74,11 @@ class Fleet(FleetCalls):
         reason = refusal("FLEET_SYNC_MODE", role.sync_mode, SYNC_MODES[0], _HERE)
         if reason is not None:
             raise ConfigurationError(f"{reason} (of a FleetJob: spec.syncMode)")
+        if folder := os.environ.get("FLEET_TLS_DIR", "").strip():
+            raise ConfigurationError(
+                f"FLEET_TLS_DIR is {folder!r}, and gloo, NCCL and torch's store know no TLS; expected none "
+                "in collective training, and a network that encrypts, by WireGuard in Cilium or Calico say"
+            )
         lifecycle.start(role)
         end_if_finished(os.environ)
         keep_freed_memory(os.environ)

@@ -1,0 +1,15 @@
+"""What collective training refuses before it meets anybody."""
+
+import pytest
+
+from fleet.collective.singleton import Fleet
+from fleet.errors import ConfigurationError
+from fleet.role_maker import UserDefinedCollectiveRoleMaker
+
+
+def test_certificates_are_refused_since_nothing_there_would_be_encrypted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FLEET_TLS_DIR", "/etc/fleet/tls")
+    with pytest.raises(
+        ConfigurationError, match="FLEET_TLS_DIR is '/etc/fleet/tls', and gloo, NCCL and torch"
+    ):
+        Fleet().init(UserDefinedCollectiveRoleMaker(0, ["127.0.0.1:6175"]))
