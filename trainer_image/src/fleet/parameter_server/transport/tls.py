@@ -5,6 +5,7 @@ inside of it would keep the sending one waiting. So it never touches the socket:
 under a lock while they are encrypted or decrypted, and each thread waits in the socket itself, without it.
 """
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -96,7 +97,8 @@ class TlsSocket(socket.socket):
                         "it was closed at the other end amid the TLS handshake"
                     ) from None
             except ssl.SSLError as error:
-                self._flush()  # the alert that says why
+                with contextlib.suppress(OSError):
+                    self._flush()  # the alert that says why, unless the other end has gone
                 raise TlsError(explain(error)) from error
             else:
                 self._flush()
