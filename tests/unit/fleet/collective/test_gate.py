@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -142,6 +143,27 @@ def test_of_many_that_prove_nothing_few_are_kept_and_none_keeps_a_trainer_out(st
             return False
 
         wait_for(lambda: sum(map(let_go, kept)) >= 16, "the oldest to be given up")
+
+
+def test_many_connections_take_no_thread_each(store: socket.socket, gate: Relay):
+    door = door_to(HOST, gate.port, KEY)
+    before = len(named_gate())  # two that accept at least, and perhaps the one that passes on
+    with contextlib.closing(door), contextlib.ExitStack() as opened:
+        pairs = []
+        for _ in range(50):
+            trainer = opened.enter_context(socket.create_connection((HOST, door.port), 10))
+            pairs.append((trainer, opened.enter_context(store.accept()[0])))
+        wait_for(lambda: len(named_gate()) <= before + 1, "the threads that greeted to end")
+        for number, (trainer, there) in enumerate(pairs):
+            trainer.sendall(bytes([number]))
+            there.sendall(bytes([number + 100]))
+        for number, (trainer, there) in enumerate(pairs):
+            there.settimeout(10)
+            assert (there.recv(1), trainer.recv(1)) == (bytes([number]), bytes([number + 100]))
+
+
+def named_gate() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "fleet-gate"]
 
 
 def test_a_greeting_has_a_deadline_as_a_whole(store: socket.socket):

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from fleet.collective.pump import pass_on
 from fleet.process.half_open import HalfOpen
 from fleet.wire import Side
 from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
@@ -27,7 +28,6 @@ __all__ = ["Relay", "door_to", "gate_before", "is_here", "listen_at", "loopback_
 _DIAL_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.1
 _TELL_SECONDS: Final = 60.0
-_CHUNK_BYTES: Final = 1 << 16
 _LOOPBACK: Final = "127.0.0.1"
 _log = logging.getLogger(__name__)
 
@@ -85,14 +85,8 @@ class Relay:
             return
         self.refusal = ""
         for each in (connected, onward):
-            each.settimeout(None)
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        back = threading.Thread(target=_pump, args=(onward, connected), name="fleet-gate", daemon=True)
-        back.start()
-        _pump(connected, onward)
-        back.join()
-        connected.close()
-        onward.close()
+        pass_on(connected, onward)
 
     def _tell(self, whence: str) -> None:
         """Say so, once in a while: who comes may come often."""
@@ -215,13 +209,3 @@ def _receive(connected: socket.socket, count: int) -> bytes:
             )
         received += part
     return received
-
-
-def _pump(source: socket.socket, sink: socket.socket) -> None:
-    """Pass on what comes until the end, and the end too."""
-    with contextlib.suppress(OSError):
-        while part := source.recv(_CHUNK_BYTES):
-            sink.sendall(part)
-    for each, how in ((sink, socket.SHUT_WR), (source, socket.SHUT_RD)):
-        with contextlib.suppress(OSError):
-            each.shutdown(how)
