@@ -65,7 +65,8 @@ class OneServer:
     def send(self, trainer: int, block: int, value: float, step: int = 0) -> list[Answer]:
         """Let a trainer's gradient land."""
         np.frombuffer(self.mode.destination(trainer, block), dtype=np.float32)[:] = value
-        return list(self.mode.gradient(trainer, block, step))
+        followed = self.mode.gradient(trainer, block, step)
+        return list(followed() if callable(followed) else followed)
 
     def value(self, block: int) -> float:
         """Return a block's value now."""

@@ -12,6 +12,7 @@ import torch
 import fleet
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import Async
+from fleet.parameter_server.server import server, step_pool
 from fleet.parameter_server.server.siblings import Siblings
 from fleet.parameter_server.server.trainer_session import TrainerSession
 from fleet.parameter_server.settings import Settings
@@ -68,7 +69,12 @@ def ends_with(job: Loopback, reason: str) -> None:
 @pytest.mark.parametrize(
     "grad_clip", [None, fleet.ClipGradByGlobalNorm(1e6)], ids=["unclipped", "clipped-by-a-norm"]
 )
-def test_an_optimizer_that_fails_in_sync_mode_ends_the_server_and_tells_every_trainer(grad_clip):
+@pytest.mark.parametrize("least_bytes", [0, 1 << 30], ids=["in-the-pool", "by-who-receives"])
+def test_an_optimizer_that_fails_in_sync_mode_ends_the_server_and_tells_every_trainer(
+    grad_clip, least_bytes, monkeypatch
+):
+    monkeypatch.setattr(step_pool, "LEAST_BYTES", least_bytes)
+    monkeypatch.setattr(server, "available_cores", lambda: 2)
     with loopback(trainers=2, model=one_parameter, optimizer=out_of_range, grad_clip=grad_clip) as job:
         trainers = [job.make_trainer(index)[:2] for index in range(2)]
         at_once(*(trainer.start for trainer, _ in trainers))

@@ -113,7 +113,8 @@ class Server:
 
     def send(self, trainer: int, block: int, value: float, step: int = 0) -> list[Answer]:
         np.frombuffer(self.mode.destination(trainer, block), dtype=np.float32)[:] = value
-        return list(self.mode.gradient(trainer, block, step))
+        followed = self.mode.gradient(trainer, block, step)
+        return list(followed() if callable(followed) else followed)
 
     def value(self, block: int) -> float:
         return float(np.frombuffer(self.shard.store.view(block), dtype=np.float32)[0])

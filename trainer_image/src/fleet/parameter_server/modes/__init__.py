@@ -21,6 +21,7 @@ from fleet.parameter_server.modes.interface import (
     Session,
     Settling,
     TrainerMode,
+    Work,
 )
 from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.modes.sync import Sync
@@ -52,6 +53,7 @@ __all__ = [
     "Target",
     "TrainerMode",
     "Update",
+    "Work",
     "mode_of_server",
     "mode_of_trainer",
 ]

@@ -34,6 +34,7 @@ __all__ = [
     "Settling",
     "TellNorm",
     "TrainerMode",
+    "Work",
 ]
 
 
@@ -66,6 +67,10 @@ class Missing:
             named = name_servers(endpoints[each] for each in self.servers)
             return f"step {self.step} waits for the part of {named} in {self.block}"
         return f"step {self.step} waits for {self.block} of {name_trainers(self.trainers)}"
+
+
+Work = Callable[[], Sequence[Answer]]
+"""Sums and steps what is there for a block, and returns what follows."""
 
 
 class ServerMode(Protocol):
@@ -114,8 +119,12 @@ class ServerMode(Protocol):
         no gradient follows.
         """
 
-    def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
-        """Take a gradient that has landed in its destination; return what follows from it."""
+    def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer] | Work:
+        """Take a gradient that has landed in its destination; return what follows from it.
+
+        Or the work that it makes possible, which another thread may do while the trainer's next frame is
+        taken.
+        """
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
         """Take a trainer's word that it has no gradient for these blocks."""

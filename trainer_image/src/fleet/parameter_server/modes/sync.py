@@ -13,6 +13,7 @@ brings the last part of it, a trainer's gradient or another server's word. No th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from fleet.errors import RemoteProtocolError
@@ -26,6 +27,7 @@ from fleet.parameter_server.modes.interface import (
     Session,
     TellNorm,
     TrainerMode,
+    Work,
 )
 from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.modes.previous import PreviousValues
@@ -140,8 +142,8 @@ class SyncServer:
             self._changed.notify_all()
             self._hyper.say(trainer, step, hyper_parameters, self._rounds.lowest_step)
 
-    def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
-        """Take a gradient that has landed in its destination; return what follows from it.
+    def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer] | Work:
+        """Take a gradient that has landed in its destination; return what is to be done with it.
 
         Raises
         ------
@@ -156,7 +158,7 @@ class SyncServer:
             else:
                 self._buffers.release(gradient)
                 return self._drop(trainer, block, step)
-        return self._stepping.advance([block])
+        return partial(self._stepping.advance, [block])
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
         """Take a trainer's word that it has no gradient for these blocks.

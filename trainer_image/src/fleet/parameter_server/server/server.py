@@ -1,8 +1,8 @@
 """A parameter server: owns its shard of the model, and serves it until every trainer has completed.
 
 Threads: gRPC's own for control; those that accept data connections; per trainer one that receives and one
-that sends. The thread that called `serve` watches over all of them: it is the one that says who is missing,
-and that gives up.
+that sends; those that sum and step large blocks, as many as there are cores. The thread that called `serve`
+watches over all of them: it is the one that says who is missing, and that gives up.
 """
 
 import logging
@@ -30,7 +30,8 @@ from fleet.parameter_server.server.overrun import Overrun
 from fleet.parameter_server.server.pacing import Pacing, receive_bytes
 from fleet.parameter_server.server.serving import Serving
 from fleet.parameter_server.server.siblings import Siblings
-from fleet.parameter_server.server.trainer_session import TrainerSession, send_answers
+from fleet.parameter_server.server.step_pool import StepPool
+from fleet.parameter_server.server.trainer_session import TrainerSession
 from fleet.parameter_server.server.trainers import Trainers
 from fleet.parameter_server.server.watchdog import Watchdog
 from fleet.parameter_server.settings import Settings
@@ -41,6 +42,7 @@ from fleet.parameter_server.transport.sockets import reachable_address
 from fleet.parameter_server.waiting import split_endpoint
 from fleet.process import progress
 from fleet.process.clock import WatchClock
+from fleet.process.cores import available_cores
 from fleet.process.half_open import HalfOpen
 from fleet.transpiler.lowering import ServerPlan
 from fleet.wire import Hello
@@ -110,6 +112,7 @@ class Server:
             self.checkpoints,
             self.barriers,
             Overrun(self._mode.step_of, plan.trainers),
+            StepPool(available_cores()),
             partial(
                 TrainerSession,
                 mode=self._mode,
@@ -156,6 +159,7 @@ class Server:
             certificates=certificates,
         )
         self._control.start()
+        self._trainers.pool.start()
         _log.info(
             "parameter server %s serves %s in mode %s; %s",
             plan.endpoint,
@@ -207,6 +211,7 @@ class Server:
             self._ports.close()
         for session in list(self._trainers.sessions.values()):
             session.abandon()
+        self._trainers.pool.close()
         self._siblings.close()
         if self._control is not None:
             self._control.stop()
@@ -270,7 +275,7 @@ class Server:
             raise ConfigurationError("this parameter server's training mode clips by no norm")
         part = NormPart(request.step, request.key, request.server, dict(request.sums))
         try:
-            send_answers(self._trainers.sessions, self._mode.norm(part))
+            self._trainers.answer(self._mode.norm(part))
         except RemoteProtocolError as error:
             raise ConfigurationError(str(error)) from error
         except FleetError as error:  # this server's own failure, which no connection of a trainer reports

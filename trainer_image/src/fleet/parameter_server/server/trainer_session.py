@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from fleet.errors import FleetError, RemoteProtocolError
-from fleet.parameter_server.modes import Answer, ServerMode
+from fleet.parameter_server.modes import Answer, ServerMode, Work
 from fleet.parameter_server.server.memory_sharing import MemorySharing
 from fleet.parameter_server.server.pacing import Pacing
 from fleet.parameter_server.shard import Shard
@@ -23,7 +23,7 @@ from fleet.process import progress
 from fleet.wire import Header, Hello, Identity, Kind, Side
 from fleet.wire.messages import pack_error, pack_numbers, read_error, read_hyper, read_numbers
 
-__all__ = ["SessionOwner", "TrainerSession", "send_answers"]
+__all__ = ["SessionOwner", "TrainerSession"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +33,12 @@ class SessionOwner(Protocol):
 
     def begins(self, trainer: int) -> None:
         """Let a trainer begin a step; FleetError refuses it."""
+
+    def answer(self, answers: Sequence[Answer]) -> None:
+        """Send values to the trainers that they are meant for."""
+
+    def do(self, session: "TrainerSession", work: Work, received_bytes: int) -> None:
+        """Do what a gradient that was so long makes possible, now or soon, and send what follows."""
 
     def connected(self, session: "TrainerSession") -> None:
         """Take note that a session has a data connection."""
@@ -76,8 +82,6 @@ class TrainerSession:
     identity : Identity
         Which start of which trainer.
     owner : SessionOwner
-    sessions : mapping of int to TrainerSession
-        Those of all trainers, to which answers go.
     mode : ServerMode
     expected : Hello
         How a trainer that means this server greets.
@@ -93,7 +97,6 @@ class TrainerSession:
         self,
         identity: Identity,
         owner: SessionOwner,
-        sessions: "Mapping[int, TrainerSession]",
         mode: ServerMode,
         expected: Hello,
         shard: Shard,
@@ -106,7 +109,6 @@ class TrainerSession:
         self._mode = mode
         self._owner = owner
         self._expected = expected
-        self._sessions = sessions
         self._pacing = pacing
         self._resumption = _Resumption()
         codec = Codec(shard.plan.blocks, wire_dtype, partial(mode.destination, trainer))
@@ -236,19 +238,19 @@ class TrainerSession:
         match header.kind:
             case Kind.GRAD:
                 self._take_gradient(header)
-                self._answer(self._mode.gradient(trainer, header.block, header.step))
+                self._follow(self._mode.gradient(trainer, header.block, header.step), header.payload_bytes)
             case Kind.HYPER:
                 self._owner.begins(trainer)
                 self._mode.begin(trainer, header.step, read_hyper(bytes(payload)))
             case Kind.STEP_END:
                 self._pacing.ended(trainer)
-                self._answer(self._mode.end(trainer, header.step, read_numbers(bytes(payload))))
+                self._owner.answer(self._mode.end(trainer, header.step, read_numbers(bytes(payload))))
             case Kind.PULL:
                 self._asked = True
-                self._answer(self._mode.pull(trainer, header.step))
+                self._owner.answer(self._mode.pull(trainer, header.step))
             case Kind.COMPLETE:
                 step = self._mode.step_of(trainer)  # before the others' next one may be made without it
-                self._answer(self._mode.complete(trainer))
+                self._owner.answer(self._mode.complete(trainer))
                 self._owner.completed(self, step)
             case Kind.CONFIRM:
                 self._stream.send(Kind.CONFIRM)
@@ -267,8 +269,12 @@ class TrainerSession:
             if found is not expected:  # a mode may have memory of its own
                 copy_bytes(found, expected)
 
-    def _answer(self, answers: Sequence[Answer]) -> None:
-        send_answers(self._sessions, answers)
+    def _follow(self, followed: Sequence[Answer] | Work, received_bytes: int) -> None:
+        """Answer a gradient, or have done what it makes possible."""
+        if callable(followed):
+            self._owner.do(self, followed, received_bytes)
+        else:
+            self._owner.answer(followed)
 
     def _check(self, hello: Hello) -> None:
         if self.ending.failure is not None:
@@ -281,12 +287,3 @@ class TrainerSession:
                 f"another process is trainer {self.identity.trainer} with attempt {self.identity.attempt} by "
                 "now; give each trainer an id of its own (PADDLE_TRAINER_ID)"
             )
-
-
-def send_answers(sessions: Mapping[int, TrainerSession], answers: Sequence[Answer]) -> None:
-    """Send values to the trainers that they are meant for; to those that are gone, nothing."""
-    for answer in answers:
-        for trainer in answer.trainers:
-            session = sessions.get(trainer)
-            if session is not None:
-                session.send_value(answer)

@@ -2,11 +2,11 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
 from fleet.parameter_server.control.proto import control_pb2
-from fleet.parameter_server.modes import ServerMode
+from fleet.parameter_server.modes import Answer, ServerMode, Work
 from fleet.parameter_server.naming import name_trainers
 from fleet.parameter_server.server.admission import Admission
 from fleet.parameter_server.server.barriers import Barriers
@@ -14,7 +14,8 @@ from fleet.parameter_server.server.checkpoints import ServerCheckpoints
 from fleet.parameter_server.server.membership import Membership
 from fleet.parameter_server.server.overrun import Overrun
 from fleet.parameter_server.server.serving import Serving
-from fleet.parameter_server.server.trainer_session import SessionOwner, TrainerSession, send_answers
+from fleet.parameter_server.server.step_pool import StepPool
+from fleet.parameter_server.server.trainer_session import SessionOwner, TrainerSession
 from fleet.parameter_server.transport.connection import BrokenConnectionError
 from fleet.process.clock import WatchClock
 from fleet.wire import Identity
@@ -23,8 +24,8 @@ __all__ = ["MakeSession", "Trainers"]
 
 _log = logging.getLogger(__name__)
 
-MakeSession = Callable[[Identity, SessionOwner, dict[int, TrainerSession]], TrainerSession]
-"""Makes the session of one start of a trainer, beside those of all trainers."""
+MakeSession = Callable[[Identity, SessionOwner], TrainerSession]
+"""Makes the session of one start of a trainer."""
 
 
 class Trainers:
@@ -43,6 +44,8 @@ class Trainers:
     checkpoints : ServerCheckpoints
     barriers : Barriers
     overrun : Overrun
+    pool : StepPool
+        Does what gradients make possible.
     make_session : callable
         As `MakeSession`.
     """
@@ -57,6 +60,7 @@ class Trainers:
         checkpoints: ServerCheckpoints,
         barriers: Barriers,
         overrun: Overrun,
+        pool: StepPool,
         make_session: MakeSession,
     ) -> None:
         self.membership = membership
@@ -69,6 +73,7 @@ class Trainers:
         self._checkpoints = checkpoints
         self._barriers = barriers
         self._overrun = overrun
+        self.pool = pool
         self._make_session = make_session
         self._one_at_a_time = threading.Lock()
         """Held by whoever lets a trainer join."""
@@ -99,7 +104,7 @@ class Trainers:
                 replaced = f"trainer {trainer} was replaced by its attempt {attempt}"
                 old.fail(FleetError(f"{replaced}; this process has attempt {old.identity.attempt}"), 1.0)
             self._mode.admit(trainer, attempt)
-            session = self._make_session(self._admission.identity(trainer, attempt), self, self.sessions)
+            session = self._make_session(self._admission.identity(trainer, attempt), self)
             with self._serving.changed:
                 self._serving.check()  # again: whoever ends the others would not know of this one
                 self.sessions[trainer] = session
@@ -149,7 +154,15 @@ class Trainers:
             error,
             f"training goes on with {name_trainers(remaining)}" if remaining else "none is left",
         )
-        send_answers(self.sessions, self._mode.complete(trainer))
+        self.answer(self._mode.complete(trainer))
+
+    def answer(self, answers: Sequence[Answer]) -> None:
+        """Send values to the trainers that they are meant for; to those that are gone, nothing."""
+        for answer in answers:
+            for trainer in answer.trainers:
+                session = self.sessions.get(trainer)
+                if session is not None:
+                    session.send_value(answer)
 
     # What the sessions report.
 
@@ -157,6 +170,26 @@ class Trainers:
         """Let a trainer begin a step; see `ServerCheckpoints.begins`."""
         self._checkpoints.begins(trainer)
         self._overrun.begins(trainer)
+
+    def do(self, session: TrainerSession, work: Work, received_bytes: int) -> None:
+        """Do what a gradient that was so long makes possible, now or in the pool, and send what follows.
+
+        What fails in the pool ends the session, as what fails at once does.
+        """
+        if not self.pool.takes(received_bytes):
+            self.answer(work())
+            return
+
+        def done() -> None:
+            try:
+                self.answer(work())
+            except FleetError as error:
+                self.ended(session, error)
+            except Exception as raised:  # noqa: BLE001 - the thread goes on, and the trainer is told
+                _log.exception("a gradient of trainer %d could not be used", session.identity.trainer)
+                self.ended(session, FleetError(f"a gradient could not be used: {raised!r}"))
+
+        self.pool.submit(done)
 
     def connected(self, session: TrainerSession) -> None:
         """Take note that a session has a data connection, its first one or another."""
