@@ -31,6 +31,7 @@ from fleet.parameter_server.modes.interface import (
 )
 from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.modes.previous import PreviousValues
+from fleet.parameter_server.modes.repeats import Repeats
 from fleet.parameter_server.modes.rounds import Rounds
 from fleet.parameter_server.modes.stepping import Stepping
 from fleet.parameter_server.shard import Shard
@@ -76,6 +77,7 @@ class SyncServer:
         self._hyper = AgreedHyper()
         self._previous = PreviousValues(shard, self._rounds)
         self._stepping = Stepping(shard, self._rounds, self._hyper, self._previous)
+        self._repeats = Repeats(shard, self._rounds)
         self._begun: dict[int, int] = {}
         """The step that each trainer has begun last."""
 
@@ -157,7 +159,7 @@ class SyncServer:
                 round_.landed[trainer] = gradient
             else:
                 self._buffers.release(gradient)
-                return self._drop(trainer, block, step)
+                return self._repeats.drop(trainer, block, step)
         return partial(self._stepping.advance, [block])
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
@@ -178,7 +180,7 @@ class SyncServer:
                 )
             late = [block for block in absent if self._rounds.of[block].step > step]
             for block in late:
-                self._check_not_left_behind(trainer, block, step)
+                self._repeats.check(trainer, block, step)
             for block in set(absent).difference(late):
                 self._rounds.of[block].absent.add(trainer)
                 self._rounds.of[block].again.discard(trainer)
@@ -235,32 +237,3 @@ class SyncServer:
         if (awaited := self._stepping.awaited_norm()) is not None:
             return Missing(awaited.step, (), f"the norm of {awaited.norm.name}", awaited.servers)
         return None
-
-    def _drop(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
-        """Pass over a gradient that came before, in an earlier life of its trainer.
-
-        Raises
-        ------
-        RemoteProtocolError
-            It did not.
-        """
-        round_ = self._rounds.of[block]
-        self._check_not_left_behind(trainer, block, step)
-        if step < round_.step:  # applied, or stepped without it
-            return [Answer(block, round_.step, (trainer,))]
-        if step == round_.step and trainer in round_.again:
-            round_.again.remove(trainer)
-            return []
-        raise RemoteProtocolError(
-            f"trainer {trainer} sent a gradient of {self._shard.blocks[block].name} for step {step}, "
-            f"expected {'the next step' if step == round_.step else f'step {round_.step}'}"
-        )
-
-    def _check_not_left_behind(self, trainer: int, block: int, step: int) -> None:
-        """Refuse what is older than a step: nobody steps a block twice without a trainer that takes part."""
-        if step < (now := self._rounds.of[block].step) - 1:
-            raise RemoteProtocolError(
-                f"trainer {trainer} is at step {step} of {self._shard.blocks[block].name}, expected step "
-                f"{now} or {now - 1}: values were loaded after this trainer joined; load on every trainer "
-                "before its first step, or on the servers: fleet.init_server(model_dir)"
-            )
