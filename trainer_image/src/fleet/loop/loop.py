@@ -109,25 +109,39 @@ class LoopCalls(ABC):
                 f"{call}: the loader has {length} batches, and a step is for {batches_per_step}; expected "
                 "enough for one step (with drop_last, a share of the data may be smaller than a batch)"
             )
-        order = Order(loader, seed)
+        schedulers = by_epoch, by_step
+        return self._epochs_left(
+            call, epochs, loader, length, Order(loader, seed), schedulers, batches_per_step
+        )
 
-        def loop() -> Iterator[tuple[int, Loader]]:
-            base, start = self._begin_loop(call)
-            entry = _entry_of(loader, order, epochs, start, batches_per_step)
-            advance(by_epoch, by_step, entry.epochs, entry.steps)
-            if start:
-                _tell(base + start, epochs, length, entry, order)
-            for epoch in range(entry.epoch, epochs):
-                order.begin(epoch)
-                before = self._steps_made()
-                enter = self._enter(loader, before, entry.rest) if epoch == entry.epoch else loader.__iter__
-                yield epoch, cast("Loader", Batches(loader, enter))
-                if length is not None:
-                    expected = (length - (entry.batch if epoch == entry.epoch else 0)) // batches_per_step
-                    self._compare_steps(epoch, before, expected)
-            self._end_loop(base, None if length is None else epochs * (length // batches_per_step))
+    def _epochs_left(
+        self,
+        call: str,
+        epochs: int,
+        loader: Loader,
+        length: int | None,
+        order: Order,
+        schedulers: tuple[tuple[Any, ...], tuple[Any, ...]],
+        per_step: int,
+    ) -> Iterator[tuple[int, Loader]]:
+        """Iterate over the epochs that are left from where the training is once the first is asked for.
 
-        return loop()
+        The schedulers are those that step by epoch, and those that step by step.
+        """
+        base, start = self._begin_loop(call)
+        entry = _entry_of(loader, order, epochs, start, per_step)
+        advance(*schedulers, entry.epochs, entry.steps)
+        if start:
+            _tell(base + start, epochs, length, entry, order)
+        for epoch in range(entry.epoch, epochs):
+            order.begin(epoch)
+            before = self._steps_made()
+            enter = self._enter(loader, before, entry.rest) if epoch == entry.epoch else loader.__iter__
+            yield epoch, cast("Loader", Batches(loader, enter))
+            if length is not None:
+                expected = (length - (entry.batch if epoch == entry.epoch else 0)) // per_step
+                self._compare_steps(epoch, before, expected)
+        self._end_loop(base, None if length is None else epochs * (length // per_step))
 
     def steps(
         self,
