@@ -301,6 +301,18 @@ def test_renewed_files_are_used_by_what_connects_from_then_on(
     assert "is back; " in caplog.text
 
 
+def test_calls_reach_a_server_that_has_come_back_with_renewed_files(authority: Authority, tmp_path: Path):
+    folder = authority.issue(tmp_path / "issued")
+    with loopback(key=KEY, settings=encrypted(folder)) as job:
+        stub = ServerStub(job.endpoints[0], prover_of(KEY, 0), (), Certificates(folder))
+        stub.now.Stats(STATS, timeout=10)
+        job.servers[0].server.close()
+        make_authority(tmp_path / "another").issue(folder)
+        job.start_server(0)
+        stub.now.Stats(STATS, timeout=20, wait_for_ready=True)
+        stub.close()
+
+
 def test_new_files_that_cannot_be_used_are_named_once_and_those_before_stay(
     authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
