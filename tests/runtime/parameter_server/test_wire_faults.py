@@ -29,6 +29,7 @@ class Peer:
     """Somebody who speaks to the data port of the first server, well or badly."""
 
     def __init__(self, job: Loopback) -> None:
+        self.job = job
         self.attempt = next(ATTEMPTS)
         self.control = ControlClient(job.endpoints[0], trainer=0, attempt=self.attempt)
         plan = job.make_trainer()[0].plan
@@ -51,6 +52,10 @@ class Peer:
     def greet(self) -> None:
         self.socket.sendall(self.greeting())
         assert self.receive()[0].kind is Kind.HELLO
+
+    def pull(self) -> None:
+        """Ask for the values of the step at which the server is."""
+        self.send(Kind.PULL, step=self.job.servers[0].server.stats().step)
 
     def connect_again(self) -> None:
         self.socket.close()
@@ -213,7 +218,7 @@ def test_a_frame_out_of_place(job, kind, payload, fields, words):
 def test_trailing_garbage_after_a_whole_step(job):
     with peer_of(job) as peer:
         peer.greet()
-        peer.send(Kind.PULL)
+        peer.pull()
         for _ in peer.blocks:
             assert peer.receive()[0].kind is Kind.PARAM
         peer.socket.sendall(b"\0" * HEADER_BYTES)
@@ -241,7 +246,7 @@ def test_another_process_does_not_take_a_session_on(job):
 def test_a_session_is_taken_on_with_what_was_not_taken(job):
     with peer_of(job) as peer:
         peer.greet()
-        peer.send(Kind.PULL)
+        peer.pull()
         first = [peer.receive() for _ in peer.blocks]
         peer.connect_again()
         peer.socket.sendall(peer.greeting(taken=2))
@@ -259,7 +264,7 @@ def test_a_connection_that_was_given_up_before_it_was_greeted_does_not_end_the_o
         ):  # as while the server takes a frame
             given_up.sendall(peer.greeting())
         wait_for(lambda: "was given up at the other end before it was greeted" in caplog.text, "the log")
-        peer.send(Kind.PULL)
+        peer.pull()
         assert peer.receive()[0].kind is Kind.PARAM
 
 
