@@ -1,6 +1,25 @@
-"""Embedding tables: rows by id, their first values and the rules that step them."""
+"""Embedding tables: rows by id, their first values and the rules that step, admit and evict them."""
 
+from fleet.tables.admission import BloomFilter, CountFilter, Probability
+from fleet.tables.eviction import LeastRecentlyUsed, LowestScore, TimeToLive
 from fleet.tables.first_values import Constant, FirstValues, Normal, Uniform
+from fleet.tables.row_types import BFloat16, Float32
 from fleet.tables.table import Table, TableConfig, TableRows
 
-__all__ = ["Constant", "FirstValues", "Normal", "Table", "TableConfig", "TableRows", "Uniform"]
+__all__ = [
+    "BFloat16",
+    "BloomFilter",
+    "Constant",
+    "CountFilter",
+    "FirstValues",
+    "Float32",
+    "LeastRecentlyUsed",
+    "LowestScore",
+    "Normal",
+    "Probability",
+    "Table",
+    "TableConfig",
+    "TableRows",
+    "TimeToLive",
+    "Uniform",
+]

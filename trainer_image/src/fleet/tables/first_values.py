@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.errors import ConfigurationError
-from fleet.tables.philox import philox
+from fleet.tables.philox import random_words
 
 __all__ = ["Constant", "FirstValues", "Normal", "Uniform", "generator_key"]
-
-_WORD = np.uint64(0xFFFFFFFF)
 
 
 class FirstValues(Protocol):
@@ -72,7 +70,7 @@ class Uniform:
 
     def of(self, ids: NDArray[np.int64], dimension: int, key: tuple[int, int]) -> NDArray[np.float32]:
         """See `FirstValues`."""
-        unit = _unit(_words(ids, dimension, key))
+        unit = _unit(random_words(ids, dimension, key))
         return (self.low + (self.high - self.low) * unit).astype(np.float32)
 
 
@@ -88,7 +86,7 @@ class Normal:
 
     def of(self, ids: NDArray[np.int64], dimension: int, key: tuple[int, int]) -> NDArray[np.float32]:
         """See `FirstValues`."""
-        unit = _unit(_words(ids, dimension + dimension % 2, key))
+        unit = _unit(random_words(ids, dimension + dimension % 2, key))
         radius = np.sqrt(-2.0 * np.log1p(-unit[:, 0::2]))
         angle = 2.0 * np.pi * unit[:, 1::2]
         normal = np.empty_like(unit)
@@ -103,15 +101,6 @@ def _check_finite(distribution: "Constant | Uniform | Normal") -> None:
             raise ConfigurationError(
                 f"{type(distribution).__name__}: {name} is {value}, expected a finite number"
             )
-
-
-def _words(ids: NDArray[np.int64], columns: int, key: tuple[int, int]) -> NDArray[np.uint64]:
-    """Return a random word of 32 bits for each id and column; uint64[n, columns]."""
-    unsigned = ids.view(np.uint64)[:, None]
-    blocks = np.arange(-(-columns // 4), dtype=np.uint64)[None, :]
-    counter = (unsigned & _WORD, unsigned >> np.uint64(32), blocks, np.zeros_like(blocks))
-    words = np.stack(np.broadcast_arrays(*philox(counter, key)), axis=-1)
-    return words.reshape(ids.size, -1)[:, :columns]
 
 
 def _unit(words: NDArray[np.uint64]) -> NDArray[np.float64]:

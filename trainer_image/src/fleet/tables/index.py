@@ -54,6 +54,11 @@ class RowIndex:
         return self._end
 
     @property
+    def capacity(self) -> int:
+        """For how many rows the index has memory before it grows; at least `end`."""
+        return self._ids.size
+
+    @property
     def nbytes(self) -> int:
         """Bytes of memory that the index takes."""
         return self._places.nbytes + self._ids.nbytes
@@ -103,9 +108,26 @@ class RowIndex:
         """
         rows = self.find(ids)
         new = rows == MISSING
-        if count := int(np.count_nonzero(new)):
-            rows[new] = self._add(ids[new], count)
+        if new.any():
+            rows[new] = self.add(ids[new])
         return rows, new
+
+    def add(self, ids: Ids) -> Rows:
+        """Give rows to ids that have none, of which none comes twice; return them."""
+        count = ids.size
+        again = [self._unused.pop() for _ in range(min(count, len(self._unused)))]
+        fresh = count - len(again)
+        rows = np.concatenate([np.array(again, dtype=np.int64), np.arange(self._end, self._end + fresh)])
+        self._end += fresh
+        if self._end > self._ids.size:
+            # Memory that is resized in place is moved by its pages, so that growing needs no second copy.
+            self._ids.resize(max(self._end, int(self._ids.size * _GROWTH)), refcheck=False)
+        self._ids[rows] = ids
+        if self._used + count > _FULL * self._places.size:
+            self._rehash()
+        else:
+            self._place(ids, rows)
+        return rows
 
     def remove(self, ids: Ids) -> Rows:
         """Forget ids that have a row; return their rows, whose numbers are used again.
@@ -120,6 +142,10 @@ class RowIndex:
         self._places[places] = _REMOVED
         self._unused.extend(rows.tolist())
         return rows
+
+    def ids(self, rows: Rows) -> Ids:
+        """Return the ids of rows that there are."""
+        return self._ids[rows]
 
     def items(self) -> tuple[Ids, Rows]:
         """Return all ids and their rows, by ascending id."""
@@ -143,22 +169,6 @@ class RowIndex:
             goes_on = ~found & (rows != _FREE)
             places, open_ids = (places[goes_on] + 1) & (self._places.size - 1), open_ids[goes_on]
         return np.concatenate(at) if at else np.zeros(0, dtype=np.int64)
-
-    def _add(self, ids: Ids, count: int) -> Rows:
-        """Give rows to ids that have none."""
-        again = [self._unused.pop() for _ in range(min(count, len(self._unused)))]
-        fresh = count - len(again)
-        rows = np.concatenate([np.array(again, dtype=np.int64), np.arange(self._end, self._end + fresh)])
-        self._end += fresh
-        if self._end > self._ids.size:
-            # Memory that is resized in place is moved by its pages, so that growing needs no second copy.
-            self._ids.resize(max(self._end, int(self._ids.size * _GROWTH)), refcheck=False)
-        self._ids[rows] = ids
-        if self._used + count > _FULL * self._places.size:
-            self._rehash()
-        else:
-            self._place(ids, rows)
-        return rows
 
     def _place(self, ids: Ids, rows: Rows) -> None:
         """Enter rows at the first free places of their ids."""

@@ -9,13 +9,19 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["philox"]
+__all__ = ["ADMISSION", "FIRST_VALUES", "ROUNDING", "philox", "random_words"]
+
+FIRST_VALUES: Final = 0
+ADMISSION: Final = 1
+ROUNDING: Final = 2
+"""What numbers are drawn for: each purpose has its own."""
 
 _ROUNDS: Final = 10
 _MULTIPLIERS: Final = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _WEYL: Final = 0x9E3779B9, 0xBB67AE85
 _LOW: Final = np.uint64(0xFFFFFFFF)
 _32: Final = np.uint64(32)
+_PURPOSE_BITS: Final = 24
 
 Words = NDArray[np.uint64]
 
@@ -47,3 +53,32 @@ def philox(counter: Sequence[Words], key: tuple[int, int]) -> tuple[Words, ...]:
         )
         first, second = (first + _WEYL[0]) & 0xFFFFFFFF, (second + _WEYL[1]) & 0xFFFFFFFF
     return a, b, c, d
+
+
+def random_words(
+    ids: NDArray[np.int64], columns: int, key: tuple[int, int], purpose: int = FIRST_VALUES, step: int = 0
+) -> Words:
+    """Return random words of 32 bits for each id and column.
+
+    Parameters
+    ----------
+    ids : int64[n]
+    columns : int
+        At most 2**26.
+    key : two int
+    purpose : int
+        `FIRST_VALUES`, `ADMISSION` or `ROUNDING`.
+    step : int
+        Of which step they are; taken modulo 2**32.
+
+    Returns
+    -------
+    uint64[n, columns]
+        Each below 2**32.
+    """
+    unsigned = ids.view(np.uint64)[:, None]
+    blocks = np.arange(-(-columns // 4), dtype=np.uint64)[None, :]
+    steps = np.full_like(blocks, step & 0xFFFFFFFF)
+    counter = (unsigned & _LOW, unsigned >> _32, blocks + np.uint64(purpose << _PURPOSE_BITS), steps)
+    words = np.stack(np.broadcast_arrays(*philox(counter, key)), axis=-1)
+    return words.reshape(ids.size, 4 * blocks.size)[:, :columns]

@@ -1,0 +1,99 @@
+"""Options of a table compose: every two of different kinds are in one of these tables."""
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+import torch
+
+from fleet.tables import (
+    BFloat16,
+    BloomFilter,
+    Constant,
+    CountFilter,
+    Float32,
+    LeastRecentlyUsed,
+    LowestScore,
+    Normal,
+    Probability,
+    TableConfig,
+    TimeToLive,
+    Uniform,
+)
+from fleet.tables.rules import FTRL, SGD, Adagrad, Adam, Momentum, RMSprop, RowwiseAdagrad
+from fleet.tables.shards import SHARDS
+from tests.support.tables import CROWDED, Servers, assert_equal, crowd, updates
+
+PER_SHARD = 24
+TTL, LRU, SCORE = TimeToLive(4), LeastRecentlyUsed(12 * SHARDS), LowestScore(10 * SHARDS, 0.9)
+OPTIONS = {
+    "rule": (SGD(), Momentum(), Adagrad(), RowwiseAdagrad(), Adam(), RMSprop(), FTRL()),
+    "row_type": (Float32(), BFloat16(), BFloat16(stochastic=True)),
+    "admission": (None, CountFilter(2), BloomFilter(2, 2000), Probability(0.5)),
+    "eviction": ((), (TTL,), (LRU,), (SCORE,), (TTL, LRU), (TTL, SCORE), (SCORE, LRU)),
+    "num_embeddings": (None, 200_000),
+    "first_values": (Normal(0.0, 0.1), Uniform(-1.0, 1.0), Constant(0.5)),
+    "dimension": (1, 5, 8),
+}
+
+
+def pairs_of(chosen):
+    return set(combinations(enumerate(chosen), 2))
+
+
+def every_pair():
+    """Return each two options of different kinds, as pairs of a kind's number and the option's in it."""
+    kinds = [[(at, number) for number in range(len(options))] for at, options in enumerate(OPTIONS.values())]
+    return {pair for one, other in combinations(kinds, 2) for pair in product(one, other)}
+
+
+def covering():
+    """Return choices of one option of each kind in which every two options meet."""
+    random, wanted, choices = np.random.default_rng(0), every_pair(), []
+    while wanted:
+        some = np.stack([random.integers(0, len(options), 100) for options in OPTIONS.values()], axis=1)
+        for at, number in min(wanted):
+            some[:, at] = number
+        best = max(some.tolist(), key=lambda chosen: len(pairs_of(chosen) & wanted))
+        wanted -= pairs_of(best)
+        choices.append(best)
+    return choices
+
+
+CHOICES = covering()
+
+
+def configured(chosen):
+    given = {kind: OPTIONS[kind][at] for (kind, at) in zip(OPTIONS, chosen, strict=True)}
+    return TableConfig(name="t", seed=3, options={"lr": 0.1}, **given)
+
+
+def name_of(chosen):
+    return "-".join(str(number) for number in chosen)
+
+
+def test_every_two_options_meet():
+    assert set().union(*(pairs_of(chosen) for chosen in CHOICES)) == every_pair()
+    assert len(every_pair()) > 300
+    assert len(CHOICES) < 80
+
+
+@pytest.mark.parametrize("chosen", CHOICES, ids=name_of)
+def test_servers_do_not_show_nor_looking_up_nor_moving(chosen):
+    config = configured(chosen)
+    ids = crowd(PER_SHARD, CROWDED, negative=config.num_embeddings is None)
+    many = [Servers(config, number) for number in (1, 2, 3)]
+    for chosen_ids, gradient, step in updates(ids, 12, config.dimension):
+        for each in many:
+            each.update(chosen_ids, gradient.clone(), step)
+        if step == 6:
+            many[1] = many[1].moved(3)
+        found = many[0].look_up(ids)
+        assert all(torch.equal(each.look_up(ids), found) for each in many[1:])
+    whole = many[0].rows()
+    for each in many[1:]:
+        assert_equal(each.rows(), whole)
+    if not config.eviction and config.admission is None:
+        assert whole.ids.size > 1.5 * PER_SHARD
+    else:
+        assert 0 < whole.ids.size < 3 * PER_SHARD

@@ -1,0 +1,73 @@
+"""What a table is: one value that every server and trainer of a job agrees on."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet.errors import ConfigurationError
+from fleet.tables.admission import Admission
+from fleet.tables.eviction import Eviction
+from fleet.tables.first_values import FirstValues, Normal
+from fleet.tables.row_types import Float32, RowType
+from fleet.tables.rules import RowRule
+
+__all__ = ["TableConfig"]
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """What a table is.
+
+    Attributes
+    ----------
+    name : str
+    dimension : int
+        Elements of a row.
+    rule : RowRule
+        What an update does to a row.
+    num_embeddings : int, optional
+        Ids are below it and not negative; without it any 64-bit id is one.
+    first_values : FirstValues
+    seed : int
+    options : mapping
+        What the rule's `defaults` are replaced by.
+    row_type : RowType
+        As what numbers rows are stored.
+    admission : Admission, optional
+        Which ids get a row; without it each does with its first update.
+    eviction : tuple of Eviction
+        Which rows go.
+
+    Raises
+    ------
+    ConfigurationError
+        The dimension or the number of embeddings is not positive, the rule has no such option, or two rules
+        of eviction keep a mark of one name.
+    """
+
+    name: str
+    dimension: int
+    rule: RowRule
+    num_embeddings: int | None = None
+    first_values: FirstValues = field(default_factory=Normal)
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    row_type: RowType = field(default_factory=Float32)
+    admission: Admission | None = None
+    eviction: tuple[Eviction, ...] = ()
+
+    def __post_init__(self) -> None:
+        for what, value in (("dimension", self.dimension), ("num_embeddings", self.num_embeddings)):
+            if value is not None and value < 1:
+                raise ConfigurationError(f"table {self.name}: {what} is {value}, expected at least 1")
+        if unknown := sorted(set(self.options).difference(self.rule.defaults())):
+            raise ConfigurationError(
+                f"table {self.name}: {type(self.rule).__name__} has no option {', '.join(unknown)}; "
+                f"expected some of {', '.join(self.rule.defaults())}"
+            )
+        marks = Counter(mark for policy in self.eviction for mark in policy.marks)
+        if twice := [mark for mark, times in marks.items() if times > 1]:
+            raise ConfigurationError(
+                f"table {self.name}: two rules of eviction keep the mark {twice[0]} of a row, expected one"
+            )
