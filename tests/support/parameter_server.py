@@ -156,9 +156,8 @@ class Loopback:
         assert source is not None
         assert source.module is not None
         identity = {"name": self.job.name, "uid": self.job.uid, **(job or {})}
-        plan = in_pieces(trainer_plan(transpiler.get_trainer_program()), self.settings)
         trainer = Trainer(
-            plan,
+            trainer_plan(transpiler.get_trainer_program()),
             source,
             JobIdentity(identity["name"], identity["uid"], attempt, key=self.job.key),
             self.settings,

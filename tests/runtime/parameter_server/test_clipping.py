@@ -182,7 +182,7 @@ def test_a_server_that_never_takes_a_part_is_lost_and_named():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"fingerprint": "other"}, "does not run the same training as server 1"),
+        ({"agreement": {"mode": "other"}}, "does not run the same training as server 1"),
         ({"server": 0}, "in which this server has no part with it"),
     ],
 )
@@ -190,8 +190,8 @@ def test_a_server_of_another_training_is_refused(change, words):
     clip = fleet.ClipGradByGlobalNorm(1.0)
     with loopback(servers=2, grad_clip=clip) as job:
         plan = server_plan(job.transpile()[0].get_pserver_program(job.endpoints[1]))
-        if "fingerprint" in change:
-            plan = dataclasses.replace(plan, fingerprint=change["fingerprint"])
+        if "agreement" in change:
+            plan = dataclasses.replace(plan, agreement=change["agreement"])
         failures: list[FleetError] = []
         siblings = Siblings(plan, job.job, job.settings, failures.append)
         siblings.tell(NormPart(0, "", change.get("server", 1), {0: 1.0}), [0])

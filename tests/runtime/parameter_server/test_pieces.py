@@ -10,6 +10,7 @@ import torch
 from fleet.checkpoint import Checkpoint, TrainStatus
 from fleet.errors import ConfigurationError
 from fleet.program import ClipGradByGlobalNorm, ClipGradByValue
+from fleet.transpiler import DistributeTranspilerConfig
 from tests.support import parameter_server
 from tests.support.checkpoints import OPTIMIZERS, differing, train
 from tests.support.parameter_server import Loopback, loopback
@@ -27,10 +28,13 @@ def in_pieces(piece_bytes: int | None) -> Any:
     return replace(parameter_server.QUICK, piece_bytes=piece_bytes)
 
 
-def learned(piece_bytes: int | None, **arguments: Any) -> dict[str, torch.Tensor]:
-    """Train four steps with two trainers, and return the parameters and the optimizer's state."""
+def learned(piece_bytes: int | None, script: Any = None, **arguments: Any) -> dict[str, torch.Tensor]:
+    """Train four steps with two trainers, and return the parameters and the optimizer's state.
+
+    `script` makes the first trainer's differ from the servers'.
+    """
     with loopback(servers=2, trainers=2, settings=in_pieces(piece_bytes), **arguments) as job:
-        (zero, model, _), (one, other, _) = job.make_trainer(0), job.make_trainer(1)
+        (zero, model, _), (one, other, _) = job.make_trainer(0, **(script or {})), job.make_trainer(1)
         at_once(zero.start, one.start)
         at_once(lambda: train(zero, model, range(4)), lambda: train(one, other, range(4, 8)))
         state = {
@@ -80,9 +84,19 @@ def trained_on(trainer: Any, step: int) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def test_processes_that_cut_otherwise_are_told_so():
-    with loopback(settings=in_pieces(256)) as job:
-        job.settings = in_pieces(512)
+def test_a_trainer_cuts_as_the_servers_do_whatever_its_own_script_says():
+    uncut = {"config": DistributeTranspilerConfig(slice_var_up=False)}
+    told, alike = learned(256, script=uncut), learned(256)
+    assert [key for key in alike if not torch.equal(told[key], alike[key])] == []
+
+
+def test_servers_that_cut_parameters_otherwise_are_refused_with_what_they_hold(caplog):
+    with loopback(servers=2) as job:
+        job.servers.pop().server.close()
+        job._config = DistributeTranspilerConfig(slice_var_up=False)
+        job.start_server(1)
         trainer, _, _ = job.make_trainer()
-        with pytest.raises(ConfigurationError, match="FLEET_PIECE_BYTES"):
+        with pytest.raises(
+            ConfigurationError, match=r"hold these elements of .*: .*; expected each from 0 to"
+        ):
             trainer.start()

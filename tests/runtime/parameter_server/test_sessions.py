@@ -131,9 +131,9 @@ def test_the_servers_values_win_and_one_warning_says_so(caplog):
         ),
         pytest.param({"trainers": 3}, ("trainers", "1 here, 3 there"), id="another-number-of-trainers"),
         pytest.param(
-            {"config": DistributeTranspilerConfig(slice_var_up=False)},
-            ("slice_var_up",),
-            id="another-config",
+            {"config": DistributeTranspilerConfig(sync_mode=False)},
+            ("mode", "sync here, half_async there"),
+            id="another-mode",
         ),
     ],
 )

@@ -34,7 +34,7 @@ class Peer:
         self.control = ControlClient(job.endpoints[0], trainer=0, attempt=self.attempt)
         plan = job.make_trainer()[0].plan
         self.blocks = plan.blocks
-        self.reply = self.control.join("loopback", "uid-1", plan.agreement, {}, 10.0, lambda: None)
+        self.reply = self.control.join("loopback", "uid-1", plan.agreement, 10.0, lambda: None)
         self.socket = socket.create_connection((HOST, self.reply.data_port), timeout=10)
 
     def send(self, kind: Kind, payload: bytes = b"", **fields: int) -> None:

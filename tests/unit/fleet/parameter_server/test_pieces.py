@@ -1,6 +1,4 @@
-"""How blocks are cut into pieces: alike on both ends, where nothing of the result depends on it."""
-
-from dataclasses import replace
+"""How servers cut blocks into pieces, where nothing of the result depends on it, and trainers as they do."""
 
 import pytest
 import torch
@@ -28,16 +26,18 @@ def plans(
         trainers=2,
         startup_program=program.startup_program,
     )
-    servers = [server_plan(transpiler.get_pserver_program(endpoint)) for endpoint in endpoints]
+    servers = [
+        in_pieces(server_plan(transpiler.get_pserver_program(endpoint)), settings) for endpoint in endpoints
+    ]
     trainer = trainer_plan(transpiler.get_trainer_program())
-    return in_pieces(trainer, settings), [in_pieces(server, settings) for server in servers]
+    return trainer.placed([server.placement for server in servers]), servers
 
 
 def is_cut(plan):
     return any(len(pieces) > 1 for pieces in by_block(plan.blocks))
 
 
-def test_trainers_and_servers_cut_alike():
+def test_trainers_cut_as_servers_do():
     trainer, servers = plans()
     assert is_cut(trainer)
     for index, server in enumerate(servers):
@@ -90,7 +90,7 @@ def test_what_is_clipped_by_a_norm_stays_whole(clip):
 def test_the_bounds_of_a_block_are_those_of_its_pieces():
     _, servers = plans(clip=ClipGradByValue(0.5))
     for server in servers:
-        assert server.ranges == dict.fromkeys((piece.id for piece in server.blocks), (-0.5, 0.5))
+        assert server.clipping.ranges == dict.fromkeys((piece.id for piece in server.blocks), (-0.5, 0.5))
 
 
 def test_an_optimizer_that_looks_at_whole_parameters_gets_them():
@@ -106,7 +106,3 @@ def test_modes_that_keep_something_of_a_block_get_whole_ones(geo):
     config = DistributeTranspilerConfig(sync_mode=False, geo_sgd_mode=geo, half_async=not geo)
     trainer, _ = plans(config=config)
     assert not is_cut(trainer)
-
-
-def test_processes_that_cut_otherwise_do_not_agree():
-    assert SMALL.agreement != replace(SMALL, piece_bytes=8192).agreement

@@ -43,22 +43,22 @@ def test_a_slice_is_clipped_behind_the_mean_and_before_weight_decay():
 
 def test_the_norm_of_a_parameter_names_the_servers_that_hold_a_slice():
     plan = server_plan(transpiled(fleet.ClipGradByNorm(5.0)).get_pserver_program(ONE))
-    assert plan.norms == (NormPlan("b", 5.0, (0,), (0,)), NormPlan("w", 5.0, (3,), (0, 1, 2)))
-    assert plan.ranges == {}
+    assert plan.clipping.norms == (NormPlan("b", 5.0, (0,), (0,)), NormPlan("w", 5.0, (3,), (0, 1, 2)))
+    assert plan.clipping.ranges == {}
 
 
 def test_the_global_norm_is_one_over_every_server_that_holds_something():
     plan = server_plan(transpiled(fleet.ClipGradByGlobalNorm(5.0)).get_pserver_program(ONE))
-    assert plan.norms == (NormPlan("", 5.0, (0, 3), (0, 1, 2)),)
+    assert plan.clipping.norms == (NormPlan("", 5.0, (0, 3), (0, 1, 2)),)
     whole = transpiled(fleet.ClipGradByGlobalNorm(5.0), config={"slice_var_up": False})
-    assert server_plan(whole.get_pserver_program(ONE)).norms == (NormPlan("", 5.0, (0,), (0, 1)),)
-    assert server_plan(whole.get_pserver_program(THREE)).norms == ()
+    assert server_plan(whole.get_pserver_program(ONE)).clipping.norms == (NormPlan("", 5.0, (0,), (0, 1)),)
+    assert server_plan(whole.get_pserver_program(THREE)).clipping.norms == ()
 
 
 def test_a_range_concerns_each_block_alone():
     plan = server_plan(transpiled(fleet.ClipGradByValue(2.0, -1.0)).get_pserver_program(ONE))
-    assert plan.ranges == {0: (-1.0, 2.0), 3: (-1.0, 2.0)}
-    assert plan.norms == ()
+    assert plan.clipping.ranges == {0: (-1.0, 2.0), 3: (-1.0, 2.0)}
+    assert plan.clipping.norms == ()
 
 
 dims = st.lists(st.integers(1, 300), max_size=2).map(tuple)
@@ -76,7 +76,7 @@ def test_every_block_has_a_part_in_one_norm_that_all_its_servers_know(shapes, se
     transpiler = DistributeTranspiler(DistributeTranspilerConfig(split_method=split_method))
     transpiler.transpile(0, program=captured(shapes, grad_clip=clip), pservers=endpoints, trainers=2)
     plans = [server_plan(transpiler.get_pserver_program(endpoint)) for endpoint in endpoints]
-    norms = [(plan.server, norm) for plan in plans for norm in plan.norms]
+    norms = [(plan.server, norm) for plan in plans for norm in plan.clipping.norms]
     assert sorted(block for _, norm in norms for block in norm.blocks) == list(
         range(sum(len(plan.blocks) for plan in plans))
     )
@@ -95,7 +95,7 @@ def test_what_is_lowered_are_the_operators():
     with pytest.raises(TranspileError, match=r"clips all gradients by 5\.0 .* and by 6\.0 .* same for all"):
         server_plan(program)
     del ops[2]
-    assert server_plan(program).norms == (NormPlan("", 5.0, (3,), (0, 1, 2)),)
+    assert server_plan(program).clipping.norms == (NormPlan("", 5.0, (3,), (0, 1, 2)),)
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,9 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
             "this model trains with the parameter servers already; expected the startup program, or "
             "fleet.init_worker(), once"
         )
-    whole = trainer_plan(program) if sends(program) else startup_plan(program)
-    strategy = _strategy_of(source, whole)
+    plan = trainer_plan(program) if sends(program) else startup_plan(program)
+    strategy = _strategy_of(source, plan)
     settings = _settings(strategy)
-    plan = in_pieces(whole, settings)
     lifecycle.start(_trainer_role(plan, job))
     look = partial(end_if_finished, os.environ, plan.trainer_id)
     look()

@@ -27,7 +27,7 @@ class Settings(Deadlines):
     socket_buffer_bytes: int | None = None
     """Size of the data connections' kernel buffers; None lets the kernel tune them."""
     piece_bytes: int | None = None
-    """How large the pieces are in which blocks travel; None: see `pieces.piece_bytes_of`."""
+    """How large the pieces are in which a server's blocks travel; None: see `pieces.in_pieces`."""
     send_queue_size: int = 2
     """Half-async: how many gradients of one block may be under way before a step waits."""
     max_merge_var_num: int = 20
@@ -57,8 +57,7 @@ class Settings(Deadlines):
     @property
     def agreement(self) -> Mapping[str, str]:
         """What of this all processes must have in common, by name."""
-        told = {"wire_dtype": self.wire_dtype, "FLEET_PIECE_BYTES": self.piece_bytes}
-        return {name: str(value) for name, value in told.items() if value}
+        return {"wire_dtype": self.wire_dtype} if self.wire_dtype else {}
 
     @property
     def stalled_seconds(self) -> float:

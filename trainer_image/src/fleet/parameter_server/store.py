@@ -263,8 +263,8 @@ class DenseStore:
                     f"optimizer has {len(update.hyper_parameters)} groups; build the optimizer alike in "
                     "every role"
                 )
-            if block.id in self._plan.ranges:
-                gradient.clamp_(*self._plan.ranges[block.id])
+            if (bounds := self._plan.clipping.ranges.get(block.id)) is not None:
+                gradient.clamp_(*bounds)
             entry.optimizer.apply(gradient, update.hyper_parameters[group])
 
         return step

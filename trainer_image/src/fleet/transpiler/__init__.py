@@ -4,7 +4,7 @@ Pure: it opens no socket, starts no thread and reads no clock; and it imports no
 """
 
 from fleet.transpiler.block import PlannedBlock
-from fleet.transpiler.clipping import NormPlan
+from fleet.transpiler.clipping import ClippingPlan, NormPlan
 from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig
 from fleet.transpiler.dispatch import HashName, PSDispatcher, RoundRobin
 from fleet.transpiler.lowering import (
@@ -16,9 +16,11 @@ from fleet.transpiler.lowering import (
     startup_plan,
     trainer_plan,
 )
+from fleet.transpiler.placement import Part, Placement
 from fleet.transpiler.transpiler import DistributeTranspiler
 
 __all__ = [
+    "ClippingPlan",
     "DistributeTranspiler",
     "DistributeTranspilerConfig",
     "DistributedMode",
@@ -27,6 +29,8 @@ __all__ = [
     "HyperParameter",
     "NormPlan",
     "PSDispatcher",
+    "Part",
+    "Placement",
     "PlannedBlock",
     "RoundRobin",
     "ServerPlan",

@@ -15,7 +15,7 @@ from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.config import DistributedMode, TrainingMode
 from fleet.transpiler.layout import Layout
 
-__all__ = ["NormPlan", "check_clipping", "clipping_attributes", "lower_norms", "lower_ranges"]
+__all__ = ["ClippingPlan", "NormPlan", "check_clipping", "clipping_attributes", "lower_clipping"]
 
 _GLOBAL = "clip_by_global_norm"
 
@@ -36,6 +36,16 @@ class NormPlan:
     def name(self) -> str:
         """What messages call it."""
         return f"the gradient of {self.key}" if self.key else "all gradients"
+
+
+@dataclass(frozen=True, slots=True)
+class ClippingPlan:
+    """How a server clips the gradients of its blocks."""
+
+    ranges: Mapping[int, tuple[float, float]]
+    """Least and largest value of a gradient's elements, by block, where they are clipped by value."""
+    norms: tuple[NormPlan, ...]
+    """The norms by which gradients are clipped, where they are."""
 
 
 def check_clipping(program: Program, mode: DistributedMode, custom: TrainingMode | None) -> None:
@@ -66,18 +76,8 @@ def clipping_attributes(op: Operator, piece: PlannedBlock, layout: Layout) -> di
     return {"epmap": epmap, "key": "" if op.type == _GLOBAL else piece.param}
 
 
-def lower_ranges(operators: Mapping[int, list[Operator]]) -> dict[int, tuple[float, float]]:
-    """Return least and largest value of a gradient's elements, by block, where they are clipped."""
-    return {
-        block: (op.attr("min"), op.attr("max"))
-        for block, ops in operators.items()
-        for op in ops
-        if op.type == "clip"
-    }
-
-
-def lower_norms(operators: Mapping[int, list[Operator]], endpoints: tuple[str, ...]) -> tuple[NormPlan, ...]:
-    """Return the norms that a server has a part in.
+def lower_clipping(operators: Mapping[int, list[Operator]], endpoints: tuple[str, ...]) -> ClippingPlan:
+    """Return how a server clips.
 
     Parameters
     ----------
@@ -91,6 +91,12 @@ def lower_norms(operators: Mapping[int, list[Operator]], endpoints: tuple[str, .
     TranspileError
         Two blocks disagree about a norm that both have a part in.
     """
+    ranges = {
+        block: (op.attr("min"), op.attr("max"))
+        for block, ops in operators.items()
+        for op in ops
+        if op.type == "clip"
+    }
     norms: dict[str, NormPlan] = {}
     for block in sorted(operators):
         for op in operators[block]:
@@ -106,4 +112,4 @@ def lower_norms(operators: Mapping[int, list[Operator]], endpoints: tuple[str, .
                     "expected the same for all"
                 )
             norms[found.key] = NormPlan(known.key, known.max_norm, (*known.blocks, block), servers)
-    return tuple(norms.values())
+    return ClippingPlan(ranges, tuple(norms.values()))

@@ -165,9 +165,6 @@ def lay_out(
         **_mode_agreement(config, mode, custom),
         "trainers": str(trainers),
         "endpoints": ",".join(endpoints),
-        "slice_var_up": str(config.slice_var_up),
-        "min_block_size": str(config.min_block_size),
-        "split_method": config.split_method.__qualname__,
     }
     return Layout(
         mode=mode,

@@ -4,8 +4,9 @@ Both sides number the blocks alike: a block's id is its position in the list of 
 by parameter name (code points) and then by offset.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, cast
 
@@ -15,8 +16,9 @@ from fleet.program.ir import Block, Operator
 from fleet.program.optimizers import HyperParameter, class_path, hyper_parameters_of
 from fleet.program.program import Program
 from fleet.transpiler.block import PlannedBlock, plan_block
-from fleet.transpiler.clipping import NormPlan, lower_norms, lower_ranges
+from fleet.transpiler.clipping import ClippingPlan, lower_clipping
 from fleet.transpiler.config import DistributedMode, TrainingMode
+from fleet.transpiler.placement import Placement, blocks_told, part_of
 from fleet.transpiler.slicing import Slice
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ class GroupPlan:
     """Every option of the group at capture, ``lr``, ``weight_decay`` and kernel flags included."""
     elementwise: bool
     """Whether stepping two slices gives the bits that stepping the whole parameter gives."""
+    cuttable: bool
+    """Whether the mode and the clipping too let blocks be sent and stepped in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +60,33 @@ class TrainerPlan:
     wait_port: bool
     """Whether to wait until every server accepts connections before the first step."""
     blocks: tuple[PlannedBlock, ...]
-    """All blocks of the job, by parameter name and then by offset; or all pieces of them, in this order."""
+    """All blocks of the job, by parameter name and then by offset; once joined, those that servers hold."""
     send_order: tuple[int, ...]
     """Block ids in the order of the program's send operators. An eager loop may send in another."""
     agreement: Mapping[str, str]
     """What every process of the job must have in common, by name, for messages."""
-    fingerprint: str
-    """Hex digest of `agreement`: equal on all processes that may work together."""
     merge_add: frozenset[int]
     """The param groups whose gradients are summed, not averaged, when those of several steps are merged."""
-    cuttable: frozenset[int]
-    """The param groups whose blocks may be sent and stepped in pieces."""
     push_nums: int
     """GEO: after how many steps a trainer sends what has changed."""
     custom: TrainingMode | None
     """The user's own mode, which takes the place of `mode`."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of `agreement`: equal on all processes that may work together."""
+        return fingerprint_of(self.agreement)
+
+    def placed(self, told: Sequence[Placement]) -> "TrainerPlan":
+        """Return the plan for the blocks that servers hold, which they tell; see `blocks_told`."""
+        runs = blocks_told(self.blocks, self.endpoints, told)
+        param_of = {block.id: block.param for block in self.blocks}
+        sent = (runs[param] for param in dict.fromkeys(param_of[number] for number in self.send_order))
+        return replace(
+            self,
+            blocks=tuple(chain.from_iterable(runs.values())),
+            send_order=tuple(block.id for block in chain.from_iterable(sent)),
+        )
 
     def blocks_of(self, param: str) -> tuple[PlannedBlock, ...]:
         """Return the blocks of one parameter in order of offset."""
@@ -86,9 +102,8 @@ class ServerPlan:
     """What one server holds and steps."""
 
     mode: DistributedMode
-    endpoint: str
     server: int
-    """Index of `endpoint` in `endpoints`."""
+    """This server's index in `endpoints`."""
     endpoints: tuple[str, ...]
     trainers: int
     """Fanin: the number of trainers, which is also the divisor of the summed gradients."""
@@ -96,21 +111,32 @@ class ServerPlan:
     """The blocks this server owns, or their pieces, in that order; empty when it owns none."""
     num_blocks: int
     """How many blocks the whole job has, however they are cut into pieces."""
-    cuttable: frozenset[int]
-    """As in `TrainerPlan`."""
     groups: Mapping[int, GroupPlan]
     """The param groups that `blocks` refer to, by index."""
-    ranges: Mapping[int, tuple[float, float]]
-    """Least and largest value of a gradient's elements, by block, where they are clipped by value."""
-    norms: tuple[NormPlan, ...]
-    """The norms by which gradients are clipped, where they are."""
+    clipping: ClippingPlan
     agreement: Mapping[str, str]
     """As in `TrainerPlan`."""
-    fingerprint: str
     dc_asgd: bool
     """Whether gradients are compensated for their delay."""
     custom: TrainingMode | None
     """As in `TrainerPlan`."""
+    version: int = 0
+    """Of the placement; see `Placement`."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where this server is reached."""
+        return self.endpoints[self.server]
+
+    @property
+    def fingerprint(self) -> str:
+        """As of `TrainerPlan`."""
+        return fingerprint_of(self.agreement)
+
+    @property
+    def placement(self) -> Placement:
+        """What this server tells each trainer of its blocks."""
+        return Placement(tuple(map(part_of, self.blocks)), self.version)
 
 
 def trainer_plan(program: Program) -> TrainerPlan:
@@ -195,7 +221,6 @@ def startup_plan(program: Program) -> TrainerPlan:
 def _trainer_plan(program: Program, mode: DistributedMode, lowered: list[PlannedBlock]) -> TrainerPlan:
     blocks = tuple(sorted(lowered, key=lambda planned: planned.id))
     _check_ids(blocks)
-    agreement: dict[str, str] = dict(program.attr("agreement"))
     return TrainerPlan(
         mode=mode,
         trainer_id=program.attr("trainer_id"),
@@ -204,10 +229,8 @@ def _trainer_plan(program: Program, mode: DistributedMode, lowered: list[Planned
         wait_port=program.attr("wait_port"),
         blocks=blocks,
         send_order=tuple(planned.id for planned in lowered),
-        agreement=agreement,
-        fingerprint=fingerprint_of(agreement),
+        agreement=dict(program.attr("agreement")),
         merge_add=frozenset(program.attr("merge_add")),
-        cuttable=frozenset(program.attr("cuttable")),
         push_nums=program.attr("push_nums"),
         custom=_custom_mode(program, mode),
     )
@@ -247,21 +270,16 @@ def server_plan(program: Program) -> ServerPlan:
         operators[planned.id] = ops
         if planned.group not in groups and mode is not DistributedMode.GEO:
             groups[planned.group] = _lower_group(program, ops, planned.name)
-    agreement: dict[str, str] = dict(program.attr("agreement"))
     return ServerPlan(
         mode=mode,
-        endpoint=endpoint,
         server=server,
         endpoints=tuple(program.attr("endpoints")),
         trainers=listen.attr("Fanin"),
         blocks=tuple(blocks),
         num_blocks=program.attr("num_blocks"),
-        cuttable=frozenset(program.attr("cuttable")),
         groups=groups,
-        ranges=lower_ranges(operators),
-        norms=lower_norms(operators, tuple(program.attr("endpoints"))),
-        agreement=agreement,
-        fingerprint=fingerprint_of(agreement),
+        clipping=lower_clipping(operators, tuple(program.attr("endpoints"))),
+        agreement=dict(program.attr("agreement")),
         dc_asgd=compensated,
         custom=_custom_mode(program, mode),
     )
@@ -384,6 +402,7 @@ def _lower_group(program: Program, ops: list[Operator], param: str) -> GroupPlan
             for name in optimizer.attr("hyper_parameters")
         },
         elementwise=optimizer.attr("elementwise"),
+        cuttable=optimizer.attr("param_group") in program.attr("cuttable"),
     )
 
 

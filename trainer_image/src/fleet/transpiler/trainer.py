@@ -64,7 +64,6 @@ def trainer_attributes(layout: Layout, trainer_id: int) -> dict[str, Attribute]:
         "distributed_mode": int(layout.mode),
         "wait_port": True,
         "merge_add": list(layout.merge_add),
-        "cuttable": list(layout.cuttable),
         "push_nums": layout.config.geo_sgd_need_push_nums,
         "agreement": dict(layout.agreement),
     }

@@ -67,7 +67,6 @@ class ControlClient:
         job_name: str,
         job_uid: str,
         agreement: Mapping[str, str],
-        checksums: Mapping[int, int],
         timeout_seconds: float,
         waiting: Callable[[], object],
     ) -> control_pb2.JoinReply:
@@ -85,7 +84,6 @@ class ControlClient:
             job_uid=job_uid,
             trainer=self._trainer,
             agreement=dict(agreement),
-            checksums=dict(checksums),
         )
         began, looked = time.monotonic(), False
         deadline = began + timeout_seconds

@@ -87,7 +87,8 @@ class GradientQueues:
     """
 
     def __init__(self, plan: TrainerPlan, max_merge_var_num: int) -> None:
-        self._plan = plan
+        self._summed = {block.id for block in plan.blocks if block.group in plan.merge_add}
+        """Blocks whose gradients are summed, and not averaged."""
         self._at_most = max_merge_var_num
         self._queues: dict[int, deque[tuple[int, Tensor]]] = {block.id: deque() for block in plan.blocks}
         self._steps: deque[tuple[int, HyperParameters]] = deque()
@@ -149,7 +150,7 @@ class GradientQueues:
         total = self._merged[block].copy_(gradients[0])
         for gradient in gradients[1:]:
             total.add_(gradient)
-        if len(gradients) > 1 and self._plan.blocks[block].group not in self._plan.merge_add:
+        if len(gradients) > 1 and block not in self._summed:
             total.div_(len(gradients))
         return total
 

@@ -56,13 +56,13 @@ class Stepping:
         self._rounds = rounds
         self._hyper = hyper
         self._previous = previous
-        self._norms = NormBook(shard.plan.norms, shard.plan.server, _tell_nobody)
+        self._norms = NormBook(shard.plan.clipping.norms, shard.plan.server, _tell_nobody)
         self._averaged_over = frozenset(rounds.live)
         self._failed = shard.store.failed
 
     def connect(self, tell: TellNorm) -> None:
         """Tell other servers this one's part of a norm through `tell` from now on."""
-        self._norms = NormBook(self._shard.plan.norms, self._shard.plan.server, tell)
+        self._norms = NormBook(self._shard.plan.clipping.norms, self._shard.plan.server, tell)
 
     def advance(self, blocks: Iterable[int]) -> list[Answer]:
         """Do what has become possible for these blocks; called without the lock."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
 from fleet.parameter_server.certificates import certificates_of
+from fleet.parameter_server.control.placement import pack_placement
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.control.service import ControlService
 from fleet.parameter_server.elastic import elastic_facts
@@ -233,15 +234,13 @@ class Server:
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
         """Admit a trainer of this job that agrees with this server on everything that must be equal."""
         restored, step = self._trainers.join(request)
-        initial = self._shard.initial_checksums
-        differing = [block for block, found in request.checksums.items() if initial.get(block) != found]
         return control_pb2.JoinReply(
             incarnation=self._serving.incarnation,
             data_port=self._ports.port if self._ports is not None else 0,
             step=step,
-            differing_blocks=sorted(differing) if not restored else (),
             restored=restored,
             data_socket=self._ports.name if self._ports is not None else "",
+            placement=pack_placement(self._shard.plan.placement, self._shard.initial_checksums),
         )
 
     def completed_trainers(self, request: control_pb2.CompletedRequest) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ __all__ = [
     "join",
     "next_step",
     "note_steps_past",
+    "warn_of_other_values",
 ]
 
 _log = logging.getLogger(__name__)
@@ -130,11 +131,9 @@ def completed_before(controls: Sequence[ControlClient], job: "JobIdentity", seco
 
 
 def join(
-    plan: TrainerPlan,
     controls: Sequence[ControlClient],
     job: "JobIdentity",
     agreement: Mapping[str, str],
-    checksums: Mapping[int, int],
     patience: float,
     deadline: float,
 ) -> list[control_pb2.JoinReply]:
@@ -142,14 +141,11 @@ def join(
 
     Parameters
     ----------
-    plan : TrainerPlan
     controls : sequence of ControlClient
         One to each server.
     job : JobIdentity
     agreement : mapping of str to str
         What the servers must have in common with this process.
-    checksums : mapping of int to int
-        Of this process's own values, by block.
     patience : float
         How many seconds a sign of life may take.
     deadline : float
@@ -157,7 +153,6 @@ def join(
     """
     replies, log, beats = [], WaitLog(), list[object]()
     for server, control in enumerate(controls):
-        owned = {block.id: checksums[block.id] for block in plan.blocks_on(server)}
         remaining = max(1.0, deadline - time.monotonic())
 
         def waiting(server: int = server, endpoint: str = control.endpoint) -> None:
@@ -165,17 +160,28 @@ def join(
                 # Else they would give this trainer up; a call that nobody holds is cancelled.
                 beats[:] = [each.heartbeat(patience) for each in controls[:server]]
 
-        replies.append(control.join(job.name, job.uid, agreement, owned, remaining, waiting))
-    _warn_of_other_values(plan, replies)
+        replies.append(control.join(job.name, job.uid, agreement, remaining, waiting))
     return replies
 
 
-def _warn_of_other_values(plan: TrainerPlan, replies: Sequence[control_pb2.JoinReply]) -> None:
-    """Say in the log that a trainer has begun with other values than the servers, if it has."""
-    differing = [block for reply in replies if reply.step == 0 for block in reply.differing_blocks]
-    if not differing:
-        return
+def warn_of_other_values(
+    plan: TrainerPlan, replies: Sequence[control_pb2.JoinReply], checksums: Mapping[int, int]
+) -> None:
+    """Say in the log that a trainer has begun with other values than the servers, if it has.
+
+    Parameters
+    ----------
+    plan : TrainerPlan
+        Of the servers' blocks.
+    replies : sequence of JoinReply
+    checksums : mapping of int to int
+        CRC-32 of the trainer's own values, by block.
+    """
+    begun = [reply.placement.parts for reply in replies if reply.step == 0 and not reply.restored]
+    differing = {part.block for parts in begun for part in parts if checksums[part.block] != part.checksum}
     blocks = [block for block in plan.blocks if block.id in differing]
+    if not blocks:
+        return
     names = ", ".join(sorted({block.param for block in blocks})[:3])
     servers = ", ".join(sorted({block.endpoint for block in blocks}))
     _log.warning(

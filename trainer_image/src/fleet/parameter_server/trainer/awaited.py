@@ -26,7 +26,6 @@ class AwaitedValues:
         """Returns for whom the servers wait in turn; empty when for nobody."""
         self.unchanged: set[int] = set()
         """Blocks that were not stepped, as no trainer had a gradient for them."""
-        self._blocks = {block.id: block for block in blocks}
         self._waits = waits
         self._awaited: set[int] = set()
         self._steps = range(0)
@@ -34,6 +33,11 @@ class AwaitedValues:
         self._step = 0
         self._wanted: frozenset[int] = frozenset()
         """Blocks for which the training thread waits before the others."""
+        self.place(blocks)
+
+    def place(self, blocks: Sequence[PlannedBlock]) -> None:
+        """Await these blocks from now on; called while none is awaited."""
+        self._blocks = {block.id: block for block in blocks}
 
     @property
     def all_landed(self) -> bool:

@@ -9,6 +9,7 @@ from fleet.parameter_server.certificates import Certificates, certificates_of
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.control.guard import prover_of
 from fleet.parameter_server.control.heartbeat import Heartbeat
+from fleet.parameter_server.control.placement import read_placement
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import agreement
 from fleet.parameter_server.trainer.awaited import AwaitedValues
@@ -181,16 +182,21 @@ class Client:
         self.calls.controls = controls
         if job.life:
             told(agreement.completed_before(controls, job, settings.deadline_seconds))
-        held = self.session.store.checksums()
-        replies = agreement.join(
-            plan, controls, job, self._agreement, held, settings.deadline_seconds, deadline
-        )
+        replies = agreement.join(controls, job, self._agreement, settings.deadline_seconds, deadline)
+        self._place(plan.placed([read_placement(reply.placement) for reply in replies]))
+        agreement.warn_of_other_values(self.session.plan, replies, self.session.store.checksums())
         self._connect(replies, certificates)
         if len({reply.restored for reply in replies}) > 1:
             loaded = self.agree()
             self.pull([reply.restored for reply in loaded], [reply.step for reply in loaded])
         else:
             self.pull([reply.restored for reply in replies], self._steps(replies))
+
+    def _place(self, plan: TrainerPlan) -> None:
+        """Go on with the blocks that the servers hold."""
+        self.session.plan = plan
+        self.session.store.place(plan.blocks)
+        self.values.place(plan.blocks)
 
     def _steps(self, replies: "Sequence[control_pb2.JoinReply]") -> list[int]:
         """Return how many steps each server has made.

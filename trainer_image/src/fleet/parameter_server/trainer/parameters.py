@@ -44,21 +44,24 @@ class ParameterStore:
         *,
         guarded: bool = False,
     ) -> None:
+        self.parameters: Mapping[str, Parameter] = {block.param: parameters[block.param] for block in blocks}
+        self._guarded = guarded
+        self._lock = threading.Lock()
+        self._landing: Arena[str] | None = None
+        self.place(blocks)
+
+    def place(self, blocks: Sequence[PlannedBlock]) -> None:
+        """Let these blocks land from now on, which are of the same parameters; called before any has."""
         by_name: dict[str, list[PlannedBlock]] = {}
         for block in blocks:
             by_name.setdefault(block.param, []).append(block)
-        named = {name: parameters[name] for name in by_name}
-        self.parameters: Mapping[str, Parameter] = named
-        extents = {name: Extent(parameter.dtype, tuple(parameter.shape)) for name, parameter in named.items()}
-        self._extents = extents
-        self._lock = threading.Lock()
-        self._landing: Arena[str] | None = None
-        self._memories = [
-            _ParameterMemory(name, named[name], of_param, partial(self._make_landing, name), guarded=guarded)
-            for name, of_param in by_name.items()
-        ]
-        self._memory_by_name = dict(zip(by_name, self._memories, strict=True))
-        self._memory_of = {block.id: memory for memory in self._memories for block in memory.blocks}
+        self._memories = {
+            name: _ParameterMemory(
+                name, self.parameters[name], run, partial(self._make_landing, name), guarded=self._guarded
+            )
+            for name, run in by_name.items()
+        }
+        self._memory_of = {block.id: memory for memory in self._memories.values() for block in memory.blocks}
 
     def landing(self, block: int) -> memoryview:
         """Return where the bytes of a block's next value belong."""
@@ -70,7 +73,7 @@ class ParameterStore:
 
     def landed(self, name: str) -> Tensor:
         """Return the value of a parameter that has landed and is not adopted; memory of the host."""
-        return self._memory_by_name[name].landed
+        return self._memories[name].landed
 
     def adopt(self, unchanged: Collection[int] = (), names: Iterable[str] | None = None) -> None:
         """Make the values that have landed the parameters.
@@ -88,8 +91,8 @@ class ParameterStore:
         FleetError
             As of `check_kept`.
         """
-        for memory in self._memories if names is None else [self._memory_by_name[name] for name in names]:
-            memory.adopt(unchanged, checked=names is None)
+        for name in self._memories if names is None else names:
+            self._memories[name].adopt(unchanged, checked=names is None)
 
     def check_kept(self) -> None:
         """Check that parameters which have gradients hold what was adopted last, as far as marks of it tell.
@@ -102,18 +105,18 @@ class ParameterStore:
         FleetError
             The script has written to one, which the next values would overwrite.
         """
-        for memory in self._memories:
+        for memory in self._memories.values():
             if memory.parameter.grad is not None:
                 memory.check_kept()
 
     def keep(self) -> None:
         """Take the present values for those that were adopted last: they are the servers' too."""
-        for memory in self._memories:
+        for memory in self._memories.values():
             memory.keep()
 
     def forget(self) -> None:
         """Let the next values overwrite whatever there is."""
-        for memory in self._memories:
+        for memory in self._memories.values():
             memory.forget()
 
     def value_bytes(self, block: int) -> memoryview:
@@ -129,7 +132,11 @@ class ParameterStore:
         with self._lock:
             if self._landing is None:
                 pinned = any(parameter.is_cuda for parameter in self.parameters.values())
-                self._landing = Arena(self._extents, pinned=pinned)
+                extents = {
+                    each: Extent(parameter.dtype, tuple(parameter.shape))
+                    for each, parameter in self.parameters.items()
+                }
+                self._landing = Arena(extents, pinned=pinned)
         return self._landing[name]
 
 

@@ -69,7 +69,6 @@ class Trainer:
         cross_step: bool = False,
         non_finite: str = "warn",
     ) -> None:
-        self.plan = plan
         self.completed = False
         """Whether the servers know that this trainer has finished."""
         self._source = source
@@ -96,6 +95,11 @@ class Trainer:
         )
 
     @property
+    def plan(self) -> TrainerPlan:
+        """What this trainer follows: once it has joined, with the blocks that the servers hold."""
+        return self._client.session.plan
+
+    @property
     def current_step(self) -> int:
         """The number of steps made, from the job's beginning."""
         return self._client.session.step
@@ -112,7 +116,7 @@ class Trainer:
         except BaseException:
             self._client.close()
             raise
-        self.steps.start()
+        self.steps.restart()  # with the blocks that the servers hold
         _log.info(
             "trainer %d joined %s at step %d with %s in mode %s",
             self.plan.trainer_id,

@@ -67,31 +67,10 @@ class JoinRequest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-    @_typing.final
-    class ChecksumsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.int
-        value: _builtins.int
-        def __init__(
-            self,
-            *,
-            key: _builtins.int = ...,
-            value: _builtins.int = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
     JOB_NAME_FIELD_NUMBER: _builtins.int
     JOB_UID_FIELD_NUMBER: _builtins.int
     TRAINER_FIELD_NUMBER: _builtins.int
     AGREEMENT_FIELD_NUMBER: _builtins.int
-    CHECKSUMS_FIELD_NUMBER: _builtins.int
     job_name: _builtins.str
     job_uid: _builtins.str
     @_builtins.property
@@ -100,10 +79,6 @@ class JoinRequest(_message.Message):
     def agreement(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """What both sides must have in common, fact by fact, so that a difference can be named."""
 
-    @_builtins.property
-    def checksums(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
-        """CRC-32 of this trainer's own initial values by number of block, of the blocks on this server."""
-
     def __init__(
         self,
         *,
@@ -111,11 +86,10 @@ class JoinRequest(_message.Message):
         job_uid: _builtins.str = ...,
         trainer: Global___Trainer | None = ...,
         agreement: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
-        checksums: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "checksums", b"checksums", "job_name", b"job_name", "job_uid", b"job_uid", "trainer", b"trainer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreement", b"agreement", "job_name", b"job_name", "job_uid", b"job_uid", "trainer", b"trainer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -128,9 +102,9 @@ class JoinReply(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     DATA_PORT_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
-    DIFFERING_BLOCKS_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     DATA_SOCKET_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     """Random per life of the server."""
     data_port: _builtins.int
@@ -143,26 +117,99 @@ class JoinReply(_message.Message):
     namespace, another in each life of a server. Empty where there is none.
     """
     @_builtins.property
-    def differing_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Blocks whose initial value differs from this trainer's own."""
-
+    def placement(self) -> Global___Placement: ...
     def __init__(
         self,
         *,
         incarnation: _builtins.str = ...,
         data_port: _builtins.int = ...,
         step: _builtins.int = ...,
-        differing_blocks: _abc.Iterable[_builtins.int] | None = ...,
         restored: _builtins.str = ...,
         data_socket: _builtins.str = ...,
+        placement: Global___Placement | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["placement", b"placement"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_port", b"data_port", "data_socket", b"data_socket", "differing_blocks", b"differing_blocks", "incarnation", b"incarnation", "restored", b"restored", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_port", b"data_port", "data_socket", b"data_socket", "incarnation", b"incarnation", "placement", b"placement", "restored", b"restored", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___JoinReply: _TypeAlias = JoinReply  # noqa: Y015
+
+@_typing.final
+class Placement(_message.Message):
+    """What this server holds. Trainers cut what they send, and expect what they get, as the servers say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """Of what lies where on all servers; rises with each change."""
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        parts: _abc.Iterable[Global___Part] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Placement: _TypeAlias = Placement  # noqa: Y015
+
+@_typing.final
+class Part(_message.Message):
+    """A run of a parameter: a block, or a piece of one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCK_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    PARAM_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    CHECKSUM_FIELD_NUMBER: _builtins.int
+    block: _builtins.int
+    """The number by which frames and other calls name it."""
+    name: _builtins.str
+    """The block's name; all pieces of one have it."""
+    index: _builtins.int
+    """The block's position among those of its parameter."""
+    param: _builtins.str
+    dtype: _builtins.str
+    """The torch dtype's name without its module."""
+    begin: _builtins.int
+    """The first element in the flattened parameter."""
+    checksum: _builtins.int
+    """CRC-32 of the value that this server's process has built."""
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        block: _builtins.int = ...,
+        name: _builtins.str = ...,
+        index: _builtins.int = ...,
+        param: _builtins.str = ...,
+        dtype: _builtins.str = ...,
+        begin: _builtins.int = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        checksum: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "block", b"block", "checksum", b"checksum", "dtype", b"dtype", "index", b"index", "name", b"name", "param", b"param", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Part: _TypeAlias = Part  # noqa: Y015
 
 @_typing.final
 class CompletedRequest(_message.Message):
