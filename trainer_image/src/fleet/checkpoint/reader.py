@@ -222,7 +222,7 @@ class Checkpoint:
         values: list[Tensor] = []
         states = []
         for block, piece in found:
-            self._check_cuttable(block, piece)
+            _check_cuttable(self.directory, block, piece)
             first, last = max(begin, block.begin) - block.begin, min(end, block.end) - block.begin
             values.append(piece.value.reshape(-1)[first:last])
             states.append(cut_state(piece.state, block.shape, first, last, (last - first,)))
@@ -237,19 +237,6 @@ class Checkpoint:
             if isinstance(entry, Tensor) and tuple(entry.shape) == found[0][0].shape:
                 state[name] = torch.cat([part[name] for part in states]).view(shape)
         return Piece(param, begin, end, torch.cat(values).view(shape), state)
-
-    def _check_cuttable(self, block: BlockRecord, piece: Piece) -> None:
-        for name, entry in piece.state.items():
-            if isinstance(entry, Tensor) and tuple(entry.shape) == block.shape:
-                continue
-            for shape in map(tuple, _shapes_in(entry)):
-                if math.prod(shape) > 1:
-                    raise CheckpointError(
-                        f"{self.directory}: the optimizer's {name} of {block.param} has the shape "
-                        f"{list(shape)} and belongs to {list(block.shape)} elements as a whole, so it "
-                        "cannot be cut anew; load it with the number of servers and the slicing that it was "
-                        "saved with"
-                    )
 
     def _read(self, block: BlockRecord, file: FileRecord) -> Piece:
         path = self._checked(file)
@@ -320,6 +307,20 @@ class Checkpoint:
         if save != self.manifest.save:
             return f"it belongs to the save {save!r}, and the manifest to {self.manifest.save!r}"
         return "it was changed after it had been written"
+
+
+def _check_cuttable(directory: Path, block: BlockRecord, piece: Piece) -> None:
+    for name, entry in piece.state.items():
+        if isinstance(entry, Tensor) and tuple(entry.shape) == block.shape:
+            continue
+        for shape in map(tuple, _shapes_in(entry)):
+            if math.prod(shape) > 1:
+                raise CheckpointError(
+                    f"{directory}: the optimizer's {name} of {block.param} has the shape "
+                    f"{list(shape)} and belongs to {list(block.shape)} elements as a whole, so it "
+                    "cannot be cut anew; load it with the number of servers and the slicing that it was "
+                    "saved with"
+                )
 
 
 def _shapes_in(entry: object) -> Iterator[Sequence[int]]:

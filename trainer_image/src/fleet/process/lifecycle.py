@@ -1,11 +1,8 @@
 """How a replica begins and ends: signals, uncaught errors, the served progress, the termination message.
 
-A container's main process is PID 1, for which the kernel ignores SIGTERM unless it is handled, and Python
-runs signal handlers only between bytecodes of the main thread: one that waits in a lock or inside a C
-function would not end before the kubelet's SIGKILL. So the interpreter's wake-up descriptor reports the
-signal to a watcher thread, which flushes the output, leaves the last words and ends the process. It does
-not unwind the stack: a ``finally`` that calls ``fleet.stop_worker()`` would tell the servers that a trainer
-which was stopped half-way has completed.
+A SIGTERM (see `sigterm`) flushes the output, leaves the last words and ends the process. It does not unwind
+the stack: a ``finally`` that calls ``fleet.stop_worker()`` would tell the servers that a trainer which was
+stopped half-way has completed.
 
 Uncaught errors end a replica with the exit status of their type and with one sentence, on stderr and as the
 termination message. Forked children get the handlers back as they were before :func:`start`.
@@ -21,11 +18,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Collection, Mapping
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
 
 from fleet.errors import EXIT_FAILURE, ConfigurationError, FleetError
 from fleet.process import progress, termination
+from fleet.process.sigterm import SigtermWatcher
 
 if TYPE_CHECKING:
     from fleet.role_maker import Role
@@ -57,10 +55,7 @@ class _Lifecycle:
         self.attempts: Mapping[int, int] = {}
         self._observing = False
         self._status: int | None = None
-        self._wakeup: tuple[int, int] | None = None
-        self._owns_wakeup = True
-        self._previous_handler: Any = signal.SIG_DFL
-        self._handled = threading.Event()
+        self._sigterm = SigtermWatcher()
         self._previous_hook = sys.excepthook
         self._previous_thread_hook = threading.excepthook
 
@@ -89,46 +84,17 @@ class _Lifecycle:
         self.identity = f"{role.lower()} {index}"
         progress.identify(role, index)
 
+    def on_sigterm(self) -> None:
+        """Leave the last words of a replica that is stopped, and end it."""
+        self.failed = True
+        self._sigterm.wait_for_script(HANDLER_SECONDS)
+        termination.write_failure(f"{self.identity} was stopped by SIGTERM", os.environ)
+        _flush_within(FLUSH_SECONDS)
+        os._exit(EXIT_TERMINATED)
+
     def handle_sigterm(self) -> None:
         """End this process within two seconds of a SIGTERM, whatever its threads wait for."""
-        if threading.current_thread() is not threading.main_thread():
-            _log.warning(
-                "fleet.init was called outside the main thread, where Python allows no signal handlers: "
-                "as PID 1 of a container this replica would ignore SIGTERM"
-            )
-            return
-        previous = signal.getsignal(signal.SIGTERM)
-        if previous is signal.SIG_IGN:
-            return
-        self._previous_handler = previous
-        self._wakeup = reader, writer = os.pipe()
-        os.set_blocking(writer, False)
-        threading.Thread(target=self._watch, args=(reader,), name="fleet-lifecycle", daemon=True).start()
-        taken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        if taken != -1:  # an event loop waits for it; the handler below wakes our watcher instead
-            signal.set_wakeup_fd(taken)
-            self._owns_wakeup = False
-        signal.signal(signal.SIGTERM, self._on_sigterm)
-
-    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        """Wake the watcher, should another library have taken the wake-up descriptor, and act as before."""
-        if self._wakeup is not None:
-            os.write(self._wakeup[1], bytes([number]))
-        if callable(self._previous_handler):
-            try:
-                self._previous_handler(number, frame)
-            finally:
-                self._handled.set()
-
-    def _watch(self, reader: int) -> None:
-        while received := os.read(reader, 64):
-            if signal.SIGTERM in received:
-                self.failed = True
-                if callable(self._previous_handler):
-                    self._handled.wait(HANDLER_SECONDS)
-                termination.write_failure(f"{self.identity} was stopped by SIGTERM", os.environ)
-                _flush_within(FLUSH_SECONDS)
-                os._exit(EXIT_TERMINATED)
+        self._sigterm.handle(self.on_sigterm)
 
     def on_uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -180,12 +146,7 @@ class _Lifecycle:
 
     def undo_in_child(self) -> None:
         """Give a forked child the handlers of before: its end is not the replica's end."""
-        if self._wakeup is not None:
-            if self._owns_wakeup:
-                signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTERM, self._previous_handler or signal.SIG_DFL)
-            for descriptor in self._wakeup:
-                os.close(descriptor)
+        self._sigterm.undo()
         if self._observing:
             if sys.excepthook == self.on_uncaught:
                 sys.excepthook = self._previous_hook
