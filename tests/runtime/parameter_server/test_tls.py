@@ -4,6 +4,7 @@ import contextlib
 import shutil
 import socket
 import ssl
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -24,11 +25,12 @@ from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.server import server as server_module
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import route
-from fleet.parameter_server.transport.sockets import dial, receive_exactly, send_all
-from fleet.parameter_server.transport.tls import TlsError, TlsSocket
+from fleet.parameter_server.transport.sockets import bytes_moved, dial, receive_exactly, send_all
+from fleet.parameter_server.transport.tls import RECORD_BYTES, TlsError, TlsSocket
 from fleet.process import progress
 from fleet.process.half_open import HalfOpen
 from fleet.program import ClipGradByGlobalNorm
+from fleet.wire import HEADER_BYTES
 from tests.support.certificates import Authority, make_authority
 from tests.support.parameter_server import HOST, QUICK, Loopback, loopback, sgd, small_model
 from tests.support.processes import wait_for
@@ -361,6 +363,20 @@ def test_both_directions_move_at_once_without_waiting_for_each_other(issued: Pat
         client.shutdown(socket.SHUT_WR)
         with pytest.raises(OSError, match="it was closed at the other end"):
             receive_exactly(server, memoryview(bytearray(1)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how many bytes have moved")
+def test_a_short_frame_is_longer_by_one_record(issued: Path):
+    """The watchdog of a silent connection must know how long its probe is."""
+    with pair(Certificates(issued)) as (client, server):
+        frame = memoryview(bytearray(HEADER_BYTES))
+        before = bytes_moved(server)
+        send_all(client, [frame])
+        receive_exactly(server, frame)
+        after = bytes_moved(server)
+    assert before is not None
+    assert after is not None
+    assert after.received - before.received == HEADER_BYTES + RECORD_BYTES
 
 
 def test_what_was_changed_on_the_way_is_not_taken(issued: Path):

@@ -6,12 +6,15 @@ from typing import Final
 from fleet.parameter_server.transport.arrivals import Arrivals
 from fleet.parameter_server.transport.sockets import BytesMoved
 from fleet.parameter_server.transport.stream import ResumableStream
+from fleet.parameter_server.transport.tls import RECORD_BYTES
 from fleet.wire import HEADER_BYTES, Kind
 
 __all__ = ["SilenceWatchdog"]
 
 _PROBE_AFTER: Final = 2 / 5
 """After what part of the time in which nothing arrives the server is asked for a word."""
+_PROBE_BYTES: Final = HEADER_BYTES + RECORD_BYTES
+"""How long a probe may be, encrypted or not; no two frames are so short."""
 _log = logging.getLogger(__name__)
 
 
@@ -71,4 +74,4 @@ class SilenceWatchdog:
 
 def _is_alive(before: BytesMoved, now: BytesMoved) -> bool:
     """Return whether the peer itself sent or took data; that its kernel took a probe does not count."""
-    return now.received != before.received or now.acknowledged - before.acknowledged > HEADER_BYTES
+    return now.received != before.received or now.acknowledged - before.acknowledged > _PROBE_BYTES

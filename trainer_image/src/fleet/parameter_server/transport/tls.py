@@ -15,7 +15,10 @@ from typing import Any, Final
 from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.transport.sockets import ConnectionEndedError, own
 
-__all__ = ["TlsError", "TlsSocket", "explain"]
+__all__ = ["RECORD_BYTES", "TlsError", "TlsSocket", "explain"]
+
+RECORD_BYTES: Final = 22
+"""By how much a record of TLS 1.3 is longer than what it carries: its header, its type and its tag."""
 
 _CHUNK_BYTES: Final = 1 << 18
 """How much is encrypted or received at once: a piece of a block."""
