@@ -121,15 +121,53 @@ def test_unchanged_files_are_read_once(authority: Authority, tmp_path: Path):
     assert certificates.current() is certificates.current()
 
 
+def test_the_key_is_shown_nowhere(authority: Authority, tmp_path: Path):
+    loaded = Certificates(authority.issue(tmp_path)).current()
+    assert "PRIVATE KEY" in loaded.key.decode()
+    assert "PRIVATE KEY" not in repr(loaded)
+
+
+NAMES = ("tls.crt", "tls.key", "ca.crt")
+
+
+def link(folder: Path, to: Path) -> Path:
+    """Lay files into a folder as the kubelet does: their names stay links into one that is replaced whole."""
+    (folder / "..data").symlink_to(to)
+    for name in NAMES:
+        (folder / name).symlink_to(Path("..data") / name)
+    return folder
+
+
+def exchange(folder: Path, to: Path) -> None:
+    (folder / "..new").symlink_to(to)
+    (folder / "..new").rename(folder / "..data")
+
+
 def test_files_that_are_exchanged_by_a_link_are_read_again(authority: Authority, tmp_path: Path):
-    """As the kubelet does it: the names stay links into a folder that is replaced as a whole."""
     first, second = authority.issue(tmp_path / "..1"), authority.issue(tmp_path / "..2")
-    data = tmp_path / "..data"
-    data.symlink_to(first)
-    for name in ("tls.crt", "tls.key", "ca.crt"):
-        (tmp_path / name).symlink_to(Path("..data") / name)
-    certificates = Certificates(tmp_path)
+    certificates = Certificates(link(tmp_path, first))
     assert certificates.current().certificate == (first / "tls.crt").read_bytes()
-    (tmp_path / "..new").symlink_to(second)
-    (tmp_path / "..new").rename(data)
+    exchange(tmp_path, second)
     assert certificates.current().certificate == (second / "tls.crt").read_bytes()
+
+
+@pytest.mark.parametrize("amid", ["_read", "_fill"])
+def test_of_files_that_are_exchanged_amid_being_read_all_are_the_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, amid: str
+):
+    first = make_authority(tmp_path / "one").issue(tmp_path / "..1")
+    second = make_authority(tmp_path / "other").issue(tmp_path / "..2")
+    link(tmp_path, first)
+    whole = getattr(Certificates, amid)
+
+    def and_then_exchanges(self: Certificates, what: object) -> object:
+        done = whole(self, what)
+        if (tmp_path / "..data").resolve() == first.resolve():
+            exchange(tmp_path, second)
+        return done
+
+    monkeypatch.setattr(Certificates, amid, and_then_exchanges)
+    loaded = Certificates(tmp_path).current()
+    assert [loaded.certificate, loaded.key, loaded.authority] == [
+        (second / name).read_bytes() for name in NAMES
+    ]

@@ -8,7 +8,7 @@ named in the log, and those before are used further.
 import logging
 import ssl
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -34,7 +34,7 @@ class Loaded:
     """The files as they were at one time."""
 
     certificate: bytes
-    key: bytes
+    key: bytes = field(repr=False)
     authority: bytes
     server: ssl.SSLContext
     """For what is taken: from those only whose certificate is of the same authority."""
@@ -68,11 +68,13 @@ class Certificates:
             They cannot be used, and could not before; the message names the file and says what to do.
         """
         with self._lock:
-            if (version := self._look()) != self._version or self._loaded is None:
+            while (version := self._look()) != self._version or self._loaded is None:
                 self._version = version
                 try:
                     self._loaded = self._load()
                 except ConfigurationError as error:
+                    if self._look() != version:
+                        continue  # they were exchanged amid being read: some were old, others new
                     if self._loaded is None:
                         raise
                     _log.warning("%s. The certificates before are used further", error)
