@@ -1,5 +1,6 @@
 """Claims: a process that was replaced writes, commits and removes nothing any more."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -92,6 +93,18 @@ def test_what_is_no_claim_is_replaced(tmp_path, caplog):
     assert "is no claim" in caplog.text
     claims().hold(tmp_path)
     assert len(caplog.records) == 1
+
+
+def test_what_lives_killed_amid_a_claim_have_left_goes_with_a_later_claim(tmp_path):
+    left, present = (tmp_path / f"claim-server-0.json.{name}.tmp" for name in ("0a1b2c3d", "4e5f6a7b"))
+    of_another = tmp_path / "claim-server-1.json.0a1b2c3d.tmp"
+    for path in (left, present, of_another):
+        path.write_text("{")
+    for path in (left, of_another):
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 120))
+    claims().hold(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"claim-server-0.json", present.name, of_another.name}, "one may just be written"
 
 
 def test_a_survivors_save_that_has_begun_is_not_committed_and_removes_nothing(tmp_path):

@@ -1,7 +1,11 @@
 """Numbered checkpoints: which is the newest, and which may go."""
 
+import contextlib
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,12 +14,14 @@ from fleet.checkpoint import (
     Claims,
     Manifest,
     Piece,
+    cleaning,
     commit,
     find_checkpoint,
     leave_mark,
     numbers_in,
     remove_numbers,
     superfluous,
+    tidy,
     whole_numbers,
     write_shard,
     write_trainer_part,
@@ -221,3 +227,70 @@ def test_every_file_gets_the_mode_of_any_new_file(tmp_path):
     files = {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.rglob("*") if path.is_file()}
     assert len(files) == 8
     assert set(files.values()) == {"0o640"}, files
+
+
+@contextlib.contextmanager
+def killed_after(unlinked: int) -> Iterator[None]:
+    """Have a process end once it has removed so many files."""
+    unlink, left = os.unlink, [unlinked]
+
+    def dies(*arguments: Any, **named: Any) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        unlink(*arguments, **named)
+
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        patched.setattr(os, "unlink", dies)
+        yield
+
+
+@pytest.mark.parametrize("unlinked", range(4))
+@pytest.mark.parametrize("tidied", [False, True], ids=["as-it-was-committed", "tidied"])
+def test_what_a_killed_process_has_not_removed_goes_with_the_next(tmp_path, unlinked, tidied):
+    for number in range(2):
+        write(tmp_path / f"checkpoint-{number}", number, f"a{number}")
+        if tidied:
+            tidy(tmp_path / f"checkpoint-{number}")
+    with killed_after(unlinked):
+        remove_numbers(tmp_path, [0])
+    assert found_in(tmp_path) == tmp_path / "checkpoint-1"
+    keep(tmp_path, 1)
+    assert numbers_in(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("unlinked", range(4))
+def test_servers_that_remove_one_at_the_same_time_hinder_nobody(tmp_path, unlinked, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    folder = tmp_path / "checkpoint-0"
+    write(folder, 0, "a0")
+    tidy(folder)
+    names_in = cleaning._names_in
+
+    def and_another_removes(opened: int) -> list[str]:
+        monkeypatch.undo()
+        names = names_in(opened)
+        with killed_after(unlinked):
+            remove_numbers(tmp_path, [0])
+        return names
+
+    monkeypatch.setattr(cleaning, "_names_in", and_another_removes)
+    remove_numbers(tmp_path, [0])
+    assert "stays" not in caplog.text
+    assert not folder.exists()
+
+
+def test_why_a_folder_stays_is_said(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    write(tmp_path / "checkpoint-0", 0, "a0")
+    (tmp_path / "checkpoint-0" / "notes.txt").write_text("a user's")
+    (tmp_path / "checkpoint-1").symlink_to(tmp_path)
+    remove_numbers(tmp_path, [0, 1])
+    assert (
+        "checkpoint-0 stays: it has files that no manifest of a checkpoint names, such as notes.t"
+        in caplog.text
+    )
+    assert "checkpoint-1 stays: it is a link, or no folder" in caplog.text

@@ -20,6 +20,7 @@ from fleet.errors import CheckpointError, FleetError
 __all__ = ["remove_checkpoint", "tidy"]
 
 _MANIFESTS: Final = {MANIFEST_NAME, REPLACED_NAME}
+_NO_FOLDER: Final = "it is a link, or no folder"
 _TEMPORARY: Final = re.compile(rf"(.*?)(\.[0-9a-f]{{8}})?{re.escape(TEMPORARY)}", re.DOTALL)
 
 
@@ -36,7 +37,8 @@ def tidy(directory: Path) -> None:
     kept = {MANIFEST_NAME, *(file.name for file in Manifest.read(directory).files)}
     try:
         with _opened(directory) as folder:
-            _remove(folder, str(directory), kept)
+            # A save before that is not whole any more must not look like what all servers have.
+            _remove(folder, str(directory), kept, first=_MANIFESTS)
     except OSError as error:
         raise FleetError(
             f"{directory} holds a whole checkpoint, and what an earlier save has left in it could not be "
@@ -45,13 +47,14 @@ def tidy(directory: Path) -> None:
         ) from error
 
 
-def remove_checkpoint(directory: Path) -> bool:
+def remove_checkpoint(directory: Path) -> str:
     """Remove a checkpoint, and its directory if nothing of somebody else's is in it.
 
     Returns
     -------
-    bool
-        Whether the directory is gone. A link to one stays as it is, and so does what it leads to.
+    str
+        Why the directory stays; empty once it is gone. A link to one stays as it is, and so does what it
+        leads to.
 
     Raises
     ------
@@ -60,22 +63,24 @@ def remove_checkpoint(directory: Path) -> bool:
     """
     try:
         with _opened(directory, os.O_NOFOLLOW) as folder:
-            _remove(folder, str(directory), set())
-            if _names_in(folder):
-                return False
+            _remove(folder, str(directory), set(), first=set())
+            if left := _names_in(folder):
+                return f"it has files that no manifest of a checkpoint names, such as {min(left)}"
         directory.rmdir()  # refuses what somebody has just written
     except FileNotFoundError:
-        return True  # other servers remove it as well
+        return ""  # other servers remove it as well
     except NotADirectoryError:
-        return False  # a link, or no directory
+        return _NO_FOLDER
     except OSError as error:
-        if directory.is_symlink() or error.errno == errno.ENOTEMPTY:
-            return False
+        if directory.is_symlink():
+            return _NO_FOLDER
+        if error.errno == errno.ENOTEMPTY:
+            return "somebody has just written to it"
         raise FleetError(
             f"{directory} could not be removed: {error}; expected a directory whose contents this process "
             "may remove: do so by hand, or keep more checkpoints"
         ) from error
-    return True
+    return ""
 
 
 @contextlib.contextmanager
@@ -87,16 +92,19 @@ def _opened(directory: Path, flags: int = 0) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _remove(folder: int, path: str, kept: set[str]) -> None:
-    """Remove from an open directory what its manifests name, but for what is kept."""
+def _remove(folder: int, path: str, kept: set[str], first: set[str]) -> None:
+    """Remove from an open directory what its manifests name, but for what is kept.
+
+    Whatever names files goes after them, unless it is to go first: so another process, which removes the same
+    or goes on after this one was killed, knows them as well.
+    """
     present = _names_in(folder)
     named = {name: found for name in present if (found := _named_by(folder, name, path))}
     ours = set(named).union(*named.values())
     half_written = {name for name in present if _whole_name(name) in {*ours, *_MANIFESTS} - {name}}
 
     def place(name: str) -> int:
-        """Return when a file goes: cut short, this leaves neither what looks whole nor what nobody names."""
-        return 0 if name in _MANIFESTS else 1 if name not in named else 2
+        return 0 if name in first else 1 if name not in named else 2
 
     for name in sorted(half_written.union(ours.intersection(present)) - kept, key=place):
         with contextlib.suppress(FileNotFoundError):

@@ -128,5 +128,5 @@ def remove_numbers(folder: Path, numbers: Iterable[int]) -> None:
     """Remove numbered checkpoints; see `remove_checkpoint`."""
     for number in numbers:
         path = folder / f"{CHECKPOINT_PREFIX}{number}"
-        if not remove_checkpoint(path):
-            _log.info("%s stays: it is a link, or has files that no manifest of a checkpoint names", path)
+        if why := remove_checkpoint(path):
+            _log.info("%s stays: %s", path, why)

@@ -1,14 +1,16 @@
 """Writing: what a save is about to write is named first, then come the files, and the manifest last."""
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from fleet.checkpoint.files import naming, write_bytes, write_tensors
+from fleet.checkpoint.files import TEMPORARY, naming, write_bytes, write_tensors
 from fleet.checkpoint.manifest import (
     BEGUN_SUFFIX,
     MANIFEST_NAME,
@@ -22,6 +24,9 @@ from fleet.checkpoint.values import encode
 from fleet.errors import CheckpointError
 
 __all__ = ["commit", "write_claim", "write_model", "write_shard", "write_trainer_part"]
+
+_LEFT_SECONDS: Final = 60.0
+"""A claim that has not got its name for so long is of a process that was killed."""
 
 
 def write_shard(directory: Path, save_name: str, shard: str, pieces: Iterable[Piece]) -> FileRecord:
@@ -102,9 +107,17 @@ def write_model(directory: Path, state: Mapping[str, Tensor], facts: Mapping[str
 
 
 def write_claim(path: Path, text: str) -> None:
-    """Write who may write checkpoints in a folder; otherwise as `write_shard`."""
+    """Write who may write checkpoints in a folder, and remove what processes killed amid it have left.
+
+    Otherwise as `write_shard`.
+    """
     with naming(path):
         write_bytes(path, text.encode())
+    with contextlib.suppress(OSError):  # it takes a few bytes, and a later claim tries again
+        now = path.stat().st_mtime  # by the clock of the disk, which may be another host's
+        for left in path.parent.glob(f"{path.name}.*{TEMPORARY}"):
+            if left.stat().st_mtime < now - _LEFT_SECONDS:
+                left.unlink()
 
 
 def commit(directory: Path, manifest: str) -> None:
