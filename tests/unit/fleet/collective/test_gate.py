@@ -162,6 +162,25 @@ def test_many_connections_take_no_thread_each(store: socket.socket, gate: Relay)
             assert (there.recv(1), trainer.recv(1)) == (bytes([number]), bytes([number + 100]))
 
 
+def test_a_gate_for_which_there_is_no_thread_takes_the_next_connection(
+    store: socket.socket, gate: Relay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    start, refused = threading.Thread.start, list[threading.Thread]()
+
+    def refuses_once(thread: threading.Thread) -> None:
+        if thread.name == "fleet-gate" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuses_once)
+    with socket.create_connection((HOST, gate.port), 10) as connected:
+        assert connected.recv(1) == b""
+    with socket.create_connection((HOST, gate.port), 10) as connected:
+        assert len(connected.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)) == CHALLENGE_BYTES
+    assert "a connection could not be taken: can't start new thread; trying again" in caplog.text
+
+
 def named_gate() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "fleet-gate"]
 

@@ -45,7 +45,7 @@ class Relay:
     onward : callable
         As `Onward`.
     tells : bool
-        Whether whom it refuses is worth a word in the log.
+        Whether whom it refuses, and what it lacks, is worth a word in the log.
     """
 
     def __init__(self, listener: socket.socket, onward: Onward, *, tells: bool = False) -> None:
@@ -55,45 +55,59 @@ class Relay:
         self._listener = listener
         self._onward = onward
         self._tells = tells
+        self._closed = False
         self._told_at = float("-inf")
         threading.Thread(target=self._accept, name="fleet-gate", daemon=True).start()
 
     def close(self) -> None:
         """Take no further connection; those that there are stay."""
+        self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept(self) -> None:
-        while self._listener.fileno() >= 0:
+        while not self._closed:
             try:
                 connected, address = self._listener.accept()
-            except OSError:  # closed, or there is no descriptor left for the moment
-                time.sleep(_PAUSE_SECONDS)
+            except OSError as error:
+                self._pause(error)
                 continue
-            threading.Thread(
-                target=self._pass_on, args=(connected, str(address[0])), name="fleet-gate", daemon=True
-            ).start()
+            try:
+                threading.Thread(
+                    target=self._pass_on, args=(connected, str(address[0])), name="fleet-gate", daemon=True
+                ).start()
+            except RuntimeError as error:
+                connected.close()
+                self._pause(error)
+
+    def _pause(self, error: OSError | RuntimeError) -> None:
+        """Wait where there is no descriptor or no thread left for the moment, and this is not closed."""
+        if not self._closed:
+            self.refusal = f"a connection could not be taken: {error}"
+            self._tell("%s; trying again", self.refusal)
+            time.sleep(_PAUSE_SECONDS)
 
     def _pass_on(self, connected: socket.socket, whence: str) -> None:
         try:
             onward = self._onward(connected)
         except OSError as error:
             self.refusal = str(error)
-            self._tell(whence)
+            self._tell("refused a connection of %s with the store: %s", whence, self.refusal)
             connected.close()
             return
         self.refusal = ""
-        for each in (connected, onward):
-            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # one that has ended already: its end is passed on
+            for each in (connected, onward):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         pass_on(connected, onward)
 
-    def _tell(self, whence: str) -> None:
-        """Say so, once in a while: who comes may come often."""
+    def _tell(self, message: str, *about: str) -> None:
+        """Say it, once in a while: who comes may come often."""
         now = time.monotonic()
         if self._tells and now - self._told_at >= _TELL_SECONDS:
             self._told_at = now
-            _log.warning("refused a connection of %s with the store: %s", whence, self.refusal)
+            _log.warning(message, *about)
 
 
 def gate_before(port: int, listener: socket.socket, key: bytes, half_open: HalfOpen | None = None) -> Relay:

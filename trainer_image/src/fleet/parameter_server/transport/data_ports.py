@@ -96,9 +96,13 @@ class DataPorts:
                 time.sleep(_PAUSE_SECONDS)
                 continue
             whence = address[0] if connected.family != socket.AF_UNIX else "this host"
-            threading.Thread(
-                target=self._let_in, args=(connected, whence), name="fleet-greet", daemon=True
-            ).start()
+            try:
+                threading.Thread(
+                    target=self._let_in, args=(connected, whence), name="fleet-greet", daemon=True
+                ).start()
+            except RuntimeError as error:  # no thread is left for the moment: who has come may come again
+                _log.warning("cannot take a data connection from %s: %s", whence, error)
+                connected.close()
 
     def _let_in(self, connected: socket.socket, whence: str) -> None:
         try:
