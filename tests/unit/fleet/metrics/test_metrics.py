@@ -126,6 +126,13 @@ def test_a_sum_is_over_all_trainers():
     assert (one.compute(), other.compute()) == (3.0, 3.5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_a_sum_is_as_exact_as_the_numbers_are(dtype):
+    one = Sum(lambda numbers: numbers)
+    one.update(torch.tensor([1.0 + torch.finfo(dtype).eps], dtype=dtype))
+    assert one.compute() == 1.0 + torch.finfo(dtype).eps
+
+
 def test_the_metrics_of_a_job_add_over_its_trainers():
     metrics = Metrics(lambda numbers: 2 * numbers)
     assert isinstance(metrics.auc(buckets=3), AUC)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from fleet.errors import ConfigurationError
@@ -25,7 +26,9 @@ def flat(metric: str, what: str, values: Any) -> npt.NDArray[Any]:
     """
     if isinstance(values, Tensor):
         values = values.detach().cpu()
-        values = values.float().numpy() if values.is_floating_point() else values.numpy()
+        if values.is_floating_point():  # numpy has no bfloat16
+            values = values.to(torch.promote_types(values.dtype, torch.float32))
+        values = values.numpy()
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
         raise ConfigurationError(f"{metric}: {what} are of type {array.dtype}, expected numbers")
