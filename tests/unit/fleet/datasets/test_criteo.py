@@ -96,6 +96,7 @@ def test_trainers_and_their_workers_share_the_lines(tmp_path, workers):
         (line(categories=["123456789", *["0"] * 25]), "a number out of range in it"),
         (line(categories=["-1", *["0"] * 25]), "a number out of range in it"),
         (line(counts=["9" * 30, *["0"] * 12]), "a number out of range in it"),
+        (line(counts=["-" + "9" * 400, *["0"] * 12]), "a number out of range in it"),
     ],
 )
 def test_a_malformed_line_is_passed_over_counted_and_told_with_its_file_and_number(
