@@ -34,8 +34,14 @@ def endpoint_problem(endpoint: str) -> str | None:
     host, colon, port = endpoint.rpartition(":")
     if not colon or not host:
         return f"{endpoint!r} is not host:port"
-    if (":" in host) != (host.startswith("[") and host.endswith("]")) or host.split() != [host]:
+    bracketed = host.startswith("[") and host.endswith("]")
+    if (":" in host) != bracketed or host.split() != [host]:
         return f"{endpoint!r} has a malformed host"
+    if not bracketed and ("[" in host or "]" in host):
+        return (
+            f"{endpoint!r} has brackets in its host; expected ranges as in t-[0-7]:6170, of at most {_MOST} "
+            "endpoints, where they stand for several"
+        )
     if not (port.isascii() and port.isdigit() and 1 <= int(port) <= _LAST_PORT):
         return f"{endpoint!r} has the port {port!r}, which is not a number from 1 to {_LAST_PORT}"
     return None
