@@ -67,8 +67,10 @@ def _share_memory(spec: dict[str, Any], container: dict[str, Any], job: FleetJob
     pool = job.spec.node_pool
     size = pool.shared_memory if pool is not None else None
     mounts = container.get("volumeMounts", [])
-    is_mounted = any(each.get("mountPath", "").rstrip("/") == _SHARED_MEMORY_PATH for each in mounts)
-    is_wanted = job.slots_per_pod > 1 or _has_devices(container) if size is None else not _is_nothing(size)
+    # A path that is no text is for the API server to refuse.
+    is_mounted = any(str(each.get("mountPath")).rstrip("/") == _SHARED_MEMORY_PATH for each in mounts)
+    is_needed = job.slots_per_pod > 1 or _has_devices(container)
+    is_wanted = is_needed if size is None else not _is_nothing(size)
     if is_mounted or not is_wanted:
         return
     memory = {"medium": "Memory"} | ({"sizeLimit": size} if size is not None else {})

@@ -97,6 +97,12 @@ def test_memory_is_shared_where_processes_and_devices_need_it(document, expected
     assert ("fleet-shared-memory" in {each["name"] for each in mounts}) == (expected is not None)
 
 
+def test_a_path_that_is_no_text_is_left_to_the_api_server():
+    mounts = [{"name": "a", "mountPath": 5}, {"name": "b"}]
+    spec = pod_of(template=template({"volumeMounts": mounts}))["spec"]
+    assert spec["containers"][0]["volumeMounts"] == mounts
+
+
 def test_a_server_stands_in_the_pool_but_takes_no_device():
     spec = pod_of(Role.PSERVER, nodePool=POOL)["spec"]
     assert spec["nodeSelector"] == {"accelerator": "h100"}
