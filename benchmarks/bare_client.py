@@ -1,7 +1,8 @@
 """The limit for any operator: a plain asynchronous client that only creates the objects of jobs.
 
 ``python -m benchmarks.bare_client KUBECONFIG`` connects, prints ``ready``, and for each line of its input,
-``NAMESPACE NUM_JOBS``, creates as fast as it can what an operator would: a Service and four pods a job.
+``NAMESPACE NUM_JOBS``, creates as fast as it can what an operator would: a Service, a
+NetworkPolicy and four pods a job.
 """
 
 import asyncio
@@ -11,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fleet_operator.api import FleetJob, Role, parse_job
-from fleet_operator.build import ClusterHosts, build_pod, build_service
+from fleet_operator.build import ClusterHosts, build_extras, build_pod, build_service
 from fleet_operator.cluster.client import ApiClient
 from fleet_operator.cluster.connection import from_kubeconfig
+from fleet_operator.cluster.resources import FEATURES
+from fleet_operator.cluster.view import collection
 from fleet_operator.plan.model import Attempt
 
 __all__ = ["NUM_PODS", "job_manifest", "main"]
@@ -51,8 +54,10 @@ def job_manifest(name: str, namespace: str) -> dict[str, Any]:
 
 
 def objects(job: FleetJob) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give the plurals and manifests of what a job needs, without an owner: there is none here."""
+    """Give the resources and manifests of what a job needs, without an owner: there is none here."""
     yield "services", build_service(job)
+    for policy in build_extras(job, life=0, metrics_open=True):
+        yield FEATURES["networkPolicies"].key, dict(policy.manifest)
     for role in (Role.PSERVER, Role.TRAINER):
         for index in range(NUM_REPLICAS):
             yield "pods", build_pod(job, role, index, Attempt(), ClusterHosts(job))
@@ -65,7 +70,7 @@ async def create_all(client: ApiClient, namespace: str, num_jobs: int) -> None:
     async def create(plural: str, manifest: dict[str, Any]) -> None:
         manifest["metadata"].pop("ownerReferences", None)
         try:
-            await client.create(f"/api/v1/namespaces/{namespace}/{plural}", manifest)
+            await client.create(collection(plural, namespace), manifest)
         finally:
             slots.release()
 

@@ -73,7 +73,8 @@ class OperatedPlane:
         """Start everything; return when the operator is ready."""
         self.plane.start()
         config = self.plane.write_kubeconfig(self._folder / "kubeconfig", install(self.plane), NAMESPACE)
-        self.operator = OperatorProcess(self._folder, config, FLEET_OPERATOR_LOG_LEVEL="warning")
+        told = {"FLEET_OPERATOR_LOG_LEVEL": "warning", "FLEET_OPERATOR_FEATURES": "networkPolicies"}
+        self.operator = OperatorProcess(self._folder, config, **told)
         self.operator.start()
         self._bare = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.bare_client", str(self.plane.kubeconfig)],

@@ -98,15 +98,30 @@ async def test_a_job_brings_its_network_policy_and_its_servers_budget(namespace:
     assert await names(namespace, "networkpolicies") == {"digits"}
 
 
+@pytest.mark.parametrize("network", [{"policy": True}, {}], ids=["asked-for", "by-default"])
 async def test_the_metrics_are_for_the_operators_namespace_and_for_those_whom_its_settings_name(
-    namespace: Namespace,
+    namespace: Namespace, network: dict[str, bool]
 ):
-    await namespace.create_job(manifest(network={"policy": True}))
+    await namespace.create_job(manifest(network=network))
     found = await namespace.until("networkpolicies", "the policy", lambda found: "digits" in found)
     own, reading = found["digits"]["spec"]["ingress"]
     assert own == {"from": [{"podSelector": {"matchLabels": {"fleetjob.dev/job-name": "digits"}}}]}
     operators = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}}}
     assert reading == {"from": [operators, METRICS_READER], "ports": [{"port": 6180, "protocol": "TCP"}]}
+
+
+async def test_a_policy_of_somebody_else_stays_and_a_job_that_asks_for_none_runs_without(
+    namespace: Namespace,
+):
+    theirs = {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "digits"},
+        "spec": {"podSelector": {}, "ingress": [{}]},
+    }
+    made = await namespace.client.create(namespace.path("networkpolicies"), theirs)
+    await run(namespace)
+    assert await namespace.get("networkpolicies", "digits") == made
 
 
 async def test_what_an_operator_with_other_settings_has_made_is_made_anew_and_what_a_hand_has_changed_stays(

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["T0", "Story", "at", "describe", "ended", "pending", "pserver", "trainer"]
 
+NO_POLICIES = frozenset({("networking.k8s.io/v1", "NetworkPolicy")})
+"""What an operator does not serve that is not set up to make NetworkPolicies."""
 T0 = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 
 
@@ -124,7 +126,7 @@ class Story:
 
     def sees(self, *pods: ObservedPod, after: float = 0, service: bool = True, **observed: Any) -> list[str]:
         """Plan what follows from these pods, and return it as text."""
-        seen = Observed(pods, service, **observed)
+        seen = Observed(pods, service, **{"unserved": NO_POLICIES, **observed})
         hosts, now = ClusterHosts(self.job), at(after)
         self.plan = plan(self.job, seen, now, hosts)
         self.job = self.job.with_status(self.plan.status)

@@ -76,6 +76,7 @@ class Term:
             self._view,
             events,
             metrics_readers=metrics_readers(connection.namespace, settings.metrics_readers),
+            metrics_open=not settings.metrics_readers,
             progress=self._progress,
         )
         self._tasks: tuple[asyncio.Task[None], ...] = ()

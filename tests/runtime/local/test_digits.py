@@ -49,7 +49,7 @@ def long_digits() -> dict[str, Any]:
     job: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
     job["spec"]["pserver"]["replicas"] = 1
     script = str(ROOT / "examples" / "digits" / "train.py")
-    job["spec"]["template"]["spec"]["containers"][0]["command"] = ["python", script, "--epochs", "60"]
+    job["spec"]["template"]["spec"]["containers"][0]["command"] = ["python", script, "--epochs", "40"]
     return job
 
 

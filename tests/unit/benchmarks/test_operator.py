@@ -119,7 +119,11 @@ def test_what_is_printed_has_every_figure_and_verdict():
 
 def test_the_bare_client_creates_what_the_operator_does():
     made = list(objects(parse_job(job_manifest("job-0", "default"))))
-    assert [plural for plural, _ in made] == ["services", *["pods"] * NUM_PODS]
+    assert [plural for plural, _ in made] == [
+        "services",
+        "networkpolicies.networking.k8s.io",
+        *["pods"] * NUM_PODS,
+    ]
     assert {manifest["metadata"]["name"] for plural, manifest in made if plural == "pods"} == {
         f"job-0-{role}-{index}" for role in ("pserver", "trainer") for index in (0, 1)
     }

@@ -13,9 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet_operator.api.names import METRICS_PORT
 from fleet_operator.settings import FEATURES, Settings, SettingsError
-from tests.support.pods import pod_of
 from tools import assets
 
 pytestmark = pytest.mark.programs
@@ -128,6 +126,7 @@ def test_the_operator_may_do_what_it_does_and_nothing_else(helm):
         ("", "pods"): everyday,
         ("", "services"): everyday,
         ("", "events"): {"create", "patch"},
+        ("networking.k8s.io", "networkpolicies"): everyday,
     }
 
 
@@ -145,7 +144,8 @@ CHANGING = {"get", "list", "watch", "create", "delete"}
     ],
 )
 def test_each_feature_is_a_right_of_its_own_and_a_setting(helm, feature, granted):
-    plain, more = render(helm), render(helm, f"features.{feature}=true")
+    off = [f"features.{each}=false" for each in FEATURES]
+    plain, more = render(helm, *off), render(helm, *off, f"features.{feature}=true")
     rules = [one(each, "ClusterRole", "fleet-fleet-operator")["rules"] for each in (plain, more)]
     added = [rule for rule in rules[1] if rule not in rules[0]]
     assert {
@@ -247,7 +247,9 @@ def test_the_operator_understands_its_settings(helm, values):
     env = {each["name"]: each.get("value", "a-pod") for each in container(render(helm, *values))["env"]}
     settings = Settings.from_environment(env)
     namespaces = ("team-a", "team-b") if values else ()
-    assert settings == Settings(namespaces=namespaces, lease="fleet-fleet-operator", identity="a-pod")
+    features = ("networkPolicies",)
+    lease, identity = "fleet-fleet-operator", "a-pod"
+    assert settings == Settings(namespaces=namespaces, features=features, lease=lease, identity=identity)
 
 
 def test_who_may_read_the_metrics_of_jobs_is_a_value(helm):
@@ -275,90 +277,33 @@ def policies(manifests: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str,
     return {(each["metadata"]["namespace"], each["metadata"]["name"]): each["spec"] for each in found}
 
 
-def selects(selector: dict[str, Any], labels: dict[str, str]) -> bool:
-    """Whether a selector has a pod, as far as the chart's own go."""
-    there = {"Exists": True, "DoesNotExist": False}
-    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items()) and all(
-        (each["key"] in labels) is there[each["operator"]] for each in selector.get("matchExpressions", [])
-    )
-
-
-def labels_of(**network: Any) -> dict[str, str]:
-    """Return the labels of a job's pod, as the operator makes it."""
-    found: dict[str, str] = pod_of(network=network)["metadata"]["labels"]
-    return found
-
-
-OPERATOR = {"app.kubernetes.io/name": "fleet-operator", "app.kubernetes.io/instance": "fleet"}
-
-
 def test_the_operators_pods_are_reached_on_their_one_port_only(helm):
     manifests = render(helm)
     assert policies(manifests).keys() == {("fleet-system", "fleet-fleet-operator")}
     policy = policies(manifests)["fleet-system", "fleet-fleet-operator"]
-    assert selects(
-        policy["podSelector"], one(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
-    )
+    labels = one(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"].keys() == {"matchLabels"}
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     port = {"port": container(manifests)["ports"][0]["containerPort"], "protocol": "TCP"}
     assert (policy["policyTypes"], policy["ingress"]) == (["Ingress"], [{"ports": [port]}])
 
 
-def test_pods_of_jobs_are_reached_by_each_other_and_for_their_metrics(helm):
-    found = policies(render(helm, *NAMES))
-    names = {(team, "fleet-fleet-operator-jobs") for team in ("team-a", "team-b")}
-    assert found.keys() == names | {("fleet-system", "fleet-fleet-operator")}
-    policy = found["team-a", "fleet-fleet-operator-jobs"]
-    assert policy["policyTypes"] == ["Ingress"], "where pods may go is left alone"
-    assert selects(policy["podSelector"], labels_of())
-    assert not selects(policy["podSelector"], labels_of(policy=True)), "it would be widened"
-    others: list[dict[str, str]] = [
-        {},
-        {"app.kubernetes.io/managed-by": "Helm"},
-        {"fleetjob.dev/job-name": "forged"},
-    ]
-    assert not any(selects(policy["podSelector"], labels) for labels in others)
-    each_other, reading = policy["ingress"]
-    [peer] = each_other["from"]
-    assert peer.keys() == {"podSelector"}, "of the same namespace"
-    assert selects(peer["podSelector"], labels_of())
-    assert selects(peer["podSelector"], labels_of(policy=True))
-    assert reading == {"ports": [{"port": METRICS_PORT, "protocol": "TCP"}]}
+def test_readers_of_metrics_are_let_in_and_nobody_else(helm):
+    found = policies(render(helm, f"{READER}.podSelector.matchLabels.app=prometheus"))
+    reading = found["fleet-system", "fleet-fleet-operator"]["ingress"][0]
+    assert reading["from"] == [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
 
 
-def test_readers_of_metrics_are_let_in_beside_the_operator_and_nobody_else(helm):
-    prometheus = {"podSelector": {"matchLabels": {"app": "prometheus"}}}
-    reads = f"{READER}.podSelector.matchLabels.app=prometheus"
-    found = policies(render(helm, *NAMES, reads))
-    operator = {
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "fleet-system"}},
-        "podSelector": {"matchLabels": OPERATOR},
-    }
-    assert found["team-b", "fleet-fleet-operator-jobs"]["ingress"][1]["from"] == [operator, prometheus]
-    assert found["fleet-system", "fleet-fleet-operator"]["ingress"][0]["from"] == [prometheus]
+def test_the_operators_policy_is_a_value(helm):
+    assert policies(render(helm, "networkPolicies.operator=false")) == {}
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        (["networkPolicies.operator=false"], set()),
-        ([*NAMES, "networkPolicies.jobs=false"], {"fleet-system"}),
-        ([*NAMES, "networkPolicies.namespaces={team-c}"], {"fleet-system", "team-c"}),
-        (["networkPolicies.namespaces={team-c}"], {"fleet-system", "team-c"}),
-    ],
-)
-def test_where_policies_are_made_is_a_value(helm, values, expected):
-    assert {namespace for namespace, _ in policies(render(helm, *values))} == expected
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([], "No NetworkPolicy keeps others from the pods of FleetJobs"),
-        (
-            NAMES,
-            "Pods of FleetJobs in team-a, team-b are reached by each other",
-        ),
-        (["networkPolicies.jobs=false"], ""),
+        ([], "and on their metrics port by everybody"),
+        ([f"{READER}.podSelector.matchLabels.app=prometheus"], "by networkPolicies.metricsReaders and this"),
+        (["features.networkPolicies=false"], "No NetworkPolicy keeps others from the pods of FleetJobs"),
     ],
 )
 def test_the_notes_say_who_reaches_the_pods_of_jobs(helm, tmp_path, values, expected):
@@ -374,7 +319,6 @@ def test_the_notes_say_who_reaches_the_pods_of_jobs(helm, tmp_path, values, expe
     assert ended.returncode == 0, ended.stderr
     told = one([each for each in yaml.safe_load_all(ended.stdout) if each], "Notes")["text"]
     assert expected in told
-    assert bool(expected) is ("etworkPolic" in told)
 
 
 def reader(**selector: Any) -> dict[str, Any]:

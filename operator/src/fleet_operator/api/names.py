@@ -20,7 +20,6 @@ __all__ = [
     "LABEL_INDEX",
     "LABEL_JOB_NAME",
     "LABEL_MANAGED_BY",
-    "LABEL_OWN_POLICY",
     "LABEL_ROLE",
     "MAIN_CONTAINER",
     "MANAGED_BY",
@@ -46,7 +45,6 @@ LABEL_JOB_NAME = f"{API_GROUP}/job-name"
 LABEL_ROLE = f"{API_GROUP}/role"
 LABEL_INDEX = f"{API_GROUP}/index"
 LABEL_ATTEMPT = f"{API_GROUP}/attempt"
-LABEL_OWN_POLICY = f"{API_GROUP}/network-policy"  # the chart's NetworkPolicy passes over such pods
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "fleet-operator"
 CONTROLLER = f"{API_GROUP}/fleet-operator"  # what runPolicy.managedBy calls this operator

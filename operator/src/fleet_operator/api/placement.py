@@ -92,10 +92,11 @@ class Network(Model):
         description="With hostNetwork: each replica gets ports of its own out of it, so that two on one node"
         " do not clash.",
     )
-    policy: StrictBool = Field(
-        default=False,
+    policy: StrictBool | None = Field(
+        default=None,
         description="A NetworkPolicy admits only the job's own pods, and to the metrics port also the"
-        " operator's namespace and whom its chart names.",
+        " operator's namespace and whom its chart names. Unset: where the operator makes them, as its chart"
+        " lets it unless told otherwise, and not with hostNetwork.",
     )
     tls: Tls | None = Field(
         default=None,

@@ -1,4 +1,4 @@
-"""What a job may have beside its pods and its Service, each only if it asks for it."""
+"""What a job may have beside its pods and its Service: what it asks for, and its NetworkPolicy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from fleet_operator.api.names import ANNOTATION_MADE_FROM
 from fleet_operator.build.checkpoint import build_claims
 from fleet_operator.build.disruption_budget import build_disruption_budget
 from fleet_operator.build.gang import build_pod_group
-from fleet_operator.build.network_policy import build_network_policy
+from fleet_operator.build.network_policy import (
+    asks_for_network_policy,
+    build_network_policy,
+    wants_network_policy,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,12 +39,15 @@ class Extra:
         Whether it stays while no pod of the job is to run.
     after_end : bool
         Whether it stays when the job has finished.
+    by_default : bool
+        Whether the job does not ask for it, and does without it where the operator cannot make it.
     """
 
     field: str
     manifest: Mapping[str, Any]
     while_held: bool = False
     after_end: bool = False
+    by_default: bool = False
 
     @property
     def made_from(self) -> str | None:
@@ -49,7 +56,9 @@ class Extra:
         return said
 
 
-def build_extras(job: FleetJob, life: int, *, readers: Sequence[Mapping[str, Any]] = ()) -> tuple[Extra, ...]:
+def build_extras(
+    job: FleetJob, life: int, *, readers: Sequence[Mapping[str, Any]] = (), metrics_open: bool = False
+) -> tuple[Extra, ...]:
     """Return what one life of a job needs to be there before its pods.
 
     Parameters
@@ -60,13 +69,19 @@ def build_extras(job: FleetJob, life: int, *, readers: Sequence[Mapping[str, Any
         How often all of its replicas were started anew.
     readers : sequence of mapping
         Who beside the job's own pods may read its metrics, as peers of a NetworkPolicy.
+    metrics_open : bool
+        Whether everybody may, where the job does not ask for a NetworkPolicy.
     """
     found = [
         Extra("spec.checkpoint.volumeClaimTemplate", claim, while_held=True, after_end=True)
         for claim in build_claims(job)
     ]
-    if (policy := build_network_policy(job, readers)) is not None:
-        found.append(Extra("spec.network.policy", _signed(policy), while_held=True, after_end=True))
+    if wants_network_policy(job):
+        asked = asks_for_network_policy(job)
+        policy = _signed(build_network_policy(job, readers if asked or not metrics_open else None))
+        found.append(
+            Extra("spec.network.policy", policy, while_held=True, after_end=True, by_default=not asked)
+        )
     if (budget := build_disruption_budget(job)) is not None:
         found.append(Extra("spec.pserver.podDisruptionBudget", _signed(budget)))
     if (group := build_pod_group(job, life)) is not None:

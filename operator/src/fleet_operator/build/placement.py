@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.api import Role
+from fleet_operator.api import Mode, Role
 
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
@@ -14,6 +14,8 @@ __all__ = ["place"]
 _SHARED_MEMORY = "fleet-shared-memory"
 _SHARED_MEMORY_PATH = "/dev/shm"  # noqa: S108  shared memory has this path
 _NCCL = {"NCCL_DEBUG": "WARN"}  # else it keeps to itself what goes wrong
+_FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+"""Has torch write down, when a collective of NCCL has timed out, which ones came before it on each rank."""
 
 
 def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role) -> None:
@@ -53,10 +55,20 @@ def _apply_pool(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, 
         resources = container.setdefault("resources", {})
         resources.setdefault("limits", {})[pool.resource_name] = pool.gpus_per_trainer
         own = {entry["name"] for entry in container.setdefault("env", [])}
-        container["env"] += [
-            {"name": name, "value": value} for name, value in _NCCL.items() if name not in own
-        ]
+        wanted = _nccl(job)
+        container["env"] += [{"name": name, "value": wanted[name]} for name in wanted if name not in own]
     _share_memory(spec, container, job)
+
+
+def _nccl(job: FleetJob) -> dict[str, str]:
+    """Return what has NCCL say why it failed; the dump outlives its pod where there is a checkpoint."""
+    if job.spec.mode is not Mode.COLLECTIVE:
+        return _NCCL
+    checkpoint = job.spec.checkpoint
+    if checkpoint is None:
+        return _NCCL | _FLIGHT_RECORDER
+    kept = {"TORCH_FR_DUMP_TEMP_FILE": f"{checkpoint.mount_path}/nccl_trace_rank_"}
+    return _NCCL | _FLIGHT_RECORDER | kept
 
 
 def _share_memory(spec: dict[str, Any], container: dict[str, Any], job: FleetJob) -> None:

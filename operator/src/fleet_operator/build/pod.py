@@ -11,7 +11,6 @@ from fleet_operator.api.names import (
     JOB_KEY,
     LABEL_ATTEMPT,
     LABEL_INDEX,
-    LABEL_OWN_POLICY,
     LABEL_ROLE,
     TLS_DIR,
     TLS_SERVER_NAME,
@@ -109,8 +108,6 @@ def build_pod(
     name = pod_name(job.name, role, index)
     spec |= {"restartPolicy": "Never", "hostname": name, "subdomain": service_name(job.name)}
     labels = {LABEL_ROLE: role.value, LABEL_INDEX: str(index), LABEL_ATTEMPT: str(attempt)}
-    if job.spec.network is not None and job.spec.network.policy:
-        labels[LABEL_OWN_POLICY] = job.name
     pod: dict[str, Any] = {
         "apiVersion": "v1",
         "kind": "Pod",

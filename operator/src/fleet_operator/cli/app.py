@@ -114,7 +114,7 @@ def run(
 def render(filename: Manifest) -> None:
     """Print the objects that the operator makes for a job, in the order in which it makes them.
 
-    Whom the chart lets read the metrics of a job with a NetworkPolicy only the operator on a cluster knows.
+    Whether it makes NetworkPolicies, and whom its chart lets read metrics, only the one on a cluster knows.
     """
     import json
 
@@ -129,7 +129,8 @@ def render(filename: Manifest) -> None:
     metadata = job.metadata.model_copy(update={"uid": job.metadata.uid or UNKNOWN_UID})
     job = job.model_copy(update={"metadata": metadata})
     hosts = ClusterHosts(job)
-    manifests = [build_service(job), *(extra.manifest for extra in build_extras(job, life=0))]
+    extras = build_extras(job, life=0, metrics_open=True)
+    manifests = [build_service(job), *(extra.manifest for extra in extras)]
     for role in job.roles:
         manifests += [build_pod(job, role, index, Attempt(), hosts) for index in range(job.replicas(role))]
     copies = json.loads(json.dumps(manifests))  # what they share would be written as references

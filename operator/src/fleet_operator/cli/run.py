@@ -40,6 +40,7 @@ from fleet_operator.cluster.local_address import (
     claim_ports,
     job_ports,
 )
+from fleet_operator.cluster.local_gpus import too_few, visible_gpus
 from fleet_operator.cluster.local_guard import GuardianLostError
 from fleet_operator.cluster.local_limits import not_applied, refusals
 from fleet_operator.cluster.local_volumes import Given
@@ -181,6 +182,8 @@ async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunRe
         display.say(f"logs: {options.logs}")
         with tempfile.TemporaryDirectory(prefix="fleetjob-") as scratch:
             settings = _settings(job, options, Path(scratch))
+            if missing := too_few(settings.gpus, job):
+                display.say(missing)
             view = JobView(job, display.say)
             hosts = LocalHosts(dict(zip(ports, addresses.hosts, strict=True)))
             hold = tuple(descriptor for claim in claims for descriptor in claim.descriptors)
@@ -229,6 +232,7 @@ def _settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSetting
         given=options.given,
         defaults=_defaults(job, options.environ),
         overrides={f"{library}_SOCKET_IFNAME": loopback for library in ("GLOO", "NCCL", "TP")},
+        gpus=visible_gpus(options.environ, (each.name for each in Path("/dev").iterdir())),
     )
 
 

@@ -80,6 +80,8 @@ class KubernetesCluster:
         Where people are told of what happens.
     metrics_readers : sequence of mapping
         Who may read the metrics of jobs with a NetworkPolicy, as its peers.
+    metrics_open : bool
+        Whether everybody may, where a job does not ask for that policy.
     progress : ProgressReader, optional
         Knows how far jobs are.
     monotonic : callable
@@ -93,6 +95,7 @@ class KubernetesCluster:
         events: EventRecorder,
         *,
         metrics_readers: Sequence[Mapping[str, Any]] = (),
+        metrics_open: bool = False,
         progress: ProgressReader | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -100,6 +103,7 @@ class KubernetesCluster:
         self._view = view
         self._events = events
         self._metrics_readers = tuple(metrics_readers)
+        self._metrics_open = metrics_open
         self._progress = progress
         self._monotonic = monotonic
         self._refusals: dict[Key, _Refusal] = {}  # for now
@@ -149,6 +153,7 @@ class KubernetesCluster:
             service=own_service,
             objects=objects,
             metrics_readers=self._metrics_readers,
+            metrics_open=self._metrics_open,
             unserved=frozenset(unserved),
             foreign=tuple(dict.fromkeys(foreign)),
             left_over=tuple(left_over),

@@ -21,6 +21,7 @@ from fleet_operator.api import Role
 from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
 from fleet_operator.cluster.interface import KEY_BYTES, ConflictError, Key
 from fleet_operator.cluster.local_env import local_command, main_container
+from fleet_operator.cluster.local_gpus import VISIBLE, share_of
 from fleet_operator.cluster.local_guard import Exited, Guard, GuardianLostError, Started
 from fleet_operator.cluster.local_log import begin_log, tail
 from fleet_operator.cluster.local_volumes import CHECKPOINT, Given, folders_of, places
@@ -42,7 +43,7 @@ from fleet_operator.plan.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
     from pathlib import Path
 
@@ -164,6 +165,8 @@ class LocalSettings:
         own, is not applied here.
     defaults, overrides : mapping
         Variables for replicas that do not set them, and variables that win.
+    gpus : sequence of str
+        What trainers that ask for GPUs get their shares of, as of `visible_gpus`.
     """
 
     workdirs: Mapping[Role, Path]
@@ -175,6 +178,7 @@ class LocalSettings:
     given: Given = field(default_factory=Given)
     defaults: Mapping[str, str] = field(default_factory=dict)
     overrides: Mapping[str, str] = field(default_factory=dict)
+    gpus: Sequence[str] = ()
 
 
 class ProcessCluster:
@@ -322,6 +326,8 @@ class ProcessCluster:
         variables = {variable.name for variable in job.template(pod.role).main_container.env or ()}
         if THREADS not in variables | (given.variables or {}).keys():
             overrides[THREADS] = str(self._settings.num_threads)
+        if VISIBLE not in variables:
+            overrides |= share_of(self._settings.gpus, job, pod.role, pod.index)
         command = local_command(
             pod.manifest,
             host=pod.host,

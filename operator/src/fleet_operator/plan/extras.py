@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fleet_operator.build import Extra
     from fleet_operator.plan.model import Observed
 
-__all__ = ["ensure", "remove", "unserved"]
+__all__ = ["cannot_make", "ensure", "remove", "unserved"]
 
 _KEPT = "PersistentVolumeClaim"
 
@@ -44,11 +44,14 @@ def remove(wanted: Iterable[Extra], observed: Observed) -> tuple[DeleteObject, .
 
 def unserved(extras: Iterable[Extra], observed: Observed) -> Extra | None:
     """Return the first object that the operator is not set up to make, if there is one."""
-    return next(
-        (
-            extra
-            for extra in extras
-            if (extra.manifest["apiVersion"], extra.manifest["kind"]) in observed.unserved
-        ),
-        None,
-    )
+    return next((extra for extra in extras if _is_unserved(extra, observed)), None)
+
+
+def cannot_make(extra: Extra, observed: Observed) -> bool:
+    """Return whether the operator is not set up to make an object, or somebody else's has its name."""
+    ref = ObjectRef.of(extra.manifest)
+    return _is_unserved(extra, observed) or f"{ref.kind}/{ref.name}" in observed.foreign
+
+
+def _is_unserved(extra: Extra, observed: Observed) -> bool:
+    return (extra.manifest["apiVersion"], extra.manifest["kind"]) in observed.unserved

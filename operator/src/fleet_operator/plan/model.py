@@ -116,6 +116,7 @@ class Observed:
     service: bool = False  # the job's headless Service is there, and is its own
     objects: Mapping[ObjectRef, ObservedObject] = field(default_factory=dict)  # what else it has: claims, …
     metrics_readers: tuple[Mapping[str, Any], ...] = ()  # who else may read metrics: peers of a NetworkPolicy
+    metrics_open: bool = False  # whether all may read metrics of jobs that do not ask for a NetworkPolicy
     unserved: frozenset[tuple[str, str]] = frozenset()  # (apiVersion, kind) that the operator may not make
     foreign: tuple[str, ...] = ()  # "Kind/name" of objects with our names that others own
     left_over: tuple[str, ...] = ()  # "Kind/name" of what a deleted job of our name left, for the moment

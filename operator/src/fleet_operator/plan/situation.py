@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fleet_operator.api import Role
 from fleet_operator.api.names import pod_name, service_name
 from fleet_operator.build import build_extras
-from fleet_operator.plan.extras import unserved
+from fleet_operator.plan.extras import cannot_make, unserved
 from fleet_operator.plan.key import brings_own_key, key_of_life
 from fleet_operator.plan.ledger import RANK_ZERO, Ledger, Replica
 from fleet_operator.plan.node_loss import is_on_silent_node, lost_at
@@ -194,8 +194,10 @@ class Situation:
     @cached_property
     def extras(self) -> tuple[Extra, ...]:
         """What the present life of the job needs beside its pods and its Service."""
-        readers = self.observed.metrics_readers
-        return build_extras(self.job, self.ledger.job_restarts, readers=readers)
+        seen = self.observed
+        readers, everybody = seen.metrics_readers, seen.metrics_open
+        built = build_extras(self.job, self.ledger.job_restarts, readers=readers, metrics_open=everybody)
+        return tuple(each for each in built if not (each.by_default and cannot_make(each, seen)))
 
     @cached_property
     def unserved(self) -> Extra | None:

@@ -1,4 +1,4 @@
-"""What a job has beside its pods and its Service, each only if it asks for it."""
+"""What a job has beside its pods and its Service."""
 
 from typing import Any
 
@@ -15,6 +15,8 @@ SHARED = {"volumeClaimTemplate": CLAIM, "scope": "Job"}
 
 
 def job_of(collective: bool = False, **spec: Any) -> FleetJob:
+    """Return a job without a NetworkPolicy, unless it says something else of its network."""
+    spec = {"network": {"policy": False}, **spec}
     return jobs.job(jobs.collective_manifest(**spec) if collective else jobs.manifest(**spec))
 
 
@@ -26,8 +28,9 @@ def pod_of(job: FleetJob, role: Role = Role.TRAINER, index: int = 0, life: int =
     return build_pod(job, role, index, Attempt(life), ClusterHosts(job))
 
 
-def test_a_plain_job_has_nothing_beside():
-    assert build_extras(job_of(), 0) == ()
+def test_a_plain_job_has_nothing_beside_but_its_network_policy():
+    [policy] = build_extras(jobs.job(), 0)
+    assert (policy.manifest["kind"], policy.by_default) == ("NetworkPolicy", True)
 
 
 # The checkpoint.
@@ -99,8 +102,24 @@ def test_a_jobs_pods_are_reached_by_each_other_and_its_metrics_by_those_who_are_
 
 
 def test_without_a_reader_nobody_reads_and_not_everybody():
-    [policy] = extras_of(job_of(network={"policy": True})).values()
+    [policy] = extras_of(job_of(network={"policy": True}), metrics_open=True).values()
     assert len(policy["spec"]["ingress"]) == 1
+
+
+@pytest.mark.parametrize("network", [{}, {"tls": {"secretName": "certificates"}}], ids=["plain", "with-tls"])
+def test_a_job_that_says_nothing_of_a_policy_is_read_by_everybody_until_somebody_is_named(network):
+    job, port = job_of(network=network), {"ports": [{"port": 6180, "protocol": "TCP"}]}
+    for open_to_all, reading in ((True, port), (False, {"from": [OPERATOR], **port})):
+        [policy] = extras_of(job, readers=(OPERATOR,), metrics_open=open_to_all).values()
+        assert policy["spec"]["ingress"][1] == reading
+
+
+HOST_NETWORK = {"hostNetwork": True, "portRange": {"from": 20000, "to": 20100}}
+
+
+@pytest.mark.parametrize("network", [{"policy": False}, HOST_NETWORK], ids=["refused", "host-network"])
+def test_a_job_has_no_policy_where_it_refuses_or_none_would_hold(network):
+    assert extras_of(job_of(network=network)) == {}
 
 
 def test_what_is_made_anew_says_what_it_was_made_from_and_a_claim_does_not():

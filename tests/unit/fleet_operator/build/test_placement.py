@@ -41,6 +41,18 @@ def test_collectives_say_what_goes_wrong_unless_the_template_says_otherwise():
     assert "NCCL_DEBUG" not in env_of(main_of(pod_of()))
 
 
+def test_torch_writes_down_which_collectives_came_before_one_that_timed_out():
+    recorder = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    kept = {"TORCH_FR_DUMP_TEMP_FILE": "/state/nccl_trace_rank_"}
+    plain = jobs.collective_manifest(nodePool=POOL)
+    checkpoint = {"claimName": "state", "mountPath": "/state"}
+    saving = jobs.collective_manifest(nodePool=POOL, checkpoint=checkpoint)
+    for document, expected in ((plain, recorder), (saving, recorder | kept)):
+        env = env_of(main_of(pod_of(document=document)))
+        assert {name: env[name] for name in env if name.startswith("TORCH_")} == expected
+    assert "TORCH_FR_BUFFER_SIZE" not in env_of(main_of(pod_of(nodePool=POOL)))
+
+
 def test_shared_memory_of_the_template_wins():
     own = {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108  not a temporary file
     spec = pod_of(

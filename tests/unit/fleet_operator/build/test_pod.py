@@ -95,12 +95,6 @@ def test_certificates_are_mounted_in_the_main_container_and_nothing_else_changes
     assert pod == plain
 
 
-def test_pods_whose_job_has_a_policy_of_its_own_say_so_to_the_charts():
-    label = "fleetjob.dev/network-policy"
-    assert pod_of(network={"policy": True})["metadata"]["labels"][label] == "digits"
-    assert label not in pod_of(network={"policy": False})["metadata"]["labels"]
-
-
 def test_what_the_operator_sets_wins():
     pod = pod_of(
         template=template(

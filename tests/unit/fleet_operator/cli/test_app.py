@@ -141,6 +141,7 @@ def test_render_prints_what_the_operator_would_make(fleetjob, write):
     assert status == 0
     assert [(each["kind"], each["metadata"]["name"]) for each in yaml.safe_load_all(out)] == [
         ("Service", "tiny"),
+        ("NetworkPolicy", "tiny"),
         ("Pod", "tiny-pserver-0"),
         ("Pod", "tiny-trainer-0"),
         ("Pod", "tiny-trainer-1"),

@@ -33,6 +33,7 @@ def beside(api: FakeApi) -> tuple[SeenCluster, EnsureObject, EnsureObject]:
         JOB,
         {
             **manifest(
+                network={"policy": False},
                 scheduling={"gang": "Volcano"},
                 checkpoint={"volumeClaimTemplate": {"spec": {}}, "scope": "Job"},
             ),

@@ -13,6 +13,9 @@ CLAIM_REF = ObjectRef("v1", "PersistentVolumeClaim", "digits-checkpoint")
 GANG = {"gang": "Volcano"}
 BUDGET = {"replicas": 2, "podDisruptionBudget": True}
 BUDGET_REF = ObjectRef("policy/v1", "PodDisruptionBudget", "digits-pserver")
+POLICY = ObjectRef("networking.k8s.io/v1", "NetworkPolicy", "digits")
+MADE: dict[str, Any] = {"unserved": frozenset()}
+"""What an operator sees that makes everything."""
 ALL = (pserver(0), pserver(1), trainer(0), trainer(1))
 
 
@@ -52,13 +55,13 @@ def test_what_somebody_deleted_comes_back():
 
 def test_what_an_operator_with_other_settings_made_is_made_anew():
     story = Story(network={"policy": True})
-    policy = ObjectRef("networking.k8s.io/v1", "NetworkPolicy", "digits")
-    lines = done(story.sees(*ALL, **having(policy, made_from="something else")))
+    lines = done(story.sees(*ALL, **MADE, **having(POLICY, made_from="something else")))
     assert lines == ["delete NetworkPolicy digits", "ensure NetworkPolicy digits"]
     [wanted] = [extra.made_from for extra in build_extras(story.job, 0)]
     assert wanted is not None
-    assert done(story.sees(*ALL, after=1, **having(policy, made_from=wanted))) == []
-    assert done(story.sees(*ALL, after=1, **having(policy))) == [], "one that is on its way out says nothing"
+    assert done(story.sees(*ALL, after=1, **MADE, **having(POLICY, made_from=wanted))) == []
+    leaving = done(story.sees(*ALL, after=1, **MADE, **having(POLICY)))
+    assert leaving == [], "one that is on its way out says nothing"
 
 
 def test_a_claim_is_never_made_anew():
@@ -121,6 +124,23 @@ def test_an_object_of_somebody_else_is_never_adopted():
     lines = story.sees(service=False, foreign=("PodDisruptionBudget/digits-pserver",))
     assert done(lines) == []
     assert story.job.status.conditions[0].reason == "NameTaken"
+
+
+def test_a_policy_that_nobody_asks_for_is_made_before_the_pods():
+    lines = done(Story().sees(service=False, **MADE))
+    assert lines[:2] == ["create Service digits", "ensure NetworkPolicy digits"]
+
+
+def test_a_job_does_without_a_policy_that_it_does_not_ask_for():
+    foreign = ("NetworkPolicy/digits",)
+    for seen in ({}, {**MADE, "foreign": foreign}):
+        lines = done(Story().sees(service=False, **seen))
+        assert lines == ["create Service digits", *(f"create digits-pserver-{each} 0.0" for each in (0, 1))]
+    asking = Story(network={"policy": True})
+    asking.sees(service=False, **MADE, foreign=foreign)
+    assert asking.job.status.conditions[0].reason == "NameTaken"
+    asking.sees(service=False)
+    assert asking.job.status.conditions[0].reason == "FeatureDisabled"
 
 
 def test_a_claim_that_another_job_of_this_name_has_left_is_never_removed():

@@ -1,0 +1,55 @@
+"""Which GPUs of this machine each trainer of a run gets."""
+
+from typing import Any
+
+import pytest
+
+from fleet_operator.api import FleetJob, Role
+from fleet_operator.cluster.local_gpus import share_of, too_few, visible_gpus
+from tests.support import jobs
+
+
+def job_of(each: int, **pool: Any) -> FleetJob:
+    return jobs.job(
+        jobs.collective_manifest(
+            trainer={"replicas": 2, "slotsPerPod": 1}, nodePool={"gpusPerTrainer": each, **pool}
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ("0", "2", "10")),
+        ({"CUDA_VISIBLE_DEVICES": "10, GPU-4f"}, ("10", "GPU-4f")),
+        ({"CUDA_VISIBLE_DEVICES": ""}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, ()),
+    ],
+)
+def test_all_gpus_are_seen_unless_the_environment_chooses(environ, expected):
+    assert visible_gpus(environ, ["nvidia10", "nvidia0", "nvidiactl", "nvidia2", "null"]) == expected
+
+
+def test_each_trainer_gets_gpus_of_its_own():
+    shares = [share_of(("0", "1", "4", "5"), job_of(2), Role.TRAINER, index) for index in (0, 1)]
+    assert shares == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "4,5"}]
+
+
+@pytest.mark.parametrize(
+    ("job", "role"),
+    [
+        pytest.param(job_of(0), Role.TRAINER, id="none-asked-for"),
+        pytest.param(job_of(1), Role.PSERVER, id="a-server"),
+        pytest.param(job_of(8), Role.TRAINER, id="too-few"),
+        pytest.param(job_of(1, resourceName="amd.com/gpu"), Role.TRAINER, id="not-nvidias"),
+    ],
+)
+def test_others_see_what_there_is(job, role):
+    assert share_of(("0", "1"), job, role, 0) == {}
+
+
+def test_too_few_are_told_unless_there_are_none_at_all():
+    assert too_few(("0",), job_of(1)) == (
+        "the trainers ask for 2 GPUs and this machine has 1: each of them sees all"
+    )
+    assert too_few((), job_of(1)) == too_few(("0", "1"), job_of(1)) == ""
