@@ -22,7 +22,9 @@ from fleet.wire import (
 
 IDENTITY = Identity(job=11, trainer=1, attempt=2)
 BLOCKS = {3: 400, 5: 8}
+TABLES = {2: 12}
 OF_A_BLOCK = {Kind.GRAD, Kind.PARAM, Kind.UNCHANGED}
+OF_A_TABLE = {Kind.LOOK_UP: 16, Kind.ROWS: 24, Kind.ROW_GRADIENT: 40, Kind.STEPPED: 0}
 PATHS = {
     Side.TRAINER: {
         State.START: (),
@@ -42,7 +44,7 @@ PATHS = {
 
 def frame(kind: Kind, **changes: Any) -> Header:
     """Return a header of this kind that fits the connection."""
-    block = 3 if kind in OF_A_BLOCK else NO_BLOCK
+    block = 3 if kind in OF_A_BLOCK else 2 if kind in OF_A_TABLE else NO_BLOCK
     payload = {
         Kind.GRAD: 400,
         Kind.PARAM: 400,
@@ -50,6 +52,7 @@ def frame(kind: Kind, **changes: Any) -> Header:
         Kind.HYPER: 30,
         Kind.STEP_END: 4,
         Kind.ERROR: 9,
+        **OF_A_TABLE,
     }
     header = Header(kind, 11, 2, 1, block=block, payload_bytes=payload.get(kind, 0))
     return dataclasses.replace(header, **changes)
@@ -57,7 +60,7 @@ def frame(kind: Kind, **changes: Any) -> Header:
 
 def conversation(side: Side, state: State, *, remote: bool = True) -> Conversation:
     """Return a direction that has come to this state."""
-    made = Conversation(side, IDENTITY, BLOCKS, remote=remote)
+    made = Conversation(side, IDENTITY, BLOCKS, remote=remote, row_bytes=TABLES)
     for kind in PATHS[side][state]:
         made.advance(frame(kind))
     assert made.state is state
@@ -230,3 +233,32 @@ def test_what_is_no_tensor_follows_its_header():
     made.shares = True
     with pytest.raises(RemoteProtocolError, match=r"HYPER frame lies in shared memory.*it is no tensor"):
         made.advance(frame(Kind.HYPER, shared=True, payload_bytes=0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "words"),
+    [
+        pytest.param(
+            Kind.LOOK_UP, {"block": 3}, "names table 3, expected one of the 1 tables", id="no-table"
+        ),
+        pytest.param(
+            Kind.LOOK_UP, {"payload_bytes": 12}, "carries 12 bytes, expected a multiple of 8", id="half-an-id"
+        ),
+        pytest.param(Kind.ROW_GRADIENT, {"payload_bytes": 24}, "expected a multiple of 20", id="half-a-row"),
+        pytest.param(Kind.ROW_GRADIENT, {"step": 1}, "expected the step that began, 0", id="another-step"),
+        pytest.param(
+            Kind.LOOK_UP, {"payload_bytes": 2**40}, "at most 268435456", id="more-than-a-frame-may-carry"
+        ),
+        pytest.param(Kind.LOOK_UP, {"shared": True}, "no memory is shared", id="in-shared-memory"),
+    ],
+)
+def test_a_frame_of_a_table_carries_whole_ids_and_rows_within_a_bound(kind, changes, words):
+    made = conversation(Side.TRAINER, State.IN_STEP)
+    with pytest.raises(RemoteProtocolError, match=words):
+        made.advance(frame(kind, **changes))
+    made.advance(frame(kind, payload_bytes=0))
+
+
+def test_a_word_about_a_tables_step_carries_nothing():
+    with pytest.raises(RemoteProtocolError, match="carries 4 bytes, expected none"):
+        conversation(Side.SERVER, State.OPEN).advance(frame(Kind.STEPPED, payload_bytes=4))

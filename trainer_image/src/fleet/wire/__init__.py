@@ -8,7 +8,7 @@ headers and small payloads (JSON, lists of block numbers) pass through this pack
 table, and ``conversation`` checks each frame of one direction against it.
 """
 
-from fleet.wire.conversation import Conversation, Identity
+from fleet.wire.conversation import NO_TABLES, Conversation, Identity
 from fleet.wire.frames import HEADER_BYTES, NO_BLOCK, Header, Kind, job_hash, pack_header, read_header
 from fleet.wire.messages import NO_STEP, Hello, HyperParameters
 from fleet.wire.states import RESUMED, START, TRANSITIONS, Position, Side, State
@@ -17,6 +17,7 @@ __all__ = [
     "HEADER_BYTES",
     "NO_BLOCK",
     "NO_STEP",
+    "NO_TABLES",
     "RESUMED",
     "START",
     "TRANSITIONS",

@@ -2,17 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from fleet.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from fleet.wire.frames import NO_BLOCK, Header, Kind
 from fleet.wire.messages import MAX_TEXT_BYTES
+from fleet.wire.rows import MOST_ROW_BYTES, item_bytes
 from fleet.wire.states import RESUMED, TRANSITIONS, Position, Side, State
 
-__all__ = ["Conversation", "Identity"]
+__all__ = ["NO_TABLES", "Conversation", "Identity"]
 
 _TENSORS = frozenset({Kind.GRAD, Kind.PARAM})
 _TEXTS = frozenset({Kind.HELLO, Kind.HYPER, Kind.ERROR})
 _OF_A_BLOCK = frozenset({Kind.GRAD, Kind.PARAM, Kind.UNCHANGED})
+_OF_A_TABLE = frozenset({Kind.LOOK_UP, Kind.ROWS, Kind.ROW_GRADIENT, Kind.STEPPED})
+NO_TABLES: Final[Mapping[int, int]] = MappingProxyType({})
+"""In place of the tables of a connection that carries none."""
 _BYTES_PER_NUMBER = 4
 _MOST_TRAINERS = 1 << 16
 
@@ -39,14 +45,23 @@ class Conversation:
         The blocks that this connection carries, with the bytes of each one's tensor.
     remote : bool
         Whether the peer sends in this direction; decides whose mistake a broken frame is.
+    row_bytes : mapping of int to int
+        The tables that this connection carries, with the bytes of each one's rows.
     """
 
     def __init__(
-        self, side: Side, identity: Identity, block_bytes: Mapping[int, int], *, remote: bool
+        self,
+        side: Side,
+        identity: Identity,
+        block_bytes: Mapping[int, int],
+        *,
+        remote: bool,
+        row_bytes: Mapping[int, int] = NO_TABLES,
     ) -> None:
         self._side = side
         self._identity = identity
         self._block_bytes = block_bytes
+        self._row_bytes = row_bytes
         self._error: type[ProtocolError] = RemoteProtocolError if remote else LocalProtocolError
         self._state = State.START
         self._step = 0
@@ -108,19 +123,30 @@ class Conversation:
                 f"this connection is of {_words(self._identity)}"
             )
 
-    def _check_size(self, header: Header) -> None:
+    def _check_block(self, header: Header) -> None:
         if header.kind in _OF_A_BLOCK and header.block not in self._block_bytes:
             raise self._error(
                 f"a {header.kind.name} frame names block {header.block}, "
                 f"expected one of the {len(self._block_bytes)} blocks of this connection"
             )
-        if header.kind not in _OF_A_BLOCK and header.block != NO_BLOCK:
+        if header.kind in _OF_A_TABLE and header.block not in self._row_bytes:
+            raise self._error(
+                f"a {header.kind.name} frame names table {header.block}, "
+                f"expected one of the {len(self._row_bytes)} tables of this connection"
+            )
+        if header.kind not in _OF_A_BLOCK | _OF_A_TABLE and header.block != NO_BLOCK:
             raise self._error(f"a {header.kind.name} frame names block {header.block}, expected none")
+
+    def _check_size(self, header: Header) -> None:
+        self._check_block(header)
         if header.shared and not (self.shares and header.kind in _TENSORS):
             raise self._error(
                 f"a {header.kind.name} frame lies in shared memory, expected its payload to follow: "
                 + ("it is no tensor" if self.shares else "no memory is shared")
             )
+        if header.kind in _OF_A_TABLE:
+            self._check_rows(header)
+            return
         if header.kind in _TENSORS:
             low = high = 0 if header.shared else self._block_bytes[header.block]
         elif header.kind in _TEXTS:
@@ -138,12 +164,20 @@ class Conversation:
                 f"a {header.kind.name} frame{block} carries {header.payload_bytes} bytes, expected {expected}"
             )
 
+    def _check_rows(self, header: Header) -> None:
+        """Check that a frame of a table carries whole ids and rows, and no more than one frame may."""
+        item, found = item_bytes(header.kind, self._row_bytes[header.block]), header.payload_bytes
+        if found > MOST_ROW_BYTES or (found % item if item else found):
+            expected = f"a multiple of {item}, at most {MOST_ROW_BYTES}" if item else "none"
+            named = f"{header.kind.name} frame of table {header.block}"
+            raise self._error(f"a {named} carries {found} bytes, expected {expected}")
+
     def _check_step(self, header: Header) -> None:
         if header.kind is Kind.HYPER:
             if header.step < self._step:
                 raise self._error(f"step {header.step} begins after step {self._step}, expected a later one")
             self._step = header.step
-        elif header.kind in (Kind.GRAD, Kind.STEP_END) and header.step != self._step:
+        elif header.kind in (Kind.GRAD, Kind.ROW_GRADIENT, Kind.STEP_END) and header.step != self._step:
             raise self._error(
                 f"a {header.kind.name} frame is of step {header.step}, "
                 f"expected the step that began, {self._step}"

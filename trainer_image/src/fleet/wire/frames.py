@@ -9,7 +9,7 @@ offset   bytes  field
 6        2      1 where the payload lies in memory that both ends share, and does not follow; else 0
 8        4      attempt: the start count of the trainer's process
 12       4      trainer id
-16       4      block number, or ``NO_BLOCK`` where the frame is about none
+16       4      block number, that of a table, or ``NO_BLOCK`` where the frame is about none
 20       8      job hash, so that a frame of another job is recognised
 28       8      step
 36       8      how many frames of the session the sender has taken from the other end
@@ -28,7 +28,7 @@ from fleet.errors import LocalProtocolError, RemoteProtocolError
 __all__ = ["HEADER_BYTES", "NO_BLOCK", "VERSION", "Header", "Kind", "job_hash", "pack_header", "read_header"]
 
 MAGIC: Final = b"FLET"
-VERSION: Final = 2
+VERSION: Final = 3
 NO_BLOCK: Final = 0xFFFFFFFF
 _HEADER: Final = struct.Struct("<4sBBHIIIQQQQ")
 HEADER_BYTES: Final = _HEADER.size
@@ -59,6 +59,14 @@ class Kind(enum.IntEnum):
     """A trainer asks for a word; the server answers with the same kind, and has all that came before it."""
     GOODBYE = 11
     """The trainer knows that the server knows that it has finished: nobody needs the session any more."""
+    LOOK_UP = 12
+    """A trainer asks for rows of a table, in sync mode those of the header's step, by their ids."""
+    ROWS = 13
+    """The rows that a trainer has asked for, in the order of their ids; look-ups are answered in turn."""
+    ROW_GRADIENT = 14
+    """One table's gradient for a step: ids, and a row for each. Empty where no row of this server has one."""
+    STEPPED = 15
+    """A table has made a step: rows that are looked up from now on are those after it."""
 
 
 _KINDS: Final = {int(kind): kind for kind in Kind}

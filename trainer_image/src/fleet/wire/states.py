@@ -48,6 +48,7 @@ TRANSITIONS: Final[Mapping[Side, Mapping[State, Mapping[Kind, State]]]] = Mappin
             State.START: {Kind.HELLO: State.OPEN, Kind.ERROR: State.CLOSED},
             State.OPEN: {
                 Kind.PULL: State.OPEN,
+                Kind.LOOK_UP: State.OPEN,
                 Kind.HYPER: State.IN_STEP,
                 Kind.CONFIRM: State.OPEN,
                 Kind.COMPLETE: State.COMPLETED,
@@ -55,6 +56,8 @@ TRANSITIONS: Final[Mapping[Side, Mapping[State, Mapping[Kind, State]]]] = Mappin
             },
             State.IN_STEP: {
                 Kind.GRAD: State.IN_STEP,
+                Kind.LOOK_UP: State.IN_STEP,
+                Kind.ROW_GRADIENT: State.IN_STEP,
                 Kind.CONFIRM: State.IN_STEP,
                 Kind.STEP_END: State.OPEN,
                 Kind.ERROR: State.CLOSED,
@@ -67,6 +70,8 @@ TRANSITIONS: Final[Mapping[Side, Mapping[State, Mapping[Kind, State]]]] = Mappin
             State.OPEN: {
                 Kind.PARAM: State.OPEN,
                 Kind.UNCHANGED: State.OPEN,
+                Kind.ROWS: State.OPEN,
+                Kind.STEPPED: State.OPEN,
                 Kind.CONFIRM: State.OPEN,
                 Kind.COMPLETE: State.COMPLETED,
                 Kind.ERROR: State.CLOSED,
