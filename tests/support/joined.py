@@ -14,7 +14,7 @@ __all__ = ["joined"]
 
 @contextmanager
 def joined(
-    trainers: int, of_trainer: dict[str, Any] | None = None, **arguments: Any
+    trainers: int, of_trainer: dict[str, Any] | None = None, *, servers: int = 2, **arguments: Any
 ) -> Iterator[list[tuple[Any, Any, Any]]]:
     """Give each trainer with its module and its distributed optimizer.
 
@@ -23,10 +23,11 @@ def joined(
     trainers : int
     of_trainer : dict, optional
         As of `Loopback.make_trainer`.
+    servers : int
     **arguments
         As of `loopback`.
     """
-    with one_torch_thread(), loopback(servers=2, trainers=trainers, **arguments) as job:
+    with one_torch_thread(), loopback(servers=servers, trainers=trainers, **arguments) as job:
         made = []
         for index in range(trainers):
             trainer, model, wrapped = job.make_trainer(index, **(of_trainer or {}))

@@ -158,6 +158,9 @@ __all__ = [
 ]
 
 
+_PACKAGES = ("nn", "tables")
+"""What scripts say as ``fleet.nn.DistributedEmbedding``; each is imported when it is used."""
+
 _RUN_BY_AN_EXECUTOR = "run the program itself with fleet.Executor, in one process for each device"
 _LEFT_TO_PYTORCH = "PyTorch runs the model, and has settings of its own"
 _NOT_HERE = {
@@ -172,6 +175,8 @@ _NOT_HERE = {
 def __getattr__(name: str) -> Any:
     if name in _NOT_HERE:
         raise AttributeError(f"fleet has no {name}: {_NOT_HERE[name]}")
+    if name in _PACKAGES:
+        return import_module(f"fleet.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(_MODULE_OF[name]), name)

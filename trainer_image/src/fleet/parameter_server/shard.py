@@ -12,6 +12,7 @@ from torch import Tensor
 from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.receive_buffers import ReceiveBuffers
 from fleet.parameter_server.store import DenseStore, Put, Rule, step_by_optimizer
+from fleet.parameter_server.table_store import TableStore
 from fleet.parameter_server.transport.arena import dtype_of
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.program import Source
@@ -70,6 +71,8 @@ class Shard:
         """The memory of the values, where trainers of this host may map it."""
         self.store = DenseStore(plan, parameters, state, rule=rule, memory=self.shared_values, fused=fused)
         """The values."""
+        self.tables = TableStore(plan.tables, self.store.failed)
+        """The rows of tables."""
         self.buffers = ReceiveBuffers(self.store.extents)
         """Where gradients land."""
         self.initial_checksums = {number: zlib.crc32(self.store.view(number)) for number in self.blocks}

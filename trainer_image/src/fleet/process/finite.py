@@ -7,7 +7,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.errors import FleetError
@@ -20,6 +22,10 @@ COUNTER: Final = "non_finite_parameters"
 
 SKIPPED: Final = "steps_skipped"
 """The counter of steps that were not made because a gradient was not finite."""
+
+OfRows = Mapping[str, tuple[NDArray[np.int64], Tensor]]
+"""Gradients by table: ids, and a row for each."""
+NO_ROWS: Final[OfRows] = {}
 
 _FIRST_STEPS: Final = 4
 _SAMPLED_STEPS: Final = 16
@@ -52,13 +58,15 @@ class FiniteCheck:
         self._step = 0
         self._warned = False
 
-    def lets_step(self, gradients: Mapping[str, Tensor]) -> bool:
+    def lets_step(self, gradients: Mapping[str, Tensor], of_rows: OfRows = NO_ROWS) -> bool:
         """Look at the gradients of the next step; return whether it is to be made.
 
         Parameters
         ----------
         gradients : mapping of name to Tensor
             Strided ones, of any dtype and device.
+        of_rows : mapping of name to (ids, Tensor)
+            Those of tables, with a row for each id.
 
         Raises
         ------
@@ -68,9 +76,9 @@ class FiniteCheck:
         step, self._step = self._step, self._step + 1
         if self.action == "warn" and (self._warned or (step >= _FIRST_STEPS and step % _SAMPLED_STEPS)):
             return True
-        if not gradients or _are_finite(list(gradients.values())):
+        if _are_finite([*gradients.values(), *(rows for _, rows in of_rows.values())]):
             return True
-        name = next(name for name, each in gradients.items() if not bool(torch.isfinite(each).all()))
+        name = _first_of(gradients, of_rows)
         found = (
             f"the gradient of {name} holds NaN or infinity on trainer {self._trainer} in step {self._made()}"
         )
@@ -112,6 +120,18 @@ def tell_of_weights(parameters: Mapping[str, Tensor], step: int | None) -> None:
         more,
         _HELP,
     )
+
+
+def _first_of(gradients: Mapping[str, Tensor], of_rows: OfRows) -> str:
+    """Name the first gradient that is not finite; of a table with the row's id."""
+    for name, each in gradients.items():
+        if not bool(torch.isfinite(each).all()):
+            return name
+    for name, (ids, rows) in of_rows.items():
+        lost = (~torch.isfinite(rows).all(dim=1)).nonzero()
+        if len(lost):
+            return f"row {ids[int(lost[0])]} of table {name}"
+    return "some parameter"
 
 
 def _are_finite(gradients: list[Tensor]) -> bool:

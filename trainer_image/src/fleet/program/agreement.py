@@ -11,25 +11,29 @@ from collections.abc import Mapping
 from fleet.program.clip import CLIP_TYPES, describe_clip
 from fleet.program.ir import Operator, ProgramData
 from fleet.program.optimizers import KERNEL_FLAGS, hyper_parameters_of
+from fleet.program.tables import LOOK_UP_TYPE
 
 __all__ = ["agreement_of", "describe_difference", "facts_of_training", "fingerprint_of"]
 
 _ABSENT = "nothing"
-_OF_TRAINING = ("parameter ", "optimizer of ")
+_OF_TRAINING = ("parameter ", "optimizer of ", "table ")
 
 
 def agreement_of(program: ProgramData) -> dict[str, str]:
     """Return what a captured program says about its parameters and their optimizers.
 
-    Names, shapes, dtypes and param groups of the parameters; class and structural hyper-parameters of
-    the optimizer, which are those that are not numbers. Numbers, as the learning rate, may change
-    during training and are compared step by step instead. And how gradients are clipped, if they are.
+    Names, shapes, dtypes and param groups of the parameters; what each table is; class and structural
+    hyper-parameters of the optimizer, which are those that are not numbers. Numbers, as the learning rate,
+    may change during training and are compared step by step instead. And how gradients are clipped, if they
+    are.
     """
     block = program.global_block()
     agreement: dict[str, str] = {}
     for op in block.ops:
         if op.type in CLIP_TYPES:
             agreement["grad_clip"] = describe_clip(op)
+        if op.type == LOOK_UP_TYPE and op.has_attr("table"):
+            agreement[f"table {op.input('W')[0]}"] = op.attr("table")
         if not op.has_attr("optimizer"):
             continue
         (name,) = op.input("Param")

@@ -28,6 +28,7 @@ from fleet.program.optimizers import (
     has_coupled_decay,
     read_hyper_parameters,
 )
+from fleet.program.tables import append_look_ups, append_row_gradients, find_tables, placeholders_of
 
 __all__ = ["LOSS", "capture", "from_optimizer"]
 
@@ -116,9 +117,10 @@ def _build(
         check_grad_clip("grad_clip", grad_clip)
     if model is not None:
         _refuse_sparse_modules(model)
+    tables = find_tables(optimizer, model)
     names, named = _names(optimizer, model)
     _refuse_shared_memory(names)
-    group_of = _trainable(optimizer, names)
+    group_of = _trainable(optimizer, names, placeholders_of(tables))
     groups = [_group(optimizer, index, group) for index, group in enumerate(optimizer.param_groups)]
 
     # Creation order is the model's where one is known, else the optimizer's.
@@ -138,7 +140,9 @@ def _build(
         block.create_var(Variable(name, (-1,), "any", is_data=True))
     for name, parameter in parameters.items():
         block.create_var(_parameter(name, parameter))
+    append_look_ups(block, tables)
     _forward_and_backward(block, feeds)
+    append_row_gradients(block, tables, f"{LOSS}@GRAD")
     for name in reversed(parameters):
         _accumulate(block, name)
     for index in sorted({group_of[parameter] for parameter in parameters.values()}):
@@ -148,7 +152,7 @@ def _build(
     _start_up(startup.global_block(), program)
 
     program.startup_program = startup
-    program.source = startup.source = Source(optimizer, parameters, model, loss_fn, named)
+    program.source = startup.source = Source(optimizer, parameters, model, loss_fn, named, tables)
     return program
 
 
@@ -166,10 +170,11 @@ def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 def _refuse_sparse_modules(model: torch.nn.Module) -> None:
     for name, module in model.named_modules():
-        if getattr(module, "is_distributed", False) is True:
+        if getattr(module, "is_distributed", False) is True and not hasattr(module, "distributed_tables"):
             raise TranspileError(
                 f"module {name or type(module).__name__} has is_distributed=True; "
-                "tables kept on the parameter servers are not supported yet, use is_distributed=False"
+                "tables on the parameter servers are fleet.nn.DistributedEmbedding; use that, or "
+                "is_distributed=False"
             )
         if getattr(module, "sparse", False) is True:
             raise TranspileError(
@@ -213,12 +218,14 @@ def _refuse_shared_memory(names: Mapping[torch.nn.Parameter, str]) -> None:
 
 
 def _trainable(
-    optimizer: torch.optim.Optimizer, names: Mapping[torch.nn.Parameter, str]
+    optimizer: torch.optim.Optimizer, names: Mapping[torch.nn.Parameter, str], placeholders: frozenset[int]
 ) -> dict[torch.nn.Parameter, int]:
-    """Return the param group's index of each parameter that will be trained."""
+    """Return the param group's index of each parameter that is trained; `placeholders` stand for tables."""
     group_of: dict[torch.nn.Parameter, int] = {}
     for index, group in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(group["params"]):
+            if id(parameter) in placeholders:
+                continue
             if is_lazy(parameter):
                 raise TranspileError(
                     f"parameter {position} of the optimizer's param group {index} has no shape yet; "
@@ -231,7 +238,7 @@ def _trainable(
                 )
             if parameter.requires_grad:
                 group_of[parameter] = index
-    if not group_of:
+    if not group_of and not placeholders:
         raise TranspileError(
             "the optimizer holds no parameter with requires_grad=True: there is nothing to train"
         )

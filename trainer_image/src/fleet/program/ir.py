@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch.nn import Module, Parameter
     from torch.optim import Optimizer
 
-__all__ = ["Attribute", "Block", "OpRole", "Operator", "ProgramData", "Source", "Variable"]
+__all__ = ["Attribute", "Block", "CapturedTable", "OpRole", "Operator", "ProgramData", "Source", "Variable"]
 
 T = TypeVar("T")
 
@@ -213,6 +213,19 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
+class CapturedTable:
+    """A table of the model's that lives on the parameter servers."""
+
+    name: str
+    declared: Any
+    """The `fleet.nn.DistributedTable` through which the model reads it."""
+    config: Any
+    """The `fleet.tables.TableConfig` of which servers make it."""
+    group: int | None
+    """The param group whose options each step brings; None where the table has a rule of its own."""
+
+
+@dataclass(frozen=True, eq=False)
 class Source:
     """The live PyTorch objects a Program was made from: what the runtime needs and operators cannot carry."""
 
@@ -223,6 +236,8 @@ class Source:
     loss_fn: Callable[..., Any] | None = None
     named: bool = True
     """False when the names are positions (``param_0_3``), because nothing gave better ones."""
+    tables: tuple[CapturedTable, ...] = ()
+    """Those of the model that are on the servers only, by name."""
 
 
 class ProgramData:

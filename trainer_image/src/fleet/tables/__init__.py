@@ -3,7 +3,9 @@
 from fleet.tables.admission import BloomFilter, CountFilter, Probability
 from fleet.tables.eviction import LeastRecentlyUsed, LowestScore, TimeToLive
 from fleet.tables.first_values import Constant, FirstValues, Normal, Uniform
+from fleet.tables.merging import RowGradients, merge
 from fleet.tables.row_types import BFloat16, Float32
+from fleet.tables.shards import Placement
 from fleet.tables.table import Table, TableConfig, TableRows
 
 __all__ = [
@@ -16,10 +18,13 @@ __all__ = [
     "LeastRecentlyUsed",
     "LowestScore",
     "Normal",
+    "Placement",
     "Probability",
+    "RowGradients",
     "Table",
     "TableConfig",
     "TableRows",
     "TimeToLive",
     "Uniform",
+    "merge",
 ]

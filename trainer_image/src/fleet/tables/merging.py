@@ -24,6 +24,11 @@ class RowGradients:
     ids: NDArray[np.int64]
     values: Tensor
 
+    @classmethod
+    def of(cls, ids: NDArray[np.int64], values: NDArray[np.float32]) -> "RowGradients":
+        """Return gradients whose values lie in an array, which they share."""
+        return cls(ids, torch.from_numpy(values))
+
 
 def merge(parts: Sequence[RowGradients]) -> RowGradients:
     """Sum the gradients of each row, in the order of the parts and of the places in them.

@@ -14,6 +14,7 @@ from fleet.transpiler.block import PlannedBlock, plan_block
 from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 from fleet.transpiler.dispatch import PSDispatcher
 from fleet.transpiler.slicing import slice_variable
+from fleet.transpiler.table_operators import check_tables, tables_of
 
 __all__ = ["Layout", "lay_out", "optimize_operators"]
 
@@ -41,6 +42,8 @@ class Layout:
         Not to be changed.
     custom : TrainingMode or None
         The user's own mode, if it is one.
+    tables : tuple of str
+        The names of the tables that live on the servers, in the order of their numbers.
     """
 
     mode: DistributedMode
@@ -53,6 +56,7 @@ class Layout:
     agreement: Mapping[str, str]
     config: DistributeTranspilerConfig = field(default_factory=DistributeTranspilerConfig)
     custom: TrainingMode | None = None
+    tables: tuple[str, ...] = ()
 
     @property
     def sender_cuts(self) -> bool:
@@ -92,10 +96,10 @@ def optimize_operators(program: Program) -> dict[str, list[Operator]]:
     """
     found: dict[str, list[Operator]] = {}
     for op in program.global_block().ops:
-        if op.has_attr("is_distributed") and op.attr("is_distributed"):
+        if op.has_attr("is_distributed") and op.attr("is_distributed") and not op.has_attr("table"):
             raise TranspileError(
-                f"operator {op.type} has is_distributed = True; tables kept on the parameter servers are not "
-                "supported yet, use is_distributed=False"
+                f"operator {op.type} has is_distributed = True, and names no table; tables on the parameter "
+                "servers are captured from a model with fleet.nn.DistributedEmbedding"
             )
         if not op.has_attr("op_role") or op.attr("op_role") != OpRole.OPTIMIZE:
             continue
@@ -106,7 +110,7 @@ def optimize_operators(program: Program) -> dict[str, list[Operator]]:
                 "optimizer nor weight decay nor clipping, and parameter servers cannot carry it out"
             )
         found.setdefault(op.attr("op_role_var")[0], []).append(op)
-    if not found:
+    if not found and not tables_of(program):
         raise TranspileError(
             "no optimizer: the program has no optimize operators; "
             "make it with Program.capture(model, loss_fn, optimizer) before it is transpiled"
@@ -155,10 +159,10 @@ def lay_out(
         with something other than one known endpoint for each block.
     """
     operators = optimize_operators(program)
+    check_tables(program, config, mode, custom)
     root = program.global_block()
     gradients = {name: root.var(ops[-1].input("Grad")[0]) for name, ops in sorted(operators.items())}
-    blocks = _cut(root, operators, gradients, config, endpoints, geo=mode is DistributedMode.GEO)
-    blocks = _dispatch(config.split_method(endpoints), blocks, endpoints)
+    cut = _cut(root, operators, gradients, config, endpoints, geo=mode is DistributedMode.GEO)
     merge_add = {ops[-1].attr("param_group") for ops in operators.values() if ops[-1].type == "sgd"}
     cuttable = () if custom is not None else _cuttable(operators, mode)
     agreement = agreement_of(program) | {
@@ -170,13 +174,14 @@ def lay_out(
         mode=mode,
         endpoints=tuple(endpoints),
         trainers=trainers,
-        blocks=blocks,
+        blocks=_dispatch(config.split_method(endpoints), cut, endpoints),
         gradients=gradients,
         merge_add=tuple(sorted(merge_add)),
         cuttable=cuttable,
         agreement=agreement,
         config=config,
         custom=custom,
+        tables=tables_of(program),
     )
 
 

@@ -20,6 +20,7 @@ from fleet.transpiler.clipping import ClippingPlan, lower_clipping
 from fleet.transpiler.config import DistributedMode, TrainingMode
 from fleet.transpiler.placement import Placement, blocks_told, part_of
 from fleet.transpiler.slicing import Slice
+from fleet.transpiler.tables import TablePlan, lower_tables
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -71,6 +72,8 @@ class TrainerPlan:
     """GEO: after how many steps a trainer sends what has changed."""
     custom: TrainingMode | None
     """The user's own mode, which takes the place of `mode`."""
+    tables: tuple[TablePlan, ...] = ()
+    """The tables that live on the servers, each on all of them."""
 
     @property
     def fingerprint(self) -> str:
@@ -116,12 +119,17 @@ class ServerPlan:
     clipping: ClippingPlan
     agreement: Mapping[str, str]
     """As in `TrainerPlan`."""
-    dc_asgd: bool
-    """Whether gradients are compensated for their delay."""
     custom: TrainingMode | None
     """As in `TrainerPlan`."""
     version: int = 0
     """Of the placement; see `Placement`."""
+    tables: tuple[TablePlan, ...] = ()
+    """As in `TrainerPlan`; of each this server holds some shards."""
+
+    @property
+    def dc_asgd(self) -> bool:
+        """Whether gradients are compensated for their delay."""
+        return self.agreement.get("enable_dc_asgd") == str(True)
 
     @property
     def endpoint(self) -> str:
@@ -159,8 +167,8 @@ def trainer_plan(program: Program) -> TrainerPlan:
     mode = _mode_of(program, "trainer", "get_trainer_program()")
     block = program.global_block()
     endpoints = tuple(program.attr("endpoints"))
-    sends = [op for op in block.ops if op.type == "send"]
-    if not sends:
+    sends = [op for op in block.ops if op.type == "send" and not op.has_attr("table")]
+    if not sends and not program.attrs.get("tables"):
         raise TranspileError(
             "the program sends nothing; expected a trainer's main program, as get_trainer_program() "
             "returned it"
@@ -233,6 +241,7 @@ def _trainer_plan(program: Program, mode: DistributedMode, lowered: list[Planned
         merge_add=frozenset(program.attr("merge_add")),
         push_nums=program.attr("push_nums"),
         custom=_custom_mode(program, mode),
+        tables=lower_tables(program),
     )
 
 
@@ -259,13 +268,11 @@ def server_plan(program: Program) -> ServerPlan:
     blocks: list[PlannedBlock] = []
     groups: dict[int, GroupPlan] = {}
     operators: dict[int, list[Operator]] = {}
-    compensated = False
     for idx in listen.attr("optimize_blocks"):
         ops = program.block(idx).ops
         planned = _lower_optimize(program.global_block(), ops[-1], server, endpoint)
         if mode is DistributedMode.SYNC:
             _check_mean(ops, planned, listen.attr("Fanin"))
-        compensated |= any(op.type == "ref_by_trainer_id" for op in ops)
         blocks.append(planned)
         operators[planned.id] = ops
         if planned.group not in groups and mode is not DistributedMode.GEO:
@@ -280,8 +287,8 @@ def server_plan(program: Program) -> ServerPlan:
         groups=groups,
         clipping=lower_clipping(operators, tuple(program.attr("endpoints"))),
         agreement=dict(program.attr("agreement")),
-        dc_asgd=compensated,
         custom=_custom_mode(program, mode),
+        tables=lower_tables(program),
     )
 
 

@@ -9,6 +9,7 @@ from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.clipping import clipping_attributes
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.layout import Layout, optimize_operators
+from fleet.transpiler.table_operators import append_prefetch_blocks
 
 __all__ = ["build_pserver_program", "build_pserver_startup"]
 
@@ -48,6 +49,8 @@ def build_pserver_program(main: Program, layout: Layout, endpoint: str) -> Progr
         block = program.create_block()
         arrives = _append_step(block, main.global_block(), operators[piece.param], piece, layout)
         grad_to_block_id.append(f"{arrives}:{block.idx}")
+    optimize_blocks: list[Attribute] = list(range(1, program.num_blocks))
+    prefetches = append_prefetch_blocks(root, layout.tables)
     root.append_op(
         "listen_and_serv",
         {"X": received},
@@ -56,9 +59,10 @@ def build_pserver_program(main: Program, layout: Layout, endpoint: str) -> Progr
             "pserver_id": layout.endpoints.index(endpoint),
             "Fanin": layout.trainers,
             "distributed_mode": int(layout.mode),
-            "optimize_blocks": list(range(1, program.num_blocks)),
+            "optimize_blocks": optimize_blocks,
             "grad_to_block_id": grad_to_block_id,
-            "sparse_grad_to_param": [],
+            "sparse_grad_to_param": [f"{name}@GRAD:{name}" for name in layout.tables],
+            **({"prefetch_var_name_to_block_id": prefetches} if prefetches else {}),
             "lr_decay_block_id": -1,
             "checkpint_block_id": -1,
             "op_role": int(OpRole.RPC),
@@ -126,6 +130,7 @@ def _server_attributes(layout: Layout, endpoint: str) -> dict[str, Attribute]:
         "num_blocks": len(layout.blocks),
         "cuttable": list(layout.cuttable),
         "agreement": dict(layout.agreement),
+        **({"tables": list(layout.tables)} if layout.tables else {}),
     }
 
 

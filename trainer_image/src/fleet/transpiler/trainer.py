@@ -6,6 +6,7 @@ from fleet.program.program import Program
 from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.layout import Layout
+from fleet.transpiler.table_operators import show_tables
 
 __all__ = ["build_trainer_program", "rewrite_startup"]
 
@@ -46,6 +47,7 @@ def build_trainer_program(main: Program, layout: Layout, trainer_id: int) -> Pro
         block.ops[:] = [op for op in block.ops if op.attrs.get("op_role") != OpRole.OPTIMIZE]
         _drop_unused_variables(block)
         _insert_sends(block, layout, trainer_id)
+        show_tables(block, layout.tables, layout.endpoints, trainer_id)
     if layout.mode is DistributedMode.SYNC:
         _append_barrier(block, "send_barrier", layout, trainer_id, ())
     _append_receives(block, layout, trainer_id)
@@ -66,6 +68,7 @@ def trainer_attributes(layout: Layout, trainer_id: int) -> dict[str, Attribute]:
         "merge_add": list(layout.merge_add),
         "push_nums": layout.config.geo_sgd_need_push_nums,
         "agreement": dict(layout.agreement),
+        **({"tables": list(layout.tables)} if layout.tables else {}),
     }
 
 

@@ -25,6 +25,7 @@ from fleet.parameter_server.modes.interface import (
 )
 from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.modes.sync import Sync
+from fleet.parameter_server.modes.tabled import TabledServer, with_tables
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.store import Origin, Target, Update
 from fleet.parameter_server.transport.lazy import LazyBytes
@@ -50,12 +51,14 @@ __all__ = [
     "Session",
     "Settling",
     "Sync",
+    "TabledServer",
     "Target",
     "TrainerMode",
     "Update",
     "Work",
     "mode_of_server",
     "mode_of_trainer",
+    "with_tables",
 ]
 
 

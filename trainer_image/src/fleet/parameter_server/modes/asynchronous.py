@@ -11,9 +11,11 @@ from typing import ClassVar
 
 from fleet.parameter_server.modes.answered import AnsweredTrainer
 from fleet.parameter_server.modes.immediate import ImmediateServer
-from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TrainerMode
+from fleet.parameter_server.modes.immediate_tables import ImmediateTables
+from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TableServer, TrainerMode
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.store import Target, Update
+from fleet.parameter_server.table_store import TableStore
 from fleet.transpiler.config import DistributedMode
 from fleet.update import compensate_delay
 
@@ -50,6 +52,10 @@ class Async(Mode):
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
         """Build the server's half."""
         return ImmediateServer(shard, num_trainers, keeps_seen=self.dc_asgd)
+
+    def make_tables(self, store: TableStore, num_trainers: int) -> TableServer:
+        """Build what steps tables by each gradient that comes."""
+        return ImmediateTables(store, num_trainers)
 
     def make_trainer(self, session: Session) -> TrainerMode:
         """Build the trainer's half."""

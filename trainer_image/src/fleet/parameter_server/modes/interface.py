@@ -9,11 +9,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
-from fleet.errors import FleetError
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.naming import name_servers, name_trainers
 from fleet.parameter_server.store import Target, Update, step_by_optimizer
 from fleet.parameter_server.transport.lazy import LazyBytes
+from fleet.tables import RowGradients
 from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import TrainerPlan
@@ -21,6 +26,7 @@ from fleet.wire import HyperParameters
 
 if TYPE_CHECKING:
     from fleet.parameter_server.shard import Shard
+    from fleet.parameter_server.table_store import TableStore
     from fleet.parameter_server.trainer.parameters import ParameterStore
 
 __all__ = [
@@ -32,6 +38,7 @@ __all__ = [
     "ServerMode",
     "Session",
     "Settling",
+    "TableServer",
     "TellNorm",
     "TrainerMode",
     "Work",
@@ -48,6 +55,8 @@ class Answer:
     changed: bool = True
     value: memoryview | None = None
     """Its bytes, where the mode has decided on them; else they are asked for when they are sent."""
+    of_table: bool = False
+    """Whether the number is that of a table, which has made so many steps; its rows are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +149,49 @@ class ServerMode(Protocol):
         FleetError
             A step has failed here, and no other follows: the server ends, and tells every trainer.
         """
+
+
+class TableServer(Protocol):
+    """When the tables of a server are stepped, and which rows a trainer sees; called as `ServerMode` is."""
+
+    @property
+    def step(self) -> int:
+        """How far the tables are; as of `ServerMode`."""
+
+    def step_of(self, trainer: int) -> int:
+        """Return the step whose gradients of tables are awaited from a trainer next."""
+
+    def resume(self, step: int) -> None:
+        """Go on at a step that a checkpoint holds."""
+
+    def admit(self, trainer: int, incarnation: int) -> None:
+        """Begin anew with a trainer: what its earlier life has sent and is not applied is dropped."""
+
+    def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
+        """Take the hyper-parameters of a trainer's step."""
+
+    def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
+        """Return rows for a trainer that makes this step; where trainers are in step, those of the step.
+
+        Raises
+        ------
+        FleetError
+            They are gone, or an id is out of range.
+        """
+
+    def gradient(
+        self, trainer: int, table: int, step: int, gradient: RowGradients
+    ) -> Sequence[Answer] | Work:
+        """Take a table's gradient; return what follows from it, or the work that it makes possible."""
+
+    def end(self, trainer: int, step: int) -> None:
+        """Check that a trainer which ends a step has sent every table's gradient; RemoteProtocolError."""
+
+    def complete(self, trainer: int) -> Sequence[Answer]:
+        """Go on without a trainer."""
+
+    def missing(self) -> Missing | None:
+        """Return what the step in progress waits for; as of `ServerMode`."""
 
 
 TellNorm = Callable[[NormPart, Sequence[int]], None]
@@ -308,6 +360,14 @@ class Mode(ABC):
         A function of its arguments alone, so that an update can be applied again.
         """
         step_by_optimizer(target, update)
+
+    def make_tables(self, store: "TableStore", num_trainers: int) -> TableServer:
+        """Build what keeps the tables of one server in step; of a mode that knows no tables, refuse."""
+        del num_trainers
+        raise ConfigurationError(
+            f"the mode {self.name!r} steps no tables, and the model has {store.describe()}; expected the "
+            "mode 'sync' or 'async', or torch.nn.Embedding in place of the table"
+        )
 
     @abstractmethod
     def make_server(self, shard: "Shard", num_trainers: int) -> ServerMode:

@@ -25,6 +25,7 @@ from fleet.parameter_server.modes.interface import (
     Mode,
     ServerMode,
     Session,
+    TableServer,
     TellNorm,
     TrainerMode,
     Work,
@@ -34,7 +35,9 @@ from fleet.parameter_server.modes.previous import PreviousValues
 from fleet.parameter_server.modes.repeats import Repeats
 from fleet.parameter_server.modes.rounds import Rounds
 from fleet.parameter_server.modes.stepping import Stepping
+from fleet.parameter_server.modes.sync_tables import SyncTables
 from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.table_store import TableStore
 from fleet.transpiler.config import DistributedMode
 from fleet.wire import HyperParameters
 
@@ -52,6 +55,10 @@ class Sync(Mode):
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
         """Build the server's half."""
         return SyncServer(shard, num_trainers)
+
+    def make_tables(self, store: TableStore, num_trainers: int) -> TableServer:
+        """Build what keeps tables in step."""
+        return SyncTables(store, num_trainers)
 
     def make_trainer(self, session: Session) -> TrainerMode:
         """Build the trainer's half."""

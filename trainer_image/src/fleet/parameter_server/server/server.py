@@ -16,7 +16,7 @@ from fleet.parameter_server.control.placement import pack_placement
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.control.service import ControlService
 from fleet.parameter_server.elastic import elastic_facts
-from fleet.parameter_server.modes import NormExchange, NormPart, mode_of_server
+from fleet.parameter_server.modes import NormExchange, NormPart, mode_of_server, with_tables
 from fleet.parameter_server.naming import describe_blocks
 from fleet.parameter_server.optimizer_state import initial_state_fact
 from fleet.parameter_server.pieces import lead_bytes
@@ -90,7 +90,7 @@ class Server:
         mode = mode_of_server(plan)
         share = settings.transport != "tcp"
         self._shard = Shard(plan, parameters, state, rule=mode.rule, share=share, fused=settings.fused)
-        self._mode = mode.make_server(self._shard, plan.trainers)
+        self._mode = with_tables(mode, self._shard, plan.trainers)
         self._serving = Serving()
         self._siblings = Siblings(plan, job, settings, self._serving.fail)
         if isinstance(self._mode, NormExchange):

@@ -11,6 +11,7 @@ from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.modes import Answer, ServerMode, Work
 from fleet.parameter_server.server.memory_sharing import MemorySharing
 from fleet.parameter_server.server.pacing import Pacing
+from fleet.parameter_server.server.table_frames import look_up, take_row_gradient
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.arrivals import Arrivals
 from fleet.parameter_server.transport.codec import Codec
@@ -110,6 +111,8 @@ class TrainerSession:
         self._owner = owner
         self._expected = expected
         self._pacing = pacing
+        self.row_bytes: Mapping[int, int] = shard.tables.row_bytes
+        """How many bytes a row of each table has."""
         self._resumption = _Resumption()
         codec = Codec(shard.plan.blocks, wire_dtype, partial(mode.destination, trainer))
 
@@ -157,7 +160,7 @@ class TrainerSession:
                 self._stream.taken,
                 bool(shared),
             )
-            directions = caller.answer(ours, self.block_bytes, shared)
+            directions = caller.answer(ours, self.block_bytes, shared, self.row_bytes)
             self._owner.connected(self)
             try:
                 resent = self._stream.attach(caller.connected, directions, caller.hello.taken)
@@ -197,7 +200,9 @@ class TrainerSession:
         if not self._asked:
             return
         step, block = answer.step, answer.block
-        if answer.changed:
+        if answer.of_table:
+            self._stream.send(Kind.STEPPED, step=step, block=block)
+        elif answer.changed:
             value = self._mode.value(self.identity.trainer, block) if answer.value is None else answer.value
             self._sharing.transport.submit(Kind.PARAM, step, block, value)
         else:
@@ -239,6 +244,13 @@ class TrainerSession:
             case Kind.GRAD:
                 self._take_gradient(header)
                 self._follow(self._mode.gradient(trainer, header.block, header.step), header.payload_bytes)
+            case Kind.LOOK_UP:
+                rows = look_up(self._mode, trainer, header, memoryview(payload))
+                self._stream.send(Kind.ROWS, rows, step=header.step, block=header.block)
+            case Kind.ROW_GRADIENT:
+                of = self.row_bytes[header.block]
+                followed = take_row_gradient(self._mode, trainer, header, memoryview(payload), of)
+                self._follow(followed, header.payload_bytes)
             case Kind.HYPER:
                 self._owner.begins(trainer)
                 self._mode.begin(trainer, header.step, read_hyper(bytes(payload)))

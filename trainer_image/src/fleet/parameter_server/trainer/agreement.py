@@ -108,7 +108,7 @@ def next_step(plan: TrainerPlan, steps: Sequence[int]) -> int:
     StateLostError
         They lie further apart than servers that are in step.
     """
-    holding = [step for server, step in enumerate(steps) if plan.blocks_on(server)]
+    holding = [step for server, step in enumerate(steps) if plan.tables or plan.blocks_on(server)]
     if in_step(plan) and max(holding, default=0) - min(holding, default=0) > 1:
         raise StateLostError(
             f"the parameter servers {', '.join(plan.endpoints)} are at the steps "

@@ -17,6 +17,7 @@ from fleet.parameter_server.trainer.barriers import Barriers
 from fleet.parameter_server.trainer.calls import ServerCalls
 from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.trainer.route import Route
+from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.server_connection import ServerConnection
 from fleet.parameter_server.trainer.session import Session
 from fleet.parameter_server.trainer.silence import SilenceWatchdog
@@ -65,6 +66,8 @@ class Client:
         self.values = AwaitedValues(plan.blocks, self.waits)
         self.session = Session(plan, store, self.values, self.barriers, self.waits)
         """What a mode asks for."""
+        self.rows = TrainerRows(plan.tables, plan.endpoints, self.waits, lambda: self.session.step)
+        """What tables are read through."""
         self._job = job
         self._agreement = {**plan.agreement, **settings.agreement, **(facts or {})}
         self._heartbeat: Heartbeat | None = None
@@ -235,8 +238,10 @@ class Client:
                 self.values,
                 waits,
                 heartbeat,
+                self.rows,
             )
             self.session.connections.append(connection)
+            self.rows.streams.append(connection.stream)
             connection.connect()
             watchdog = SilenceWatchdog(connection.stream, endpoint, waits.settings.silent_seconds)
             self._watchdogs.append(watchdog)

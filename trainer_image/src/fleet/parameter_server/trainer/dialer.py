@@ -5,7 +5,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from fleet.errors import DeadlineExceededError, PeerLostError, RemoteProtocolError
@@ -22,7 +22,7 @@ from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.parameter_server.transport.sockets import hang_up
 from fleet.parameter_server.transport.stream import ResumableStream
 from fleet.parameter_server.waiting import WaitLog
-from fleet.wire import Hello, Identity
+from fleet.wire import NO_TABLES, Hello, Identity
 
 __all__ = ["Dialer"]
 
@@ -43,6 +43,8 @@ class Dialer:
     stream : ResumableStream
     codec : Codec
     settings : Settings
+    row_bytes : mapping of int to int
+        How many bytes a row of each table has.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Dialer:
         stream: ResumableStream,
         codec: Codec,
         settings: Settings,
+        row_bytes: Mapping[int, int] = NO_TABLES,
     ) -> None:
         self.transport: BlockTransport = StreamTransport(stream, codec)
         """How blocks travel; settled by the first handshake."""
@@ -62,12 +65,18 @@ class Dialer:
         self._hello = Hello(incarnation, len(codec.block_bytes), secrets.token_hex(8))
         self._stream = stream
         self._codec = codec
+        self._row_bytes = row_bytes
         self._settings = settings
         self._memory = self._make_memory()
         """Offered to be shared; None where there is none, or not any more."""
         self._greeted = False
         self._greeting: socket.socket | None = None
         """What connects with the server, as long as that has not greeted."""
+
+    @property
+    def endpoint(self) -> str:
+        """Whom it dials."""
+        return self._route.endpoint
 
     def open(self, lives_since: Callable[[float], bool] | None = None) -> int:
         """Open a connection, at once and then after ever longer pauses; return how many frames are resent.
@@ -174,6 +183,7 @@ class Dialer:
             share=self._share,
             timeout_seconds=timeout_seconds,
             key=self._route.key,
+            row_bytes=self._row_bytes,
         )
         self._greeting = None  # the stream's from here on
         return self._stream.attach(connected, directions, theirs.taken)

@@ -23,9 +23,10 @@ from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import TrainerMode
 from fleet.parameter_server.trainer.marks import version_of
 from fleet.parameter_server.trainer.overlap import NO_OVERLAP, Overlap
+from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.parameter_server.trainer.sent import Recorder, SentGradient
-from fleet.process.finite import FiniteCheck
+from fleet.process.finite import FiniteCheck, OfRows
 from fleet.program.optimizers import KERNEL_FLAGS, read_hyper_parameters
 from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import NO_STEP, HyperParameters
@@ -97,6 +98,8 @@ class GradientFlow:
         next step begins.
     finite : FiniteCheck, optional
         Looks at the gradients of each step, where no gradient scaler does.
+    rows : TrainerRows, optional
+        The tables that live on the servers, if there are some.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class GradientFlow:
         overlap: bool | None,
         outlasting: bool = False,
         finite: FiniteCheck | None = None,
+        rows: TrainerRows | None = None,
     ) -> None:
         param_of = {block.id: block.param for block in plan.blocks}
         order = dict.fromkeys(param_of[block] for block in plan.send_order)
@@ -116,9 +120,9 @@ class GradientFlow:
         self._blocks = {name: plan.blocks_of(name) for name in order}
         self._optimizer = optimizer
         self._mode = mode
-        self._recorder = Recorder(self._parameters)
         self._finite = finite
-        self._overlap = Overlap(overlap, self._recorder)
+        self._rows = rows or None
+        self._overlap = Overlap(overlap, Recorder(self._parameters))
         self._earlier: dict[str, SentGradient] | None = {} if outlasting else None
         """What the step before has sent, where that may outlast it."""
         self._handles: list[RemovableHandle] = []
@@ -172,8 +176,12 @@ class GradientFlow:
             self._check_unchanged(name, sent)
         if scaling is not None:
             self._check_unscaled()
-            scaling.undo([each.grad for each in self._parameters.values() if each.grad is not None])
-        finite = self._lets_step() if scaling is None else not scaling.found_inf
+            leaves = self._rows.gathered.leaves() if self._rows is not None else []
+            scaling.undo(
+                [*leaves, *(each.grad for each in self._parameters.values() if each.grad is not None)]
+            )
+        of_rows = self._rows.gathered.sums() if self._rows is not None else {}
+        finite = self._lets_step(of_rows) if scaling is None else not scaling.found_inf
         if self._hyper is None:
             self._begin(hyper if finite else NO_STEP)
         absent: list[PlannedBlock] = []
@@ -184,18 +192,23 @@ class GradientFlow:
                 absent += self._blocks[name]
             else:
                 self._send(name, parameter.grad)
+        if self._rows is not None:
+            self._rows.send(of_rows if finite else {})
         self._mode.finish(absent)
+        if self._rows is not None:
+            self._rows.wait()
         if self._earlier is not None:
             self._earlier = self._sent
         self._sent, self._hyper = {}, None
-        self._recorder.round += 1
+        self._overlap.recorder.round += 1
 
-    def _lets_step(self) -> bool:
+    def _lets_step(self, of_rows: OfRows) -> bool:
         if self._finite is None:
             return True
         given = ((name, each.grad) for name, each in self._parameters.items())
         return self._finite.lets_step(
-            {name: grad for name, grad in given if grad is not None and grad.layout is torch.strided}
+            {name: grad for name, grad in given if grad is not None and grad.layout is torch.strided},
+            of_rows,
         )
 
     def check_earlier(self) -> None:
@@ -266,7 +279,7 @@ class GradientFlow:
                 f"the gradient of {name} is sparse ({gradient.layout}), which is not supported yet; "
                 "use sparse=False in the embedding that produces it"
             )
-        sent = self._sent[name] = self._recorder.record(name, gradient, marked=early)
+        sent = self._sent[name] = self._overlap.recorder.record(name, gradient, marked=early)
         size = sent.carried.element_size()
         for block in self._blocks[name]:
             self._mode.send(block, sent.payload[block.begin * size : block.end * size])

@@ -96,6 +96,7 @@ class DistributedOptimizer(Optimizer):
         """
         if self._trainer is not None:
             self._trainer.steps.flow.check_nothing_in_flight("zero_grad() was called")
+            self._trainer.steps.forget_rows()
         super().zero_grad(set_to_none)
 
     @contextlib.contextmanager

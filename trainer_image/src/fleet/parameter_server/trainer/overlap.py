@@ -38,7 +38,8 @@ class Overlap:
         """Whether gradients may leave early, or it is still to be learnt."""
         self._learns = wanted is None
         self._paused = False
-        self._recorder = recorder
+        self.recorder = recorder
+        """Describes gradients."""
         self._seen: dict[str, SentGradient] = {}
         """What the step in progress would have sent by now, while rounds are watched."""
         self._seen_hyper: HyperParameters | None = None
@@ -60,7 +61,7 @@ class Overlap:
     @property
     def watches(self) -> bool:
         """Whether it is to be learnt what the script does between a backward pass and the step."""
-        return self._learns and self.is_on and covers_all(self._recorder.round)
+        return self._learns and self.is_on and covers_all(self.recorder.round)
 
     @property
     def has_seen(self) -> bool:
@@ -73,7 +74,7 @@ class Overlap:
         if name in self._seen:
             self.turn_off(f"a second backward() of a step reached {name}")
         elif gradient is not None and gradient.layout is torch.strided:
-            self._seen[name] = self._recorder.record(name, gradient, marked=True)
+            self._seen[name] = self.recorder.record(name, gradient, marked=True)
             if self._seen_hyper is None:
                 self._seen_hyper = hyper
 

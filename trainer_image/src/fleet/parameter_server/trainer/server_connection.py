@@ -14,6 +14,7 @@ from fleet.parameter_server.trainer.awaited import AwaitedValues
 from fleet.parameter_server.trainer.dialer import Dialer
 from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.trainer.route import Route
+from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.waits import Waits
 from fleet.parameter_server.transport.codec import Codec
 from fleet.parameter_server.transport.connection import BrokenConnectionError, End, Frame
@@ -56,6 +57,8 @@ class ServerConnection:
         What is told of an end.
     heartbeat : Heartbeat
         Knows whether the server lives.
+    rows : TrainerRows
+        What is told of tables.
     """
 
     def __init__(
@@ -69,9 +72,9 @@ class ServerConnection:
         values: AwaitedValues,
         waits: Waits,
         heartbeat: Heartbeat,
+        rows: TrainerRows,
     ) -> None:
         self.server = server
-        self.endpoint = route.endpoint
         self.blocks: dict[int, PlannedBlock] = {block.id: block for block in plan.blocks_on(server)}
         self.completed_trainers: frozenset[int] | None = None
         """The trainers that had completed with this server when it heard that this one has."""
@@ -82,15 +85,28 @@ class ServerConnection:
         self._values = values
         self._waits = waits
         self._heartbeat = heartbeat
+        self._rows = rows
         codec = Codec(self.blocks.values(), waits.settings.wire_dtype, store.landing)
-        peer = f"parameter server {self.endpoint}"
+        peer = f"parameter server {route.endpoint}"
 
         def buffer_of(header: Header) -> memoryview | None:
             follows = header.kind is Kind.PARAM and not header.shared
             return codec.receive_buffer(header.block) if follows else None
 
         self.stream = ResumableStream(peer, Side.TRAINER, identity, buffer_of, self._deliver)
-        self._dialer = Dialer(route, identity, incarnation, self.stream, codec, waits.settings)
+        self._dialer = Dialer(
+            route, identity, incarnation, self.stream, codec, waits.settings, rows.row_bytes
+        )
+
+    @property
+    def endpoint(self) -> str:
+        """The server's, for messages."""
+        return self._dialer.endpoint
+
+    @property
+    def holds(self) -> bool:
+        """Whether the server has some of the model: blocks, or shards of tables."""
+        return bool(self.blocks) or bool(self._rows)
 
     def connect(self) -> None:
         """Open the first data connection; see `Dialer.open`."""
@@ -129,6 +145,9 @@ class ServerConnection:
             if found is not None:
                 self._take_shared(header.block, found)
             self._values.landed(header.block, header.step, changed=header.kind is Kind.PARAM)
+
+        elif header.kind in (Kind.ROWS, Kind.STEPPED):
+            self._rows.landed(self.server, header, memoryview(payload))
 
     def _take_shared(self, block: int, value: memoryview) -> None:
         """Take a value from the server's memory.

@@ -169,5 +169,5 @@ class Session(_Waiting):
 
 
 def _holders(connections: Sequence[ServerConnection]) -> list[ServerConnection]:
-    """Return the connections with servers that have blocks."""
-    return [connection for connection in connections if connection.blocks]
+    """Return the connections with servers that have some of the model."""
+    return [connection for connection in connections if connection.holds]

@@ -14,6 +14,7 @@ from fleet.parameter_server.modes import (
 )
 from fleet.parameter_server.trainer.gradients import GradientFlow
 from fleet.parameter_server.trainer.local_steps import LocalSteps
+from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.parameter_server.trainer.session import Session
 from fleet.process.finite import FiniteCheck
@@ -38,6 +39,8 @@ class Steps:
         Whether values are awaited layer by layer in the next forward pass.
     finite : FiniteCheck
         Looks at the gradients.
+    rows : TrainerRows
+        The tables that live on the servers.
 
     Raises
     ------
@@ -54,6 +57,7 @@ class Steps:
         overlap: bool | None,
         cross_step: bool,
         finite: FiniteCheck,
+        rows: TrainerRows,
     ) -> None:
         self.crosses = cross_step
         """Whether values are awaited in the next forward pass."""
@@ -62,6 +66,7 @@ class Steps:
         self._source = source
         self._overlap = overlap
         self._finite = finite
+        self._rows = rows
         self.mode, self.flow = self._make()
 
     @property
@@ -84,6 +89,10 @@ class Steps:
         self.mode.close()
         self.mode, self.flow = self._make()
         self.start()
+
+    def forget_rows(self) -> None:
+        """Drop the gradients of rows that have come since the last step."""
+        self._rows.gathered.forget()
 
     def settle(self) -> None:
         """Let the servers have all of the steps made so far."""
@@ -118,6 +127,7 @@ class Steps:
             overlap=self._overlap,
             outlasting=self.crosses,
             finite=self._finite,
+            rows=self._rows,
         )
         return half, flow
 

@@ -92,6 +92,7 @@ class Trainer:
             overlap=overlap,
             cross_step=cross_step,
             finite=FiniteCheck(non_finite, plan.trainer_id, lambda: self.current_step),
+            rows=self._client.rows,
         )
 
     @property
@@ -117,6 +118,8 @@ class Trainer:
             self._client.close()
             raise
         self.steps.restart()  # with the blocks that the servers hold
+        for table in self._source.tables:
+            table.declared.bind(self._client.rows)
         _log.info(
             "trainer %d joined %s at step %d with %s in mode %s",
             self.plan.trainer_id,

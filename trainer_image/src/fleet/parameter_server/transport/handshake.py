@@ -38,6 +38,7 @@ from fleet.parameter_server.transport.tls import TlsSocket
 from fleet.process.half_open import HalfOpen
 from fleet.wire import (
     HEADER_BYTES,
+    NO_TABLES,
     Conversation,
     Header,
     Hello,
@@ -83,6 +84,7 @@ def greet(
     share: Callable[[Hello, Sequence[int]], bool],
     timeout_seconds: float,
     key: bytes = b"",
+    row_bytes: Mapping[int, int] = NO_TABLES,
 ) -> tuple[Directions, Hello]:
     """Make a trainer's part of the handshake.
 
@@ -104,11 +106,13 @@ def greet(
         For each of the server's answers.
     key : bytes
         The job's; empty where there is none.
+    row_bytes : mapping of int to int
+        How many bytes a row of each table has.
 
     Returns
     -------
     tuple of Directions and Hello
-        The two directions, and what the server has said.
+        With what the server has said.
 
     Raises
     ------
@@ -119,20 +123,23 @@ def greet(
     OSError
         The connection broke.
     """
-    sending = Conversation(Side.TRAINER, identity, block_bytes, remote=False)
-    directions = Directions(sending, Conversation(Side.SERVER, identity, block_bytes, remote=True))
+    directions = _begin(identity, block_bytes, row_bytes)
     connected.settimeout(timeout_seconds)
     try:
-        if isinstance(connected, TlsSocket):
-            connected.handshake()
-        if key:
-            _prove_to_server(connected, key)
-        sending.advance(_send(connected, identity, Kind.HELLO, pack_hello(ours), descriptors))
+        _secure(connected, key)
+        directions.sending.advance(_send(connected, identity, Kind.HELLO, pack_hello(ours), descriptors))
         theirs = _hear_server(connected, directions, share)
     except TimeoutError as error:
         raise NotGreetedError(f"it did not greet within {timeout_seconds:g} s") from error
     connected.settimeout(None)
     return directions, theirs
+
+
+def _begin(identity: Identity, block_bytes: Mapping[int, int], row_bytes: Mapping[int, int]) -> Directions:
+    """Return both directions of a trainer's new connection."""
+    sending = Conversation(Side.TRAINER, identity, block_bytes, remote=False, row_bytes=row_bytes)
+    receiving = Conversation(Side.SERVER, identity, block_bytes, remote=True, row_bytes=row_bytes)
+    return Directions(sending, receiving)
 
 
 class Resumable(Protocol):
@@ -141,6 +148,10 @@ class Resumable(Protocol):
     @property
     def block_bytes(self) -> Mapping[int, int]:
         """How many bytes of each block travel."""
+
+    @property
+    def row_bytes(self) -> Mapping[int, int]:
+        """How many bytes a row of each table has."""
 
     def resume(self, caller: "Caller") -> None:
         """Go on over a new connection: answer the caller, or raise why not."""
@@ -190,7 +201,13 @@ class Caller:
         if is_given_up(self.connected):
             raise ConnectionEndedError("it was given up at the other end before it was greeted")
 
-    def answer(self, ours: Hello, block_bytes: Mapping[int, int], descriptors: Sequence[int]) -> Directions:
+    def answer(
+        self,
+        ours: Hello,
+        block_bytes: Mapping[int, int],
+        descriptors: Sequence[int],
+        row_bytes: Mapping[int, int] = NO_TABLES,
+    ) -> Directions:
         """Send the server's greeting, with the descriptor of its memory where that is shared.
 
         Raises
@@ -198,7 +215,7 @@ class Caller:
         OSError
             The connection broke.
         """
-        sending = Conversation(Side.SERVER, self._identity, block_bytes, remote=False)
+        sending = Conversation(Side.SERVER, self._identity, block_bytes, remote=False, row_bytes=row_bytes)
         sending.advance(_send(self.connected, self._identity, Kind.HELLO, pack_hello(ours), descriptors))
         sending.shares = self._receiving.shares = bool(descriptors)
         self.connected.settimeout(None)
@@ -245,7 +262,9 @@ def accept(
                 header = _first_header(connected)
                 identity = Identity(header.job, header.trainer, header.attempt)
                 session = find(identity)
-                receiving = Conversation(Side.TRAINER, identity, session.block_bytes, remote=True)
+                receiving = Conversation(
+                    Side.TRAINER, identity, session.block_bytes, remote=True, row_bytes=session.row_bytes
+                )
                 receiving.advance(header)
                 payload, descriptors = received.enter_context(_payload_of(connected, header))
             session.resume(Caller(connected, identity, receiving, read_hello(payload), descriptors))
@@ -268,6 +287,14 @@ def _hear_server(
         theirs = read_hello(payload)
         directions.sending.shares = directions.receiving.shares = share(theirs, descriptors)
     return theirs
+
+
+def _secure(connected: socket.socket, key: bytes) -> None:
+    """Encrypt a trainer's connection, and have both ends prove that they have the key, where there is one."""
+    if isinstance(connected, TlsSocket):
+        connected.handshake()
+    if key:
+        _prove_to_server(connected, key)
 
 
 def _prove_to_server(connected: socket.socket, key: bytes) -> None:

@@ -4,6 +4,7 @@ from fleet.tables.rules.adagrad import Adagrad, RowwiseAdagrad
 from fleet.tables.rules.adam import Adam
 from fleet.tables.rules.ftrl import FTRL
 from fleet.tables.rules.interface import RowRule, Rows, Slot
+from fleet.tables.rules.of_optimizer import options_of, rule_of
 from fleet.tables.rules.rmsprop import RMSprop
 from fleet.tables.rules.sgd import SGD, Momentum
 
@@ -18,4 +19,6 @@ __all__ = [
     "Rows",
     "RowwiseAdagrad",
     "Slot",
+    "options_of",
+    "rule_of",
 ]

@@ -1,0 +1,100 @@
+"""Reading a table: the distinct rows of a batch once, and one gradient for each of them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fleet.errors import ConfigurationError
+from fleet.nn import DistributedTable
+from tests.support.row_source import RowSource
+
+
+def bound(**options: Any) -> tuple[DistributedTable, RowSource]:
+    table, source = DistributedTable("users", 2, 10, **options), RowSource()
+    table.bind(source)
+    return table, source
+
+
+def test_the_distinct_rows_of_a_batch_are_looked_up_once():
+    table, source = bound()
+    rows, positions = table.look_up(torch.tensor([[3, 1], [3, 3]]))
+    assert source.asked == [[1, 3]]
+    assert rows[positions][..., 0].tolist() == [[3, 1], [3, 3]]
+
+
+def test_the_gradient_of_a_row_is_the_sum_over_its_places():
+    table, source = bound()
+    rows, positions = table.look_up(torch.tensor([3, 1, 3]))
+    (rows[positions] * torch.tensor([[1.0], [10.0], [100.0]])).sum().backward()
+    (touched,) = source.kept
+    assert touched.ids.tolist() == [1, 3]
+    assert touched.gradient().tolist() == [[10, 10], [101, 101]]
+
+
+def test_a_look_up_without_gradients_is_forgotten():
+    table, source = bound()
+    with torch.no_grad():
+        rows, _ = table.look_up(torch.tensor([3]))
+    assert not rows.requires_grad
+    assert source.kept == []
+
+
+def test_a_padding_row_is_zero_and_neither_asked_for_nor_trained():
+    table, source = bound()
+    rows, positions = table.look_up(torch.tensor([0, 4, 0, 2]), padding=0)
+    assert source.asked == [[2, 4]]
+    assert rows[positions][:, 0].tolist() == [0, 4, 0, 2]
+    rows[positions].sum().backward()
+    assert source.kept[0].ids.tolist() == [2, 4]
+    assert source.kept[0].gradient().shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("ids", "place"),
+    [([[1, 2], [3, 10]], r"id 10 at position \[1, 1\]"), ([[1, -1]], r"id -1 at position \[0, 1\]")],
+    ids=["too-large", "negative"],
+)
+def test_an_id_out_of_range_names_the_table_the_feature_and_its_place(ids, place):
+    table, _ = bound()
+    with pytest.raises(
+        ConfigurationError, match=f"table users, feature city: {place} of the batch, expected 0 to 9"
+    ):
+        table.look_up(torch.tensor(ids), what="city")
+
+
+def test_ids_that_are_no_whole_numbers_are_refused():
+    table, _ = bound()
+    with pytest.raises(ConfigurationError, match=r"ids of dtype torch.float32, expected whole numbers"):
+        table.look_up(torch.zeros(3))
+
+
+def test_any_id_is_one_where_their_number_is_not_given():
+    table, source = DistributedTable("users", 2), RowSource()
+    table.bind(source)
+    table.look_up(torch.tensor([-(2**62), 2**62]))
+    assert source.asked == [[-(2**62), 2**62]]
+
+
+def test_a_table_without_a_session_says_what_to_call():
+    with pytest.raises(ConfigurationError, match=r"expected fleet.init_worker\(\) before"):
+        DistributedTable("users", 2).look_up(torch.tensor([1]))
+
+
+def test_a_table_that_nobody_steps_is_refused():
+    with pytest.raises(ConfigurationError, match="table users is in no param group of the optimizer"):
+        DistributedTable("users", 2).config(torch.optim.SGD)
+
+
+def test_a_table_takes_its_rule_from_the_optimizer():
+    config = DistributedTable("users", 2, 10, seed=5).config(
+        torch.optim.Adagrad, {"lr": 0.5, "foreach": None}
+    )
+    assert (type(config.rule).__name__, dict(config.options), config.seed) == ("Adagrad", {"lr": 0.5}, 5)
+
+
+def test_ids_travel_as_64_bit_numbers_whatever_they_were():
+    table, source = bound()
+    table.look_up(torch.tensor([1], dtype=torch.int32))
+    assert np.asarray(source.asked[0]).dtype == np.int64

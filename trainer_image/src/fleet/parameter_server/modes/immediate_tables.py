@@ -1,0 +1,120 @@
+"""Tables in the modes without a barrier: each gradient steps its rows when it comes, and nobody waits."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleet.errors import RemoteProtocolError
+from fleet.parameter_server.modes.interface import Answer, Missing
+from fleet.parameter_server.store import Origin
+from fleet.parameter_server.table_store import RowUpdate, TableStore
+from fleet.tables import RowGradients
+from fleet.wire import NO_STEP, HyperParameters
+
+__all__ = ["ImmediateTables"]
+
+
+class ImmediateTables:
+    """The tables of one server in a mode without a barrier; see `TableServer`.
+
+    Parameters
+    ----------
+    store : TableStore
+    num_trainers : int
+        How many trainers take part from the beginning; others may be admitted later.
+    """
+
+    def __init__(self, store: TableStore, num_trainers: int) -> None:
+        self._store = store
+        self._incarnations = dict.fromkeys(range(num_trainers), 0)
+        self._hyper: dict[int, HyperParameters] = dict.fromkeys(range(num_trainers), ())
+        self._updates = dict.fromkeys(store.names, 0)
+        self._steps = {trainer: dict.fromkeys(store.names, 0) for trainer in range(num_trainers)}
+        self._resumed: dict[int, int] = {}
+        self._entered: dict[int, int] = {}
+        """The step at which each trainer came that was not there from the beginning."""
+
+    @property
+    def step(self) -> int:
+        """The number of steps that the trainer which is ahead has made."""
+        return max((self.step_of(trainer) for trainer in list(self._steps)), default=0)
+
+    def step_of(self, trainer: int) -> int:
+        """Return the step that a trainer makes next: the one after its last that is wholly here."""
+        return max(self._entered.get(trainer, 0), min(self._steps[trainer].values(), default=0))
+
+    def resume(self, step: int) -> None:
+        """Go on at a step that a checkpoint holds: every trainer makes it next."""
+        for trainer in list(self._steps):
+            self._steps[trainer] = dict.fromkeys(self._store.names, step)
+
+    def resume_each(self, steps: Mapping[int, int]) -> None:
+        """Go on with these trainers at these steps, also with one that joins late."""
+        self._resumed = dict(steps)
+        for trainer in steps.keys() & self._steps.keys():
+            self._steps[trainer] = dict.fromkeys(self._store.names, steps[trainer])
+
+    def admit(self, trainer: int, incarnation: int) -> None:
+        """Begin anew with a trainer; what its earlier life has sent is applied already."""
+        self._incarnations[trainer] = incarnation
+        if trainer in self._steps:
+            return
+        self._hyper[trainer] = ()
+        self._entered[trainer] = self._resumed.get(trainer, self.step)
+        self._steps[trainer] = dict.fromkeys(self._store.names, 0)
+
+    def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
+        """Take the hyper-parameters of a trainer's step; other trainers may have others."""
+        del step
+        self._hyper[trainer] = hyper_parameters
+
+    def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
+        """Return the present rows, whatever step the trainer is at."""
+        del trainer, step
+        return self._store.read(table, ids)
+
+    def gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
+        """Apply a gradient, unless an earlier life of the trainer has brought this step's.
+
+        Raises
+        ------
+        FleetError
+            An id is none of the table's, or it could not be applied; see `TableStore.apply`.
+        """
+        self._store.check(table, gradient.ids)
+        if step >= self._steps[trainer][table]:
+            hyper = self._hyper[trainer]
+            if hyper != NO_STEP:
+                self._updates[table] += 1
+                origin = Origin(trainer, self._incarnations[trainer], step)
+                self._store.apply(RowUpdate(table, gradient, hyper, (origin,), self._updates[table]))
+            self._steps[trainer][table] = step + 1
+        return [Answer(table, step + 1, (trainer,), of_table=True)]
+
+    def end(self, trainer: int, step: int) -> None:
+        """Check that a trainer which ends a step has sent every table's gradient."""
+        if open_ := [
+            self._store.names[table] for table, made in self._steps[trainer].items() if made <= step
+        ]:
+            raise RemoteProtocolError(
+                f"trainer {trainer} ends step {step} without a gradient of table {', '.join(open_[:3])}; "
+                "expected one of each table, an empty one where no row has any"
+            )
+
+    def complete(self, trainer: int) -> Sequence[Answer]:
+        """Go on without a trainer; nobody has waited for it."""
+        del trainer
+        return ()
+
+    def missing(self) -> Missing | None:
+        """Return None: nobody is waited for.
+
+        Raises
+        ------
+        FleetError
+            A gradient could not be applied.
+        """
+        self._store.failed.check()
+        return None

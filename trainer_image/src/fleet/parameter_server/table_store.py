@@ -1,0 +1,145 @@
+"""What a server keeps of tables, and the one way in which their rows change: the store beside the dense one.
+
+As of blocks, nothing changes a row but `apply`, and what comes is an update record. Rows are read by id, and
+what was never updated is read too.
+"""
+
+import itertools
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleet.errors import FleetError, RemoteProtocolError
+from fleet.parameter_server.failed_step import FailedStep
+from fleet.parameter_server.store import Origin
+from fleet.tables import RowGradients, Table
+from fleet.tables.rules import options_of
+from fleet.transpiler.tables import TablePlan
+from fleet.wire import HyperParameters
+
+__all__ = ["RowUpdate", "TableStore"]
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(slots=True)
+class RowUpdate:
+    """What trainers have sent for rows of a table.
+
+    Attributes
+    ----------
+    table : int
+        Its number.
+    gradient : RowGradients
+        Of this server's rows, each id once; in sync mode the mean over the trainers. May be overwritten.
+    hyper_parameters : tuple of mappings
+        Those of the step, by param group.
+    origins : tuple of Origin
+        Whose gradients it is made of, in the order of their sum.
+    count : int
+        How many updates the table has had, this one included; the same on every server.
+    sequence : int
+        The number that the store gives it; 0 before.
+    """
+
+    table: int
+    gradient: RowGradients
+    hyper_parameters: HyperParameters
+    origins: tuple[Origin, ...]
+    count: int
+    sequence: int = 0
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One table."""
+
+    plan: TablePlan
+    table: Table
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held by whoever reads or changes rows."""
+
+
+class TableStore:
+    """The tables of one server. Any thread may call.
+
+    Parameters
+    ----------
+    plans : iterable of TablePlan
+    failed : FailedStep
+        The server's: why rows may be half changed, after which nothing is applied any more.
+    """
+
+    def __init__(self, plans: Iterable[TablePlan], failed: FailedStep) -> None:
+        self.failed = failed
+        self._entries = {plan.number: _Entry(plan, Table(plan.config)) for plan in plans}
+        self._sequence = itertools.count(1)
+        self.row_bytes: Mapping[int, int] = {
+            number: entry.plan.config.dimension * _FLOAT_BYTES for number, entry in self._entries.items()
+        }
+        """By table, the bytes of a row as it travels."""
+
+    def __len__(self) -> int:
+        """Return how many tables there are."""
+        return len(self._entries)
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        """The tables' names."""
+        return {number: entry.plan.config.name for number, entry in self._entries.items()}
+
+    def describe(self) -> str:
+        """Return ``table users`` or ``tables users, items``."""
+        names = list(self.names.values())
+        return f"table{'s' if len(names) > 1 else ''} {', '.join(names)}"
+
+    def apply(self, update: RowUpdate) -> None:
+        """Step rows, and give the update its number.
+
+        Raises
+        ------
+        FleetError
+            The rule refuses the update by such an error; or it has failed at this one or one before, by any
+            other: then rows may be half changed, `failed` says so, and the server ends.
+        """
+        entry = self._entries[update.table]
+        with entry.lock:
+            self.failed.check()
+            update.sequence = next(self._sequence)
+            if not update.gradient.ids.size:
+                return
+            options = self._options(entry, update.hyper_parameters)
+            try:
+                entry.table.update(update.gradient.ids, update.gradient.values, update.count, options)
+            except FleetError:
+                raise
+            except BaseException as error:
+                raise self.failed.note(error) from error
+
+    def check(self, table: int, ids: NDArray[np.int64]) -> None:
+        """Refuse ids that the table does not have, before anything is kept of them; RemoteProtocolError."""
+        config = self._entries[table].plan.config
+        limit = config.num_embeddings
+        if limit is not None and ids.size and not 0 <= int(ids[0]) <= int(ids[-1]) < limit:
+            raise RemoteProtocolError(
+                f"ids {ids[0]} to {ids[-1]} of table {config.name}, expected 0 to {limit - 1}"
+            )
+
+    def read(self, table: int, ids: NDArray[np.int64]) -> Tensor:
+        """Return a copy of rows, as they are between two updates: float32[n, dimension]."""
+        entry = self._entries[table]
+        with entry.lock:
+            return entry.table.look_up(ids)
+
+    @staticmethod
+    def _options(entry: _Entry, hyper_parameters: HyperParameters) -> Mapping[str, Any]:
+        """Return the options of a step for a table: its param group's, unless it has a rule of its own."""
+        group = entry.plan.group
+        if group is None:
+            return {}
+        return options_of(entry.plan.config.rule, hyper_parameters[group])

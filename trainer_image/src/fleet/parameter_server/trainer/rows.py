@@ -1,0 +1,221 @@
+"""A trainer's part in tables that live on the servers: it looks rows up, and sends their gradients.
+
+A look-up asks every server that holds some of the ids, and waits for all of them. Gradients are gathered as
+backward passes bring them, and leave in ``step()``, one for each table and server. Then the trainer waits
+until every server has made the step of every table, so that no table is ever more than a step ahead.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleet.errors import RemoteProtocolError
+from fleet.nn.table import Touched
+from fleet.parameter_server.trainer.gathered import Gathered
+from fleet.parameter_server.trainer.waits import Waits
+from fleet.process import progress
+from fleet.process.finite import OfRows
+from fleet.tables import Placement
+from fleet.transpiler.tables import TablePlan
+from fleet.wire import Header, Kind
+from fleet.wire.rows import most_rows, pack_ids, pack_row_gradient, read_rows
+
+if TYPE_CHECKING:
+    from fleet.parameter_server.transport.stream import ResumableStream
+
+__all__ = ["TrainerRows"]
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A look-up that one server has not answered."""
+
+    table: TablePlan
+    at: NDArray[np.int64]
+    """Where its rows belong in those of the look-up."""
+    into: Tensor
+
+
+class TrainerRows:
+    """The tables of one trainer's session; a `fleet.nn.RowSource`.
+
+    Parameters
+    ----------
+    plans : sequence of TablePlan
+    endpoints : sequence of str
+        The servers'.
+    waits : Waits
+    step : callable
+        Returns how many steps the trainer has made.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[TablePlan],
+        endpoints: Sequence[str],
+        waits: Waits,
+        step: Callable[[], int],
+    ) -> None:
+        self.streams: list[ResumableStream] = []
+        """One to each server, once the trainer has joined."""
+        self._plans = {plan.number: plan for plan in plans}
+        self._numbers = {plan.name: plan.number for plan in plans}
+        self._endpoints = endpoints
+        self._waits = waits
+        self._step = step
+        self._placement = Placement.over(len(endpoints)) if plans else None
+        self._asked: list[deque[_Asked]] = [deque() for _ in endpoints]
+        """By server, what it has not answered, in turn."""
+        self.gathered = Gathered()
+        """The gradients that have come since the last step."""
+        self._open: set[tuple[int, int]] = set()
+        """The servers and tables whose step is awaited."""
+        self._made = 0
+        """How many steps these have made then."""
+        self._one_at_a_time = threading.Lock()
+
+    def __bool__(self) -> bool:
+        """Whether there are tables."""
+        return bool(self._plans)
+
+    @property
+    def row_bytes(self) -> Mapping[int, int]:
+        """By table, the bytes of a row as it travels."""
+        return {number: 4 * plan.config.dimension for number, plan in self._plans.items()}
+
+    def look_up(self, name: str, ids: NDArray[np.int64]) -> Tensor:
+        """Return the rows of ids, as they are after the steps that this trainer has made.
+
+        Parameters
+        ----------
+        name : str
+            The table's.
+        ids : int64[n]
+            Ascending, each once.
+
+        Returns
+        -------
+        float32[n, dimension]
+
+        Raises
+        ------
+        FleetError
+            A server refuses, or does not answer in time.
+        """
+        plan = self._plans[self._numbers[name]]
+        rows = torch.empty(ids.size, plan.config.dimension)
+        with self._one_at_a_time:
+            self._waits.check()
+            for server, at in self._servers_of(ids).items():
+                self._ask(server, _Asked(plan, at, rows), ids[at])
+            waited = self._waits.wait_until(
+                lambda: not any(self._asked),
+                lambda: f"rows of table {name} from {', '.join(self._silent())}",
+            )
+        progress.count("wait_seconds", waited)
+        return rows
+
+    def touched(self, name: str, touched: Touched) -> None:
+        """Take note of rows that have a gradient; a second backward pass adds to the same."""
+        self.gathered.add(name, touched)
+
+    def send(self, gradients: OfRows) -> None:
+        """Send each table's gradient to every server, an empty one where none of its rows has one."""
+        step = self._step()
+        with self._waits.changed:
+            self._open = {
+                (server, number) for server in range(len(self._endpoints)) for number in self._plans
+            }
+            self._made = step + 1
+        for number, plan in self._plans.items():
+            ids, values = gradients.get(plan.name, (np.zeros(0, dtype=np.int64), None))
+            servers = self._servers_of(ids)
+            for server, stream in enumerate(self.streams):
+                payload = memoryview(b"")
+                if server in servers and values is not None:
+                    at = servers[server]
+                    self._check_size(plan, at.size)
+                    payload = pack_row_gradient(ids[at], values.numpy()[at])
+                stream.send(Kind.ROW_GRADIENT, payload, step=step, block=number)
+        self.gathered.forget()
+
+    def wait(self) -> None:
+        """Wait until every server has made the step of every table.
+
+        Raises
+        ------
+        FleetError
+            A server reported an error, came back without its state, or vanished.
+        """
+        waited = self._waits.wait_until(lambda: not self._open, self._describe)
+        progress.count("wait_seconds", waited)
+
+    def landed(self, server: int, header: Header, payload: memoryview) -> None:
+        """Take what a server tells of a table; called by its receiving thread.
+
+        Raises
+        ------
+        RemoteProtocolError
+            Nobody has asked for it.
+        """
+        if header.kind is Kind.ROWS:
+            self._take_rows(server, header, payload)
+            return
+        with self._waits.changed:
+            if header.step != self._made or (server, header.block) not in self._open:
+                raise RemoteProtocolError(
+                    f"the server tells that table {header.block} has made {header.step} steps, which nobody "
+                    f"awaits; expected {self._made} steps of one of {sorted(self._open)}"
+                )
+            self._open.discard((server, header.block))
+            if not self._open:
+                self._waits.changed.notify_all()
+
+    def _take_rows(self, server: int, header: Header, payload: memoryview) -> None:
+        asked = self._asked[server][0] if self._asked[server] else None
+        dimension = asked.table.config.dimension if asked is not None else 1
+        rows = read_rows(payload, dimension)
+        if asked is None or (asked.table.number, asked.at.size) != (header.block, len(rows)):
+            expected = f"{asked.at.size} of table {asked.table.number}" if asked is not None else "none"
+            raise RemoteProtocolError(
+                f"the server sent {len(rows)} rows of table {header.block}, expected {expected}"
+            )
+        asked.into[torch.from_numpy(asked.at)] = torch.from_numpy(rows)
+        with self._waits.changed:
+            self._asked[server].popleft()
+            self._waits.changed.notify_all()
+
+    def _servers_of(self, ids: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
+        return self._placement.positions(ids) if self._placement is not None else {}
+
+    def _ask(self, server: int, asked: _Asked, ids: NDArray[np.int64]) -> None:
+        """Ask a server for rows, by as many frames as it takes."""
+        table, most = asked.table, most_rows(4 * asked.table.config.dimension)
+        for begin in range(0, ids.size, most):
+            part = slice(begin, begin + most)
+            self._asked[server].append(_Asked(table, asked.at[part], asked.into))
+            payload = pack_ids(ids[part])
+            self.streams[server].send(Kind.LOOK_UP, payload, step=self._step(), block=table.number)
+
+    def _check_size(self, plan: TablePlan, count: int) -> None:
+        if count > (most := most_rows(4 * plan.config.dimension)):
+            raise RemoteProtocolError(
+                f"a step has gradients of {count} rows of table {plan.name} for one server, expected {most} "
+                "at most; use smaller batches, or more parameter servers"
+            )
+
+    def _silent(self) -> list[str]:
+        return [self._endpoints[server] for server, asked in enumerate(self._asked) if asked]
+
+    def _describe(self) -> str:
+        open_ = sorted(self._open)
+        servers = ", ".join(dict.fromkeys(self._endpoints[server] for server, _ in open_))
+        tables = ", ".join(dict.fromkeys(self._plans[number].name for _, number in open_))
+        return f"step {self._made - 1} of table {tables} from {servers}"

@@ -1,0 +1,102 @@
+"""The operators about tables in a job's programs, as the original's programs have them.
+
+A trainer splits a batch's distinct ids by server, fetches their rows, and looks up in these; the gradients of
+the rows are split and sent. A server has a block that answers, for each table.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from fleet.errors import TranspileError
+from fleet.program.clip import CLIP_TYPES
+from fleet.program.ir import Attribute, Block, OpRole, ProgramData, Variable
+from fleet.program.tables import LOOK_UP_TYPE
+from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
+
+__all__ = ["append_prefetch_blocks", "check_tables", "show_tables", "tables_of"]
+
+_MODES: Final = (DistributedMode.SYNC, DistributedMode.ASYNC)
+
+
+def tables_of(program: ProgramData) -> tuple[str, ...]:
+    """Return the names of a captured program's tables."""
+    ops = program.global_block().ops
+    return tuple(op.input("W")[0] for op in ops if op.type == LOOK_UP_TYPE and op.has_attr("table"))
+
+
+def check_tables(
+    program: ProgramData,
+    config: DistributeTranspilerConfig,
+    mode: DistributedMode,
+    custom: TrainingMode | None,
+) -> None:
+    """Refuse what tables are not trained with yet, by name.
+
+    Raises
+    ------
+    TranspileError
+        The mode, delay compensation, or clipping on the servers.
+    """
+    tables = tables_of(program)
+    clipped = any(op.type in CLIP_TYPES for op in program.global_block().ops)
+    refused = {
+        f"the mode {custom.name if custom is not None else mode.name.lower()!r}": mode not in _MODES
+        or custom is not None,
+        "enable_dc_asgd": mode is DistributedMode.ASYNC and config.enable_dc_asgd,
+        "strategy.grad_clip": clipped,
+    }
+    for what, found in refused.items():
+        if tables and found:
+            raise TranspileError(
+                f"{what} knows no tables, and the model has {', '.join(tables)} on the parameter servers; "
+                "expected the mode 'sync' or 'async', without delay compensation and clipping there, or "
+                "torch.nn.Embedding in place of the table"
+            )
+
+
+def show_tables(block: Block, tables: Sequence[str], endpoints: Sequence[str], trainer_id: int) -> None:
+    """Show in a trainer's program how rows come and gradients go; in place."""
+    captured, block.ops[:] = list(block.ops), []
+    for op in captured:
+        if op.type == LOOK_UP_TYPE and op.has_attr("table"):
+            _append_look_up(block, op.input("W")[0], op.output("Out")[0], endpoints, trainer_id)
+        else:
+            block.ops.append(op)
+        if op.outputs.get("W@GRAD") and op.attr("table") in tables:
+            _append_send(block, op.attr("table"), endpoints, trainer_id)
+
+
+def append_prefetch_blocks(root: Block, tables: Sequence[str]) -> list[Attribute]:
+    """Append to a server's program a block for each table, which answers look-ups; return which is whose."""
+    whose: list[Attribute] = []
+    for name in tables:
+        block = root.program.create_block()
+        for variable in (f"{name}.ids", f"{name}.rows"):
+            root.create_var(Variable(variable, (-1,), "any"))
+        attrs: dict[str, Attribute] = {"table": name, "is_distributed": True, "op_role": int(OpRole.RPC)}
+        block.append_op("lookup_sparse_table", {"Ids": [f"{name}.ids"]}, {"Out": [f"{name}.rows"]}, attrs)
+        whose.append(f"{name}.ids:{block.idx}")
+    return whose
+
+
+def _append_look_up(block: Block, table: str, rows: str, endpoints: Sequence[str], trainer_id: int) -> None:
+    ids = [f"{table}.ids.{server}" for server in range(len(endpoints))]
+    parts = [f"{table}.rows.{server}" for server in range(len(endpoints))]
+    for name in (*ids, *parts):
+        block.create_var(Variable(name, (-1,), "any"))
+    common: dict[str, Attribute] = {"table": table, "trainer_id": trainer_id, "op_role": int(OpRole.DIST)}
+    rpc = common | {"epmap": list(endpoints), "op_role": int(OpRole.RPC)}
+    block.append_op("split_ids", {"W": [table]}, {"Out": ids}, common)
+    block.append_op("prefetch", {"X": ids}, {"Out": parts}, rpc)
+    attrs = common | {"is_distributed": True, "op_role": int(OpRole.FORWARD)}
+    block.append_op("distributed_lookup_table", {"W": [table], "Rows": parts}, {"Out": [rows]}, attrs)
+
+
+def _append_send(block: Block, table: str, endpoints: Sequence[str], trainer_id: int) -> None:
+    parts = [f"{table}@GRAD.{server}" for server in range(len(endpoints))]
+    for name in parts:
+        block.create_var(Variable(name, (-1,), "any"))
+    common: dict[str, Attribute] = {"table": table, "trainer_id": trainer_id, "op_role": int(OpRole.DIST)}
+    block.append_op("split_selected_rows", {"X": [f"{table}@GRAD"]}, {"Out": parts}, common)
+    attrs = common | {"epmap": list(endpoints), "op_role": int(OpRole.RPC)}
+    block.append_op("send", {"X": parts}, attrs=attrs)

@@ -1,0 +1,50 @@
+"""The tables of a job as a plan has them, read from the objects behind a program."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from fleet.errors import TranspileError
+from fleet.program.program import Program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fleet.tables import TableConfig
+
+__all__ = ["TablePlan", "lower_tables"]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """One table: every server holds some of its shards."""
+
+    number: int
+    """The same on every trainer and server: its position among the tables, by name."""
+    config: "TableConfig"
+    group: int | None
+    """Index of the optimizer's param group whose options each step brings; None where it has its own."""
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.config.name
+
+
+def lower_tables(program: Program) -> tuple[TablePlan, ...]:
+    """Return the tables of a transpiled program.
+
+    Raises
+    ------
+    TranspileError
+        The program was read from a text, and so has no tables behind it.
+    """
+    names = cast("Sequence[str]", program.attrs.get("tables", ()))
+    known = {each.name: each for each in program.source.tables} if program.source is not None else {}
+    if unknown := [name for name in names if name not in known]:
+        raise TranspileError(
+            f"the program has the table {unknown[0]}, and no model behind it that reads it; give the program "
+            "the source of one that was captured with it: program.source = captured.source"
+        )
+    return tuple(
+        TablePlan(number, known[name].config, known[name].group) for number, name in enumerate(names)
+    )
