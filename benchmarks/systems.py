@@ -32,6 +32,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "both": {"transport": "shared_memory", "cross_step": True},
 }
 """What our own systems differ in; those of `ENCRYPTED` beside have certificates."""
+COLLECTIVE: dict[str, dict[str, Any]] = {"allreduce": {}}
+"""What our collective systems differ in."""
 ENCRYPTED = frozenset({"tls"})
 
 Step = Callable[[int], None]
@@ -142,6 +144,24 @@ def fleet_serve(config: Config) -> None:
     fleet.run_server()
 
 
+def collective_trainer(config: Config) -> tuple[Step, End]:
+    """Train with fleet.collective, by one of `COLLECTIVE`."""
+    from fleet import DistributedStrategy, role_maker
+    from fleet.collective import fleet
+
+    host, _, port = config.endpoints[0].rpartition(":")
+    places = [f"{host}:{int(port) + rank}" for rank in range(config.num_trainers)]
+    fleet.init(role_maker.UserDefinedCollectiveRoleMaker(config.index, places))
+    model = nn.Sequential(*build_layers(config.widths))
+    optimizer = fleet.distributed_optimizer(
+        torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
+        DistributedStrategy(**COLLECTIVE[config.system]),
+        model,
+    )
+    fleet.init_worker()
+    return _loop(model, optimizer, config), fleet.stop_worker
+
+
 class RpcServer:
     """The parameter server of PyTorch's tutorial on batch RPC processing with asynchronous executions."""
 
@@ -247,4 +267,5 @@ SYSTEMS = {
     "rpc": System(rpc_trainer, rpc_serve),
     "grpc": System(grpc_stream.trainer, grpc_stream.serve),
     **dict.fromkeys(STRATEGIES, System(fleet_trainer, fleet_serve)),
+    **dict.fromkeys(COLLECTIVE, System(collective_trainer)),
 }

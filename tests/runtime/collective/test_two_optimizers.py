@@ -122,3 +122,48 @@ def test_gradients_of_two_optimizers_never_mix_though_trainers_use_different_par
     for process in trainers(loss + PARTS):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
+
+
+OTHERS_UNUSED = """
+fleet.init()
+rank, size = fleet.worker_index(), fleet.worker_num()
+
+def built():
+    torch.manual_seed(0)
+    return torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(6))
+
+def loss(layers, step, rank):
+    x = torch.full((2, 4), 0.1 * (1 + step % 7 + rank))
+    for number, layer in enumerate(layers):
+        if (step + number + rank) % 3 or number == step % 6:  # which are left out differs by rank and step
+            x = torch.tanh(layer(x))
+    return x.square().sum()
+
+def optimizers(layers):
+    halves = [[each for layer in part for each in layer.parameters()] for part in (layers[:3], layers[3:])]
+    return [torch.optim.Adam(half, lr=0.01, weight_decay=0.1) for half in halves]
+
+layers = built()
+together = [fleet.distributed_optimizer(each, model=layers) for each in optimizers(layers)]
+for step in range(200):
+    loss(layers, step, rank).backward()
+    for optimizer in together:
+        optimizer.step()
+        optimizer.zero_grad()
+fleet.stop_worker()
+one = built()
+alone = optimizers(one)
+for step in range(200):
+    (sum(loss(one, step, each) for each in range(size)) / size).backward()
+    for optimizer in alone:
+        optimizer.step()
+        optimizer.zero_grad()
+for expected, found in zip(one.parameters(), layers.parameters(), strict=True):
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+"""
+
+
+def test_200_steps_in_which_each_trainer_leaves_out_other_layers_are_those_of_one_process(trainers):
+    for process in trainers(OTHERS_UNUSED):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err

@@ -1,6 +1,8 @@
 """The averaging of gradients in one process: what it hands back, and what it refuses."""
 
+import contextlib
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -8,9 +10,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from fleet.collective.buckets import FIRST_BUCKET_BYTES
+from fleet.collective.backward import BackwardPass
+from fleet.collective.copies import Copies
 from fleet.collective.gradients import GradientAverager
 from fleet.collective.optimizer import distribute, named_parameters
+from fleet.collective.reducer import Reducer
 from fleet.collective.rendezvous import Place
 from fleet.errors import ConfigurationError, FleetError
 from fleet.process.finite import FiniteCheck
@@ -33,9 +37,10 @@ class Alone:
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
         pass
 
-    def wait(self, works: Any, what: str, way: Any, device: torch.device) -> None:
-        for work in works:
-            work.wait()
+    def waiting(
+        self, what: str, way: Any = None, device: Any = None
+    ) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 @pytest.fixture(autouse=True)
@@ -51,9 +56,11 @@ def distributed(
     group: Alone | None = None,
     **options: Any,
 ) -> Any:
-    averager = GradientAverager(named_parameters(optimizer, model), cast("Any", group or Alone()), **options)
+    copies = Copies(named_parameters(optimizer, model), model, cast("Any", group or Alone()))
+    averager = GradientAverager(copies, BackwardPass(copies.group), **options)
     averager.start()
-    return distribute(optimizer, averager, cast("Any", None), model, finite=FiniteCheck("warn", 0, lambda: 0))
+    finite = FiniteCheck("warn", 0, lambda: 0)
+    return distribute(optimizer, copies, averager, cast("Any", None), model, finite=finite)
 
 
 def convolution() -> torch.nn.Module:
@@ -123,24 +130,33 @@ def test_parameters_that_come_later_are_refused():
         optimizer.step()
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_without_overlap_buckets_leave_when_the_backward_pass_ends(overlap, monkeypatch):
+def test_buckets_leave_while_the_backward_pass_goes_on(monkeypatch):
+    """From the second on, whatever the order of the optimizer is, and though one gradient never comes."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
+    model.register_parameter("unused", torch.nn.Parameter(torch.ones(64)))
+    matrices = [each for each in model.parameters() if each.dim() > 1]
+    vectors = [each for each in model.parameters() if each.dim() == 1]  # no weight decay
+    groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors}]
+    sgd = torch.optim.SGD(groups, lr=0.1)
     events: list[str] = []
-    all_reduce = dist.all_reduce
 
-    def noted(*args: Any, **options: Any) -> Any:
+    def noted(_, bucket):
         events.append("leaves")
-        return all_reduce(*args, **options)
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer())
+        return future
 
-    monkeypatch.setattr(dist, "all_reduce", noted)
-    model = torch.nn.Sequential(linear(), torch.nn.Linear(1, FIRST_BUCKET_BYTES // 4))
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    distributed(sgd, model, overlap=overlap, bucket_bytes=1)
-    hidden = model[0](torch.ones(1, 2))
-    hidden.register_hook(lambda _: events.append("half-way"))
-    model[1](hidden).sum().backward()
-    assert events.index("half-way") == (2 if overlap else 0)
-    assert events.count("leaves") == 4
+    monkeypatch.setattr("fleet.collective.gradients.Reducer", partial(Reducer, hook=noted))
+    distributed(sgd, model, bucket_bytes=4 * 64 * 64)
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(lambda _: events.append("comes"))
+    for step in range(3):
+        events.clear()
+        model(torch.ones(1, 64)).sum().backward()
+        before = events[: events.index("leaves")].count("comes")
+        if step:
+            assert before <= 4, events
+            assert events.count("leaves") > 4
 
 
 def fail(_: torch.Tensor) -> torch.Tensor:

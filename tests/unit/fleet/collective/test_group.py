@@ -41,16 +41,6 @@ class Watched:
         return []
 
 
-class Work:
-    """An operation that ends with an error."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def wait(self) -> None:
-        raise self._error
-
-
 @pytest.fixture
 def watched() -> Watched:
     return Watched()
@@ -71,14 +61,18 @@ def group(watched: Watched) -> Group:
 )
 def test_an_error_of_the_own_device_is_told_as_that(group, error, words):
     expected = f"this trainer's device failed in the average of step 0's gradients: .*{words}"
-    with pytest.raises(FleetError, match=expected) as caught:
-        group.wait([cast("Any", Work(error))], "the average of step 0's gradients")
+    with (
+        pytest.raises(FleetError, match=expected) as caught,
+        group.waiting("the average of step 0's gradients"),
+    ):
+        raise error
     assert caught.type is FleetError
 
 
 def test_an_error_that_another_trainer_may_have_made_still_looks_for_it(group):
-    with pytest.raises(DeadlineExceededError, match="though every trainer is alive: NCCL communicator was"):
-        group.wait([cast("Any", Work(dist.DistBackendError(ABORTED)))], "the average")
+    expected = "though every trainer is alive: NCCL communicator was"
+    with pytest.raises(DeadlineExceededError, match=expected), group.waiting("the average"):
+        raise dist.DistBackendError(ABORTED)
 
 
 @pytest.mark.parametrize("capturing", [False, True])
@@ -87,7 +81,8 @@ def test_a_wait_goes_on_until_the_gpu_is_there_unless_a_graph_is_captured(
 ):
     group._marks[CPU] = Marks(CPU)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    group.wait([], "the average", device=CPU)
+    with group.waiting("the average", device=CPU):
+        pass
     (until,) = watched.until
     assert until is None if capturing else until()
 

@@ -23,9 +23,9 @@ class Alone:
 def make(step: int = 0, job: JobIdentity | None = None) -> tuple[CollectiveTraining, torch.optim.Optimizer]:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    averager = cast("Any", SimpleNamespace(step=step))
+    synchronizer = cast("Any", SimpleNamespace(steps=SimpleNamespace(number=step)))
     claims = Claims("trainer-0", job or JobIdentity())
-    return CollectiveTraining(optimizer, model, averager, cast("Any", Alone()), claims), optimizer
+    return CollectiveTraining(optimizer, model, synchronizer, cast("Any", Alone()), claims), optimizer
 
 
 def test_a_checkpoint_whose_trainers_part_is_gone_is_passed_over_for_the_one_before(tmp_path, caplog):

@@ -165,30 +165,27 @@ class Group:
                 self._connect(device, channel)
 
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
-        """Replace `values` by trainer 0's; all trainers have agreed on their shape and dtype."""
+        """Replace `values`, of any dtype, by trainer 0's; all have agreed on their shape and dtype."""
         travelling = values.contiguous()  # what travels is memory, not elements
-        self.wait([dist.broadcast(travelling, src=0, async_op=True)], what, device=values.device)
+        with self.waiting(what, device=values.device):
+            work = dist.broadcast(travelling.reshape(-1).view(torch.uint8), src=0, async_op=True)
+            if work is not None:
+                work.wait()
         if travelling is not values:
             values.copy_(travelling)
 
-    def wait(
-        self,
-        works: Iterable[dist.Work | None],
-        what: str,
-        way: Way = Way.OTHER,
-        device: torch.device | None = None,
-    ) -> None:
-        """Wait for started operations; an error names what they were for and who is to blame.
+    @contextlib.contextmanager
+    def waiting(self, what: str, way: Way = Way.OTHER, device: torch.device | None = None) -> Iterator[None]:
+        """Have errors of the block, which waits for the others, name what it is for and who is to blame.
 
-        Those of a GPU are waited for by the GPU only: this returns at once, and the watch goes on to look.
+        Operations of a GPU are waited for by the GPU only: the block ends at once, and the watch goes on to
+        look.
         """
         marks = self._marks.get(device) if device is not None else None
         captured = marks is not None and torch.cuda.is_current_stream_capturing()  # waited for in replays
         mark = marks.next() if marks is not None and not captured else None
         with self._naming(what, way, until=mark.reached if mark is not None else None):
-            for work in works:
-                if work is not None:
-                    work.wait()
+            yield
             if mark is not None:
                 mark.put()
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from fleet.collective.gradients import GradientAverager
+from fleet.collective.copies import Copies
 from fleet.collective.history import hyper_parameters
+from fleet.collective.synchronizer import Synchronizer
 from fleet.errors import ConfigurationError
 from fleet.process.finite import FiniteCheck
 from fleet.program.left_out import LeftOut
@@ -18,13 +19,13 @@ __all__ = ["distribute", "named_parameters"]
 class _Distributed:
     """Mixed into the class of the script's optimizer."""
 
-    fleet_averager: GradientAverager
+    fleet_synchronizer: Synchronizer
     fleet_minimize: Callable[[Callable[..., Any]], None]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients here only; the next backward outside the block averages their sum."""
-        with self.fleet_averager.paused():
+        with self.fleet_synchronizer.paused():
             yield
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002 (as every optimizer's)
@@ -41,7 +42,8 @@ class _Distributed:
 
 def distribute(
     optimizer: torch.optim.Optimizer,
-    averager: GradientAverager,
+    copies: Copies,
+    synchronizer: Synchronizer,
     minimize: Callable[[Callable[..., Any]], None],
     model: torch.nn.Module | None = None,
     *,
@@ -58,25 +60,26 @@ def distribute(
     kind = type(optimizer)
     both: Any = object.__new__(type(kind.__name__, (_Distributed, kind), {}))
     both.__dict__ = optimizer.__dict__
-    both.fleet_averager = averager
+    both.fleet_synchronizer = synchronizer
     both.fleet_minimize = minimize
-    left_out = LeftOut(optimizer, averager.parameters, model)
+    trained = [parameter for _, parameter in copies.named_parameters if parameter.requires_grad]
+    left_out = LeftOut(optimizer, trained, model)
 
     def check(*_: Any) -> None:
-        averager.check_ended()
+        synchronizer.check_ended()
         left_out.check()
-        averager.check_averaged()
-        every = ((name, parameter.grad) for name, parameter in averager.named_parameters)
+        synchronizer.check_averaged()
+        every = ((name, parameter.grad) for name, parameter in copies.named_parameters)
         given = {name: gradient for name, gradient in every if gradient is not None}
         if any(each.is_cuda for each in given.values()) and torch.cuda.is_current_stream_capturing():
             return  # nothing may be read back
         if not finite.lets_step(given):
-            for parameter in averager.parameters:
+            for parameter in trained:
                 parameter.grad = None
 
     def note(*_: Any) -> None:
-        averager.check_averaged()  # of a closure, which runs inside of step()
-        averager.note_step(hyper_parameters(optimizer))
+        synchronizer.check_averaged()  # of a closure, which runs inside of step()
+        synchronizer.on_step(hyper_parameters(optimizer))
 
     optimizer.register_step_pre_hook(check)
     optimizer.register_step_post_hook(note)

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -10,11 +10,14 @@ import numpy.typing as npt
 import torch
 
 from fleet.checkpoint import Claims, end_if_finished, leave_mark
+from fleet.collective.backward import BackwardPass
+from fleet.collective.copies import Copies
 from fleet.collective.gradients import GradientAverager
 from fleet.collective.group import Group
 from fleet.collective.history import hyper_parameters
 from fleet.collective.optimizer import distribute, named_parameters
 from fleet.collective.rendezvous import place_of
+from fleet.collective.synchronizer import Synchronizer
 from fleet.collective.training import CollectiveTraining
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError
@@ -47,7 +50,8 @@ class Fleet(FleetCalls):
         super().__init__()
         self._group: Group | None = None
         self._stopped = False
-        self._averagers: list[GradientAverager] = []
+        self._backward: BackwardPass | None = None
+        self._distributed: list[tuple[Copies, Synchronizer]] = []
         self._trainings: list[CollectiveTraining] = []
         self._program: Program | None = None
 
@@ -102,7 +106,7 @@ class Fleet(FleetCalls):
     @property
     def step(self) -> int:
         """The number of times that gradients were averaged for the first optimizer."""
-        return self._averagers[0].step if self._averagers else 0
+        return self._distributed[0][1].steps.number if self._distributed else 0
 
     def server_index(self) -> int:
         """Raise: no process of a collective job is a server."""
@@ -135,10 +139,10 @@ class Fleet(FleetCalls):
         for training in self._trainings:
             training.background.end()
         group.barrier("stop_worker()")
-        for number, averager in enumerate(self._averagers):
-            averager.close()
-            averager.compare_steps(f"the steps of optimizer {number}")
-            tell_of_weights(dict(averager.named_parameters), averager.step)
+        for number, (copies, synchronizer) in enumerate(self._distributed):
+            synchronizer.close()
+            synchronizer.steps.compare(f"the steps of optimizer {number}")
+            tell_of_weights(dict(copies.named_parameters), synchronizer.steps.number)
         group.close()
         self._stopped = True
         _log.info("trainer %d has completed, as every trainer has", self._started_role().index)
@@ -160,10 +164,10 @@ class Fleet(FleetCalls):
             ``fleet.distributed_optimizer`` was not called.
         """
         self._started_group()
-        if not self._averagers:
+        if not self._distributed:
             raise ConfigurationError("fleet.push_parameters was called before fleet.distributed_optimizer")
-        for averager in self._averagers:
-            averager.share("fleet.push_parameters")
+        for copies, _ in self._distributed:
+            copies.share("fleet.push_parameters")
 
     @property
     def main_program(self) -> Program:
@@ -188,7 +192,7 @@ class Fleet(FleetCalls):
         optimizer
             Any torch optimizer; its parameters are the ones whose gradients are averaged.
         strategy : DistributedStrategy or DistributeTranspilerConfig, optional
-            With ``overlap=False`` all gradients leave at the end of the backward pass.
+            How to train.
         model : optional
             The model, to name parameters in messages. By default the module that holds them all.
 
@@ -213,39 +217,38 @@ class Fleet(FleetCalls):
         chosen.check_works(_HERE)
         group = self._started_group()
         model = model if model is not None else find_module(optimizer)
-        named = named_parameters(optimizer, model)
-        self._compare(group, optimizer, named)
-        averager = GradientAverager(named, group, overlap=chosen.overlap is not False)
-        averager.start()
-        self._averagers.append(averager)
+        copies = Copies(named_parameters(optimizer, model), model, group)
+        self._compare(group, optimizer, copies)
+        synchronizer = self._synchronizer(copies)
+        synchronizer.start()
+        copies.share("the first values")
+        self._distributed.append((copies, synchronizer))
         role = self._started_role()
         claims = Claims(f"trainer-{role.index}", role.job)
-        self._trainings.append(CollectiveTraining(optimizer, model, averager, group, claims))
+        self._trainings.append(CollectiveTraining(optimizer, model, synchronizer, group, claims))
 
         def capture(module: torch.nn.Module, loss_fn: Callable[..., Any]) -> None:
             self._program = Program.capture(module, loss_fn, optimizer)
 
-        finite = FiniteCheck(chosen.non_finite, group.place.rank, lambda: averager.step - 1)
-        return distribute(optimizer, averager, self._describes(model, capture), model, finite=finite)
+        finite = FiniteCheck(chosen.non_finite, group.place.rank, lambda: synchronizer.steps.number - 1)
+        minimize = self._describes(model, capture)
+        return distribute(optimizer, copies, synchronizer, minimize, model, finite=finite)
 
-    def _compare(
-        self, group: Group, optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]]
-    ) -> None:
+    def _synchronizer(self, copies: Copies) -> Synchronizer:
+        """Return what keeps the copies one."""
+        self._backward = self._backward or BackwardPass(copies.group)
+        return GradientAverager(copies, self._backward)
+
+    def _compare(self, group: Group, optimizer: torch.optim.Optimizer, copies: Copies) -> None:
         """Raise if another trainer would exchange other tensors: sums of different shapes never end."""
         lines = [f"the optimizer {type(optimizer).__name__}"]
-        lines += [
-            f"{name} {tuple(parameter.shape)} {parameter.dtype}"
-            + ("" if parameter.is_contiguous() else f" in memory as {parameter.stride()}")
-            + ("" if parameter.requires_grad else " frozen")
-            for name, parameter in named
-        ]
-        lines += ["no more parameters"]
+        lines += copies.describe()
         lines += [
             f"{option}={value} in param group {number}"
             for number, options in enumerate(hyper_parameters(optimizer))
             for option, value in options.items()
         ]
-        everybodys = group.agree(f"parameters of optimizer {len(self._averagers)}", "\n".join(lines))
+        everybodys = group.agree(f"parameters of optimizer {len(self._distributed)}", "\n".join(lines))
         for rank, text in everybodys.items():
             theirs = text.split("\n")
             if theirs != lines:
@@ -264,7 +267,7 @@ class Fleet(FleetCalls):
         return travelling.astype(numbers.dtype)
 
     def _steps_made(self) -> int:
-        if not self._averagers:
+        if not self._distributed:
             raise ConfigurationError(
                 "fleet.distributed_optimizer was not called, and it is what counts the steps; expected it "
                 "before the loop"

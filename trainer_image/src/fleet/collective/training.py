@@ -33,8 +33,8 @@ from fleet.checkpoint import (
     write_shard,
     write_trainer_part,
 )
-from fleet.collective.gradients import GradientAverager
 from fleet.collective.group import Group
+from fleet.collective.synchronizer import Synchronizer
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.program import Program, Source, agreement_of, facts_of_training
 
@@ -52,7 +52,7 @@ class CollectiveTraining:
     optimizer : torch.optim.Optimizer
     model : torch.nn.Module, optional
         Gives names and buffers.
-    averager : GradientAverager
+    synchronizer : Synchronizer
         Counts the steps.
     group : Group
     claims : Claims
@@ -63,14 +63,14 @@ class CollectiveTraining:
         self,
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module | None,
-        averager: GradientAverager,
+        synchronizer: Synchronizer,
         group: Group,
         claims: Claims,
     ) -> None:
         self._claims = claims
         self._optimizer = optimizer
         self._model = model
-        self._averager = averager
+        self._synchronizer = synchronizer
         self._group = group
         self._loads = 0
         self.background = Background()
@@ -80,7 +80,7 @@ class CollectiveTraining:
     @property
     def current_step(self) -> int:
         """The number of steps made, from the job's beginning."""
-        return self._averager.step
+        return self._synchronizer.steps.number
 
     def save(self, directory: str, status: TrainStatus) -> None:
         """Save a checkpoint; see `Savable`."""
@@ -180,7 +180,7 @@ class CollectiveTraining:
         for name, value in source.parameters.items():
             value.copy_(pieces[name].value)
         restore_states({name: piece.state for name, piece in pieces.items()}, source)
-        self._averager.step = checkpoint.manifest.step
+        self._synchronizer.steps.number = checkpoint.manifest.step
         data = checkpoint.trainer_part()
         if data is None:
             return TrainStatus(step=checkpoint.manifest.step)

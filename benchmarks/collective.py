@@ -1,0 +1,125 @@
+"""Steps per second of collective training, beside DistributedDataParallel on gloo.
+
+``python -m benchmarks.collective --json`` trains one model of 25 million parameters with every system, by two
+trainers and by four, in interleaved rounds as `benchmarks.dense_sync` does: ratios are taken within a round.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.running import Running, Shape, interleave, say, spread
+from benchmarks.workload import MAX_BATCH, NUM_PARAMETERS, WIDTHS
+
+__all__ = ["main"]
+
+ABOUT = {
+    "ddp": "DistributedDataParallel on gloo",
+    "allreduce": "fleet.collective",
+}
+TRAINERS = (2, 4)
+BATCHES = (64, 1)
+WARM_UP_STEPS = 4
+
+Rounds = dict[int, dict[str, list[float]]]
+"""Steps per second: by size of the batches and by system, those of each round."""
+
+
+def run(num_trainers: int, systems: Sequence[str], batches: Sequence[int], rounds: int, steps: int) -> Rounds:
+    """Measure every system once per round, in an order that changes; the batches' sizes take turns."""
+    running = {name: Running(name, Shape(0, num_trainers, WIDTHS)) for name in systems}
+    measured: Rounds = {batch: {name: [] for name in systems} for batch in batches}
+    sizes = list(batches) * rounds
+    for number, of_round in enumerate(interleave(running, sizes, steps, WARM_UP_STEPS, Running.measure)):
+        of_size = measured[sizes[number]]
+        for name, one in of_round.items():
+            of_size[name].append(steps / one.seconds)
+        shown = "  ".join(f"{name} {values[-1]:.2f}" for name, values in of_size.items())
+        say(
+            f"{num_trainers} trainers, round {number + 1} of {len(sizes)}, batches of {sizes[number]}: "
+            f"{shown} steps/s, load {os.getloadavg()[0]:.1f}"
+        )
+    return measured
+
+
+def report(num_trainers: int, measured: Rounds, steps: int) -> dict[str, Any]:
+    """Summarize: steps per second by system, and what that is of ddp's within each round."""
+    return {
+        "trainers": num_trainers,
+        "steps_per_round": steps,
+        "load_average": os.getloadavg()[0],
+        "batches": {
+            str(batch): {
+                name: {
+                    "steps_per_second": spread(values),
+                    "of_ddp": spread([a / b for a, b in zip(values, of_size["ddp"], strict=True)]),
+                }
+                for name, values in of_size.items()
+            }
+            for batch, of_size in measured.items()
+        },
+    }
+
+
+def show(summary: Mapping[str, Any]) -> None:
+    """Print the summary of one number of trainers as a table."""
+    print(f"{summary['trainers']} trainers, load {summary['load_average']:.1f}")
+    for batch, of_size in summary["batches"].items():
+        print(f"{f'  batches of {batch}':<44}{'steps/s':>22}{'of ddp, within a round':>26}")
+        for name, row in of_size.items():
+            print(f"    {ABOUT[name]:<40}{_shown(row['steps_per_second']):>22}{_shown(row['of_ddp']):>26}")
+
+
+def _shown(row: Mapping[str, float]) -> str:
+    return f"{row['median']:.2f} [{row['p10']:.2f}-{row['p90']:.2f}]"
+
+
+def read_options() -> tuple[argparse.Namespace, list[str], list[int], list[int]]:
+    """Return the options, the systems, the sizes of batches and the numbers of trainers."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.collective", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10, help="per size of batches (default: 10)")
+    parser.add_argument("--steps", type=int, default=5, help="per system and round (default: 5)")
+    parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="sizes (default: %(default)s)")
+    parser.add_argument(
+        "--trainers", default=",".join(map(str, TRAINERS)), help="numbers of them (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--systems", default=",".join(ABOUT), help="beside ddp, of them (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    systems = ["ddp", *(name for name in options.systems.split(",") if name != "ddp")]
+    if any(name not in ABOUT for name in systems) or len(set(systems)) != len(systems):
+        parser.error(f"--systems is {options.systems!r}; expected each at most once, of {', '.join(ABOUT)}")
+    numbers: dict[str, list[int]] = {}
+    for flag, most in (("batches", MAX_BATCH), ("trainers", 16)):
+        texts = getattr(options, flag).split(",")
+        numbers[flag] = [int(text) for text in texts if text.isdecimal() and 1 <= int(text) <= most]
+        if len(set(numbers[flag])) != len(texts):
+            parser.error(f"--{flag} is {getattr(options, flag)!r}; expected different numbers of 1 to {most}")
+    if options.rounds < 1 or options.steps < 1:
+        parser.error(f"--rounds is {options.rounds} and --steps {options.steps}; expected 1 or more")
+    return options, systems, numbers["batches"], numbers["trainers"]
+
+
+def main() -> None:
+    """Run the benchmark as the command line says."""
+    options, systems, batches, trainers = read_options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
+    summaries = []
+    for number in trainers:
+        measured = run(number, systems, batches, options.rounds, options.steps)
+        summaries.append(report(number, measured, options.steps))
+        if not options.json:
+            show(summaries[-1])
+    if options.json:
+        about = {"benchmark": "collective", "parameters": NUM_PARAMETERS, "cores": os.cpu_count()}
+        print(json.dumps(about | {"rounds": options.rounds, "results": summaries}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Which gradients may be stepped on: averages, whatever else has been done, and zeros."""
+
+import pytest
+import torch
+
+from fleet.collective.own_gradients import OwnGradients
+from fleet.errors import ConfigurationError
+
+
+@pytest.fixture
+def parameters() -> list[torch.Tensor]:
+    return [torch.ones(2, requires_grad=True) for _ in range(2)]
+
+
+@pytest.fixture
+def own(parameters: list[torch.Tensor]) -> OwnGradients:
+    return OwnGradients(list(zip("ab", parameters, strict=True)))
+
+
+def test_a_gradient_that_was_not_averaged_since_the_last_step_is_named(own, parameters):
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    with pytest.raises(ConfigurationError, match="the gradient of a is this trainer's own"):
+        own.check()
+    own.average((), captured=False)
+    own.check()
+    assert own.step()
+    own.check()  # on the same averages once more
+    parameters[1].grad = torch.ones(2)
+    with pytest.raises(ConfigurationError, match="the gradient of b is"):
+        own.check()
+    own.accumulate()
+    with pytest.raises(ConfigurationError, match=r"were in no_sync\(\)"):
+        own.check()
+
+
+def test_zeros_are_the_same_everywhere(own, parameters):
+    parameters[0].grad = torch.zeros(2)
+    own.check()
+    parameters[0].grad = torch.zeros(2).to_sparse()
+    with pytest.raises(ConfigurationError, match="the gradient of a"):
+        own.check()
+
+
+def test_a_step_without_gradients_changes_nothing(own, parameters):
+    assert not own.step()
+    own.average({0, 1}, captured=False)
+    assert not own.step()
+
+
+def test_what_a_graph_replays_is_not_known(own, parameters):
+    own.average((), captured=True)
+    own.step()
+    parameters[0].grad = torch.ones(2)
+    own.check()

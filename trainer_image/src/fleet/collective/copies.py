@@ -1,0 +1,73 @@
+"""What every trainer has a copy of: an optimizer's parameters, and the rest of its model."""
+
+import sys
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from fleet.collective.group import Group
+
+__all__ = ["Copies", "is_sharded"]
+
+
+class Copies:
+    """What all trainers have a copy of.
+
+    Parameters
+    ----------
+    named_parameters : sequence of (str, Tensor)
+        The optimizer's, in the same order on every trainer.
+    model : torch.nn.Module, optional
+        Has buffers, and parameters that no optimizer steps.
+    group : Group
+    """
+
+    def __init__(
+        self,
+        named_parameters: Sequence[tuple[str, torch.Tensor]],
+        model: torch.nn.Module | None,
+        group: Group,
+    ) -> None:
+        self.group = group
+        self.named_parameters = list(named_parameters)
+        """All of the optimizer's, also those that take no gradient."""
+        known = {id(parameter) for _, parameter in named_parameters}
+        self.others = _others(model, known) if model is not None else []
+        """What else the model has: it takes trainer 0's values as well, and is nobody's to average."""
+
+    @property
+    def trained(self) -> list[tuple[str, torch.Tensor]]:
+        """Those that take a gradient, but for what is sharded."""
+        return [
+            (name, parameter)
+            for name, parameter in self.named_parameters
+            if parameter.requires_grad and not is_sharded(parameter)
+        ]
+
+    def share(self, what: str) -> None:
+        """Take every value from trainer 0."""
+        for name, value in (*self.named_parameters, *self.others):
+            if not is_sharded(value):
+                self.group.broadcast_(value.detach(), f"{what}: {name}")
+
+    def describe(self) -> list[str]:
+        """Return a line for each, which must be the same on every trainer."""
+        lines = [
+            f"{name} {tuple(parameter.shape)} {parameter.dtype}"
+            + ("" if parameter.is_contiguous() else f" in memory as {parameter.stride()}")
+            + ("" if parameter.requires_grad else " frozen")
+            for name, parameter in self.named_parameters
+        ]
+        others = [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in self.others]
+        return [*lines, "no more parameters", *others]
+
+
+def is_sharded(value: torch.Tensor) -> bool:
+    """Whether each trainer has a part of it only, as of FSDP2: whoever has parted it averages it."""
+    module = sys.modules.get("torch.distributed.tensor")  # whoever makes one has imported it
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def _others(model: torch.nn.Module, known: Iterable[int]) -> list[tuple[str, torch.Tensor]]:
+    everything = [*model.named_parameters(), *model.named_buffers()]
+    return [(name, value) for name, value in everything if id(value) not in known]
