@@ -392,6 +392,26 @@ def test_not_even_a_replica_takes_a_trainers_place_by_an_attempt_that_nobody_iss
     train(job, trainer, model)
 
 
+@pytest.mark.parametrize("save", ["", "/../../../elsewhere/x", "a" * 65, "a\0", "a b"])
+def test_what_a_save_is_called_leads_to_no_other_folder(tmp_path: Path, save: str):
+    """It is a part of the names of files: not even a replica may say by it where these are."""
+    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    for each in (folder, elsewhere):
+        each.mkdir()
+    with loopback(key=KEY, settings=replace(QUICK, checkpoint_dir=str(folder))) as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        request = control_pb2.SaveRequest(
+            trainer=TRAINER, directory=str(folder), save=save, trainer_part=b"part"
+        )
+        with (
+            calling(job.endpoints[0], KEY) as stub,
+            pytest.raises(grpc.RpcError, match="expected letters and digits, 64 at most"),
+        ):
+            stub.Save(request, timeout=10)
+    assert [*folder.iterdir(), *elsewhere.iterdir()] == []
+
+
 def test_files_are_touched_below_the_jobs_folder_only(tmp_path: Path):
     """Not even by a replica: a script that was taken over may ask for any path that the servers see."""
     folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"

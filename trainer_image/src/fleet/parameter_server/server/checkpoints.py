@@ -3,9 +3,11 @@
 Here is decided who may ask, and known who knows what is loaded.
 """
 
+import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from fleet.checkpoint import FileRecord
 from fleet.errors import ConfigurationError
@@ -16,6 +18,9 @@ from fleet.parameter_server.server.membership import Membership
 from fleet.parameter_server.shard import Shard
 
 __all__ = ["ServerCheckpoints"]
+
+_SAVE: Final = re.compile(r"[0-9A-Za-z]{1,64}")
+"""What a save may be called: files have it in their names."""
 
 
 class ServerCheckpoints:
@@ -80,6 +85,11 @@ class ServerCheckpoints:
         """Copy what this server holds, and begin to write its files; return the steps in the copy."""
         self._check_joined(request.trainer)
         self._check_within(request.directory)
+        if not _SAVE.fullmatch(request.save):
+            raise ConfigurationError(
+                f"a save is called {request.save[:80]!r}, expected letters and digits, 64 at most: it stands "
+                "in the names of files"
+            )
         with self._changed:
             trainers = self._membership.joined
         return self.keeper.save(request.directory, request.save, request.step, request.trainer_part, trainers)
