@@ -262,6 +262,23 @@ def test_what_a_killed_process_has_not_removed_goes_with_the_next(tmp_path, unli
     assert numbers_in(tmp_path) == [1]
 
 
+@pytest.mark.parametrize("unlinked", range(6))
+def test_what_a_killed_process_has_left_of_a_save_before_goes_with_the_next(tmp_path, unlinked):
+    write(tmp_path, 1, "a1")
+    tidy(tmp_path)
+    write(tmp_path, 2, "a2")
+    with killed_after(unlinked):
+        tidy(tmp_path)
+    write(tmp_path, 3, "a3")
+    assert Manifest.read(tmp_path, "manifest.replaced.json").save == "a2", "which is whole"
+    tidy(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "manifest.json",
+        "shard-0-of-1-a3.safetensors",
+        "trainer-a3.safetensors",
+    ]
+
+
 @pytest.mark.parametrize("unlinked", range(4))
 def test_servers_that_remove_one_at_the_same_time_hinder_nobody(tmp_path, unlinked, monkeypatch, caplog):
     caplog.set_level(logging.INFO)

@@ -37,8 +37,8 @@ def tidy(directory: Path) -> None:
     kept = {MANIFEST_NAME, *(file.name for file in Manifest.read(directory).files)}
     try:
         with _opened(directory) as folder:
-            # A save before that is not whole any more must not look like what all servers have.
-            _remove(folder, str(directory), kept, first=_MANIFESTS)
+            _demote_replaced(folder, str(directory))
+            _remove(folder, str(directory), kept)
     except OSError as error:
         raise FleetError(
             f"{directory} holds a whole checkpoint, and what an earlier save has left in it could not be "
@@ -63,7 +63,7 @@ def remove_checkpoint(directory: Path) -> str:
     """
     try:
         with _opened(directory, os.O_NOFOLLOW) as folder:
-            _remove(folder, str(directory), set(), first=set())
+            _remove(folder, str(directory), set())
             if left := _names_in(folder):
                 return f"it has files that no manifest of a checkpoint names, such as {min(left)}"
         directory.rmdir()  # refuses what somebody has just written
@@ -92,21 +92,25 @@ def _opened(directory: Path, flags: int = 0) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _remove(folder: int, path: str, kept: set[str], first: set[str]) -> None:
+def _demote_replaced(folder: int, path: str) -> None:
+    """Let what was replaced name its files as a save does that is not whole: it is about to be none."""
+    files = sorted(_named_by(folder, REPLACED_NAME, path) - {REPLACED_NAME})
+    if files:
+        with contextlib.suppress(FileNotFoundError):  # another server was here
+            os.rename(REPLACED_NAME, files[0] + BEGUN_SUFFIX, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _remove(folder: int, path: str, kept: set[str]) -> None:
     """Remove from an open directory what its manifests name, but for what is kept.
 
-    Whatever names files goes after them, unless it is to go first: so another process, which removes the same
-    or goes on after this one was killed, knows them as well.
+    Whatever names files goes after them: so another process, which removes the same or goes on after this one
+    was killed, knows them as well.
     """
     present = _names_in(folder)
     named = {name: found for name in present if (found := _named_by(folder, name, path))}
     ours = set(named).union(*named.values())
     half_written = {name for name in present if _whole_name(name) in {*ours, *_MANIFESTS} - {name}}
-
-    def place(name: str) -> int:
-        return 0 if name in first else 1 if name not in named else 2
-
-    for name in sorted(half_written.union(ours.intersection(present)) - kept, key=place):
+    for name in sorted(half_written.union(ours.intersection(present)) - kept, key=named.__contains__):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
 
