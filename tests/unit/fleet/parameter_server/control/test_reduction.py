@@ -105,3 +105,11 @@ def test_the_result_has_the_form_of_what_was_given():
     assert torch.equal(like(torch.ones(2), np.ones(2) * 3, output), torch.tensor([3.0, 3.0]).double())
     assert output.tolist() == [3.0, 3.0]
     assert like(1, np.array(3), None) == 3
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 2), (-2,), ()])
+def test_what_does_not_fill_its_shape_is_refused_before_it_keeps_others_waiting(shape):
+    reductions = Reductions()
+    with pytest.raises(ConfigurationError, match=r"8 bytes came for the sum of <f4.*, expected -?[0-9]+$"):
+        reductions.contribute(0, 0, Contribution("sum", "<f4", shape, bytes(8)), LIVE)
+    assert reductions.missing(LIVE) == [0, 1, 2]

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -53,6 +54,8 @@ class Contribution:
                 f"all_reduce_worker got {len(self.data)} bytes of {self.dtype}; expected numbers, at most "
                 f"{MAX_BYTES} bytes: it is for counts and metrics, beside the gradients' own way"
             )
+        if len(self.data) != (expected := np.dtype(self.dtype).itemsize * prod(self.shape)):
+            raise ConfigurationError(f"{len(self.data)} bytes came for the {self.form}, expected {expected}")
 
     def array(self) -> npt.NDArray[np.generic]:
         """Return the numbers."""
