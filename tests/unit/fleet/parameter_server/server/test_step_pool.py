@@ -1,5 +1,7 @@
 """The threads that step large blocks: as many at once as there are, and small blocks not at all."""
 
+import contextlib
+import queue
 import threading
 from collections.abc import Iterator
 
@@ -26,23 +28,16 @@ def test_as_much_is_done_at_once_as_there_are_threads(pool):
 
 
 def test_no_more_is_done_at_once_than_there_are_threads(pool):
-    may_go_on, running, most, lock = threading.Event(), [0], [0], threading.Lock()
-    done = threading.Semaphore(0)
+    three, met = threading.Barrier(3), queue.SimpleQueue[bool]()
 
-    def work() -> None:
-        with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-        may_go_on.wait(SECONDS)
-        with lock:
-            running[0] -= 1
-        done.release()
+    def meet() -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            three.wait(0.5)
+        met.put(not three.broken)
 
-    for _ in range(8):
-        pool.submit(work)
-    may_go_on.set()
-    assert all(done.acquire(timeout=SECONDS) for _ in range(8))
-    assert most[0] <= 2
+    for _ in range(3):
+        pool.submit(meet)
+    assert [met.get(timeout=SECONDS) for _ in range(3)] == [False, False, False]
 
 
 def test_what_was_handed_over_is_done_before_the_threads_end():
