@@ -5,12 +5,14 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
 from fleet.collective import rendezvous
+from fleet.collective.gate import Relay, door_to
 from fleet.collective.rendezvous import Place, meet
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError
@@ -106,6 +108,13 @@ def test_a_gate_closes_with_its_store():
 
 def test_a_trainer_with_another_key_is_told_what_to_do(monkeypatch):
     monkeypatch.setattr(rendezvous, "TRY_SECONDS", 0.2)
+    doors = []
+
+    def noted(*of: Any) -> Relay:
+        doors.append(door_to(*of))
+        return doors[-1]
+
+    monkeypatch.setattr(rendezvous, "door_to", noted)
     port = free_port()
     others = Place(1, 2, "127.0.0.1", port, key=b"o" * 32)
     deadlines = Deadlines(deadline_seconds=0.1, start_deadline_seconds=1.5)
@@ -115,6 +124,8 @@ def test_a_trainer_with_another_key_is_told_what_to_do(monkeypatch):
             meet(others, deadlines)
         with pytest.raises(DeadlineExceededError, match="trainer 1 did not come"):
             alone.result()
+    (door,) = doors
+    assert not reaches("127.0.0.1", door.port), "it is closed where nobody goes through it any more"
 
 
 def test_a_port_that_is_taken_is_told_with_the_reason():

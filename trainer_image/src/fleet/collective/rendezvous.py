@@ -215,7 +215,10 @@ def _reach(place: Place, wait: _Wait) -> Store:
             store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=seconds)
         except (DistError, RuntimeError) as error:
             if wait.is_over(place.name(0)):
-                reason = (door.refusal if door is not None else "") or _first_line(error)
+                reason = _first_line(error)
+                if door is not None:
+                    door.close()
+                    reason = door.refusal or reason
                 if here_only:
                     reason += (
                         "; without a key of the job it listens on its own machine only: set FLEET_JOB_KEY"
