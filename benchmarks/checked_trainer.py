@@ -12,9 +12,8 @@ from torch import nn
 
 from fleet import DistributedStrategy
 from fleet.parameter_server import fleet
-from fleet.parameter_server.trainer.marks import Mark
+from fleet.parameter_server.trainer.marks import Mark, SentGradient
 from fleet.parameter_server.trainer.parameters import ParameterStore
-from fleet.parameter_server.trainer.sent import SentGradient
 
 __all__ = ["Counted", "main"]
 

@@ -64,7 +64,8 @@ class OneServer:
 
     def send(self, trainer: int, block: int, value: float, step: int = 0) -> list[Answer]:
         """Let a trainer's gradient land."""
-        np.frombuffer(self.mode.destination(trainer, block), dtype=np.float32)[:] = value
+        landing = self.shard.buffers.land(trainer, block, lambda: self.mode.turn(trainer, block))
+        np.frombuffer(landing, dtype=np.float32)[:] = value
         followed = self.mode.gradient(trainer, block, step)
         return list(followed() if callable(followed) else followed)
 
@@ -91,7 +92,7 @@ class OneServer:
         if isinstance(value, LazyBytes):
             lazy, value = value, memoryview(bytearray(len(value)))
             lazy.read(0, value)
-        return float(np.frombuffer(value, dtype=np.float32)[0])
+        return float(np.frombuffer(value or self.shard.store.view(block), dtype=np.float32)[0])
 
 
 class ScriptedSession:

@@ -25,7 +25,8 @@ from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.server import server as server_module
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import route
-from fleet.parameter_server.transport.sockets import bytes_moved, dial, receive_exactly, send_all
+from fleet.parameter_server.transport.connection import receive_exactly, send_all
+from fleet.parameter_server.transport.sockets import bytes_moved, dial
 from fleet.parameter_server.transport.tls import RECORD_BYTES, TlsError, TlsSocket
 from fleet.process import progress
 from fleet.process.half_open import HalfOpen

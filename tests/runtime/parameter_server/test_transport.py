@@ -15,9 +15,9 @@ from fleet.parameter_server.modes import Async, Geo, HalfAsync, Mode
 from fleet.parameter_server.trainer import route
 from fleet.parameter_server.trainer.dialer import Dialer
 from fleet.parameter_server.transport import handshake, local_sockets
+from fleet.parameter_server.transport.connection import receive_exactly
 from fleet.parameter_server.transport.local_sockets import receive_with
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
-from fleet.parameter_server.transport.sockets import receive_exactly
 from fleet.process import progress
 from fleet.program import ClipGradByGlobalNorm
 from tests.support.parameter_server import QUICK, Loopback, loopback, small_model

@@ -13,7 +13,7 @@ import torch
 
 from fleet.errors import FleetError
 from fleet.parameter_server.control.client import ControlClient
-from fleet.parameter_server.transport.sockets import receive_exactly
+from fleet.parameter_server.transport.connection import receive_exactly
 from fleet.wire import HEADER_BYTES, Header, Kind, job_hash, pack_header, read_header
 from fleet.wire.frames import VERSION
 from fleet.wire.messages import Hello as Greeting

@@ -112,7 +112,8 @@ class Server:
             mode.begin(trainer, 0, HYPER)
 
     def send(self, trainer: int, block: int, value: float, step: int = 0) -> list[Answer]:
-        np.frombuffer(self.mode.destination(trainer, block), dtype=np.float32)[:] = value
+        landing = self.shard.buffers.land(trainer, block, lambda: self.mode.turn(trainer, block))
+        np.frombuffer(landing, dtype=np.float32)[:] = value
         followed = self.mode.gradient(trainer, block, step)
         return list(followed() if callable(followed) else followed)
 

@@ -5,8 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from fleet.parameter_server.transport.block_transport import SharedMemoryTransport, StreamTransport
-from fleet.parameter_server.transport.codec import Codec
+from fleet.parameter_server.transport.block_transport import Codec, SharedMemoryTransport, StreamTransport
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.transpiler.block import PlannedBlock
 from fleet.wire import Header, Kind

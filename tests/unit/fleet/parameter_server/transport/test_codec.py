@@ -3,7 +3,7 @@
 import torch
 
 from fleet.parameter_server.transport.arena import bytes_of
-from fleet.parameter_server.transport.codec import Codec
+from fleet.parameter_server.transport.block_transport import Codec
 from fleet.parameter_server.transport.lazy import LazyBytes
 from fleet.transpiler.block import PlannedBlock
 

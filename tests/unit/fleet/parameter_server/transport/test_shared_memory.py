@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fleet.errors import LocalProtocolError, RemoteProtocolError
-from fleet.parameter_server.transport.arena import Extent
-from fleet.parameter_server.transport.shared_memory import SharedBlocks, copy_bytes
+from fleet.parameter_server.transport.arena import Extent, copy_bytes
+from fleet.parameter_server.transport.shared_memory import SharedBlocks
 
 BLOCKS = {7: 100, 3: 64, 5: 0}
 

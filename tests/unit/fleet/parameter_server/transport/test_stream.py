@@ -8,9 +8,15 @@ import pytest
 
 from fleet.errors import FleetError, LocalProtocolError
 from fleet.parameter_server.transport import connection
-from fleet.parameter_server.transport.connection import BrokenConnectionError, Directions, End, Frame
+from fleet.parameter_server.transport.connection import (
+    BrokenConnectionError,
+    Directions,
+    End,
+    Frame,
+    receive_exactly,
+)
 from fleet.parameter_server.transport.lazy import LazyBytes
-from fleet.parameter_server.transport.sockets import drain, receive_exactly
+from fleet.parameter_server.transport.sockets import drain
 from fleet.parameter_server.transport.stream import ResumableStream
 from fleet.wire import HEADER_BYTES, Conversation, Header, Identity, Kind, Side, pack_header
 from fleet.wire.messages import pack_error, pack_hyper

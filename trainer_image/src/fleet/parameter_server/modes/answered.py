@@ -19,6 +19,8 @@ class AnsweredTrainer:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.send = session.send_gradient
+        """Sends a block's gradient."""
 
     def start(self) -> None:
         """Do nothing: there is no thread."""
@@ -27,10 +29,6 @@ class AnsweredTrainer:
         """Begin a step, just before its first gradient."""
         self._session.expect_values()
         self._session.begin_step(hyper_parameters)
-
-    def send(self, block: PlannedBlock, payload: memoryview) -> None:
-        """Send a block's gradient."""
-        self._session.send_gradient(block, payload)
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
         """End the step, and wait until the values after its gradients are the parameters."""

@@ -41,6 +41,7 @@ class CrossStepTrainer(AnsweredTrainer):
         self._blocks = {name: [block.id for block in session.plan.blocks_of(name)] for name in self._names()}
         self._outstanding: set[str] = set()
         """Parameters whose newest values are not adopted yet."""
+        self.send = self._send
         self._passed_over: frozenset[str] = frozenset()
         """Those of the step in progress: no layer of theirs has run in its forward pass."""
 
@@ -62,7 +63,7 @@ class CrossStepTrainer(AnsweredTrainer):
         self.settle()
         super().begin(hyper_parameters)
 
-    def send(self, block: PlannedBlock, payload: memoryview) -> None:
+    def _send(self, block: PlannedBlock, payload: memoryview) -> None:
         """Send a block's gradient.
 
         Raises
@@ -76,7 +77,7 @@ class CrossStepTrainer(AnsweredTrainer):
                 "it was used before its new value was there. Use parameters through the modules that own "
                 "them, or DistributedStrategy(cross_step=False)"
             )
-        super().send(block, payload)
+        self._session.send_gradient(block, payload)
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
         """End the step; its values are awaited where they are needed."""

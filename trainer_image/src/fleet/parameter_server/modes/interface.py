@@ -16,6 +16,7 @@ from torch import Tensor
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.naming import name_servers, name_trainers
+from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.store import Target, Update, step_by_optimizer
 from fleet.parameter_server.transport.lazy import LazyBytes
 from fleet.tables import RowGradients
@@ -111,11 +112,11 @@ class ServerMode(Protocol):
         Where trainers are in step it is the value after so many steps; else the present one.
         """
 
-    def destination(self, trainer: int, block: int) -> memoryview:
-        """Return where the bytes of a gradient belong."""
+    def turn(self, trainer: int, block: int) -> Turn:
+        """Return when a gradient is used that is about to land; called with the receive buffers' lock."""
 
-    def value(self, trainer: int, block: int) -> memoryview | LazyBytes:
-        """Return the bytes that an answer carries to a trainer.
+    def value(self, trainer: int, block: int) -> memoryview | LazyBytes | None:
+        """Return the bytes that an answer carries to a trainer; None for the value's own.
 
         They are sent later, by another thread: they must not change before the trainer has them, or are lazy,
         and are read when their turn has come.
@@ -129,7 +130,7 @@ class ServerMode(Protocol):
         """
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer] | Work:
-        """Take a gradient that has landed in its destination; return what follows from it.
+        """Take a gradient that has landed in its receive buffer; return what follows from it.
 
         Or the work that it makes possible, which another thread may do while the trainer's next frame is
         taken.

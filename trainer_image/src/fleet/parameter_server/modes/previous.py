@@ -18,8 +18,7 @@ from torch import Tensor
 from fleet.parameter_server.modes.rounds import Rounds
 from fleet.parameter_server.receive_buffers import Buffer, Turn
 from fleet.parameter_server.shard import Shard
-from fleet.parameter_server.transport.arena import bytes_of
-from fleet.parameter_server.transport.shared_memory import copy_bytes
+from fleet.parameter_server.transport.arena import bytes_of, copy_bytes
 
 __all__ = ["PreviousValues"]
 

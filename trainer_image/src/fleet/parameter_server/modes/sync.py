@@ -36,6 +36,7 @@ from fleet.parameter_server.modes.repeats import Repeats
 from fleet.parameter_server.modes.rounds import Rounds
 from fleet.parameter_server.modes.stepping import Stepping
 from fleet.parameter_server.modes.sync_tables import SyncTables
+from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.table_store import TableStore
 from fleet.transpiler.config import DistributedMode
@@ -127,15 +128,12 @@ class SyncServer:
         """
         return self._stepping.values_at(trainer, step)
 
-    def destination(self, trainer: int, block: int) -> memoryview:
-        """Return where the bytes of a gradient belong, once there is a place for them."""
-        step = self._begun.get(trainer, -1)
-        return self._buffers.land(trainer, block, lambda: self._previous.turn(trainer, block, step))
+    def turn(self, trainer: int, block: int) -> Turn:
+        """Return when a gradient is used that is about to land."""
+        return self._previous.turn(trainer, block, self._begun.get(trainer, -1))
 
-    def value(self, trainer: int, block: int) -> memoryview:
-        """Return the bytes of a value: nobody steps the block before every trainer has it and answers."""
-        del trainer
-        return self._shard.store.view(block)
+    def value(self, trainer: int, block: int) -> None:
+        """Return None: nobody steps the block before every trainer has its value and answers."""
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
         """Take the hyper-parameters of a trainer's step.
@@ -152,7 +150,7 @@ class SyncServer:
             self._hyper.say(trainer, step, hyper_parameters, self._rounds.lowest_step)
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer] | Work:
-        """Take a gradient that has landed in its destination; return what is to be done with it.
+        """Take a gradient that has landed in its receive buffer; return what is to be done with it.
 
         Raises
         ------

@@ -15,6 +15,7 @@ from fleet.parameter_server.modes.interface import (
     TableServer,
     Work,
 )
+from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.lazy import LazyBytes
 from fleet.tables import RowGradients
@@ -79,12 +80,12 @@ class TabledServer:
         """Return the value of every block; rows are looked up as they are needed."""
         return self._dense.pull(trainer, step)
 
-    def destination(self, trainer: int, block: int) -> memoryview:
-        """Return where the bytes of a block's gradient belong."""
-        return self._dense.destination(trainer, block)
+    def turn(self, trainer: int, block: int) -> Turn:
+        """Return when a gradient is used that is about to land."""
+        return self._dense.turn(trainer, block)
 
-    def value(self, trainer: int, block: int) -> memoryview | LazyBytes:
-        """Return the bytes of a block's value."""
+    def value(self, trainer: int, block: int) -> memoryview | LazyBytes | None:
+        """Return the bytes of a block's value; None for its own."""
         return self._dense.value(trainer, block)
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:

@@ -8,10 +8,10 @@ from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.block_transport import (
     BlockTransport,
+    Codec,
     SharedMemoryTransport,
     StreamTransport,
 )
-from fleet.parameter_server.transport.codec import Codec
 from fleet.parameter_server.transport.handshake import Caller
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.parameter_server.transport.stream import ResumableStream

@@ -4,7 +4,6 @@ import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 from fleet.errors import FleetError, RemoteProtocolError
@@ -14,10 +13,9 @@ from fleet.parameter_server.server.pacing import Pacing
 from fleet.parameter_server.server.table_frames import look_up, take_row_gradient
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.arrivals import Arrivals
-from fleet.parameter_server.transport.codec import Codec
+from fleet.parameter_server.transport.block_transport import Codec
 from fleet.parameter_server.transport.connection import End, Frame
 from fleet.parameter_server.transport.handshake import Caller
-from fleet.parameter_server.transport.shared_memory import copy_bytes
 from fleet.parameter_server.transport.sockets import ConnectionEndedError
 from fleet.parameter_server.transport.stream import ResumableStream, StreamEndedError
 from fleet.process import progress
@@ -38,8 +36,8 @@ class SessionOwner(Protocol):
     def answer(self, answers: Sequence[Answer]) -> None:
         """Send values to the trainers that they are meant for."""
 
-    def do(self, session: "TrainerSession", work: Work, received_bytes: int) -> None:
-        """Do what a gradient that was so long makes possible, now or soon, and send what follows."""
+    def do(self, session: "TrainerSession", followed: Sequence[Answer] | Work, received_bytes: int) -> None:
+        """Send what follows from a gradient that was so long, or do what it makes possible, now or soon."""
 
     def connected(self, session: "TrainerSession") -> None:
         """Take note that a session has a data connection."""
@@ -108,19 +106,21 @@ class TrainerSession:
         self.identity = identity
         self.ending = Ending()
         self._mode = mode
+        self._shard = shard
         self._owner = owner
         self._expected = expected
         self._pacing = pacing
-        self.row_bytes: Mapping[int, int] = shard.tables.row_bytes
-        """How many bytes a row of each table has."""
         self._resumption = _Resumption()
-        codec = Codec(shard.plan.blocks, wire_dtype, partial(mode.destination, trainer))
+
+        def land(block: int) -> memoryview:
+            return shard.buffers.land(trainer, block, lambda: mode.turn(trainer, block))
+
+        codec = Codec(shard.plan.blocks, wire_dtype, land)
 
         def buffer_of(header: Header) -> memoryview | None:
-            if header.kind is not Kind.GRAD or header.shared:
-                return None
-            pacing.begin(trainer, header.step)
-            return codec.receive_buffer(header.block)
+            if header.kind is Kind.GRAD and not header.shared:
+                pacing.begin(trainer, header.step)
+            return codec.buffer_of(header)
 
         self._stream = ResumableStream(f"trainer {trainer}", Side.SERVER, identity, buffer_of, self._deliver)
         self.arrivals = Arrivals(self._stream)
@@ -133,6 +133,11 @@ class TrainerSession:
     def block_bytes(self) -> Mapping[int, int]:
         """How many bytes of each block travel."""
         return self._sharing.codec.block_bytes
+
+    @property
+    def row_bytes(self) -> Mapping[int, int]:
+        """How many bytes a row of each table has."""
+        return self._shard.tables.row_bytes
 
     def resume(self, caller: Caller) -> None:
         """Go on over a new connection; what is still being taken from the one before is waited for.
@@ -204,7 +209,8 @@ class TrainerSession:
             self._stream.send(Kind.STEPPED, step=step, block=block)
         elif answer.changed:
             value = self._mode.value(self.identity.trainer, block) if answer.value is None else answer.value
-            self._sharing.transport.submit(Kind.PARAM, step, block, value)
+            own = self._shard.store.view(block)
+            self._sharing.transport.submit(Kind.PARAM, step, block, own if value is None else value)
         else:
             self._stream.send(Kind.UNCHANGED, step=step, block=block)
 
@@ -243,14 +249,13 @@ class TrainerSession:
         match header.kind:
             case Kind.GRAD:
                 self._take_gradient(header)
-                self._follow(self._mode.gradient(trainer, header.block, header.step), header.payload_bytes)
             case Kind.LOOK_UP:
                 rows = look_up(self._mode, trainer, header, memoryview(payload))
                 self._stream.send(Kind.ROWS, rows, step=header.step, block=header.block)
             case Kind.ROW_GRADIENT:
                 of = self.row_bytes[header.block]
                 followed = take_row_gradient(self._mode, trainer, header, memoryview(payload), of)
-                self._follow(followed, header.payload_bytes)
+                self._owner.do(self, followed, header.payload_bytes)
             case Kind.HYPER:
                 self._owner.begins(trainer)
                 self._mode.begin(trainer, header.step, read_hyper(bytes(payload)))
@@ -272,21 +277,14 @@ class TrainerSession:
                 raise read_error(bytes(payload))
 
     def _take_gradient(self, header: Header) -> None:
-        """Let a gradient lie where the mode expects it."""
-        if not header.shared:
-            self._pacing.took(self.identity.trainer, header.payload_bytes)
-        found = self._sharing.transport.poll(header)
-        if found is not None:
-            expected = self._mode.destination(self.identity.trainer, header.block)
-            if found is not expected:  # a mode may have memory of its own
-                copy_bytes(found, expected)
-
-    def _follow(self, followed: Sequence[Answer] | Work, received_bytes: int) -> None:
-        """Answer a gradient, or have done what it makes possible."""
-        if callable(followed):
-            self._owner.do(self, followed, received_bytes)
+        """Take a gradient where it lies, and answer it, or have done what it makes possible."""
+        if header.shared:
+            self._sharing.transport.register(header.block)
         else:
-            self._owner.answer(followed)
+            self._pacing.took(self.identity.trainer, header.payload_bytes)
+        self._sharing.transport.poll(header)
+        followed = self._mode.gradient(self.identity.trainer, header.block, header.step)
+        self._owner.do(self, followed, header.payload_bytes)
 
     def _check(self, hello: Hello) -> None:
         if self.ending.failure is not None:

@@ -171,11 +171,15 @@ class Trainers:
         self._checkpoints.begins(trainer)
         self._overrun.begins(trainer)
 
-    def do(self, session: TrainerSession, work: Work, received_bytes: int) -> None:
-        """Do what a gradient that was so long makes possible, now or in the pool, and send what follows.
+    def do(self, session: TrainerSession, followed: Sequence[Answer] | Work, received_bytes: int) -> None:
+        """Send what follows from a gradient that was so long, or do what it makes possible.
 
-        What fails in the pool ends the session, as what fails at once does.
+        That is done now or in the pool. What fails in the pool ends the session, as what fails at once does.
         """
+        if not callable(followed):
+            self.answer(followed)
+            return
+        work = followed
         if not self.pool.takes(received_bytes):
             self.answer(work())
             return

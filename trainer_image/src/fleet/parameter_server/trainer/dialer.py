@@ -13,10 +13,10 @@ from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.route import Route
 from fleet.parameter_server.transport.block_transport import (
     BlockTransport,
+    Codec,
     SharedMemoryTransport,
     StreamTransport,
 )
-from fleet.parameter_server.transport.codec import Codec
 from fleet.parameter_server.transport.handshake import GREETING_SECONDS, NotGreetedError, greet
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.parameter_server.transport.sockets import hang_up

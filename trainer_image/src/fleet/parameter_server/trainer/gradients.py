@@ -21,11 +21,10 @@ from torch.optim import Optimizer
 
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import TrainerMode
-from fleet.parameter_server.trainer.marks import version_of
+from fleet.parameter_server.trainer.marks import Recorder, SentGradient, version_of
 from fleet.parameter_server.trainer.overlap import NO_OVERLAP, Overlap
 from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.scaling import Scaling
-from fleet.parameter_server.trainer.sent import Recorder, SentGradient
 from fleet.process.finite import FiniteCheck, OfRows
 from fleet.program.optimizers import KERNEL_FLAGS, read_hyper_parameters
 from fleet.transpiler.lowering import TrainerPlan

@@ -13,8 +13,7 @@ from typing import Final
 import torch
 from torch.nn import Parameter
 
-from fleet.parameter_server.trainer.marks import covers_all
-from fleet.parameter_server.trainer.sent import Recorder, SentGradient
+from fleet.parameter_server.trainer.marks import Recorder, SentGradient, covers_all
 from fleet.wire import HyperParameters
 
 __all__ = ["NO_OVERLAP", "Overlap"]

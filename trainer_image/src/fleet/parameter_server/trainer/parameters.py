@@ -17,8 +17,7 @@ from torch.nn import Parameter
 
 from fleet.errors import FleetError
 from fleet.parameter_server.trainer.marks import Mark, covers_all, version_of
-from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
-from fleet.parameter_server.transport.shared_memory import copy_bytes
+from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, copy_bytes
 from fleet.transpiler.block import PlannedBlock
 
 __all__ = ["ParameterStore"]

@@ -16,14 +16,14 @@ from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.trainer.route import Route
 from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.waits import Waits
-from fleet.parameter_server.transport.codec import Codec
+from fleet.parameter_server.transport.arena import copy_bytes
+from fleet.parameter_server.transport.block_transport import BlockTransport, Codec
 from fleet.parameter_server.transport.connection import BrokenConnectionError, End, Frame
-from fleet.parameter_server.transport.shared_memory import copy_bytes
 from fleet.parameter_server.transport.stream import ResumableStream
 from fleet.process import progress
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import TrainerPlan
-from fleet.wire import Header, Identity, Kind, Side
+from fleet.wire import Identity, Kind, Side
 from fleet.wire.messages import read_error, read_numbers
 
 if TYPE_CHECKING:
@@ -88,12 +88,7 @@ class ServerConnection:
         self._rows = rows
         codec = Codec(self.blocks.values(), waits.settings.wire_dtype, store.landing)
         peer = f"parameter server {route.endpoint}"
-
-        def buffer_of(header: Header) -> memoryview | None:
-            follows = header.kind is Kind.PARAM and not header.shared
-            return codec.receive_buffer(header.block) if follows else None
-
-        self.stream = ResumableStream(peer, Side.TRAINER, identity, buffer_of, self._deliver)
+        self.stream = ResumableStream(peer, Side.TRAINER, identity, codec.buffer_of, self._deliver)
         self._dialer = Dialer(
             route, identity, incarnation, self.stream, codec, waits.settings, rows.row_bytes
         )
@@ -108,6 +103,11 @@ class ServerConnection:
         """Whether the server has some of the model: blocks, or shards of tables."""
         return bool(self.blocks) or bool(self._rows)
 
+    @property
+    def transport(self) -> BlockTransport:
+        """How blocks travel, once it is connected."""
+        return self._dialer.transport
+
     def connect(self) -> None:
         """Open the first data connection; see `Dialer.open`."""
         self._dialer.open()
@@ -116,10 +116,6 @@ class ServerConnection:
     def send(self, kind: Kind, payload: bytes | memoryview = b"", step: int = 0) -> int:
         """Enqueue a frame; return how many there are now."""
         return self.stream.send(kind, payload, step=step)
-
-    def send_gradient(self, block: int, payload: memoryview, step: int) -> None:
-        """Enqueue a gradient; its memory must not change until the server has it."""
-        self._dialer.transport.submit(Kind.GRAD, step, block, payload)
 
     def close(self) -> None:
         """End the session: with what is enqueued where it has come to its end, else at once."""

@@ -97,7 +97,7 @@ class Session(_Waiting):
 
     def send_gradient(self, block: PlannedBlock, payload: memoryview) -> None:
         """Enqueue a gradient; its memory must not change until the servers have it."""
-        self.connections[block.server].send_gradient(block.id, payload, self._sending)
+        self.connections[block.server].transport.submit(Kind.GRAD, self._sending, block.id, payload)
 
     def end_step(self, absent: Iterable[PlannedBlock]) -> None:
         """Announce that nothing more comes, and for which blocks nothing came."""

@@ -1,4 +1,4 @@
-"""Flat memory: one tensor per dtype, and views of it that sockets read from and write to.
+"""Flat memory: one tensor per dtype, and views of bytes that sockets read from and write to.
 
 Arenas are allocated once. What a training step moves goes from one arena, or from the gradient that autograd
 made, straight to another, without a copy in between.
@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final, Generic, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Arena", "Extent", "bytes_of", "dtype_of"]
+from fleet.errors import LocalProtocolError
+
+__all__ = ["Arena", "Extent", "bytes_of", "copy_bytes", "dtype_of"]
 
 _ALIGNMENT_BYTES: Final = 64
 
@@ -60,6 +63,19 @@ class Arena(Generic[Key]):
 def bytes_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous CPU tensor. They are the tensor's own, not a copy."""
     return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
+
+
+def copy_bytes(source: memoryview, destination: memoryview) -> None:
+    """Copy bytes, while other threads go on.
+
+    Raises
+    ------
+    LocalProtocolError
+        There are not as many as fit.
+    """
+    if len(source) != len(destination):
+        raise LocalProtocolError(f"{len(source)} bytes are to be copied to a buffer of {len(destination)}")
+    np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def dtype_of(name: str) -> torch.dtype:

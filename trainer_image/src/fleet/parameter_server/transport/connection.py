@@ -19,11 +19,10 @@ from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
 from fleet.parameter_server.transport.lazy import LazyBytes
 from fleet.parameter_server.transport.sockets import (
     BytesMoved,
+    ConnectionEndedError,
     bytes_moved,
     drain,
     hang_up,
-    receive_exactly,
-    send_all,
 )
 from fleet.process import progress
 from fleet.wire import HEADER_BYTES, Conversation, Header, pack_header, read_header
@@ -37,13 +36,16 @@ __all__ = [
     "End",
     "Frame",
     "OutgoingFrame",
+    "receive_exactly",
     "receive_header",
+    "send_all",
 ]
 
 RUN_BYTES: Final = 1 << 18
 """How much of lazy bytes is read at once, and how much of them a connection holds."""
 _ALIGNMENT_BYTES: Final = 64
 _BATCH: Final = 64
+_IOV_MAX: Final = 512
 _DRAIN_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ class BrokenConnectionError(PeerLostError):
 
 
 class Frame(NamedTuple):
-    """One frame that has come."""
+    """One frame that has come; without its payload where that has landed in a receive buffer."""
 
     header: Header
     payload: bytes | memoryview = b""
@@ -258,11 +260,10 @@ class Connection:
             receiving = self._directions.receiving
             while not receiving.over:
                 header = receive_header(self._socket, buffer, receiving)
-                payload = self._ask(self._buffer_of, header)
-                if payload is None:
-                    payload = memoryview(bytearray(header.payload_bytes))
-                receive_exactly(self._socket, payload)
-                progress.count("bytes_received", HEADER_BYTES + len(payload))
+                landed = self._ask(self._buffer_of, header)
+                payload = memoryview(bytearray(header.payload_bytes if landed is None else 0))
+                receive_exactly(self._socket, payload if landed is None else landed)
+                progress.count("bytes_received", HEADER_BYTES + header.payload_bytes)
                 if self._finishing:
                     self._sender.join(_DRAIN_SECONDS)  # the last words: draining closes their direction
                     drain(self._socket, _DRAIN_SECONDS)
@@ -342,3 +343,41 @@ def receive_header(connected: socket.socket, buffer: memoryview, receiving: Conv
         raise RemoteProtocolError(f"a header of {len(buffer)} bytes is incomplete, expected {HEADER_BYTES}")
     receiving.advance(header)
     return header
+
+
+def receive_exactly(connection: socket.socket, destination: memoryview) -> None:
+    """Fill `destination` from the socket.
+
+    Raises
+    ------
+    ConnectionEndedError
+        The peer closed before the buffer was full; the message says where.
+    OSError
+        The connection broke.
+    """
+    received, wanted = 0, len(destination)
+    while received < wanted:
+        count = connection.recv_into(destination[received:], wanted - received, socket.MSG_WAITALL)
+        if count == 0:
+            where = f", after {received} of {wanted} bytes" if received else ""
+            raise ConnectionEndedError(f"it was closed at the other end{where}")
+        received += count
+
+
+def send_all(connection: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
+    """Send every byte of the buffers, in order, without joining them first.
+
+    Raises
+    ------
+    OSError
+        The connection broke.
+    """
+    pending = [memoryview(buffer) for buffer in buffers if len(buffer)]
+    first = 0
+    while first < len(pending):
+        sent = connection.sendmsg(pending[first : first + _IOV_MAX])
+        while first < len(pending) and sent >= len(pending[first]):
+            sent -= len(pending[first])
+            first += 1
+        if sent:
+            pending[first] = pending[first][sent:]

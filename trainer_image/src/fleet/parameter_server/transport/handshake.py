@@ -25,15 +25,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from fleet.errors import FleetError, RemoteProtocolError
-from fleet.parameter_server.transport.connection import Directions, receive_header
+from fleet.parameter_server.transport.connection import Directions, receive_exactly, receive_header, send_all
 from fleet.parameter_server.transport.local_sockets import receive_with, send_with
-from fleet.parameter_server.transport.sockets import (
-    ConnectionEndedError,
-    drain,
-    is_given_up,
-    receive_exactly,
-    send_all,
-)
+from fleet.parameter_server.transport.sockets import ConnectionEndedError, drain, is_given_up
 from fleet.parameter_server.transport.tls import TlsSocket
 from fleet.process.half_open import HalfOpen
 from fleet.wire import (

@@ -13,14 +13,13 @@ import weakref
 from collections.abc import Mapping
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fleet.errors import LocalProtocolError, RemoteProtocolError
+from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.transport.arena import Extent
 
-__all__ = ["SharedBlocks", "copy_bytes"]
+__all__ = ["SharedBlocks"]
 
 _ALIGNMENT_BYTES: Final = 64
 
@@ -110,19 +109,6 @@ class SharedBlocks:
             else torch.zeros(extent.shape, dtype=extent.dtype)
             for block, extent in extents.items()
         }
-
-
-def copy_bytes(source: memoryview, destination: memoryview) -> None:
-    """Copy bytes, while other threads go on.
-
-    Raises
-    ------
-    LocalProtocolError
-        There are not as many as fit.
-    """
-    if len(source) != len(destination):
-        raise LocalProtocolError(f"{len(source)} bytes are to be copied to a buffer of {len(destination)}")
-    np.copyto(np.frombuffer(destination, np.uint8), np.frombuffer(source, np.uint8))
 
 
 def _lay_out(block_bytes: Mapping[int, int]) -> tuple[dict[int, int], int]:

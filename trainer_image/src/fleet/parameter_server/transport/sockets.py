@@ -1,7 +1,7 @@
-"""Sockets of the data plane: opening them, moving whole buffers, and keeping them out of forked children.
+"""Sockets of the data plane: opening them, ending them, and keeping them out of forked children.
 
-The sockets block. Nothing here has a time-out except the opening: a thread that waits in `receive_exactly`
-is woken by `hang_up`, called by whoever found that the peer is gone.
+The sockets block. Nothing here has a time-out except the opening: a thread that waits in one is woken by
+`hang_up`, called by whoever found that the peer is gone.
 """
 
 import contextlib
@@ -13,7 +13,6 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 __all__ = [
@@ -28,13 +27,10 @@ __all__ = [
     "listen",
     "own",
     "reachable_address",
-    "receive_exactly",
-    "send_all",
     "tune",
 ]
 
 _log = logging.getLogger(__name__)
-_IOV_MAX: Final = 512
 _TCP_INFO_BYTES_MOVED: Final = struct.Struct("120xQQ")
 """The fields ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux' ``struct tcp_info``."""
 _ours: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
@@ -123,44 +119,6 @@ def tune(connection: socket.socket, buffer_bytes: int | None) -> None:
     if buffer_bytes is not None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
-
-
-def receive_exactly(connection: socket.socket, destination: memoryview) -> None:
-    """Fill `destination` from the socket.
-
-    Raises
-    ------
-    ConnectionEndedError
-        The peer closed before the buffer was full; the message says where.
-    OSError
-        The connection broke.
-    """
-    received, wanted = 0, len(destination)
-    while received < wanted:
-        count = connection.recv_into(destination[received:], wanted - received, socket.MSG_WAITALL)
-        if count == 0:
-            where = f", after {received} of {wanted} bytes" if received else ""
-            raise ConnectionEndedError(f"it was closed at the other end{where}")
-        received += count
-
-
-def send_all(connection: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
-    """Send every byte of the buffers, in order, without joining them first.
-
-    Raises
-    ------
-    OSError
-        The connection broke.
-    """
-    pending = [memoryview(buffer) for buffer in buffers if len(buffer)]
-    first = 0
-    while first < len(pending):
-        sent = connection.sendmsg(pending[first : first + _IOV_MAX])
-        while first < len(pending) and sent >= len(pending[first]):
-            sent -= len(pending[first])
-            first += 1
-        if sent:
-            pending[first] = pending[first][sent:]
 
 
 def drain(connection: socket.socket, timeout_seconds: float) -> None:
