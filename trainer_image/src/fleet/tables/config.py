@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fleet.errors import ConfigurationError
 from fleet.tables.admission import Admission
 from fleet.tables.eviction import Eviction
@@ -70,4 +73,16 @@ class TableConfig:
         if twice := [mark for mark, times in marks.items() if times > 1]:
             raise ConfigurationError(
                 f"table {self.name}: two rules of eviction keep the mark {twice[0]} of a row, expected one"
+            )
+
+    def check_ids(self, ids: NDArray[np.int64]) -> None:
+        """Raise ConfigurationError where an id is out of range; the message names it and its position."""
+        limit = self.num_embeddings
+        if limit is None or ids.size == 0:
+            return
+        # As unsigned numbers the negative ones lie above every limit, so one comparison finds both.
+        if int(ids.view(np.uint64).max()) >= limit:
+            at = int(np.flatnonzero(ids.view(np.uint64) >= np.uint64(limit))[0])
+            raise ConfigurationError(
+                f"table {self.name}: id {ids[at]} at position {at}, expected 0 to {limit - 1}"
             )

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.tables.config import TableConfig
+from fleet.tables.saved import TableRows
 
 __all__ = ["Layout"]
 
@@ -22,7 +23,7 @@ class Layout:
     """
 
     def __init__(self, config: TableConfig) -> None:
-        self._dimension = config.dimension
+        self.dimension = config.dimension
         self._type = config.row_type
         self._options = {**config.rule.defaults(), **config.options}
         self._slots = config.rule.slots
@@ -40,7 +41,7 @@ class Layout:
 
     def values(self, words: Tensor) -> Tensor:
         """Return the values of rows; float32[n, dimension], contiguous."""
-        return self._type.unpack(words[:, : self.value_words], self._dimension).contiguous()
+        return self._type.unpack(words[:, : self.value_words], self.dimension).contiguous()
 
     def state(self, words: Tensor) -> dict[str, Tensor]:
         """Return copies of the optimizer state of rows, by slot; each contiguous, as arithmetic wants it."""
@@ -53,6 +54,19 @@ class Layout:
     def marks(self, words: Tensor) -> dict[str, NDArray[np.float32]]:
         """Return what rules of eviction keep of rows; float32[n] by name."""
         return {name: words[:, column].numpy() for name, column in self._marks.items()}
+
+    def table_rows(
+        self, ids: NDArray[np.int64], words: Tensor, policies: Mapping[str, NDArray[Any]] | None = None
+    ) -> TableRows:
+        """Return rows as they are saved."""
+        marks = {"last": self.last(words), **self.marks(words)}
+        return TableRows(
+            ids,
+            self.values(words),
+            self.state(words),
+            {name: torch.from_numpy(mark.copy()) for name, mark in marks.items()},
+            policies or {},
+        )
 
     def words(
         self,
@@ -89,4 +103,4 @@ class Layout:
 
     def stored(self, values: Any) -> Tensor:
         """Return values as they are read after they were stored, each rounded to the nearest."""
-        return self._type.unpack(self._type.pack(torch.as_tensor(values)), self._dimension)
+        return self._type.unpack(self._type.pack(torch.as_tensor(values)), self.dimension)

@@ -19,8 +19,10 @@ from fleet.tables.first_values import generator_key
 from fleet.tables.index import MISSING
 from fleet.tables.layout import Layout
 from fleet.tables.memory import RowMemory
+from fleet.tables.removed import RemovedIds
 from fleet.tables.rules import Rows
 from fleet.tables.saved import TableRows
+from fleet.tables.snapshot import Snapshot
 
 __all__ = ["Table", "TableConfig", "TableRows"]
 
@@ -43,6 +45,8 @@ class Table:
         self._evictor = Evictor(config.eviction, self._memory, self._layout, self._remove)
         self._step = 0
         """The newest step of an update."""
+        self._removed = RemovedIds()
+        self._snapshot: Snapshot | None = None
 
     def __len__(self) -> int:
         """Return how many rows there are."""
@@ -70,7 +74,7 @@ class Table:
         ConfigurationError
             An id is out of range.
         """
-        self._check(ids)
+        self.config.check_ids(ids)
         rows = self._memory.find(ids)
         new = rows == MISSING
         has_new = bool(new.any())
@@ -101,7 +105,7 @@ class Table:
         ConfigurationError
             An id is out of range, or the gradient is of another shape.
         """
-        self._check(ids)
+        self.config.check_ids(ids)
         if gradient.shape != (expected := (ids.size, self.config.dimension)):
             raise ConfigurationError(
                 f"table {self.config.name}: a gradient of shape {list(gradient.shape)}, expected "
@@ -109,6 +113,7 @@ class Table:
             )
         self._step = max(self._step, step)
         rows = self._memory.find(ids)
+        self._keep(ids, rows)
         kept = self._admit(ids, rows, step)
         if kept is None:
             self._step_rows(ids, rows, gradient, step, options or {})
@@ -122,8 +127,9 @@ class Table:
 
         What the table's rules remember is put in the place of what they remember of the same ids or shards.
         """
-        self._check(loaded.ids)
+        self.config.check_ids(loaded.ids)
         rows = self._memory.find(loaded.ids)
+        self._keep(loaded.ids, rows)
         new = rows == MISSING
         rows[new] = self._memory.add(loaded.ids[new])
         last = loaded.marks.get("last", self._step)
@@ -136,30 +142,35 @@ class Table:
     def rows(self) -> TableRows:
         """Return a copy of all rows, by ascending id, with their state and what the rules remember."""
         ids, rows = self._memory.items()
-        words = self._memory.read(rows)
-        marks = {"last": self._layout.last(words), **self._layout.marks(words)}
-        return TableRows(
-            ids,
-            self._layout.values(words),
-            self._layout.state(words),
-            {name: torch.from_numpy(mark.copy()) for name, mark in marks.items()},
-            {
-                f"{rule}.{name}": array
-                for rule, found in self._remembering().items()
-                for name, array in found.saved().items()
-            },
-        )
+        return self._layout.table_rows(ids, self._memory.read(rows), self._policies())
 
-    def _check(self, ids: NDArray[np.int64]) -> None:
-        limit = self.config.num_embeddings
-        if limit is None or ids.size == 0:
-            return
-        # As unsigned numbers the negative ones lie above every limit, so one comparison finds both.
-        if int(ids.view(np.uint64).max()) >= limit:
-            at = int(np.flatnonzero(ids.view(np.uint64) >= np.uint64(limit))[0])
+    def snapshot(self, since: int | None = None) -> Snapshot:
+        """Begin to save the table as of now, by virtual shard, while updates go on.
+
+        Parameters
+        ----------
+        since : int, optional
+            Only rows that were updated after this step, and the ids whose rows have gone since: the step of a
+            snapshot, not older than the last one of the whole table.
+
+        Returns
+        -------
+        Snapshot
+            To be iterated by its ``parts`` to the end, or closed, before the next one is made.
+
+        Raises
+        ------
+        ConfigurationError
+            Another one is still under way, or which rows have gone since that step is not known.
+        """
+        if self._snapshot is not None and not self._snapshot.is_done:
             raise ConfigurationError(
-                f"table {self.config.name}: id {ids[at]} at position {at}, expected 0 to {limit - 1}"
+                f"table {self.config.name}: a snapshot of step {self._snapshot.step} is still under way; "
+                "expected that its parts are read to the end, or that it is closed, before the next"
             )
+        removed = self._removed.since(since, self._step, self._memory, self.config.name)
+        self._snapshot = Snapshot(self._memory, self._layout, self._step, self._policies(), since, removed)
+        return self._snapshot
 
     def _admit(self, ids: NDArray[np.int64], rows: NDArray[np.int64], step: int) -> NDArray[np.bool_] | None:
         """Give rows to those ids without one that get one now.
@@ -210,7 +221,22 @@ class Table:
         return self._layout.stored(torch.from_numpy(values))
 
     def _remove(self, ids: NDArray[np.int64]) -> None:
+        self._keep(ids, self._memory.find(ids))
+        self._removed.add(ids, self._step)
         self._memory.remove(ids)
+
+    def _keep(self, ids: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        """Set aside for a snapshot what is about to change."""
+        if self._snapshot is not None and not self._snapshot.is_done:
+            self._snapshot.keep(ids, rows)
+
+    def _policies(self) -> dict[str, NDArray[Any]]:
+        """Return copies of what the table's rules remember, as in `TableRows`."""
+        return {
+            f"{rule}.{name}": array
+            for rule, found in self._remembering().items()
+            for name, array in found.saved().items()
+        }
 
     def _remembering(self) -> dict[str, Any]:
         """Return what remembers more than rows, by the prefix under which it is saved."""

@@ -52,6 +52,12 @@ def test_a_table_never_holds_more_than_its_capacity():
     assert len(tried) > 850
 
 
+def test_of_rows_of_one_step_those_of_the_lowest_ids_stay():
+    tried, ids = table(300 * SHARDS), crowd(400, (90,))
+    updated(tried, ids, 1)
+    assert np.array_equal(tried.rows().ids, ids[: 300 - 300 // 16])
+
+
 def test_shards_share_the_whole_capacity():
     assert share(1000, np.arange(SHARDS)).sum() == 1000
     assert share(256, 255) == 1

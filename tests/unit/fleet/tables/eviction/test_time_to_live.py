@@ -7,7 +7,7 @@ import torch
 from fleet.errors import ConfigurationError
 from fleet.tables import Constant, Table, TableConfig, TimeToLive
 from fleet.tables.rules import SGD
-from tests.support.tables import crowd
+from tests.support.tables import Servers, assert_equal, crowd, updates
 
 
 def table(steps):
@@ -72,6 +72,17 @@ def test_searching_is_spread_over_the_steps():
     counts = np.bincount(searched, minlength=32)[12:]
     assert counts.sum() == 256 * 2
     assert counts.max() <= 27
+
+
+@pytest.mark.parametrize("moved_at", [20, 21, 22, 23, 24])
+def test_shards_keep_their_turns_when_they_move(moved_at):
+    stays, moves = (Servers(table(32).config, number) for number in (1, 2))
+    for ids, gradient, step in updates(crowd(30), 60, 1):
+        for each in (stays, moves):
+            each.update(ids, gradient.clone(), step)
+        if step == moved_at:
+            moves = moves.moved(3)
+        assert_equal(moves.rows(), stays.rows())
 
 
 def test_no_time_to_live_is_refused():

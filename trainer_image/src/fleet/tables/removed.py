@@ -1,0 +1,56 @@
+"""Which ids have lost their rows since the last snapshot of a whole table."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import ConfigurationError
+from fleet.tables.id_numbers import IdNumbers
+from fleet.tables.index import MISSING
+from fleet.tables.memory import RowMemory
+
+__all__ = ["RemovedIds"]
+
+
+class RemovedIds:
+    """Ids with the step at which their rows went; nothing is remembered before a snapshot of the whole."""
+
+    def __init__(self) -> None:
+        self._steps = IdNumbers()
+        self._base: int | None = None
+        """The step of the last snapshot of the whole table."""
+
+    def add(self, ids: NDArray[np.int64], step: int) -> None:
+        """Remember ids that have lost their rows."""
+        if self._base is not None:
+            self._steps.put(ids, step)
+
+    def since(self, since: int | None, step: int, memory: RowMemory, table: str) -> NDArray[np.int64]:
+        """Return the ids that have lost their rows after a step and have none now, ascending.
+
+        Parameters
+        ----------
+        since : int, optional
+            Without it a snapshot of the whole table begins: all is forgotten.
+        step : int
+            The newest step.
+        memory : RowMemory
+        table : str
+
+        Raises
+        ------
+        ConfigurationError
+            The last snapshot of the whole table is later, or there is none.
+        """
+        if since is None:
+            self._steps, self._base = IdNumbers(), step
+            return np.zeros(0, dtype=np.int64)
+        if self._base is None or since < self._base:
+            latest = "none was made" if self._base is None else f"the last one is of step {self._base}"
+            raise ConfigurationError(
+                f"table {table}: a snapshot since step {since} needs one of the whole table that is not "
+                f"newer, and {latest}; expected Table.snapshot() without a step first"
+            )
+        ids, steps = self._steps.items()
+        ids = ids[steps > since]
+        gone: NDArray[np.int64] = ids[memory.find(ids) == MISSING]
+        return gone
