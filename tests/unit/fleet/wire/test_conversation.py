@@ -19,6 +19,7 @@ from fleet.wire import (
     Side,
     State,
 )
+from fleet.wire.rows import most_rows
 
 IDENTITY = Identity(job=11, trainer=1, attempt=2)
 BLOCKS = {3: 400, 5: 8}
@@ -247,7 +248,16 @@ def test_what_is_no_tensor_follows_its_header():
         pytest.param(Kind.ROW_GRADIENT, {"payload_bytes": 24}, "expected a multiple of 20", id="half-a-row"),
         pytest.param(Kind.ROW_GRADIENT, {"step": 1}, "expected the step that began, 0", id="another-step"),
         pytest.param(
-            Kind.LOOK_UP, {"payload_bytes": 2**40}, "at most 268435456", id="more-than-a-frame-may-carry"
+            Kind.ROW_GRADIENT,
+            {"payload_bytes": 20 * (most_rows(12) + 1)},
+            f"at most {20 * most_rows(12)}",
+            id="more-than-a-frame-may-carry",
+        ),
+        pytest.param(
+            Kind.LOOK_UP,
+            {"payload_bytes": 8 * (most_rows(12) + 1)},
+            f"at most {8 * most_rows(12)}",
+            id="more-rows-than-the-answers-frame-may-carry",
         ),
         pytest.param(Kind.LOOK_UP, {"shared": True}, "no memory is shared", id="in-shared-memory"),
     ],

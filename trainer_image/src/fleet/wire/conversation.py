@@ -8,7 +8,7 @@ from typing import Final
 from fleet.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from fleet.wire.frames import NO_BLOCK, Header, Kind
 from fleet.wire.messages import MAX_TEXT_BYTES
-from fleet.wire.rows import MOST_ROW_BYTES, item_bytes
+from fleet.wire.rows import item_bytes, most_rows
 from fleet.wire.states import RESUMED, TRANSITIONS, Position, Side, State
 
 __all__ = ["NO_TABLES", "Conversation", "Identity"]
@@ -165,10 +165,15 @@ class Conversation:
             )
 
     def _check_rows(self, header: Header) -> None:
-        """Check that a frame of a table carries whole ids and rows, and no more than one frame may."""
-        item, found = item_bytes(header.kind, self._row_bytes[header.block]), header.payload_bytes
-        if found > MOST_ROW_BYTES or (found % item if item else found):
-            expected = f"a multiple of {item}, at most {MOST_ROW_BYTES}" if item else "none"
+        """Check that a frame of a table carries whole ids and rows, and of no more rows than one frame may.
+
+        So what a look-up asks for goes into one frame too.
+        """
+        row_bytes, found = self._row_bytes[header.block], header.payload_bytes
+        item = item_bytes(header.kind, row_bytes)
+        most = most_rows(row_bytes) * item
+        if found > most or (found % item if item else found):
+            expected = f"a multiple of {item}, at most {most}" if item else "none"
             named = f"{header.kind.name} frame of table {header.block}"
             raise self._error(f"a {named} carries {found} bytes, expected {expected}")
 
