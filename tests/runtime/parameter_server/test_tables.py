@@ -1,5 +1,6 @@
 """Tables on parameter servers, with real sockets: what a job comes to, and what one process comes to."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,13 @@ import torch
 from torch.nn.functional import mse_loss
 
 import fleet
+from fleet.checkpoint import TrainStatus
+from fleet.errors import CheckpointError, ConfigurationError, FleetError, TranspileError
+from fleet.parameter_server.modes import Async
+from fleet.tables import Constant
+from fleet.transpiler import DistributeTranspilerConfig
 from tests.support.joined import joined
+from tests.support.parameter_server import Loopback, loopback
 from tests.support.threads import at_once
 
 ROWS, DIM, STEPS = 50, 4, 5
@@ -49,26 +56,33 @@ def loss_of(model: Any, step: int, trainer: int) -> torch.Tensor:
 
 
 def train(
-    optimizer: Any, servers: int, trainers: int = 2, steps: int = STEPS, **arguments: Any
+    optimizer: Any,
+    servers: int,
+    steps: range = range(STEPS),
+    save: Path | None = None,
+    model: Any = on_servers,
+    **arguments: Any,
 ) -> tuple[Any, Any]:
-    """Train together; return the losses of each trainer, and all rows."""
-    losses: list[list[float]] = [[] for _ in range(trainers)]
-    with joined(trainers, servers=servers, model=on_servers, optimizer=optimizer, **arguments) as made:
+    """Train with two trainers; return the losses of each, and all rows and the layer's weight."""
+    losses: list[list[float]] = [[], []]
+    with joined(2, servers=servers, model=model, optimizer=optimizer, **arguments) as made:
 
         def run(index: int) -> None:
-            _, model, wrapped = made[index]
-            for step in range(steps):
+            trainer, model, wrapped = made[index]
+            assert trainer.current_step == steps.start
+            for step in steps:
                 wrapped.zero_grad()
                 loss = loss_of(model, step, index)
                 loss.backward()
                 wrapped.step()
                 losses[index].append(loss.item())
 
-        at_once(*(lambda index=index: run(index) for index in range(trainers)))
+        at_once(*(lambda index=index: run(index) for index in range(2)))
+        if save is not None:
+            made[0][0].save(str(save), TrainStatus())
         with torch.no_grad():
             rows = made[0][1].embedding(torch.arange(ROWS))
-        head = made[0][1].head.weight.detach().clone()
-    return losses, (rows, head)
+        return losses, (rows, made[0][1].head.weight.detach().clone())
 
 
 def train_alone(optimizers: Any, trainers: int = 2) -> tuple[Any, Any]:
@@ -118,3 +132,135 @@ def test_a_table_on_any_number_of_servers_is_that_of_one_process(optimizers, ser
     torch.testing.assert_close(rows, rows_alone, rtol=0, atol=1e-6)
     torch.testing.assert_close(head, head_alone, rtol=0, atol=1e-6)
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_a_checkpoint_goes_on_with_another_number_of_servers_to_the_bit(servers, tmp_path):
+    _, (rows, head) = train(ADAM[0], 2)
+    train(ADAM[0], 2, range(3), save=tmp_path)
+    _, (rows_later, head_later) = train(ADAM[0], servers, range(3, STEPS), directory=tmp_path)
+    assert torch.equal(rows_later, rows)
+    assert torch.equal(head_later, head)
+
+
+def test_a_checkpoint_whose_rows_are_damaged_is_refused_with_the_file(tmp_path):
+    train(SGD[0], 2, range(1), save=tmp_path)
+    (damaged, *_) = sorted(tmp_path.glob("*-table-0-*.safetensors"))
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{damaged.name} has the SHA-256"):
+        train(SGD[0], 2, range(1, 2), directory=tmp_path)
+
+
+def test_a_table_of_another_dimension_is_not_loaded(tmp_path):
+    train(SGD[0], 1, range(1), save=tmp_path)
+
+    def other() -> Any:
+        return Clicks(fleet.nn.DistributedEmbedding(ROWS, DIM, name="clicks", seed=4))
+
+    with pytest.raises(CheckpointError, match=r"table clicks: dimension 4 .*seed 4.* here"):
+        train(SGD[0], 1, range(1, 2), model=other, directory=tmp_path)
+
+
+def test_any_number_of_servers_comes_to_the_same_bits():
+    (one, head), (two, head_of_two) = train(ADAM[0], 1)[1], train(ADAM[0], 2)[1]
+    assert torch.equal(one, two)
+    assert torch.equal(head, head_of_two)
+
+
+def test_an_async_trainer_alone_trains_as_one_process():
+    config = DistributeTranspilerConfig(sync_mode=False, runtime_split_send_recv=True)
+    with joined(1, model=on_servers, optimizer=SGD[0], config=config) as ((_, model, wrapped),):
+        losses = []
+        for step in range(STEPS):
+            wrapped.zero_grad()
+            loss = loss_of(model, step, 0)
+            loss.backward()
+            wrapped.step()
+            losses.append(loss.item())
+    assert losses == pytest.approx(train_alone(SGD[1], 1)[0][0], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"config": DistributeTranspilerConfig(sync_mode=False)}, "the mode 'half_async' knows no tables"),
+        ({"config": DistributeTranspilerConfig(sync_mode=False, geo_sgd_mode=True)}, "the mode 'geo' knows"),
+        (
+            {
+                "config": DistributeTranspilerConfig(
+                    sync_mode=False, runtime_split_send_recv=True, enable_dc_asgd=True
+                )
+            },
+            "enable_dc_asgd knows no tables",
+        ),
+        ({"grad_clip": fleet.ClipGradByGlobalNorm(1.0)}, "strategy.grad_clip knows no tables"),
+        ({"mode": Async()}, "the mode 'async' knows no tables"),
+    ],
+    ids=["half-async", "geo", "dc-asgd", "clipping", "a-mode-of-ones-own"],
+)
+def test_what_tables_are_not_trained_with_is_refused_by_name(options, words):
+    with pytest.raises(TranspileError, match=words):
+        Loopback(optimizer=SGD[0], model=on_servers, **options).transpile()
+
+
+def test_a_trainer_with_another_table_is_refused_when_it_joins():
+    with loopback(optimizer=SGD[0], model=on_servers) as job:
+        other = job.make_trainer(model=lambda: on_servers(padding_idx=0, first_values=Constant()))[0]
+        with pytest.raises(ConfigurationError, match=r"table clicks: dimension 4.*Normal.* here, .*Constant"):
+            other.start()
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [("stop", "the gradient of row 7 of table clicks holds NaN"), ("skip", "")],
+)
+def test_a_row_gradient_that_is_no_number_is_refused_with_its_row_or_left_out(action, words, caplog):
+    with joined(1, {"non_finite": action}, model=on_servers, optimizer=SGD[0]) as ((_, model, wrapped),):
+        ids = torch.tensor([[3, 7]])
+        before = model.embedding(ids).detach()
+        (model.embedding(ids).flatten(1)[0, DIM:] * float("nan")).sum().backward()
+        if words:
+            with pytest.raises(FleetError, match=words):
+                wrapped.step()
+            return
+        wrapped.step()
+        assert torch.equal(model.embedding(ids), before)
+        assert "row 7 of table clicks" in caplog.text
+
+
+def test_a_schedule_of_the_learning_rate_holds_for_rows():
+    with joined(1, model=on_servers, optimizer=SGD[0]) as ((_, model, wrapped),):
+        ids = torch.tensor([[3, 7]])
+        for rate in (0.5, 0.25):
+            wrapped.param_groups[0]["lr"] = rate
+            before = model.embedding(ids).detach()
+            model.embedding(ids).sum().backward()
+            wrapped.step()
+            assert torch.equal(model.embedding(ids), before - rate)
+
+
+def test_gradients_of_several_passes_and_look_ups_are_one():
+    with joined(1, model=on_servers, optimizer=SGD[0]) as ((_, model, wrapped),):
+        ids = torch.tensor([3])
+        before = model.embedding(ids).detach()
+        model.embedding(ids).sum().backward()
+        wrapped.zero_grad()  # drops it
+        with wrapped.no_sync():
+            (model.embedding(ids) + model.embedding(torch.tensor([3, 4]))[:1]).sum().backward()
+        model.embedding(ids).sum().backward()
+        wrapped.step()
+        assert torch.equal(model.embedding(ids), before - 0.5 * 3)
+
+
+def test_the_programs_show_what_tables_do():
+    transpiler, _ = Loopback(optimizer=SGD[0], model=on_servers).transpile()
+    trainer = [op.type for op in transpiler.get_trainer_program().global_block().ops]
+    assert trainer[:3] == ["split_ids", "prefetch", "distributed_lookup_table"]
+    at = trainer.index("lookup_table_grad")
+    assert trainer[at : at + 3] == ["lookup_table_grad", "split_selected_rows", "send"]
+    server = transpiler.get_pserver_program(transpiler.get_trainer_program().attr("endpoints")[0])
+    (listen,) = server.global_block().ops
+    assert listen.attr("sparse_grad_to_param") == ["clicks@GRAD:clicks"]
+    assert server.blocks[-1].ops[0].type == "lookup_sparse_table"

@@ -10,7 +10,9 @@ import torch
 
 from fleet.checkpoint import Claims, Manifest, Piece, find_checkpoint
 from fleet.errors import FleetError
+from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.server.keeper import Keeper
+from fleet.parameter_server.table_store import TableStore
 from fleet.role_maker import JobIdentity
 
 
@@ -23,7 +25,8 @@ def keeper(attempt: int, value: float) -> Keeper:
     plan = SimpleNamespace(server=0, endpoints=("a:1",), mode=None, custom=None)
     piece = Piece("w", 0, 1, torch.tensor([value]), {})
     store = SimpleNamespace(snapshot=lambda: [piece])
-    shard = SimpleNamespace(blocks={}, store=store, touched=False)
+    tables = TableStore((), FailedStep("a:1"))
+    shard = SimpleNamespace(blocks={}, store=store, tables=tables, touched=False)
     mode = SimpleNamespace(step=3, missing=list)
     return Keeper(
         cast("Any", plan), cast("Any", shard), cast("Any", mode), JobIdentity("digits", "u", attempt)

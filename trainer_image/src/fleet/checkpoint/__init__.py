@@ -21,10 +21,11 @@ from fleet.checkpoint.folders import (
     superfluous,
     whole_numbers,
 )
-from fleet.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest
+from fleet.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, RowsRecord
 from fleet.checkpoint.named import named_state
 from fleet.checkpoint.piece import Piece, cut_state, emptied, join_pieces
 from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
+from fleet.checkpoint.rows import check_rows, read_rows, write_rows
 from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.trainer_part import TrainerPart, capture_part, restore_part, restore_states
 from fleet.checkpoint.values import decode, encode
@@ -41,11 +42,13 @@ __all__ = [
     "FileRecord",
     "Manifest",
     "Piece",
+    "RowsRecord",
     "Savable",
     "SavingCalls",
     "TrainStatus",
     "TrainerPart",
     "capture_part",
+    "check_rows",
     "commit",
     "cut_state",
     "decode",
@@ -58,6 +61,7 @@ __all__ = [
     "named_state",
     "numbers_in",
     "read_mark",
+    "read_rows",
     "remove_numbers",
     "restore_part",
     "restore_states",
@@ -65,6 +69,7 @@ __all__ = [
     "superfluous",
     "tidy",
     "whole_numbers",
+    "write_rows",
     "write_shard",
     "write_trainer_part",
 ]

@@ -10,8 +10,17 @@ from typing import Any, Final
 
 from fleet.checkpoint.fields import PARSE_ERRORS, items, mapping, text, whole_number
 from fleet.errors import CheckpointError
+from fleet.tables.shards import SHARDS
 
-__all__ = ["BEGUN_SUFFIX", "MANIFEST_NAME", "REPLACED_NAME", "BlockRecord", "FileRecord", "Manifest"]
+__all__ = [
+    "BEGUN_SUFFIX",
+    "MANIFEST_NAME",
+    "REPLACED_NAME",
+    "BlockRecord",
+    "FileRecord",
+    "Manifest",
+    "RowsRecord",
+]
 
 MANIFEST_NAME: Final = "manifest.json"
 REPLACED_NAME: Final = "manifest.replaced.json"
@@ -51,6 +60,26 @@ class BlockRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsRecord:
+    """Rows of a table, as a file holds them."""
+
+    table: str
+    shards: tuple[int, ...]
+    """The virtual shards of which the file has all rows."""
+    updates: int
+    """How many updates the table has had."""
+
+    @classmethod
+    def from_fields(cls, fields: object) -> "RowsRecord":
+        """Return a record from its fields; raises as `FileRecord.from_fields`."""
+        found = mapping("rows", fields)
+        shards = tuple(whole_number("a shard", each) for each in items("shards", found["shards"]))
+        if any(shard >= SHARDS for shard in shards):
+            raise ValueError(f"rows are of the shards {list(shards)}, expected 0 to {SHARDS - 1}")
+        return cls(text("table", found["table"]), shards, whole_number("updates", found["updates"]))
+
+
+@dataclass(frozen=True, slots=True)
 class FileRecord:
     """One file of a checkpoint."""
 
@@ -60,6 +89,8 @@ class FileRecord:
     blocks: tuple[BlockRecord, ...] = ()
     trainer: int = -1
     """Whose own part it is; -1 for a shard."""
+    rows: RowsRecord | None = None
+    """The rows of a table that the file has, if it does."""
 
     def to_json(self) -> str:
         """Return the record as JSON."""
@@ -83,6 +114,7 @@ class FileRecord:
         name = text("name", found["name"])
         if name in {"", ".", ".."} or "\0" in name or PurePath(name).name != name:
             raise ValueError(f"the file name {name!r} leads out of the directory")
+        rows = found.get("rows")
         blocks = tuple(BlockRecord.from_fields(block) for block in items("blocks", found["blocks"]))
         return cls(
             name,
@@ -90,6 +122,7 @@ class FileRecord:
             text("sha256", found["sha256"]),
             blocks,
             whole_number("trainer", found.get("trainer", -1), least=-1),
+            None if rows is None else RowsRecord.from_fields(rows),
         )
 
 

@@ -128,7 +128,7 @@ class Checkpoint:
         """
         for block, file in self._records.get(param, ()):
             if block.begin < end and block.end > begin:
-                self._check_size(file)
+                self.check_size(file)
 
     def check_here(self) -> None:
         """Check that every file that lay beside the manifest is there, and of the right size.
@@ -140,7 +140,7 @@ class Checkpoint:
         """
         for file in self.manifest.files:
             if file.name in self.manifest.here:
-                self._check_size(file)
+                self.check_size(file)
 
     def verify(
         self, known: MutableMapping[tuple[int, ...], str], spans: Iterable[tuple[str, int, int]]
@@ -165,11 +165,11 @@ class Checkpoint:
                 if block.begin < end and block.end > begin:
                     wanted[file.name] = file
         for file in wanted.values():
-            self._check_size(file)
+            self.check_size(file)
             found = (self.directory / file.name).stat()
             place = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
             if known.get(place) != file.sha256:
-                self._checked(file)
+                self.checked(file)
                 known[place] = file.sha256
 
     def status_of(self, trainer: int) -> bytes | None:
@@ -184,7 +184,7 @@ class Checkpoint:
         """
         for file in self.manifest.files if trainer not in self._statuses else ():
             if file.trainer == trainer and file.name in self.manifest.here:
-                self._statuses[trainer] = self._checked(file).read_bytes()
+                self._statuses[trainer] = self.checked(file).read_bytes()
         return self._statuses.get(trainer)
 
     def keep_parts(self) -> None:
@@ -207,7 +207,7 @@ class Checkpoint:
         """
         for file in self.manifest.files if self._trainer_part is None else ():
             if file.name == self.manifest.trainer_part and (self.directory / file.name).exists():
-                self._trainer_part = self._checked(file).read_bytes()
+                self._trainer_part = self.checked(file).read_bytes()
         return self._trainer_part
 
     def _put_together(
@@ -239,7 +239,7 @@ class Checkpoint:
         return Piece(param, begin, end, torch.cat(values).view(shape), state)
 
     def _read(self, block: BlockRecord, file: FileRecord) -> Piece:
-        path = self._checked(file)
+        path = self.checked(file)
         try:
             with safe_open(path, framework="pt") as opened:
                 within = f"{block.tensor}."  # how the names of what its state has begin
@@ -263,12 +263,12 @@ class Checkpoint:
             )
         return Piece(block.param, block.begin, block.end, value, state)
 
-    def _checked(self, file: FileRecord) -> Path:
-        """Return the path of a file that is the one the manifest means."""
+    def checked(self, file: FileRecord) -> Path:
+        """Return the path of a file that is the one the manifest means; CheckpointError if it is not."""
         path = self.directory / file.name
         if file.name in self._whole:
             return path
-        self._check_size(file)
+        self.check_size(file)
         with path.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         if digest != file.sha256:
@@ -279,7 +279,8 @@ class Checkpoint:
         self._whole.add(file.name)
         return path
 
-    def _check_size(self, file: FileRecord) -> None:
+    def check_size(self, file: FileRecord) -> None:
+        """Check that a file is there, and of the right size; CheckpointError if not."""
         path = self.directory / file.name
         try:
             with path.open("rb") as opened:

@@ -23,7 +23,7 @@ from fleet.checkpoint.piece import Piece
 from fleet.checkpoint.values import encode
 from fleet.errors import CheckpointError
 
-__all__ = ["commit", "write_claim", "write_model", "write_shard", "write_trainer_part"]
+__all__ = ["announce", "commit", "write_claim", "write_model", "write_shard", "write_trainer_part"]
 
 _LEFT_SECONDS: Final = 60.0
 """A claim that has not got its name for so long is of a process that was killed."""
@@ -67,7 +67,7 @@ def write_shard(directory: Path, save_name: str, shard: str, pieces: Iterable[Pi
     del pieces
     path = directory / f"shard-{shard}-{save_name}.safetensors"
     with naming(path):
-        _announce(path, save_name)
+        announce(path, save_name)
         size, digest = write_tensors(path, tensors, {"format": "pt", "save": save_name})
         return FileRecord(path.name, size, digest, tuple(blocks))
 
@@ -76,7 +76,7 @@ def write_trainer_part(directory: Path, save_name: str, data: bytes, trainer: in
     """Write a trainer's own part, which is a safetensors file already; otherwise as `write_shard`."""
     path = directory / f"trainer-{f'{trainer}-' if trainer else ''}{save_name}.safetensors"
     with naming(path):
-        _announce(path, save_name)
+        announce(path, save_name)
         digest = write_bytes(path, data)
         return FileRecord(path.name, len(data), digest, trainer=trainer)
 
@@ -147,7 +147,7 @@ def commit(directory: Path, manifest: str) -> None:
         write_bytes(path, replace(whole, here=here).to_json().encode())
 
 
-def _announce(path: Path, save_name: str) -> None:
+def announce(path: Path, save_name: str) -> None:
     """Name a file in a manifest of its own, so that what a save that is cut short leaves is known as ours."""
     begun = Manifest(save_name, 0, {}, (FileRecord(path.name, 0, ""),)).to_json()
     write_bytes(path.with_name(path.name + BEGUN_SUFFIX), begun.encode())

@@ -17,12 +17,12 @@ from torch import Tensor
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.store import Origin
-from fleet.tables import RowGradients, Table
+from fleet.tables import RowGradients, Table, TableRows
 from fleet.tables.rules import options_of
 from fleet.transpiler.tables import TablePlan
 from fleet.wire import HyperParameters
 
-__all__ = ["RowUpdate", "TableStore"]
+__all__ = ["RowPut", "RowUpdate", "TableStore"]
 
 _FLOAT_BYTES = 4
 
@@ -41,8 +41,6 @@ class RowUpdate:
         Those of the step, by param group.
     origins : tuple of Origin
         Whose gradients it is made of, in the order of their sum.
-    count : int
-        How many updates the table has had, this one included; the same on every server.
     sequence : int
         The number that the store gives it; 0 before.
     """
@@ -51,7 +49,27 @@ class RowUpdate:
     gradient: RowGradients
     hyper_parameters: HyperParameters
     origins: tuple[Origin, ...]
-    count: int
+    sequence: int = 0
+
+
+@dataclass(slots=True)
+class RowPut:
+    """Rows that take the place of all of a table: a checkpoint's.
+
+    Attributes
+    ----------
+    table : int
+    rows : TableRows
+        This server's.
+    updates : int
+        How many updates the table has had.
+    sequence : int
+        As of `RowUpdate`.
+    """
+
+    table: int
+    rows: TableRows
+    updates: int
     sequence: int = 0
 
 
@@ -61,6 +79,8 @@ class _Entry:
 
     plan: TablePlan
     table: Table
+    updates: int = 0
+    """How many there have been, empty ones included: so many on every server."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held by whoever reads or changes rows."""
 
@@ -98,8 +118,8 @@ class TableStore:
         names = list(self.names.values())
         return f"table{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
-    def apply(self, update: RowUpdate) -> None:
-        """Step rows, and give the update its number.
+    def apply(self, update: RowUpdate | RowPut) -> None:
+        """Change rows, and give the update its number.
 
         Raises
         ------
@@ -111,11 +131,16 @@ class TableStore:
         with entry.lock:
             self.failed.check()
             update.sequence = next(self._sequence)
+            if isinstance(update, RowPut):
+                entry.table, entry.updates = Table(entry.plan.config), update.updates
+                entry.table.load(update.rows)
+                return
+            entry.updates += 1
             if not update.gradient.ids.size:
                 return
             options = self._options(entry, update.hyper_parameters)
             try:
-                entry.table.update(update.gradient.ids, update.gradient.values, update.count, options)
+                entry.table.update(update.gradient.ids, update.gradient.values, entry.updates, options)
             except FleetError:
                 raise
             except BaseException as error:
@@ -135,6 +160,14 @@ class TableStore:
         entry = self._entries[table]
         with entry.lock:
             return entry.table.look_up(ids)
+
+    def snapshot(self) -> list[RowPut]:
+        """Return a copy of every table, as it is between two updates, as what would put it in place."""
+        copies = []
+        for number, entry in self._entries.items():
+            with entry.lock:
+                copies.append(RowPut(number, entry.table.rows(), entry.updates))
+        return copies
 
     @staticmethod
     def _options(entry: _Entry, hyper_parameters: HyperParameters) -> Mapping[str, Any]:

@@ -72,6 +72,10 @@ class Placement:
             )
         return cls(tuple(shard * num_servers // SHARDS for shard in range(SHARDS)))
 
+    def shards_of(self, server: int) -> tuple[int, ...]:
+        """Return the virtual shards that a server holds."""
+        return tuple(shard for shard, of in enumerate(self.servers) if of == server)
+
     def positions(self, ids: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
         """Return by server where in `ids` its own are, in their order; a server without any is left out."""
         of = np.array(self.servers, dtype=np.int64)[shard_of(ids)]

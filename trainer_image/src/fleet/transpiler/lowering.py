@@ -20,7 +20,7 @@ from fleet.transpiler.clipping import ClippingPlan, lower_clipping
 from fleet.transpiler.config import DistributedMode, TrainingMode
 from fleet.transpiler.placement import Placement, blocks_told, part_of
 from fleet.transpiler.slicing import Slice
-from fleet.transpiler.tables import TablePlan, lower_tables
+from fleet.transpiler.tables import TablePlan, lower_tables, shards_on
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -135,6 +135,11 @@ class ServerPlan:
     def endpoint(self) -> str:
         """Where this server is reached."""
         return self.endpoints[self.server]
+
+    @property
+    def table_shards(self) -> tuple[int, ...]:
+        """The virtual shards of every table that this server holds."""
+        return shards_on(self.server, len(self.endpoints))
 
     @property
     def fingerprint(self) -> str:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from fleet.tables import TableConfig
 
-__all__ = ["TablePlan", "lower_tables"]
+__all__ = ["TablePlan", "lower_tables", "shards_on"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,13 @@ class TablePlan:
     def name(self) -> str:
         """The table's name."""
         return self.config.name
+
+
+def shards_on(server: int, num_servers: int) -> tuple[int, ...]:
+    """Return the virtual shards of every table that one of so many servers holds."""
+    from fleet.tables import Placement  # not above: programs are made and read where no torch is loaded
+
+    return Placement.over(num_servers).shards_of(server)
 
 
 def lower_tables(program: Program) -> tuple[TablePlan, ...]:

@@ -1,48 +1,52 @@
-"""Tables without a barrier: gradients that come at once are counted one by one, as they step rows."""
+"""Tables in the modes without a barrier: each gradient steps its rows at once."""
 
-import threading
-from typing import Any, cast
-
-import numpy as np
 import pytest
-import torch
 
-from fleet.parameter_server.modes import immediate_tables
+from fleet.errors import RemoteProtocolError
+from fleet.parameter_server.modes import Answer
 from fleet.parameter_server.modes.immediate_tables import ImmediateTables
-from fleet.parameter_server.table_store import RowUpdate
-from fleet.tables import RowGradients
+from fleet.wire import NO_STEP
+from tests.support.row_modes import Tables
 
 
-class Store:
-    """A store of one table that only notes how its updates are counted."""
-
-    def __init__(self) -> None:
-        self.names = {7: "users"}
-        self.counts: list[int] = []
-
-    def check(self, table: int, ids: Any) -> None:
-        """Take any ids."""
-
-    def apply(self, update: RowUpdate) -> None:
-        self.counts.append(update.count)
+def test_a_gradient_is_applied_whole_when_it_comes():
+    tables = Tables(ImmediateTables)
+    assert tables.send(1, 0, {3: 4.0}) == [Answer(0, 1, (1,), of_table=True)]
+    assert tables.rows(0, 0, 3, 4) == [-4.0, 0.0]
+    assert (tables.half.step_of(0), tables.half.step_of(1), tables.half.step) == (0, 1, 1)
 
 
-def test_gradients_that_come_at_once_are_counted_one_by_one(monkeypatch: pytest.MonkeyPatch):
-    store, others = Store(), list[threading.Thread]()
-    tables = ImmediateTables(cast("Any", store), 2)
-    gradient = RowGradients(np.zeros(1, dtype=np.int64), torch.ones(1, 2))
-    for trainer in range(2):
-        tables.begin(trainer, 0, ({"lr": 0.1},))
+def test_what_an_earlier_life_has_brought_is_not_applied_again():
+    tables = Tables(ImmediateTables)
+    tables.send(1, 0, {3: 4.0})
+    tables.half.admit(1, 1)
+    assert tables.send(1, 0, {3: 4.0}) == [Answer(0, 1, (1,), of_table=True)]
+    assert tables.rows(0, 0, 3) == [-4.0]
 
-    def update_of(*arguments: Any) -> RowUpdate:
-        """Let the other trainer's gradient come while an update is made, which waits if it must."""
-        if not others:
-            others.append(threading.Thread(target=tables.gradient, args=(1, 7, 0, gradient)))
-            others[0].start()
-            others[0].join(0.2)
-        return RowUpdate(*arguments)
 
-    monkeypatch.setattr(immediate_tables, "RowUpdate", update_of)
-    tables.gradient(0, 7, 0, gradient)
-    others[0].join(10)
-    assert store.counts == [1, 2]
+def test_a_step_without_hyper_parameters_changes_nothing():
+    tables = Tables(ImmediateTables)
+    tables.send(1, 0, {}, hyper=NO_STEP)
+    tables.half.end(1, 0)
+    assert tables.half.step_of(1) == 1
+
+
+def test_a_step_ends_only_with_a_gradient_of_each_table():
+    with pytest.raises(RemoteProtocolError, match="ends step 0 without a gradient of table clicks"):
+        Tables(ImmediateTables).half.end(0, 0)
+
+
+def test_one_that_joins_late_begins_at_the_step_of_the_one_ahead():
+    tables = Tables(ImmediateTables)
+    tables.send(0, 0, {})
+    tables.half.admit(5, 0)
+    assert tables.half.step_of(5) == 1
+    tables.send(5, 0, {3: 1.0})
+    assert tables.rows(5, 1, 3) == [-1.0]
+
+
+def test_each_trainer_goes_on_at_its_own_step():
+    tables = Tables(ImmediateTables)
+    tables.half.resume(3)
+    tables.half.resume_each({1: 4})
+    assert (tables.half.step_of(0), tables.half.step_of(1)) == (3, 4)

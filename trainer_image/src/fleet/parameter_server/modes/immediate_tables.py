@@ -1,6 +1,5 @@
 """Tables in the modes without a barrier: each gradient steps its rows when it comes, and nobody waits."""
 
-import threading
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -31,9 +30,6 @@ class ImmediateTables:
         self._store = store
         self._incarnations = dict.fromkeys(range(num_trainers), 0)
         self._hyper: dict[int, HyperParameters] = dict.fromkeys(range(num_trainers), ())
-        self._updates = dict.fromkeys(store.names, 0)
-        self._counting = {number: threading.Lock() for number in store.names}
-        """Held from a table's count to its update, as trainers send at once."""
         self._steps = {trainer: dict.fromkeys(store.names, 0) for trainer in range(num_trainers)}
         self._resumed: dict[int, int] = {}
         self._entered: dict[int, int] = {}
@@ -91,9 +87,7 @@ class ImmediateTables:
             hyper = self._hyper[trainer]
             if hyper != NO_STEP:
                 origin = Origin(trainer, self._incarnations[trainer], step)
-                with self._counting[table]:
-                    self._updates[table] += 1
-                    self._store.apply(RowUpdate(table, gradient, hyper, (origin,), self._updates[table]))
+                self._store.apply(RowUpdate(table, gradient, hyper, (origin,)))
             self._steps[trainer][table] = step + 1
         return [Answer(table, step + 1, (trainer,), of_table=True)]
 

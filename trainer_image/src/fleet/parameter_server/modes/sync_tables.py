@@ -40,8 +40,6 @@ class _Round:
     """One table's progress through one step."""
 
     step: int = 0
-    updates: int = 0
-    """How many of the steps were made: not those that a gradient which is not finite has left out."""
     arrived: dict[int, RowGradients] = field(default_factory=dict)
     stepping: bool = False
     before: RowGradients | None = None
@@ -78,7 +76,7 @@ class SyncTables:
         return self.step
 
     def resume(self, step: int) -> None:
-        """Go on at a step that a checkpoint holds, with as many updates as it says."""
+        """Go on at a step that a checkpoint holds."""
         with self._changed:
             for round_ in self._rounds.values():
                 round_.step = step
@@ -213,7 +211,7 @@ class SyncTables:
                 raise
             raise failure from error
         with self._changed:
-            self._rounds[table] = _Round(round_.step + 1, round_.updates + (hyper != NO_STEP), before=before)
+            self._rounds[table] = _Round(round_.step + 1, before=before)
             self._changed.notify_all()
             told = tuple(trainer for trainer in trainers if trainer in self._live)
         return [Answer(table, round_.step + 1, told, of_table=True)]
@@ -230,7 +228,7 @@ class SyncTables:
             if divisor > 1:
                 total.values.mul_(1.0 / divisor)
             origins = tuple(Origin(each, self._incarnations.get(each, 0), round_.step) for each in trainers)
-            self._store.apply(RowUpdate(table, total, hyper, origins, round_.updates + 1))
+            self._store.apply(RowUpdate(table, total, hyper, origins))
         return before
 
 

@@ -16,11 +16,13 @@ from fleet.checkpoint import (
     Claims,
     FileRecord,
     Manifest,
+    RowsRecord,
     commit,
     emptied,
     numbers_in,
     remove_numbers,
     tidy,
+    write_rows,
     write_shard,
     write_trainer_part,
 )
@@ -29,6 +31,7 @@ from fleet.parameter_server.modes import ServerMode
 from fleet.parameter_server.server.loader import Loader
 from fleet.parameter_server.server.writing import Writing
 from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.table_store import RowPut
 from fleet.role_maker import JobIdentity
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import ServerPlan
@@ -94,8 +97,9 @@ class Keeper:
         with self._one_at_a_time:
             self._writing.wait()
             in_step = self._plan.mode is DistributedMode.SYNC and self._plan.custom is None
-            apart = self._shard.blocks and not in_step
-            if in_step and self._shard.blocks and self._mode.step != step:
+            holds = bool(self._shard.blocks) or len(self._shard.tables) > 0
+            apart = holds and not in_step
+            if in_step and holds and self._mode.step != step:
                 raise ConfigurationError(
                     f"the trainer asks for a checkpoint of step {step}, and the blocks here are at step "
                     f"{self._mode.step}; save between optimizer.step() and the next backward()"
@@ -103,7 +107,7 @@ class Keeper:
             # Before the copy: nobody may be said to have come further than the values.
             steps = {trainer: self._mode.step_of(trainer) for trainer in trainers if apart}
             statuses = dict(self.statuses)
-            copies = self._shard.store.snapshot()
+            copies, rows = self._shard.store.snapshot(), self._shard.tables.snapshot()
             self._check_stepped()
             path = Path(directory)
             self._claims.hold(path)
@@ -111,6 +115,7 @@ class Keeper:
             def write() -> list[FileRecord]:
                 name = f"{self._plan.server}-of-{len(self._plan.endpoints)}"
                 written = [write_shard(path, save, name, emptied(copies))] if copies else []
+                written += [self._write_rows(path, save, name, each) for each in rows]
                 if trainer_part:
                     written.append(write_trainer_part(path, save, trainer_part))
                     # Those in step may say it a moment later than trainer 0 asks.
@@ -199,6 +204,11 @@ class Keeper:
             return self.statuses[trainer][1]
         with self._one_at_a_time:
             return found.status_of(trainer) if found is not None and trainer else None
+
+    def _write_rows(self, path: Path, save: str, name: str, copy: RowPut) -> FileRecord:
+        table, shards = self._shard.tables.names[copy.table], self._plan.table_shards
+        record = RowsRecord(table, shards, copy.updates)
+        return write_rows(path, save, f"{name}-table-{copy.table}", record, copy.rows)
 
     def _check_stepped(self) -> None:
         """Refuse to save what a failed step has left: a block may be half stepped, and nobody meant it."""

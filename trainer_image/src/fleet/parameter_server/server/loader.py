@@ -2,15 +2,25 @@
 
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from fleet.checkpoint import Checkpoint, Claims, Piece, cut_state, saves_in, whole_numbers
+from fleet.checkpoint import (
+    Checkpoint,
+    Claims,
+    Piece,
+    check_rows,
+    cut_state,
+    read_rows,
+    saves_in,
+    whole_numbers,
+)
 from fleet.errors import CheckpointError, ConfigurationError
 from fleet.parameter_server.modes import ResumesEach, ServerMode, mode_of_server
 from fleet.parameter_server.pieces import by_block
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.store import Put
+from fleet.parameter_server.table_store import RowPut
 from fleet.program import facts_of_training
 from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.lowering import ServerPlan
@@ -95,7 +105,7 @@ class Loader:
             self._check_untouched(checkpoint)
             self._check_training(checkpoint)
             try:
-                pieces = self._read(checkpoint)  # may take long, and holds nobody up who joins
+                found_here = self._read(checkpoint)  # may take long, and holds nobody up who joins
             except CheckpointError as error:
                 self.saves.remove(checkpoint.manifest.save)
                 if checkpoint is wanted[-1]:
@@ -104,7 +114,7 @@ class Loader:
                 continue
             with self.loading:
                 self._check_untouched(checkpoint)  # again: somebody may have begun meanwhile
-                self._restore(checkpoint, pieces)
+                self._restore(checkpoint, found_here)
             return checkpoint
         return None
 
@@ -122,6 +132,8 @@ class Loader:
     def _check_files(self, checkpoint: Checkpoint) -> None:
         for block in self._shard.blocks.values():
             checkpoint.check_files(block.param, block.begin, block.end)
+        for name in self._shard.tables.names.values():
+            check_rows(checkpoint, name, self._plan.table_shards)
 
     def _check_untouched(self, checkpoint: Checkpoint) -> None:
         if self.begun:
@@ -141,17 +153,23 @@ class Loader:
                 "step, or begin with the values alone: fleet.save_inference_model, then load_state_dict"
             )
 
-    def _read(self, checkpoint: Checkpoint) -> dict[int, Piece]:
+    def _read(self, checkpoint: Checkpoint) -> list[Put | RowPut]:
         """Read all of it before any of it is used: a corrupt file must not leave half a model."""
         checkpoint.keep_parts()
-        read: dict[int, Piece] = {}
+        read: list[Put | RowPut] = []
         for block in by_block(self._shard.blocks.values()):
-            read |= _read_block(checkpoint, block)
+            pieces = _read_block(checkpoint, block)
+            read += [Put(number, piece.value, piece.state) for number, piece in pieces.items()]
+        for number, name in self._shard.tables.names.items():
+            read.append(RowPut(number, *read_rows(checkpoint, name, self._plan.table_shards)))
         return read
 
-    def _restore(self, checkpoint: Checkpoint, pieces: Mapping[int, Piece]) -> None:
-        for number, piece in pieces.items():
-            self._shard.store.apply(Put(number, piece.value, piece.state))
+    def _restore(self, checkpoint: Checkpoint, found: Sequence[Put | RowPut]) -> None:
+        for put in found:
+            if isinstance(put, Put):
+                self._shard.store.apply(put)
+            else:
+                self._shard.tables.apply(put)
         self._mode.resume(checkpoint.manifest.step)
         if isinstance(self._mode, ResumesEach):
             self._mode.resume_each(

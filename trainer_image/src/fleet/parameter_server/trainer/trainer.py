@@ -272,6 +272,12 @@ class Trainer:
 
         The values are the servers'; once this trainer has completed, those that the module keeps.
         """
+        if tables := [table.name for table in self._source.tables]:
+            raise ConfigurationError(
+                f"the rows of table {', '.join(tables)} are on the parameter servers, and no state dict of "
+                "one process has them; expected a checkpoint (fleet.save_persistables or save_check_point), "
+                "whose files have the ids and rows"
+            )
         if self.completed:
             values = {
                 name: parameter.detach().cpu().clone() for name, parameter in self._source.parameters.items()

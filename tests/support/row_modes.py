@@ -1,0 +1,53 @@
+"""Tables of one server without sockets: what trainers send, and which rows they see."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fleet.parameter_server.failed_step import FailedStep
+from fleet.parameter_server.modes import Answer
+from fleet.parameter_server.table_store import TableStore
+from fleet.tables import Constant, RowGradients, TableConfig
+from fleet.tables.rules import SGD
+from fleet.transpiler.tables import TablePlan
+from fleet.wire import HyperParameters
+
+__all__ = ["RATE_OF_ONE", "Tables", "gradient"]
+
+RATE_OF_ONE: HyperParameters = ({"lr": 1.0},)
+
+
+def gradient(values: dict[int, float]) -> RowGradients:
+    """Return a gradient of rows of one number each."""
+    ids = np.array(sorted(values), dtype=np.int64)
+    return RowGradients(ids, torch.tensor([[values[int(each)]] for each in ids]).reshape(len(ids), 1))
+
+
+class Tables:
+    """One table of rows of one number, which begin with 0 and are stepped by what is subtracted from them.
+
+    Parameters
+    ----------
+    kind : type
+        Of `TableServer`.
+    num_trainers : int
+    """
+
+    def __init__(self, kind: Any, num_trainers: int = 2) -> None:
+        config = TableConfig("clicks", 1, SGD(), 10, first_values=Constant())
+        self.store = TableStore([TablePlan(0, config, 0)], FailedStep("a:1"))
+        self.half = kind(self.store, num_trainers)
+
+    def send(
+        self, trainer: int, step: int, values: dict[int, float], hyper: HyperParameters = RATE_OF_ONE
+    ) -> list[Answer]:
+        """Let a trainer begin a step, if it has not, and send its gradient."""
+        self.half.begin(trainer, step, hyper)
+        followed = self.half.gradient(trainer, 0, step, gradient(values))
+        return list(followed() if callable(followed) else followed)
+
+    def rows(self, trainer: int, step: int, *ids: int) -> list[float]:
+        """Return the rows that a trainer sees which looks them up at a step."""
+        found: list[float] = self.half.look_up(trainer, 0, step, np.array(ids))[:, 0].tolist()
+        return found

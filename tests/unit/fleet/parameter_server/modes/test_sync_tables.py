@@ -1,0 +1,107 @@
+"""Tables in the sync mode: what makes a step, what a trainer that comes back sees, and what is refused."""
+
+import numpy as np
+import pytest
+
+from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError, StateLostError
+from fleet.parameter_server.modes import Answer, Missing
+from fleet.parameter_server.modes.sync_tables import SyncTables
+from fleet.wire import NO_STEP
+from tests.support.row_modes import Tables, gradient
+
+
+def test_a_table_is_stepped_by_the_mean_once_every_trainers_gradient_has_come():
+    tables = Tables(SyncTables)
+    assert tables.send(1, 0, {3: 4.0, 5: 2.0}) == []
+    assert tables.half.missing() == Missing(0, (0,), "table clicks")
+    assert tables.rows(1, 0, 3) == [0.0]
+    assert tables.send(0, 0, {3: 2.0}) == [Answer(0, 1, (0, 1), of_table=True)]
+    assert tables.rows(0, 1, 3, 5, 6) == [-3.0, -1.0, 0.0]
+    assert (tables.half.step, tables.half.missing()) == (1, None)
+
+
+def test_an_empty_gradient_counts_as_one():
+    tables = Tables(SyncTables)
+    tables.send(0, 0, {})
+    tables.send(1, 0, {3: 4.0})
+    assert tables.rows(0, 1, 3) == [-2.0]
+
+
+def test_the_rows_from_before_the_last_step_are_there_for_a_trainer_that_comes_back():
+    tables = Tables(SyncTables, 1)
+    tables.send(0, 0, {3: 1.0, 7: 1.0})
+    tables.send(0, 1, {3: 1.0})
+    assert tables.rows(0, 2, 3, 4, 7) == [-2.0, 0.0, -1.0]
+    assert tables.rows(0, 1, 3, 4, 7) == [-1.0, 0.0, -1.0]
+    with pytest.raises(StateLostError, match="rows of table clicks of step 0, and this server, at step 2"):
+        tables.rows(0, 0, 3)
+
+
+def test_what_a_trainer_sends_again_of_a_step_that_was_made_is_dropped():
+    tables = Tables(SyncTables, 1)
+    tables.send(0, 0, {3: 1.0})
+    tables.half.admit(0, 1)
+    assert tables.send(0, 0, {3: 1.0}) == [Answer(0, 1, (0,), of_table=True)]
+    assert tables.rows(0, 1, 3) == [-1.0]
+
+
+def test_what_an_earlier_life_has_sent_is_dropped_while_the_step_is_not_made():
+    tables = Tables(SyncTables)
+    tables.send(0, 0, {3: 100.0})
+    tables.half.admit(0, 1)
+    tables.send(0, 0, {3: 2.0})
+    tables.send(1, 0, {3: 2.0})
+    assert tables.rows(0, 1, 3) == [-2.0]
+
+
+def test_a_trainer_that_has_finished_is_waited_for_no_more():
+    tables = Tables(SyncTables)
+    tables.send(0, 0, {3: 2.0})
+    assert tables.half.complete(1) == [Answer(0, 1, (0,), of_table=True)]
+    assert tables.rows(0, 1, 3) == [-2.0]
+
+
+def test_a_step_without_hyper_parameters_is_not_made():
+    tables = Tables(SyncTables)
+    tables.send(0, 0, {3: 2.0})
+    tables.send(1, 0, {}, hyper=NO_STEP)
+    assert (tables.half.step, tables.rows(0, 1, 3)) == (1, [0.0])
+
+
+@pytest.mark.parametrize(("step", "expected"), [(0, "the next step"), (2, "step 0")])
+def test_a_gradient_that_nobody_awaits_is_refused(step, expected):
+    tables = Tables(SyncTables)
+    tables.send(0, 0, {3: 2.0})
+    with pytest.raises(RemoteProtocolError, match=f"for step {step}, expected {expected}"):
+        tables.half.gradient(0, 0, step, gradient({3: 2.0}))
+
+
+@pytest.mark.parametrize("id_", [-1, 10])
+def test_an_id_that_is_none_of_the_tables_is_refused_before_anything_is_kept(id_):
+    tables = Tables(SyncTables, 1)
+    with pytest.raises(RemoteProtocolError, match="of table clicks, expected 0 to 9"):
+        tables.send(0, 0, {id_: 1.0})
+    with pytest.raises(ConfigurationError, match=f"id {id_} at position 0"):
+        tables.half.look_up(0, 0, 0, np.array([id_]))
+
+
+def test_a_step_ends_only_with_a_gradient_of_each_table():
+    tables = Tables(SyncTables)
+    with pytest.raises(RemoteProtocolError, match="ends step 0 without a gradient of table clicks"):
+        tables.half.end(0, 0)
+    tables.send(0, 0, {})
+    tables.half.end(0, 0)
+
+
+def test_a_step_that_fails_ends_the_server_with_its_reason():
+    tables = Tables(SyncTables, 1)
+    with pytest.raises(FleetError, match="TypeError"):
+        tables.send(0, 0, {3: 1.0}, hyper=({"lr": "fast"},))
+    with pytest.raises(FleetError, match="could not be stepped"):
+        tables.half.missing()
+
+
+def test_a_checkpoints_step_is_gone_on_with():
+    tables = Tables(SyncTables, 1)
+    tables.half.resume(7)
+    assert tables.send(0, 7, {3: 1.0}) == [Answer(0, 8, (0,), of_table=True)]
