@@ -9,9 +9,11 @@ from benchmarks.workload import MAX_BATCH
 __all__ = ["Case", "limit_seconds", "memory_bytes", "parse_cases"]
 
 PATTERN = re.compile(r"(\d+)\+(\d+)@(\d+)(?:x(\d+))?")
-HALVED = ("bf16", "ddphalf")
+HALVED = ("bf16", "ddphalf", "allreducehalf")
 """The systems that send bfloat16."""
-ALL_REDUCES = ("ddp", "ddphalf")
+ALL_REDUCES = ("ddp", "ddphalf", "allreduce", "allreducehalf", "localsgd")
+EVERY_EIGHTH = ("localsgd",)
+"""The systems that exchange something after every eighth step only."""
 PROCESS_BYTES = 250_000_000
 """What a process takes before it has a parameter."""
 
@@ -72,7 +74,7 @@ def limit_seconds(system: str, case: Case, parameter_bytes: int) -> float:
         return 0.0
     carried = parameter_bytes / 2 if system in HALVED else float(parameter_bytes)
     if system in ALL_REDUCES:
-        carried *= 2 * (case.num_trainers - 1) / case.num_trainers
+        carried *= 2 * (case.num_trainers - 1) / case.num_trainers / (8 if system in EVERY_EIGHTH else 1)
     else:
         carried *= max(1.0, case.num_trainers / case.num_servers)
     return carried * 8 / (case.mbit_per_second * 1e6)

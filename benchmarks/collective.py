@@ -20,6 +20,8 @@ __all__ = ["main"]
 ABOUT = {
     "ddp": "DistributedDataParallel on gloo",
     "allreduce": "fleet.collective",
+    "allreducehalf": "the same, gradients as bfloat16",
+    "localsgd": "fleet.collective, LocalSGD, k = 8",
 }
 TRAINERS = (2, 4)
 BATCHES = (64, 1)
@@ -82,7 +84,7 @@ def read_options() -> tuple[argparse.Namespace, list[str], list[int], list[int]]
     """Return the options, the systems, the sizes of batches and the numbers of trainers."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.collective", description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="per size of batches (default: 10)")
-    parser.add_argument("--steps", type=int, default=5, help="per system and round (default: 5)")
+    parser.add_argument("--steps", type=int, default=8, help="per system and round (default: 8)")
     parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="sizes (default: %(default)s)")
     parser.add_argument(
         "--trainers", default=",".join(map(str, TRAINERS)), help="numbers of them (default: %(default)s)"

@@ -37,6 +37,9 @@ ABOUT = {
     "tls": "ours, with TLS",
     "cross": "ours, cross_step",
     "bf16": "ours, bfloat16",
+    "allreduce": "ours, collective",
+    "allreducehalf": "ours, collective, bfloat16",
+    "localsgd": "ours, collective, LocalSGD, k = 8",
 }
 SERVED = ("fleet", "tls", "cross", "bf16")
 DEFAULT_SYSTEMS = ("ddp", "fleet", "cross", "bf16")

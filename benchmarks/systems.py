@@ -18,6 +18,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 
 from benchmarks import grpc_stream
 from benchmarks.workload import LEARNING_RATE, Config, batch, build_layers
+from fleet.averaging import LocalSGD
 
 __all__ = ["ENCRYPTED", "SYSTEMS", "System", "rpc_part"]
 
@@ -32,7 +33,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "both": {"transport": "shared_memory", "cross_step": True},
 }
 """What our own systems differ in; those of `ENCRYPTED` beside have certificates."""
-COLLECTIVE: dict[str, dict[str, Any]] = {"allreduce": {}}
+COLLECTIVE: dict[str, dict[str, Any]] = {
+    "allreduce": {},
+    "allreducehalf": {"wire_dtype": "bfloat16"},
+    "localsgd": {"local_sgd": LocalSGD(k_steps=8)},
+}
 """What our collective systems differ in."""
 ENCRYPTED = frozenset({"tls"})
 

@@ -49,7 +49,9 @@ TRIALS: dict[str, tuple[Any, ...]] = {
     "strategy.cross_step": (True,),
     "strategy.server_kernels": ("fused",),
     "strategy.transport": ("tcp", "shared_memory"),
-    "strategy.wire_dtype": ("bfloat16",),
+    "strategy.wire_dtype": ("bfloat16", "float16"),
+    "strategy.local_sgd": (package.LocalSGD(k_steps=8),),
+    "strategy.power_sgd": (package.PowerSGD(),),
     "strategy.non_finite": ("stop", "skip"),
     "strategy.grad_clip": (package.ClipGradByNorm(1.0),),
     "config.slice_var_up": (False,),
@@ -238,10 +240,9 @@ def test_a_current_endpoint_changes_no_program():
 
 
 def test_a_refusal_says_option_value_way_and_what_works_instead():
-    assert refusal("config.collective_mode", "local_sgd", None, Where(servers=False)) == (
-        "config.collective_mode = 'local_sgd' is not carried out in collective training: the gradients of "
-        "every step are averaged, which is 'grad_allreduce'; to exchange every k steps use GEO with "
-        "parameter servers, fleet.create_geo_strategy(k); leave it at None"
+    assert refusal("config.nccl_comm_num", 2, 1, Where(servers=False)) == (
+        "config.nccl_comm_num = 2 is not carried out in collective training: all buckets travel through one "
+        "communicator; leave it at 1"
     )
     with_servers = Where(True, "geo", by_executor=True)
     assert (refusal("strategy.cross_step", True, False, with_servers) or "").startswith(

@@ -37,6 +37,8 @@ def test_defaults():
         "server_kernels": "default",
         "transport": "auto",
         "wire_dtype": None,
+        "local_sgd": None,
+        "power_sgd": None,
         "grad_clip": None,
         "non_finite": "warn",
         "transpiler": None,
@@ -71,7 +73,7 @@ def test_what_is_set_later_is_checked_at_once_and_the_whole_when_it_is_read():
     [
         pytest.param("overlapp", r"\(did you mean overlap\?\); its fields are sync_mode", id="a-mistake"),
         pytest.param("nccl_comm_num", r"set strategy\.transpiler\.nccl_comm_num", id="the-config-s"),
-        pytest.param("use_local_sgd", "GEO with parameter servers exchanges every k steps", id="paddle-s"),
+        pytest.param("use_local_sgd", r"strategy.local_sgd = fleet.LocalSGD\(k_steps=8\)", id="paddle-s"),
     ],
 )
 def test_setting_a_field_that_there_is_not_says_what_there_is(name, words):
@@ -107,7 +109,30 @@ def test_compensating_for_delay_is_async_where_no_mode_is_named(strategy):
         ({"cross_step": 1}, r"strategy\.cross_step is 1; expected True or False"),
         ({"server_kernels": "foreach"}, r"strategy\.server_kernels is 'foreach'; expected default or fused"),
         ({"transport": "udp"}, r"strategy\.transport is 'udp'; expected auto or tcp or shared_memory"),
-        ({"wire_dtype": "float16"}, r"strategy\.wire_dtype is 'float16'; expected 'bfloat16', or None"),
+        (
+            {"wire_dtype": "float8"},
+            r"strategy\.wire_dtype is 'float8'; expected 'bfloat16', 'float16' or None",
+        ),
+        ({"local_sgd": 8}, r"strategy\.local_sgd is 8; expected a fleet\.LocalSGD or None"),
+        (
+            {"local_sgd": fleet.LocalSGD(), "wire_dtype": "bfloat16"},
+            r"strategy\.local_sgd is LocalSGD.* and strategy\.wire_dtype is 'bfloat16': parameters are",
+        ),
+        (
+            {"power_sgd": fleet.PowerSGD(), "wire_dtype": "bfloat16"},
+            r"strategy\.power_sgd is PowerSGD.* and strategy\.wire_dtype is 'bfloat16': parameters are",
+        ),
+        (
+            {
+                "local_sgd": fleet.LocalSGD(),
+                "transpiler": DistributeTranspilerConfig(collective_mode="grad_allreduce"),
+            },
+            "collective_mode is 'grad_allreduce'; leave one of them",
+        ),
+        (
+            {"local_sgd": fleet.LocalSGD(), "non_finite": "skip"},
+            "non_finite is 'skip', which needs averaged gradients",
+        ),
         (
             {"wire_dtype": "bfloat16", "transport": "shared_memory"},
             r"strategy\.transport is 'shared_memory', in which nothing travels",
@@ -241,3 +266,11 @@ def test_what_belongs_to_another_mode_than_the_jobs_is_named():
 def test_an_unknown_mode_is_an_error():
     with pytest.raises(ConfigurationError, match="'sync'; expected one of Sync, Async, HalfAsync, Geo"):
         DistributedStrategy().resolved("sync")
+
+
+def test_the_configs_local_sgd_averages_after_every_step():
+    config = DistributeTranspilerConfig(collective_mode="local_sgd")
+    assert DistributedStrategy(transpiler=config).parameters_averaged() == fleet.LocalSGD(k_steps=1)
+    own = fleet.LocalSGD(k_steps=8)
+    assert DistributedStrategy(transpiler=config, local_sgd=own).parameters_averaged() is own
+    assert DistributedStrategy().parameters_averaged() is None

@@ -12,6 +12,7 @@ from fleet.process import lifecycle as lifecycle  # its import makes report() se
 from fleet.process.progress import report
 
 if TYPE_CHECKING:
+    from fleet.averaging import LocalSGD, PowerSGD
     from fleet.checkpoint import TrainStatus
     from fleet.errors import (
         CheckpointError,
@@ -61,6 +62,7 @@ if "torch" in sys.modules:  # a script that is about to build its optimizer, may
     defer_dynamo()
 
 _MODULE_OF = {
+    **dict.fromkeys(("LocalSGD", "PowerSGD"), "fleet.averaging"),
     "TrainStatus": "fleet.checkpoint",
     **dict.fromkeys(
         (
@@ -134,9 +136,11 @@ __all__ = [
     "Executor",
     "FleetError",
     "HashName",
+    "LocalSGD",
     "Operator",
     "PSDispatcher",
     "PeerLostError",
+    "PowerSGD",
     "Program",
     "ProtocolError",
     "RoleError",
@@ -168,6 +172,7 @@ _NOT_HERE = {
     "CompiledProgram": f"{_RUN_BY_AN_EXECUTOR} (python -m fleet.launch)",
     "BuildStrategy": _LEFT_TO_PYTORCH,
     "ExecutionStrategy": _LEFT_TO_PYTORCH,
+    "DGCMomentumOptimizer": "no gradient travels in parts; see strategy.wire_dtype and strategy.power_sgd",
 }
 """The original's names that scripts may use and that are not here, and what to do instead."""
 

@@ -138,6 +138,7 @@ _OWN_MODE = _not_with_servers("a mode of your own is asked for already", "own")
 _ONE_LEVEL = _not_in_collective("there is one all-reduce over all trainers; NCCL finds its own hierarchy")
 _PROGRAMS = "tests/unit/fleet/transpiler/"
 _RUNS = "tests/runtime/parameter_server/"
+_COMPRESSED = "tests/runtime/collective/test_compression.py::"
 
 OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
     "strategy.sync_mode": (
@@ -208,11 +209,33 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
         _NO_SERVERS,
     ),
     "strategy.wire_dtype": (
+        Rule(
+            verdict=Verdict.REFUSED,
+            text="parameter servers know 'bfloat16', which loses digits and overflows nowhere",
+            collective=False,
+            values=("float16",),
+        ),
         _done(
             "bfloat16: what travels is rounded",
             f"{_RUNS}test_wire_dtype.py::test_every_mode_learns_nearly_the_same",
         ),
-        _NO_SERVERS,
+        _done_in_collective(
+            "gradients travel as shorter numbers", f"{_COMPRESSED}test_rounded_gradients_take_half_the_bytes"
+        ),
+    ),
+    "strategy.local_sgd": (
+        _not_with_servers("GEO exchanges every k steps there, fleet.create_geo_strategy(k)"),
+        _done_in_collective(
+            "parameters are averaged, every k steps",
+            "tests/runtime/collective/test_local_sgd.py::test_it_is_what_it_is_said_to_be_to_the_bit",
+        ),
+    ),
+    "strategy.power_sgd": (
+        _not_with_servers("wire_dtype='bfloat16' halves what travels there"),
+        _done_in_collective(
+            "gradients travel as products of narrow matrices",
+            f"{_COMPRESSED}test_matrices_travel_as_products_of_narrow_ones",
+        ),
     ),
     "strategy.non_finite": (
         _not_with_servers(
@@ -344,10 +367,12 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
             "tests/unit/fleet/test_options.py::test_each_value_is_carried_out_or_refused_by_name",
             values=("grad_allreduce",),
         ),
-        _not_in_collective(
-            "the gradients of every step are averaged, which is 'grad_allreduce'; to exchange every k steps "
-            "use GEO with parameter servers, fleet.create_geo_strategy(k)"
+        _done_in_collective(
+            "local_sgd: parameters are averaged after every step; strategy.local_sgd says how often",
+            "tests/unit/fleet/test_strategy.py::test_the_configs_local_sgd_averages_after_every_step",
+            values=("local_sgd",),
         ),
+        _not_in_collective("one process has one device; 'grad_allreduce' and 'local_sgd' are accepted"),
     ),
     "transpile.current_endpoint": (
         Rule(
@@ -369,14 +394,14 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
     ),
 }
 
-_AVERAGED = "the gradients of every step are averaged; GEO with parameter servers exchanges every k steps"
+_LOCAL = "set strategy.local_sgd = fleet.LocalSGD(k_steps=8); collective training only"
 _RECOMPUTED = "use torch.utils.checkpoint in the model"
 _AUTOCAST = "run the forward pass under torch.autocast"
 _EXECUTED = "PyTorch runs the model, and has settings of its own"
 ORIGINALS: Final[Mapping[str, str]] = {
-    "use_local_sgd": _AVERAGED,
-    "local_sgd_config": _AVERAGED,
-    "use_dgc": "gradients travel whole; DistributedStrategy(wire_dtype='bfloat16') halves them",
+    "use_local_sgd": _LOCAL,
+    "local_sgd_config": _LOCAL,
+    "use_dgc": "no gradient travels in parts; wire_dtype='bfloat16' halves it, power_sgd makes it narrow",
     "use_amp": _AUTOCAST,
     "amp_loss_scaling": _AUTOCAST,
     "forward_recompute": _RECOMPUTED,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Final
 
+from fleet.averaging import LocalSGD, PowerSGD
 from fleet.errors import ConfigurationError, TranspileError
 from fleet.options import ORIGINALS, Where, refusal
 from fleet.program.clip import GradClip, check_grad_clip
@@ -66,7 +67,12 @@ class DistributedStrategy:
         ``shared_memory``: as ``auto``, but a server that is elsewhere is an error that names it.
     wire_dtype : str or None
         ``bfloat16``: gradients and values of longer floating-point numbers travel as bfloat16, over TCP. The
-        servers keep and step the parameters' own dtype. None: everything travels as it is.
+        servers keep and step the parameters' own dtype. In collective training gradients do, and as
+        ``float16`` too, but not those that are float64. None: everything travels as it is.
+    local_sgd : LocalSGD or None
+        Trainers step by themselves, and average parameters now and then. Collective training only.
+    power_sgd : PowerSGD or None
+        Gradients travel as products of narrow matrices. Collective training only.
     grad_clip : ClipGradByValue, ClipGradByNorm, ClipGradByGlobalNorm or None
         Clip the gradients on the servers, after they were averaged over the trainers. Synchronous training
         only.
@@ -92,6 +98,8 @@ class DistributedStrategy:
     server_kernels: str = "default"
     transport: str = "auto"
     wire_dtype: str | None = None
+    local_sgd: LocalSGD | None = None
+    power_sgd: PowerSGD | None = None
     grad_clip: GradClip | None = None
     non_finite: str = "warn"
     transpiler: DistributeTranspilerConfig = field(default_factory=DistributeTranspilerConfig)
@@ -134,7 +142,14 @@ class DistributedStrategy:
                 f"strategy.server_kernels is {self.server_kernels!r}, and in the mode that strategy.mode "
                 "gives the servers step nothing; give your own optimizer fused=True instead"
             )
+        self._check_averaging()
         self._check_mode()
+
+    def parameters_averaged(self) -> LocalSGD | None:
+        """Return when trainers of a collective job average parameters; None where they average gradients."""
+        if self.local_sgd is None and self.transpiler.collective_mode == "local_sgd":
+            return LocalSGD()
+        return self.local_sgd
 
     def check_works(self, where: Where) -> None:
         """Check that a way to train carries out every field that is not at its default.
@@ -152,6 +167,30 @@ class DistributedStrategy:
                     value = getattr(owner, each.name)
                     if (reason := refusal(f"{prefix}.{each.name}", value, each.default, where)) is not None:
                         raise ConfigurationError(reason)
+
+    def _check_averaging(self) -> None:
+        """Refuse two ways to average at once."""
+        asked = {
+            "local_sgd": self.parameters_averaged(),
+            "power_sgd": self.power_sgd,
+            "wire_dtype": self.wire_dtype,
+        }
+        given = [f"strategy.{name} is {value!r}" for name, value in asked.items() if value is not None]
+        if len(given) > 1:
+            raise ConfigurationError(
+                f"{' and '.join(given)}: parameters are averaged, or gradients, in one way; leave all but "
+                "one at None"
+            )
+        if self.local_sgd is not None and self.transpiler.collective_mode == "grad_allreduce":
+            raise ConfigurationError(
+                f"{given[0]}, and strategy.transpiler.collective_mode is 'grad_allreduce'; leave one of them "
+                "at None"
+            )
+        if self.parameters_averaged() is not None and self.non_finite == "skip":
+            raise ConfigurationError(
+                f"{given[0]}, and strategy.non_finite is 'skip', which needs averaged gradients to be the "
+                "same on every trainer; set it to 'stop'"
+            )
 
     def _check_mode(self) -> None:
         """Refuse a strategy whose parts ask for different modes."""
@@ -376,6 +415,16 @@ def _check_clip(name: str, value: object) -> None:
         check_grad_clip(f"strategy.{name}", value)
 
 
+def _check_kind(kind: type) -> Callable[[str, object], None]:
+    def check(name: str, value: object) -> None:
+        if value is not None and not isinstance(value, kind):
+            raise ConfigurationError(
+                f"strategy.{name} is {value!r}; expected a fleet.{kind.__name__} or None"
+            )
+
+    return check
+
+
 def _check_config(name: str, value: object) -> None:
     if not isinstance(value, DistributeTranspilerConfig):
         raise ConfigurationError(f"strategy.{name} is {value!r}; expected a DistributeTranspilerConfig")
@@ -388,7 +437,11 @@ _CHECKS: Final[dict[str, Callable[[str, object], None]]] = {
     "cross_step": _check_bool,
     "server_kernels": _check_one_of("default", "fused"),
     "transport": _check_one_of("auto", "tcp", "shared_memory"),
-    "wire_dtype": _check_one_of(None, "bfloat16", expected="'bfloat16', or None: as they are kept"),
+    "wire_dtype": _check_one_of(
+        None, "bfloat16", "float16", expected="'bfloat16', 'float16' or None: as they are kept"
+    ),
+    "local_sgd": _check_kind(LocalSGD),
+    "power_sgd": _check_kind(PowerSGD),
     "grad_clip": _check_clip,
     "non_finite": _check_one_of("warn", "stop", "skip", expected="warn, stop or skip"),
     "transpiler": _check_config,

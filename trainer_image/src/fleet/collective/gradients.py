@@ -18,12 +18,15 @@ from fleet.collective.backward import BackwardPass
 from fleet.collective.copies import Copies
 from fleet.collective.notes import Notes
 from fleet.collective.own_gradients import OwnGradients
-from fleet.collective.reducer import BUCKET_BYTES, Reducer
+from fleet.collective.reducer import BUCKET_BYTES, CommHook, Reducer
 from fleet.collective.steps import Steps
 from fleet.errors import ConfigurationError, FleetError
 from fleet.process import progress
 
-__all__ = ["GradientAverager"]
+__all__ = ["Compression", "GradientAverager"]
+
+Compression = Callable[[dist.ProcessGroup | None], CommHook]
+"""Given the connections, returns what averages a bucket of gradients."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,24 @@ class GradientAverager:
         One for all optimizers.
     bucket_bytes : int
         How much travels at once.
+    compression : callable, optional
+        Given the connections, returns what averages a bucket; an all-reduce does otherwise.
     """
 
-    def __init__(self, copies: Copies, backward: BackwardPass, *, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(
+        self,
+        copies: Copies,
+        backward: BackwardPass,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        compression: Compression | None = None,
+    ) -> None:
         self.steps = Steps(copies.group)
         self._group = copies.group
         self._named = copies.trained
         self._backward = backward
         self._bucket_bytes = bucket_bytes
+        self._compression = compression
         self._channel: dist.ProcessGroup | None = None
         self._layout: _Layout | None = None
         self._arrived: set[int] = set()
@@ -179,7 +192,8 @@ class GradientAverager:
         if not layout.reducer.ordered:
             with self._group.waiting("the order of the gradients", device=self.device):
                 layout.reducer.end()
-        progress.count("bytes_reduced", layout.reducer.num_bytes)
+        if self._compression is None:  # which counts for itself
+            progress.count("bytes_reduced", layout.reducer.num_bytes)
         self.steps.number += 1
 
     def _came(self, position: int) -> Callable[[torch.Tensor], None]:
@@ -215,8 +229,11 @@ class GradientAverager:
                 f"the optimizer's parameters are on {' and on '.join(kinds)}; expected all on devices of one "
                 "kind: give each kind an optimizer of its own, and each its fleet.distributed_optimizer"
             )
-        notes = Notes(len(parameters), self._group.place.size, parameters[0].device)
-        reducer = Reducer([notes.leaf, *parameters], self._channel, bucket_bytes=self._bucket_bytes)
+        hook = self._compression(self._channel) if self._compression is not None else None
+        exactly = hook is not None
+        notes = Notes(len(parameters), self._group.place.size, parameters[0].device, exactly=exactly)
+        leaves = [notes.leaf, *parameters]
+        reducer = Reducer(leaves, self._channel, bucket_bytes=self._bucket_bytes, hook=hook)
         return _Layout(reducer, notes)
 
     def _laid_out(self) -> _Layout:

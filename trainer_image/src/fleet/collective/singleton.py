@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -11,10 +12,12 @@ import torch
 
 from fleet.checkpoint import Claims, end_if_finished, leave_mark
 from fleet.collective.backward import BackwardPass
+from fleet.collective.compression import factorizing, rounding
 from fleet.collective.copies import Copies
-from fleet.collective.gradients import GradientAverager
+from fleet.collective.gradients import Compression, GradientAverager
 from fleet.collective.group import Group
 from fleet.collective.history import hyper_parameters
+from fleet.collective.local_sgd import ParameterAverager
 from fleet.collective.optimizer import distribute, named_parameters
 from fleet.collective.rendezvous import place_of
 from fleet.collective.synchronizer import Synchronizer
@@ -140,6 +143,7 @@ class Fleet(FleetCalls):
             training.background.end()
         group.barrier("stop_worker()")
         for number, (copies, synchronizer) in enumerate(self._distributed):
+            synchronizer.settle(f"the end of optimizer {number}")
             synchronizer.close()
             synchronizer.steps.compare(f"the steps of optimizer {number}")
             tell_of_weights(dict(copies.named_parameters), synchronizer.steps.number)
@@ -219,7 +223,7 @@ class Fleet(FleetCalls):
         model = model if model is not None else find_module(optimizer)
         copies = Copies(named_parameters(optimizer, model), model, group)
         self._compare(group, optimizer, copies)
-        synchronizer = self._synchronizer(copies)
+        synchronizer = self._synchronizer(copies, optimizer, chosen)
         synchronizer.start()
         copies.share("the first values")
         self._distributed.append((copies, synchronizer))
@@ -234,10 +238,14 @@ class Fleet(FleetCalls):
         minimize = self._describes(model, capture)
         return distribute(optimizer, copies, synchronizer, minimize, model, finite=finite)
 
-    def _synchronizer(self, copies: Copies) -> Synchronizer:
-        """Return what keeps the copies one."""
+    def _synchronizer(
+        self, copies: Copies, optimizer: torch.optim.Optimizer, strategy: DistributedStrategy
+    ) -> Synchronizer:
+        """Return what keeps the copies one, as the strategy says."""
+        if (plan := strategy.parameters_averaged()) is not None:
+            return ParameterAverager(copies, optimizer, plan)
         self._backward = self._backward or BackwardPass(copies.group)
-        return GradientAverager(copies, self._backward)
+        return GradientAverager(copies, self._backward, compression=_compression(strategy, copies.group))
 
     def _compare(self, group: Group, optimizer: torch.optim.Optimizer, copies: Copies) -> None:
         """Raise if another trainer would exchange other tensors: sums of different shapes never end."""
@@ -293,6 +301,12 @@ class Fleet(FleetCalls):
                 "after everything that needs the other trainers"
             )
         return self._group
+
+
+def _compression(strategy: DistributedStrategy, group: Group) -> Compression | None:
+    if strategy.power_sgd is not None:
+        return partial(factorizing, strategy.power_sgd, group)
+    return partial(rounding, strategy.wire_dtype) if strategy.wire_dtype is not None else None
 
 
 def _pods(processes: int, environ: Mapping[str, str]) -> int:

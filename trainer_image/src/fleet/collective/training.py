@@ -84,10 +84,12 @@ class CollectiveTraining:
 
     def save(self, directory: str, status: TrainStatus) -> None:
         """Save a checkpoint; see `Savable`."""
+        self._synchronizer.settle("a checkpoint")
         self.background.save(directory, self.current_step, lambda: self._copy(Path(directory), status))
 
     def save_numbered(self, folder: str, status: TrainStatus, *, keep: int) -> int:
         """Save one under a folder's next number; see `Savable`."""
+        self._synchronizer.settle("a checkpoint")
         self.background.wait()
         number = max(numbers_in(Path(folder)), default=-1) + 1
         directory = Path(folder) / f"{CHECKPOINT_PREFIX}{number}"
@@ -134,8 +136,9 @@ class CollectiveTraining:
 
         return write
 
-    def hand_in(self, status: TrainStatus) -> None:
-        """Do nothing: trainers of a collective job are in step, and trainer 0's word is that of all."""
+    def hand_in(self, status: TrainStatus) -> None:  # noqa: ARG002 (trainer 0's counts)
+        """Take part in what trainer 0 saves: what is in step already is its word alone."""
+        self._synchronizer.settle("a checkpoint")
 
     def clean(self, folder: str, keep: int) -> None:
         """Remove a folder's checkpoints but the newest."""

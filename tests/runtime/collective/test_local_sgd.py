@@ -1,0 +1,109 @@
+"""LocalSGD by real trainers: what it comes to, what is saved, and what trainers cannot average."""
+
+AVERAGED = """
+fleet.init()
+rank, size = fleet.worker_index(), fleet.worker_num()
+
+def built():
+    model = build(seed=0)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+model, sgd = built()
+strategy = fleet.DistributedStrategy(local_sgd=fleet.LocalSGD(k_steps=8, begin_step=3))
+optimizer = fleet.distributed_optimizer(sgd, strategy, model=model)
+fleet.init_worker()
+for step in range(20):
+    optimizer.zero_grad()
+    loss_of(model, step, rank).backward()
+    optimizer.step()
+found = [each.detach().clone() for each in model.parameters()]
+
+trainers = [built() for _ in range(size)]
+for step in range(20):
+    for each, (other, sgd) in enumerate(trainers):
+        sgd.zero_grad()
+        loss_of(other, step, each).backward()
+        sgd.step()
+    if step + 1 in (1, 2, 8, 16):
+        with torch.no_grad():
+            for values in zip(*(other.parameters() for other, _ in trainers)):
+                mean = sum(value / size for value in values)
+                for value in values:
+                    value.copy_(mean)
+expected = [each.detach() for each in trainers[rank][0].parameters()]
+assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+assert fleet.step == 20
+fleet.stop_worker()
+torch.save(list(model.parameters()), f"end-{rank}.pt")
+"""
+
+
+def test_it_is_what_it_is_said_to_be_to_the_bit(trainers, tmp_path):
+    import torch
+
+    for process in trainers(AVERAGED):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+    first, second = (torch.load(tmp_path / f"end-{rank}.pt") for rank in (0, 1))
+    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+
+
+RESUMED = """
+fleet.init()
+rank = fleet.worker_index()
+
+def trained(steps, saved_after, folder):
+    model = build(seed=rank)
+    adam = torch.optim.Adam(model.parameters(), lr=0.05)
+    strategy = fleet.DistributedStrategy(local_sgd=fleet.LocalSGD(k_steps=4))
+    optimizer = fleet.distributed_optimizer(adam, strategy, model=model)
+    begin = 0
+    if not saved_after:
+        begin = fleet.load_check_point(folder).step
+        assert begin == 10
+    for step in range(begin, steps):
+        optimizer.zero_grad()
+        loss_of(model, step, rank).backward()
+        optimizer.step()
+        if step + 1 == saved_after:
+            fleet.save_check_point(folder, fleet.TrainStatus())
+            fleet.barrier_worker()
+    return [each.detach().clone() for each in model.parameters()]
+
+if not pathlib.Path("whole-0.pt").exists():
+    torch.save(trained(20, 10, "saves"), f"whole-{rank}.pt")
+else:
+    found = trained(20, 0, "saves")
+    assert all(torch.equal(*pair) for pair in zip(found, torch.load(f"whole-{rank}.pt"), strict=True))
+fleet.stop_worker()
+"""
+
+
+def test_10_steps_and_10_more_from_a_checkpoint_are_20_to_the_bit(trainers):
+    for _ in range(2):
+        for process in trainers(RESUMED):
+            _, err = process.communicate(timeout=100)
+            assert process.returncode == 0, err
+
+
+OTHER_STATE = """
+fleet.init()
+rank = fleet.worker_index()
+model = build(seed=0)
+optimizer = fleet.distributed_optimizer(
+    torch.optim.Adam(model.parameters()),
+    fleet.DistributedStrategy(local_sgd=fleet.LocalSGD(k_steps=4)),
+    model=model,
+)
+(loss_of(model, 0, rank) if rank else model[2].bias.sum()).backward()
+optimizer.step()
+fleet.save_check_point("saves")
+"""
+
+
+def test_trainers_whose_optimizers_keep_other_tensors_are_named(trainers):
+    for rank, process in enumerate(trainers(OTHER_STATE)):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 2, err
+        assert f"the optimizer of trainer {1 - rank} (127.0.0.1:" in err
+        assert "so a checkpoint cannot average them" in err

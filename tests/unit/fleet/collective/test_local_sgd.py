@@ -1,0 +1,14 @@
+"""What travels together when parameters are averaged."""
+
+import torch
+
+from fleet.collective.local_sgd import _buckets
+
+
+def test_tensors_of_one_kind_share_buckets_up_to_a_size():
+    wide = [torch.zeros(4 << 20) for _ in range(3)]  # of 16 MiB
+    halves = [torch.zeros(3, dtype=torch.bfloat16) for _ in range(2)]
+    buckets = _buckets([wide[0], halves[0], wide[1], wide[2], halves[1]])
+    sizes = [[(value.dtype, len(value)) for value in bucket] for bucket in buckets]
+    single, half = (torch.float32, 4 << 20), (torch.bfloat16, 3)
+    assert sizes == [[single, single], [half, half], [single]]

@@ -1,0 +1,70 @@
+"""How trainers of a collective job average, if not each gradient as it is. Pure: what a strategy says."""
+
+from dataclasses import dataclass
+
+from fleet.errors import ConfigurationError
+
+__all__ = ["LocalSGD", "PowerSGD"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalSGD:
+    """Each trainer steps by itself, and now and then all take the mean of their parameters.
+
+    Attributes
+    ----------
+    k_steps : int
+        After every k-th step.
+    begin_step : int
+        Before this step, after each.
+
+    Raises
+    ------
+    ConfigurationError
+        One is no whole number of at least 1.
+    """
+
+    k_steps: int = 1
+    begin_step: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("k_steps", "begin_step"):
+            _check_whole(f"LocalSGD.{name}", getattr(self, name), 1)
+
+    def is_due(self, step: int) -> bool:
+        """Whether parameters are averaged after a step, counted from 1."""
+        return step < self.begin_step or step % self.k_steps == 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PowerSGD:
+    """Matrices of gradients travel as products of two narrow ones; what that loses is added to the next.
+
+    Attributes
+    ----------
+    matrix_rank : int
+        How narrow.
+    start_step : int
+        Gradients travel as they are until then, while they change fast.
+
+    Raises
+    ------
+    ConfigurationError
+        One is no whole number, or too small.
+
+    Notes
+    -----
+    As in torch: Vogels et al. 2019, arXiv:1905.13727.
+    """
+
+    matrix_rank: int = 1
+    start_step: int = 1000
+
+    def __post_init__(self) -> None:
+        _check_whole("PowerSGD.matrix_rank", self.matrix_rank, 1)
+        _check_whole("PowerSGD.start_step", self.start_step, 2)
+
+
+def _check_whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(f"{name} is {value!r}; expected a whole number of at least {least}")

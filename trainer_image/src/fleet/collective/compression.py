@@ -1,0 +1,88 @@
+"""Gradients that travel as fewer bytes, by torch's hooks for its reducer."""
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+from fleet.collective.group import Group
+from fleet.process import progress
+
+if TYPE_CHECKING:
+    from fleet.averaging import PowerSGD
+    from fleet.collective.reducer import CommHook
+
+__all__ = ["factorizing", "rounding"]
+
+_EXACT: Final = torch.float64
+"""What has this dtype travels as it is: the notes, and the gradients of a model that is as exact."""
+
+_ROUNDED: Final = {
+    "bfloat16": default_hooks.bf16_compress_hook,
+    "float16": default_hooks.fp16_compress_hook,
+}
+_ROUNDED_BYTES: Final = 2
+
+
+def rounding(wire_dtype: str, channel: dist.ProcessGroup | None) -> "CommHook":
+    """Return what averages a bucket as shorter numbers; it counts the bytes.
+
+    Parameters
+    ----------
+    wire_dtype : str
+        ``bfloat16`` or ``float16``.
+    channel : ProcessGroup or None
+        That of torch.distributed where it is None.
+    """
+    average = _ROUNDED[wire_dtype]
+
+    def hook(_: Any, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations
+        buffer = bucket.buffer()
+        if buffer.dtype is _EXACT:
+            return _exactly(channel, bucket)
+        progress.count("bytes_reduced", buffer.numel() * _ROUNDED_BYTES)
+        return average(channel, bucket)  # type: ignore[arg-type]
+
+    return hook
+
+
+def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup | None) -> "CommHook":
+    """Return what averages a bucket's matrices as products; it counts the bytes.
+
+    Parameters
+    ----------
+    power_sgd : PowerSGD
+    group : Group
+        Names who keeps an average waiting.
+    channel : ProcessGroup or None
+        That of torch.distributed where it is None.
+    """
+    state = powerSGD_hook.PowerSGDState(
+        channel,
+        matrix_approximation_rank=power_sgd.matrix_rank,
+        start_powerSGD_iter=power_sgd.start_step,
+    )
+
+    def hook(_: Any, bucket):  # type: ignore[no-untyped-def]
+        buffer = bucket.buffer()
+        if buffer.dtype is _EXACT:
+            state.maybe_increase_iter(bucket)  # type: ignore[no-untyped-call]  # which the last one does
+            return _exactly(channel, bucket)
+        whole = state.iter < state.start_powerSGD_iter
+        before = state.total_numel_after_compression
+        future = powerSGD_hook.powerSGD_hook(state, bucket)
+        numel = buffer.numel() if whole else state.total_numel_after_compression - before
+        progress.count("bytes_reduced", numel * buffer.element_size())
+        if not buffer.is_cuda:  # its parts leave from gloo's threads, in any order if there were two buckets
+            with group.waiting("an average by PowerSGD"):
+                future.wait()
+        return future
+
+    return hook
+
+
+def _exactly(channel: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    buffer = bucket.buffer()
+    progress.count("bytes_reduced", buffer.numel() * buffer.element_size())
+    return default_hooks.allreduce_hook(channel, bucket)  # type: ignore[arg-type]

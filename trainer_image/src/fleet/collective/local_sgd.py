@@ -1,0 +1,135 @@
+"""LocalSGD: trainers step by themselves, and now and then take the mean of their parameters."""
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from fleet.averaging import LocalSGD
+from fleet.collective.copies import Copies
+from fleet.collective.notes import Notes
+from fleet.collective.standing import Way
+from fleet.collective.steps import Steps
+from fleet.errors import ConfigurationError
+from fleet.process import progress
+
+__all__ = ["ParameterAverager"]
+
+_BUCKET_BYTES: Final = 25 << 20
+
+
+class ParameterAverager:
+    """Averages an optimizer's parameters after some of its steps; see `Synchronizer`.
+
+    Gradients, and what the optimizer keeps, stay each trainer's own; what is kept is averaged by `settle`.
+
+    Parameters
+    ----------
+    copies : Copies
+    optimizer : torch.optim.Optimizer
+    plan : LocalSGD
+    """
+
+    def __init__(self, copies: Copies, optimizer: torch.optim.Optimizer, plan: LocalSGD) -> None:
+        self.steps = Steps(copies.group)
+        self._group = copies.group
+        self._named = copies.trained
+        self._optimizer = optimizer
+        self._plan = plan
+        self._channel: dist.ProcessGroup | None = None
+
+    def start(self) -> None:
+        """See `Synchronizer`."""
+        self._channel = self._group.channel()
+        self._group.use((parameter for _, parameter in self._named), self._channel)
+
+    def close(self) -> None:
+        """Do nothing: the parameters have no hooks."""
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do nothing: no gradients are exchanged."""
+        yield
+
+    def check_ended(self) -> None:
+        """Do nothing: nobody waits for this trainer's gradients."""
+
+    def check_averaged(self) -> None:
+        """Do nothing: each trainer steps on gradients of its own."""
+
+    def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Average the parameters, if it is time to; see `Synchronizer`."""
+        self.steps.note(groups)
+        self.steps.number += 1
+        if self._plan.is_due(self.steps.number):
+            what = f"the average of the parameters after step {self.steps.number}"
+            self._average([parameter for _, parameter in self._named], what)
+
+    def settle(self, what: str) -> None:
+        """Average the parameters and what the optimizer keeps; see `Synchronizer`.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer's optimizer keeps other tensors.
+        """
+        kept = {
+            f"{name}: {key}": value
+            for name, parameter in self._named
+            for key, value in sorted(self._optimizer.state.get(parameter, {}).items())
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()
+        }
+        ours = "\n".join(f"{name} {tuple(value.shape)}" for name, value in kept.items())
+        for rank, theirs in self._group.agree(f"what optimizers keep at {what}", ours).items():
+            if theirs != ours:
+                raise ConfigurationError(
+                    f"the optimizer of {self._group.place.name(rank)} keeps other tensors than that of this "
+                    f"trainer, {self._group.place.rank}, so {what} cannot average them; expected every "
+                    "trainer's loss to reach the same parameters"
+                )
+        parameters = [parameter for _, parameter in self._named]
+        self._average([*parameters, *kept.values()], f"the average of the parameters for {what}")
+
+    @torch.no_grad()
+    def _average(self, values: Sequence[torch.Tensor], what: str) -> None:
+        """Replace tensors by their means over the trainers, in place."""
+        began = time.monotonic()
+        device = values[0].device
+        notes = Notes(0, self._group.place.size, device, later=0)
+        notes.leaf.grad = notes.gradient((), self.steps.digest)
+        buckets = [(members, self._flat(members)) for members in (*_buckets(values), [notes.leaf.grad])]
+        with self._group.waiting(what, Way.EXCHANGE, device):
+            works = [dist.all_reduce(flat, group=self._channel, async_op=True) for _, flat in buckets]
+            for work in works:
+                if work is not None:
+                    work.wait()
+        for members, flat in buckets:
+            parts = torch.split(flat, [member.numel() for member in members])
+            for member, part in zip(members, parts, strict=True):
+                member.copy_(part.view(member.shape))
+            progress.count("bytes_reduced", flat.numel() * flat.element_size())
+        progress.count("wait_seconds", time.monotonic() - began)
+        if not notes.all_alike():
+            self.steps.compare(f"steps (at {what})")
+
+    def _flat(self, members: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return this trainer's part of a bucket's mean."""
+        return torch.cat([member.reshape(-1) for member in members]).div_(self._group.place.size)
+
+
+def _buckets(values: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Return what travels together: tensors of one dtype and device, up to a size."""
+    buckets: list[list[torch.Tensor]] = []
+    filling: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
+    for value in values:
+        kind = (value.dtype, value.device)
+        members, size = filling.get(kind, ([], _BUCKET_BYTES))
+        if size >= _BUCKET_BYTES:
+            members, size = [], 0
+            buckets.append(members)
+        members.append(value)
+        filling[kind] = (members, size + value.numel() * value.element_size())
+    return buckets
