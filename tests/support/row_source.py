@@ -8,15 +8,18 @@ __all__ = ["RowSource"]
 
 
 class RowSource:
-    """Rows whose values are their ids; what has a gradient is kept."""
+    """Rows of a weight, or such whose values are their ids; what has a gradient is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight: torch.Tensor | None = None) -> None:
+        self.weight = weight
         self.asked: list[list[int]] = []
         self.kept: list[Any] = []
 
     def look_up(self, name: str, ids: Any) -> torch.Tensor:
         """Note which ids are asked for."""
         self.asked.append(ids.tolist())
+        if self.weight is not None:
+            return self.weight[torch.from_numpy(ids)]
         return torch.from_numpy(ids).float()[:, None].repeat(1, 2)
 
     def touched(self, name: str, touched: Any) -> None:

@@ -16,7 +16,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError
+from fleet.tables.admission import Admission
+from fleet.tables.eviction import Eviction
 from fleet.tables.first_values import FirstValues, Normal
+from fleet.tables.row_types import Float32, RowType
 from fleet.tables.rules import RowRule, rule_of
 from fleet.tables.table import TableConfig
 
@@ -96,6 +99,12 @@ class DistributedTable:
         table's `placeholder`, with its options and their schedules.
     options : mapping
         Of `rule`, whose defaults they replace.
+    row_type : RowType
+        As what numbers rows are stored: ``fleet.tables.Float32()`` or ``fleet.tables.BFloat16()``.
+    admission : Admission, optional
+        Which ids get a row; without it each does with its first update.
+    eviction : tuple of Eviction
+        Which rows go.
     """
 
     name: str
@@ -105,6 +114,9 @@ class DistributedTable:
     seed: int = 0
     rule: RowRule | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    row_type: RowType = field(default_factory=Float32)
+    admission: Admission | None = None
+    eviction: tuple[Eviction, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -145,7 +157,16 @@ class DistributedTable:
                 )
             rule, options = rule_of(self.name, optimizer_class, group)
         return TableConfig(
-            self.name, self.dimension, rule, self.num_embeddings, self.first_values, self.seed, options
+            self.name,
+            self.dimension,
+            rule,
+            self.num_embeddings,
+            self.first_values,
+            self.seed,
+            options,
+            self.row_type,
+            self.admission,
+            self.eviction,
         )
 
     def bind(self, source: RowSource) -> None:
@@ -189,6 +210,10 @@ class DistributedTable:
         if torch.is_grad_enabled():
             self._watch(rows.requires_grad_(), wanted, at)
         return LookedUp(rows, torch.from_numpy(positions.reshape(ids.shape)).to(ids.device))
+
+    def check(self, ids: Tensor, what: str) -> None:
+        """Refuse ids that cannot be looked up, as `look_up` does."""
+        self._checked(ids, what)
 
     def _watch(self, rows: Tensor, ids: NDArray[np.int64], at: NDArray[np.int64] | None) -> None:
         """Tell the session of rows once they have a gradient; until then only the graph has them."""

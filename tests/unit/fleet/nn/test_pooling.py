@@ -1,0 +1,45 @@
+"""Pooling of distinct rows beside torch's of the whole table."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import embedding_bag
+
+from fleet.errors import ConfigurationError
+from fleet.nn.pooling import offsets_of, pool
+
+
+@given(
+    bags=st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=6),
+    mode=st.sampled_from(["sum", "mean"]),
+    padding=st.one_of(st.none(), st.integers(0, 9)),
+)
+def test_any_bags_are_pooled_and_give_gradients_as_in_the_whole_table(bags, mode, padding):
+    table: Any = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    ids = torch.tensor([id_ for bag in bags for id_ in bag], dtype=torch.int64)
+    offsets = offsets_of(torch.tensor([len(bag) for bag in bags]))
+    distinct, positions = ids.unique(return_inverse=True)
+    rows: Any = table.detach()[distinct].requires_grad_()
+    at = (distinct == (-1 if padding is None else padding)).nonzero()
+    found = pool(
+        rows,
+        positions,
+        offsets,
+        mode,
+        padding=int(at[0]) if at.numel() else None,
+        include_last_offset=True,
+    )
+    own = embedding_bag(ids, table, offsets, mode=mode, padding_idx=padding, include_last_offset=True)
+    assert torch.equal(found, own)
+    if ids.numel():
+        found.square().sum().backward()
+        own.square().sum().backward()
+        assert torch.equal(rows.grad, table.grad[distinct])
+
+
+def test_a_negative_length_is_refused():
+    with pytest.raises(ConfigurationError, match=r"a bag has the length -1, expected 0 or more"):
+        offsets_of(torch.tensor([1, -1]))
