@@ -5,6 +5,7 @@
 #
 # Build arguments:
 #   BASE_IMAGE         any Debian-like image with Python 3.11 or newer and its venv module
+#   PACKAGES           Debian's packages in the trainer's image; empty where the builder reaches no archive of them
 #   PIP_INDEX_URL, PIP_TRUSTED_HOST, HTTP_PROXY, HTTPS_PROXY, NO_PROXY   where and how pip reaches its index
 # A bundle of certificates at .build/ca.crt (`make image CA_BUNDLE=FILE` puts it there) is trusted while
 # pip runs, beside the image's own; nothing needs it afterwards.
@@ -50,6 +51,14 @@ ARG PIP_TRUSTED_HOST
 LABEL org.opencontainers.image.title="fleet-trainer" org.opencontainers.image.licenses="Apache-2.0"
 COPY tools/image/install.sh trainer_image/requirements.lock .build/ca.cr[t] /build/
 RUN sh /build/install.sh /opt/fleet /build/requirements.lock && rm -r /build
+# torch.compile starts a C++ compiler, which wants Python's headers: Debian's Python has them in a package of
+# their own. NCCL loads the libraries of InfiniBand and RoCE where it finds them.
+ARG PACKAGES="g++ ibverbs-providers libibverbs1 librdmacm1"
+RUN [ -z "$PACKAGES" ] || { headers=$(/opt/fleet/bin/python -c 'import sysconfig; print(sysconfig.get_path("include"))') \
+ && if [ ! -e "$headers/Python.h" ]; then PACKAGES="$PACKAGES libpython3-dev"; fi \
+ && apt-get -qq update \
+ && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $PACKAGES >/dev/null \
+ && rm -rf /var/lib/apt/lists/*; }
 RUN echo 'fleet:x:65532:65532:fleet:/tmp:/usr/sbin/nologin' >>/etc/passwd \
  && echo 'fleet:x:65532:' >>/etc/group
 ENV PATH=/opt/fleet/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

@@ -1,6 +1,6 @@
 """A few kills at random, by a fixed seed; ``python -m benchmarks.kills`` makes 200 for each optimizer.
 
-Adam, which has the most state; test_rejoin.py has the others, with a kill at the worst moment.
+Adam, which has the most state; test_rejoin.py kills at the worst moment, with momentum too.
 """
 
 from pathlib import Path
