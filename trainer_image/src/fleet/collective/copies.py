@@ -1,13 +1,18 @@
 """What every trainer has a copy of: an optimizer's parameters, and the rest of its model."""
 
+import logging
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import torch
 
 from fleet.collective.group import Group
 
 __all__ = ["Copies", "is_sharded"]
+
+_NAMED: Final = 3
+_log = logging.getLogger(__name__)
 
 
 class Copies:
@@ -37,12 +42,26 @@ class Copies:
 
     @property
     def trained(self) -> list[tuple[str, torch.Tensor]]:
-        """Those that take a gradient, but for what is sharded."""
-        return [
-            (name, parameter)
-            for name, parameter in self.named_parameters
-            if parameter.requires_grad and not is_sharded(parameter)
-        ]
+        """Those whose gradients are averaged here: they take one, and are not sharded."""
+        return [(name, parameter) for name, parameter in self.whole if parameter.requires_grad]
+
+    @property
+    def whole(self) -> list[tuple[str, torch.Tensor]]:
+        """Those that are not sharded."""
+        return [(name, parameter) for name, parameter in self.named_parameters if not is_sharded(parameter)]
+
+    def tell_of_sharded(self) -> None:
+        """Say in the log what is left to whoever has sharded it, and how many tensors that is."""
+        names = [name for name, parameter in self.named_parameters if is_sharded(parameter)]
+        if names:
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            _log.info(
+                "%d of %d parameters are sharded (DTensor), and left to what has sharded them: %s%s",
+                len(names),
+                len(self.named_parameters),
+                ", ".join(names[:_NAMED]),
+                more,
+            )
 
     def share(self, what: str) -> None:
         """Take every value from trainer 0."""

@@ -125,6 +125,8 @@ class GradientAverager:
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Note a step; the next exchange tells it. See `Synchronizer`."""
+        if not self._named:  # all are sharded, and there is no exchange that counts
+            self.steps.number += 1
         if self._own.step():
             self.steps.note(groups)
 

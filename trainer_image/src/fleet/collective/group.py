@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from fleet.collective.adoption import place_beside
 from fleet.collective.devices import Facts, backend_of, difference, gpu_number, why_not_nccl
 from fleet.collective.faults import own_fault, reason_of
 from fleet.collective.marks import Marks
@@ -53,6 +54,8 @@ class Group:
         self._everybodys: dict[int, Facts] = {}
         self._marks: dict[torch.device, Marks] = {}
         self._connected: set[tuple[torch.device, dist.ProcessGroup | None]] = set()
+        self._shared: dist.ProcessGroup | None = None  # that of torch.distributed
+        self._adopted = False
         self._channels = 0
         self._uses = 0
 
@@ -60,19 +63,19 @@ class Group:
     def connect(cls, place: Place, deadlines: Deadlines, environ: Mapping[str, str]) -> "Group":
         """Meet the other trainers and connect to them.
 
+        A process group that the script has made stays as it is, and is left to the script at the end.
+
         Raises
         ------
         ConfigurationError
-            The address or device cannot be used, the script has made a process group of its own, or
+            The address or device cannot be used, the script has made a process group of other processes, or
             another trainer has another version of PyTorch or NCCL.
         DeadlineExceededError
             A trainer did not come; the message names who.
         """
-        if dist.is_initialized():
-            raise ConfigurationError(
-                "torch.distributed is initialized already; expected fleet.init to be the one that does: "
-                "remove init_process_group, or do without fleet.init"
-            )
+        adopts = dist.is_initialized()
+        if adopts:
+            place = place_beside(place)
         facts = _facts(environ)
         store = meet(place, deadlines)
         watch = Watch(store.clone(), place, deadlines, _end_this_thread)
@@ -81,15 +84,20 @@ class Group:
         group._compare(facts)
         before = _sockets()
         with group._naming("connecting to the other trainers"):
-            dist.init_process_group(
-                backend_of(group._everybodys),
-                store=PrefixStore("group", store),
-                rank=place.rank,
-                world_size=place.size,
-                timeout=timedelta(seconds=deadlines.stalled_seconds),
-            )
-            calling = dist.new_group(backend="gloo", timeout=timedelta(seconds=deadlines.stalled_seconds))
-            group._calling = cast("dist.ProcessGroup", calling)
+            timeout = timedelta(seconds=deadlines.stalled_seconds)
+            backend = backend_of(group._everybodys)
+            if adopts:
+                group._adopted = True
+                group._shared = cast("dist.ProcessGroup", dist.new_group(backend=backend, timeout=timeout))
+            else:
+                dist.init_process_group(
+                    backend,
+                    store=PrefixStore("group", store),
+                    rank=place.rank,
+                    world_size=place.size,
+                    timeout=timeout,
+                )
+            group._calling = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
         group._check(torch.device("cpu"), "the start of the job")
         group.barrier("the start of the job")
         _keep_from_children(_sockets() - before)
@@ -99,7 +107,8 @@ class Group:
         """Leave, when all trainers have come here: trainer 0's store must outlive the others' calls."""
         self.barrier("stop_worker()")
         self._watch.close()
-        dist.destroy_process_group()
+        if not self._adopted:
+            dist.destroy_process_group()
         self._pass("left")
 
     def barrier(self, what: str) -> None:
@@ -129,7 +138,7 @@ class Group:
         """Return connections that nobody else uses; every trainer calls this."""
         self._channels += 1
         if self._channels == 1:
-            return None  # those that torch.distributed uses where none are named
+            return self._shared
         before = _sockets()
         with self._naming("connecting to the other trainers once more"):
             channel = dist.new_group(
@@ -168,7 +177,8 @@ class Group:
         """Replace `values`, of any dtype, by trainer 0's; all have agreed on their shape and dtype."""
         travelling = values.contiguous()  # what travels is memory, not elements
         with self.waiting(what, device=values.device):
-            work = dist.broadcast(travelling.reshape(-1).view(torch.uint8), src=0, async_op=True)
+            flat = travelling.reshape(-1).view(torch.uint8)
+            work = dist.broadcast(flat, src=0, group=self._shared, async_op=True)
             if work is not None:
                 work.wait()
         if travelling is not values:
@@ -235,7 +245,7 @@ class Group:
         """Add up a number of each trainer, and wait for the sum."""
         with self._naming(what):
             total = torch.ones(1, device=device)
-            dist.all_reduce(total, group=channel, async_op=True).wait()
+            dist.all_reduce(total, group=channel or self._shared, async_op=True).wait()
             total.item()  # the wait above is the GPU's only
 
     def _meet(self, what: str) -> None:

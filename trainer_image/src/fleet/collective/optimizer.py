@@ -64,12 +64,13 @@ def distribute(
     both.fleet_minimize = minimize
     trained = [parameter for _, parameter in copies.named_parameters if parameter.requires_grad]
     left_out = LeftOut(optimizer, trained, model)
+    whole = copies.whole
 
     def check(*_: Any) -> None:
         synchronizer.check_ended()
         left_out.check()
         synchronizer.check_averaged()
-        every = ((name, parameter.grad) for name, parameter in copies.named_parameters)
+        every = ((name, parameter.grad) for name, parameter in whole)
         given = {name: gradient for name, gradient in every if gradient is not None}
         if any(each.is_cuda for each in given.values()) and torch.cuda.is_current_stream_capturing():
             return  # nothing may be read back

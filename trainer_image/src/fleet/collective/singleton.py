@@ -146,7 +146,7 @@ class Fleet(FleetCalls):
             synchronizer.settle(f"the end of optimizer {number}")
             synchronizer.close()
             synchronizer.steps.compare(f"the steps of optimizer {number}")
-            tell_of_weights(dict(copies.named_parameters), synchronizer.steps.number)
+            tell_of_weights(dict(copies.whole), synchronizer.steps.number)
         group.close()
         self._stopped = True
         _log.info("trainer %d has completed, as every trainer has", self._started_role().index)
@@ -223,6 +223,7 @@ class Fleet(FleetCalls):
         model = model if model is not None else find_module(optimizer)
         copies = Copies(named_parameters(optimizer, model), model, group)
         self._compare(group, optimizer, copies)
+        copies.tell_of_sharded()
         synchronizer = self._synchronizer(copies, optimizer, chosen)
         synchronizer.start()
         copies.share("the first values")

@@ -33,6 +33,7 @@ from fleet.checkpoint import (
     write_shard,
     write_trainer_part,
 )
+from fleet.collective.copies import is_sharded
 from fleet.collective.group import Group
 from fleet.collective.synchronizer import Synchronizer
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
@@ -201,6 +202,12 @@ class CollectiveTraining:
         return [(name, 0, value.numel()) for name, value in self._described()[1].parameters.items()]
 
     def _described(self) -> tuple[Program, Source]:
+        parameters = (each for group in self._optimizer.param_groups for each in group["params"])
+        if any(is_sharded(parameter) for parameter in parameters):
+            raise ConfigurationError(
+                "parameters are sharded (DTensor), of which this trainer has a part only; expected "
+                "torch.distributed.checkpoint to save and load them"
+            )
         program = Program.from_optimizer(self._optimizer, self._model)
         if program.source is None:
             raise ConfigurationError("the optimizer cannot be described, so it cannot be saved")
