@@ -87,6 +87,8 @@ def role_env(
     if by_mark or by_servers:
         env["FLEET_LIFE"] = str(life)
     if job.spec.mode is Mode.COLLECTIVE:
+        if job.host_ports is not None:
+            env["FLEET_HOST_NETWORK"] = "true"
         return env | _collective(job, index, hosts)
     return env | _parameter_server(job, role, index, hosts)
 

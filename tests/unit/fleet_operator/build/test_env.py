@@ -112,3 +112,10 @@ def test_a_long_list_that_no_pattern_can_tell_stays_a_list():
     job = jobs.job(jobs.collective_manifest(network=network, trainer={"replicas": 80, "slotsPerPod": 8}))
     endpoints = role_env(job, Role.TRAINER, 0, ClusterHosts(job))["PADDLE_TRAINER_ENDPOINTS"].split(",")
     assert len(set(endpoints)) == 640
+
+
+def test_collective_trainers_on_their_nodes_network_are_told_so():
+    network = {"hostNetwork": True, "portRange": {"first": 20000, "last": 39999}}
+    for said, expected in ((network, "true"), ({}, None)):
+        job = jobs.job(jobs.collective_manifest(network=said))
+        assert role_env(job, Role.TRAINER, 0, ClusterHosts(job)).get("FLEET_HOST_NETWORK") == expected

@@ -114,7 +114,7 @@ def test_a_job_that_says_nothing_of_a_policy_is_read_by_everybody_until_somebody
         assert policy["spec"]["ingress"][1] == reading
 
 
-HOST_NETWORK = {"hostNetwork": True, "portRange": {"from": 20000, "to": 20100}}
+HOST_NETWORK = {"hostNetwork": True, "portRange": {"first": 20000, "last": 20100}}
 
 
 @pytest.mark.parametrize("network", [{"policy": False}, HOST_NETWORK], ids=["refused", "host-network"])

@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from fleet.collective.adoption import place_beside
 from fleet.collective.devices import Facts, backend_of, difference, gpu_number, why_not_nccl
 from fleet.collective.faults import own_fault, reason_of
+from fleet.collective.interface import choose_interface
 from fleet.collective.marks import Marks
 from fleet.collective.rendezvous import Place, meet
 from fleet.collective.standing import Way
@@ -60,7 +61,7 @@ class Group:
         self._uses = 0
 
     @classmethod
-    def connect(cls, place: Place, deadlines: Deadlines, environ: Mapping[str, str]) -> "Group":
+    def connect(cls, place: Place, deadlines: Deadlines, environ: MutableMapping[str, str]) -> "Group":
         """Meet the other trainers and connect to them.
 
         A process group that the script has made stays as it is, and is left to the script at the end.
@@ -78,6 +79,7 @@ class Group:
             place = place_beside(place)
         facts = _facts(environ)
         store = meet(place, deadlines)
+        choose_interface(place.host, place.port, environ)
         watch = Watch(store.clone(), place, deadlines, _end_this_thread)
         watch.start()
         group = cls(place, deadlines, store, watch)
