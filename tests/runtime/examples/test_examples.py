@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
 FOLDERS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir() and path.name != "__pycache__")
 MANIFESTS = sorted(EXAMPLES.glob("*/*.yaml"))
+TWINS = ["ctr", "digits"]
+"""Those that have a twin of one process."""
 MAX_CHANGED_LINES = 10
 
 
@@ -83,25 +85,53 @@ def test_fit_a_line_learns_by_its_own_environment_variables(tmp_path):
     assert error < 0.6
 
 
-def changed_lines() -> list[str]:
-    """Return the lines of digits/train.py that single.py has not, blank ones aside."""
+@pytest.mark.timeout(240)
+def test_ctr_loses_what_one_process_does_and_ends_with_its_area_under_the_curve(tmp_path):
+    script = ("examples/ctr/train.py", "--generate=6000", "--batch-size=200")
+    launch("fleet.launch_ps", f"--log_dir={tmp_path}", start_port(), *script)
+    alone = subprocess.run(
+        [sys.executable, "examples/ctr/single.py", "--generate=6000", "--batch-size=400"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    ).stdout
+    logs = [(tmp_path / f"workerlog.{index}").read_text() for index in (0, 1)]
+    first, second, expected = (
+        [float(loss) for loss in re.findall(r"^step \d+: loss ([0-9.]+)", text, re.M)]
+        for text in (*logs, alone)
+    )
+    assert len(expected) == 15
+    assert [(one + other) / 2 for one, other in zip(first, second, strict=True)] == pytest.approx(
+        expected, abs=1e-5
+    )
+    (auc,) = values(alone, "test AUC")
+    assert [values(text, "test AUC") for text in logs] == [[auc], [auc]]
+    assert auc > 0.55
+
+
+def changed_lines(folder: str) -> list[str]:
+    """Return the lines of an example's train.py that single.py has not, blank ones aside."""
     single, train = (
-        (EXAMPLES / "digits" / name).read_text().splitlines() for name in ("single.py", "train.py")
+        (EXAMPLES / folder / name).read_text().splitlines() for name in ("single.py", "train.py")
     )
     return [line[2:] for line in difflib.ndiff(single, train) if line.startswith("+ ") and line[2:].strip()]
 
 
-def test_at_most_ten_lines_change():
-    changed = changed_lines()
+@pytest.mark.parametrize("folder", TWINS)
+def test_at_most_ten_lines_change(folder):
+    changed = changed_lines(folder)
     assert len(changed) <= MAX_CHANGED_LINES, changed
 
 
-def test_the_readme_shows_exactly_these_lines():
-    text = (EXAMPLES / "digits" / "README.md").read_text()
+@pytest.mark.parametrize("folder", TWINS)
+def test_the_readme_shows_exactly_these_lines(folder):
+    text = (EXAMPLES / folder / "README.md").read_text()
     diff = text.partition("```diff\n")[2].partition("```")[0]
     assert [
         line[1:] for line in diff.splitlines() if line.startswith("+") and line[1:].strip()
-    ] == changed_lines()
+    ] == changed_lines(folder)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda path: path.name)

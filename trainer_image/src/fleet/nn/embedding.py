@@ -9,7 +9,7 @@ from torch.nn.functional import embedding
 
 from fleet.errors import ConfigurationError
 from fleet.nn.table import DistributedTable
-from fleet.tables.first_values import FirstValues, Normal
+from fleet.tables.first_values import Constant, FirstValues, Normal
 from fleet.tables.rules import RowRule
 
 __all__ = ["DistributedEmbedding"]
@@ -29,8 +29,8 @@ class DistributedEmbedding(Module):
         Refused: a look-up changes nothing here.
     name : str
         The table's, another one for each table of a model.
-    first_values : FirstValues, optional
-        What rows begin as: ``fleet.tables.Normal()``, as in torch, unless said otherwise.
+    first_values : FirstValues or float, optional
+        What rows begin as: ``fleet.tables.Normal()``, as in torch, unless said otherwise; a number for all.
     seed : int
         Of the first values.
     rule : RowRule, optional
@@ -57,7 +57,7 @@ class DistributedEmbedding(Module):
         max_norm: float | None = None,
         *,
         name: str = "",
-        first_values: FirstValues | None = None,
+        first_values: FirstValues | float | None = None,
         seed: int = 0,
         rule: RowRule | None = None,
         options: Mapping[str, Any] | None = None,
@@ -71,7 +71,7 @@ class DistributedEmbedding(Module):
                 "weight decay or a clipped gradient to keep rows small"
             )
         self.table = table or DistributedTable(
-            name, embedding_dim, num_embeddings, first_values or Normal(), seed, rule, options or {}
+            name, embedding_dim, num_embeddings, _first(first_values), seed, rule, options or {}
         )
         if (self.table.num_embeddings, self.table.dimension) != (num_embeddings, embedding_dim):
             raise ConfigurationError(
@@ -109,6 +109,12 @@ class DistributedEmbedding(Module):
         """Return what ``print(model)`` shows."""
         padding = f", padding_idx={self.padding_idx}" if self.padding_idx is not None else ""
         return f"{self.table.num_embeddings}, {self.table.dimension}{padding}, name={self.table.name!r}"
+
+
+def _first(values: FirstValues | float | None) -> FirstValues:
+    if values is None:
+        return Normal()
+    return Constant(values) if isinstance(values, int | float) else values
 
 
 def _padding_of(padding_idx: int | None, num_embeddings: int | None, name: str) -> int | None:
