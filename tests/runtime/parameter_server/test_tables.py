@@ -1,5 +1,7 @@
 """Tables on parameter servers, with real sockets: what a job comes to, and what one process comes to."""
 
+from concurrent import futures
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,15 @@ import fleet
 from fleet.checkpoint import TrainStatus
 from fleet.errors import CheckpointError, ConfigurationError, FleetError, TranspileError
 from fleet.parameter_server.modes import Async
+from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.tables import Constant
 from fleet.transpiler import DistributeTranspilerConfig
+from fleet.wire import Kind
 from tests.support.joined import joined
 from tests.support.parameter_server import Loopback, loopback
-from tests.support.threads import at_once
+from tests.support.processes import wait_for
+from tests.support.threads import at_once, one_torch_thread
+from tests.support.training import never_minimized
 
 ROWS, DIM, STEPS = 50, 4, 5
 
@@ -264,3 +270,60 @@ def test_the_programs_show_what_tables_do():
     (listen,) = server.global_block().ops
     assert listen.attr("sparse_grad_to_param") == ["clicks@GRAD:clicks"]
     assert server.blocks[-1].ops[0].type == "lookup_sparse_table"
+
+
+def one_step(made: tuple[Any, Any, Any], step: int, index: int) -> None:
+    _, model, wrapped = made
+    wrapped.zero_grad()
+    loss_of(model, step, index).backward()
+    wrapped.step()
+
+
+def has_stepped(server: Any, steps: int) -> bool:
+    return bool(server._mode._tables.step == steps)
+
+
+@pytest.mark.parametrize("servers_reached", [0, 1, 2])
+def test_a_trainer_that_ends_amid_a_step_comes_back_to_its_rows_and_changes_no_bit(servers_reached):
+    _, (expected, _) = train(ADAM[0], 2)
+    with one_torch_thread(), loopback(servers=2, trainers=2, model=on_servers, optimizer=ADAM[0]) as job:
+
+        def make(index: int, attempt: int) -> tuple[Any, Any, Any]:
+            trainer, model, wrapped = job.make_trainer(index, attempt=attempt)
+            optimizer = DistributedOptimizer(wrapped, never_minimized)
+            optimizer.bind(trainer)
+            return trainer, model, optimizer
+
+        stays, victim = make(0, 0), make(1, 0)
+        at_once(stays[0].start, victim[0].start)
+        for step in range(2):
+            at_once(partial(one_step, stays, step, 0), partial(one_step, victim, step, 1))
+        rows = victim[0]._client.rows
+        send, streams = rows.send, rows.streams
+
+        def some(gradients: Any) -> None:
+            rows.streams = streams[:servers_reached]
+            send(gradients)
+            raise KeyboardInterrupt
+
+        rows.send = some
+        with futures.ThreadPoolExecutor() as pool:
+            waits = pool.submit(one_step, stays, 2, 0)
+            with pytest.raises(KeyboardInterrupt):
+                one_step(victim, 2, 1)
+            victim[0].steps.flow.detach()
+            for connection in victim[0]._client.session.connections:
+                assert connection.stream.wait_until_taken(connection.send(Kind.CONFIRM), 10.0)
+            for running in job.servers[:servers_reached]:
+                wait_for(partial(has_stepped, running.server, 3), "a server to step its rows")
+            victim[0].close()
+            back = make(1, 1)
+            back[0].start()
+            assert back[0].current_step == (3 if servers_reached == 2 else 2)
+            if servers_reached < 2:
+                one_step(back, 2, 1)
+            waits.result(30)
+        for step in range(3, STEPS):
+            at_once(partial(one_step, stays, step, 0), partial(one_step, back, step, 1))
+        with torch.no_grad():
+            assert torch.equal(stays[1].embedding(torch.arange(ROWS)), expected)
