@@ -1,6 +1,7 @@
 """What a group tells of its waits; nothing here has a GPU, so the errors and captures of one are made up."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from fleet.collective import group as group_module
 from fleet.collective.group import Group
 from fleet.collective.marks import Marks
 from fleet.collective.rendezvous import Place
@@ -17,6 +19,7 @@ from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError
 
 CPU = torch.device("cpu")
+_log_warning = group_module._log.warning
 ASSERTION = torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch for it in the manual.")
 SAME_GPU = (
     "NCCL error in: ProcessGroupNCCL.cpp:93, invalid usage (run with NCCL_DEBUG=WARN)\n"
@@ -110,3 +113,29 @@ def test_trainers_whose_models_differ_in_kind_are_named(group, monkeypatch, thei
     said = rf"trainer 1 has its parameters as {theirs} where .* as torch.float32 on cpu"
     with pytest.raises(ConfigurationError, match=said):
         group.use([torch.zeros(1), torch.zeros(2)])
+
+
+class Untouched:
+    """A store of which nobody asks anything."""
+
+
+def test_what_is_the_same_on_all_trainers_is_compared_without_the_store(watched):
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    group = Group(Place(0, 1, "localhost", 1), Deadlines(), cast("Any", Untouched()), cast("Any", watched))
+    assert group.agree("parameters", "many") == {0: "many"}
+    dist.destroy_process_group()
+
+
+def test_a_connection_that_hangs_names_the_interface(monkeypatch, caplog):
+    said = threading.Event()
+    monkeypatch.setattr(group_module, "TELL_SECONDS", 0.01)
+
+    def noted(*of: Any) -> None:
+        _log_warning(*of)
+        said.set()
+
+    monkeypatch.setattr(group_module._log, "warning", noted)
+    with group_module._telling_the_interface({"GLOO_SOCKET_IFNAME": "docker0"}):
+        assert said.wait(10)
+    assert "the others must reach this trainer by the interface 'docker0'" in caplog.text
+    assert "let GLOO_SOCKET_IFNAME name another" in caplog.text

@@ -1,19 +1,22 @@
 """How trainers of a collective job wait for one another to start."""
 
+import contextlib
 import gc
 import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 from torch.distributed import DistError
 
 from fleet.collective import rendezvous
+from fleet.collective.devices import Facts
 from fleet.collective.gate import Relay, door_to
-from fleet.collective.rendezvous import Place, meet
+from fleet.collective.group import Group
+from fleet.collective.rendezvous import Place, Wait, gather, meet
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError
 
@@ -133,3 +136,51 @@ def test_a_port_that_is_taken_is_told_with_the_reason():
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=rf"cannot listen at 127.0.0.1:{port}: .*in use"):
             meet(Place(0, 1, "127.0.0.1", port), Deadlines(deadline_seconds=5.0))
+
+
+class Counting:
+    """A store that counts the keys it is asked for."""
+
+    def __init__(self) -> None:
+        self.keys = 0
+        self._store = HashStore()
+
+    def set(self, key: str, value: str) -> None:
+        self.keys += 1
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.keys += 1
+        return bytes(self._store.get(key))
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        self.keys += len(keys)
+        self._store.wait(keys, timeout)
+
+    def check(self, keys: list[str]) -> bool:
+        self.keys += len(keys)
+        return bool(self._store.check(keys))
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.keys += len(keys)
+        return [bytes(self._store.get(key)) for key in keys]
+
+
+class Watched:
+    """Stands in for a watch."""
+
+    def waiting(self, *_: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def test_what_512_trainers_ask_the_store_grows_with_their_number_and_not_with_its_square():
+    store: Any = Counting()
+    places = [Place(rank, 512, "127.0.0.1", 1) for rank in range(512)]
+
+    def start(place: Place) -> None:
+        gather(place, store, Wait(60))
+        Group(place, Deadlines(), store, cast("Any", Watched()))._compare(Facts("2.15"))
+
+    with ThreadPoolExecutor(len(places)) as threads:
+        list(threads.map(start, places))
+    assert store.keys <= 10 * len(places)

@@ -8,6 +8,7 @@ optimizer have connections of their own: which of two optimizers' gradients leav
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import stat
@@ -36,6 +37,7 @@ from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError, 
 __all__ = ["Group"]
 
 _log = logging.getLogger(__name__)
+TELL_SECONDS = 5.0
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 
 
@@ -85,7 +87,7 @@ class Group:
         group = cls(place, deadlines, store, watch)
         group._compare(facts)
         before = _sockets()
-        with group._naming("connecting to the other trainers"):
+        with group._naming("connecting to the other trainers"), _telling_the_interface(environ):
             timeout = timedelta(seconds=deadlines.stalled_seconds)
             backend = backend_of(group._everybodys)
             if adopts:
@@ -202,7 +204,7 @@ class Group:
                 mark.put()
 
     def agree(self, key: str, value: str) -> dict[int, str]:
-        """Publish a value and return every trainer's.
+        """Compare a value with every trainer's, and return all of them; only what differs is read.
 
         Raises
         ------
@@ -211,16 +213,22 @@ class Group:
         """
         what = f"the exchange of {key}"
         with self._naming(what, Way.CALL):
-            self._store.set(f"{key}/{self.place.rank}", value)
             self._meet(what)
+            if self._is_everybodys(value):
+                return dict.fromkeys(range(self.place.size), value)
+            self._store.set(f"{key}/{self.place.rank}", value)
             return self._read(key)
 
     def _compare(self, facts: Facts) -> None:
         """Learn what every trainer has, before any connects; raise where they could not train together."""
         self._store.set(f"facts/{self.place.rank}", facts.to_text())
         with self._naming("comparing versions and devices"):
-            everybodys = self._read("facts")
-        self._everybodys = {rank: Facts.from_text(text) for rank, text in everybodys.items()}
+            if self.place.rank == 0:  # reads for all: each key is asked for once, and not by everybody
+                texts = self._store.multi_get([f"facts/{rank}" for rank in range(self.place.size)])
+                self._store.set("facts", json.dumps([text.decode() for text in texts]))
+            everybodys = json.loads(self._store.get("facts"))
+            self._pass("facts/read")
+        self._everybodys = {rank: Facts.from_text(text) for rank, text in enumerate(everybodys)}
         found = difference(self._everybodys, self.place.rank)
         if found is not None:
             rank, how = found
@@ -253,10 +261,7 @@ class Group:
     def _meet(self, what: str) -> None:
         """Wait until every trainer makes this call, and make sure that it is the same one."""
         self._calls += 1
-        digest = int.from_bytes(hashlib.sha256(what.encode()).digest()[:7])
-        bounds = torch.tensor([digest, -digest])
-        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self._calling, async_op=True).wait()
-        if bounds.tolist() == [digest, -digest]:
+        if self._is_everybodys(what):
             return
         key = f"call {self._calls}"
         self._store.set(f"{key}/{self.place.rank}", what)
@@ -266,6 +271,13 @@ class Group:
                     f"{self.place.name(rank)} has come to {theirs} where this trainer, {self.place.rank}, "
                     f"has come to {what}; expected the same calls, in the same order, on every trainer"
                 )
+
+    def _is_everybodys(self, text: str) -> bool:
+        """Whether all trainers have the same text; each calls this."""
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+        bounds = torch.tensor([digest, -digest])
+        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self._calling, async_op=True).wait()
+        return bounds.tolist() == [digest, -digest]
 
     def _read(self, key: str) -> dict[int, str]:
         """Return what every trainer has published, and let trainer 0 go on once all have."""
@@ -317,6 +329,24 @@ def _facts(environ: Mapping[str, str]) -> Facts:
         torch.cuda.set_device(number)
     properties = torch.cuda.get_device_properties(number)
     return Facts(version, nccl, str(properties.uuid), properties.name)
+
+
+@contextlib.contextmanager
+def _telling_the_interface(environ: Mapping[str, str]) -> Iterator[None]:
+    """Say by which interface this trainer connects, if that takes long: nobody may reach it there."""
+    interface = environ.get("GLOO_SOCKET_IFNAME", "")
+    by = f"the interface {interface!r}" if interface else "the interface of this host's name"
+    text = (
+        "connecting to the other trainers takes more than %.0f s; the others must reach this trainer by %s: "
+        "if they do not, let GLOO_SOCKET_IFNAME name another, and NCCL_SOCKET_IFNAME for GPUs"
+    )
+    timer = threading.Timer(TELL_SECONDS, _log.warning, (text, TELL_SECONDS, by))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _end_this_thread(error: FleetError) -> None:

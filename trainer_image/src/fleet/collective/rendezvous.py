@@ -7,6 +7,7 @@ With a key of the job, a gate stands before the store (`gate`). Without one the 
 address only. Where torchrun's agent has the store, it listens as torch has it, and asks nobody who he is.
 """
 
+import json
 import logging
 import socket
 import time
@@ -14,7 +15,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
@@ -26,12 +27,14 @@ from fleet.errors import ConfigurationError, DeadlineExceededError, PeerLostErro
 if TYPE_CHECKING:
     from fleet.role_maker import Role
 
-__all__ = ["Place", "meet", "place_of"]
+__all__ = ["Place", "Wait", "gather", "meet", "place_of"]
 
 TRY_SECONDS = 5.0
 TELL_SECONDS = 300.0
 PAUSE_SECONDS = 0.1
 LOOPBACK = "127.0.0.1"
+_EVERYBODY: Final = "everybody has joined"
+_MISSING: Final = "who is missing"
 
 _log = logging.getLogger(__name__)
 
@@ -100,8 +103,31 @@ def meet(place: Place, deadlines: Deadlines) -> Store:
     PeerLostError
         Trainer 0, which has the store, was there and is gone.
     """
-    wait = _Wait(deadlines.starting_seconds)
+    wait = Wait(deadlines.starting_seconds)
     store = _open(place, deadlines, wait)
+    gather(place, store, wait)
+    return store
+
+
+def gather(place: Place, store: Store, wait: "Wait") -> None:
+    """Wait until every trainer has said in the store that it is there.
+
+    Trainer 0 looks for everybody, and tells the others: so all together ask for as many keys as there are
+    trainers, and not for its square.
+
+    Parameters
+    ----------
+    place : Place
+    store : Store
+    wait : Wait
+
+    Raises
+    ------
+    DeadlineExceededError
+        A trainer did not come; the message names who.
+    PeerLostError
+        Trainer 0, which has the store, was there and is gone.
+    """
     store.set(f"joined/{place.rank}", place.name(place.rank))
     missing = list(range(place.size))
     while missing := _absent(place, store, missing):
@@ -111,10 +137,9 @@ def meet(place: Place, deadlines: Deadlines) -> Store:
                 f"trainers to meet at {place.host}:{place.port}: see the logs of who is missing, or raise "
                 "runPolicy.pendingDeadlineSeconds (FLEET_START_DEADLINE_SECONDS; without, FLAGS_rpc_deadline)"
             )
-    return store
 
 
-class _Wait:
+class Wait:
     """One wait for others to start, told in the log ever more rarely, but at least once in five minutes."""
 
     def __init__(self, limit_seconds: float) -> None:
@@ -140,11 +165,18 @@ class _Wait:
 
 def _absent(place: Place, store: Store, ranks: list[int]) -> list[int]:
     """Wait a little for the given trainers and return those that are still missing."""
+    keys = [f"joined/{rank}" for rank in ranks] if place.rank == 0 else [_EVERYBODY]
     try:
-        store.wait([f"joined/{rank}" for rank in ranks], timedelta(seconds=TRY_SECONDS))
+        store.wait(keys, timedelta(seconds=TRY_SECONDS))
+        if place.rank == 0:
+            store.set(_EVERYBODY, "")
     except DistError:
         try:
-            return [rank for rank in ranks if not store.check([f"joined/{rank}"])]
+            if place.rank == 0:
+                missing = [rank for rank in ranks if not store.check([f"joined/{rank}"])]
+                store.set(_MISSING, json.dumps(missing))
+                return missing
+            return list(json.loads(store.get(_MISSING))) if store.check([_MISSING]) else [0]
         except (DistError, RuntimeError) as error:
             raise PeerLostError(
                 f"{place.name(0)} was there and is gone, before all trainers had come: {_first_line(error)}; "
@@ -153,7 +185,7 @@ def _absent(place: Place, store: Store, ranks: list[int]) -> list[int]:
     return []
 
 
-def _open(place: Place, deadlines: Deadlines, wait: _Wait) -> Store:
+def _open(place: Place, deadlines: Deadlines, wait: Wait) -> Store:
     seconds = timedelta(seconds=deadlines.deadline_seconds)
     if place.rank == 0 and not place.launcher_has_store:
         try:
@@ -201,7 +233,7 @@ def _store(listener: socket.socket, host: str, seconds: timedelta) -> Store:
     )
 
 
-def _reach(place: Place, wait: _Wait) -> Store:
+def _reach(place: Place, wait: Wait) -> Store:
     """Connect with the store of trainer 0, or of torchrun's agent, once it listens."""
     door = door_to(place.host, place.port, place.key) if place.key and not place.launcher_has_store else None
     here_only = not place.key and not place.launcher_has_store and loopback_of(place.host) is None
