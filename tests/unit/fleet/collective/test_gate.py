@@ -1,9 +1,12 @@
 """Who gets through the gate before a store, and what the others are told: nothing."""
 
 import contextlib
+import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -179,6 +182,31 @@ def test_a_gate_for_which_there_is_no_thread_takes_the_next_connection(
     with socket.create_connection((HOST, gate.port), 10) as connected:
         assert len(connected.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)) == CHALLENGE_BYTES
     assert "a connection could not be taken: can't start new thread; trying again" in caplog.text
+
+
+def sockets() -> int:
+    """Return how many sockets this process has open."""
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            count += str(link.readlink()).startswith("socket:")
+    return count
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is open")
+def test_forked_children_keep_neither_ports_nor_connections_open(store: socket.socket, gate: Relay):
+    """Workers that outlive a killed trainer would keep its port taken, and its peers waiting."""
+    door = door_to(HOST, gate.port, KEY)
+    with contextlib.closing(door), socket.create_connection((HOST, door.port), 10) as trainer:
+        trainer.sendall(b"asked")
+        there, _ = store.accept()
+        with there:
+            assert there.recv(5, socket.MSG_WAITALL) == b"asked"
+            before = sockets()
+            if (child := os.fork()) == 0:
+                os._exit(before - sockets())
+            closed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert closed >= 6, "two ports, and both ends of what the door and the gate pass on"
 
 
 def named_gate() -> list[threading.Thread]:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fleet.collective.pump import pass_on
+from fleet.process.forks import own
 from fleet.process.half_open import HalfOpen
 from fleet.wire import Side
 from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
@@ -52,7 +53,7 @@ class Relay:
         self.port: int = listener.getsockname()[1]
         self.refusal = ""
         """Why the connection that came last was not passed on; empty where it was."""
-        self._listener = listener
+        self._listener = own(listener)
         self._onward = onward
         self._tells = tells
         self._closed = False
@@ -98,7 +99,7 @@ class Relay:
             return
         self.refusal = ""
         with contextlib.suppress(OSError):  # one that has ended already: its end is passed on
-            for each in (connected, onward):
+            for each in (own(connected), own(onward)):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         pass_on(connected, onward)
 

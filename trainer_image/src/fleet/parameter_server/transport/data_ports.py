@@ -11,8 +11,9 @@ from fleet.errors import FleetError
 from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.transport.local_sockets import check_user, listen_here
-from fleet.parameter_server.transport.sockets import hang_up, listen, own, tune
+from fleet.parameter_server.transport.sockets import hang_up, listen, tune
 from fleet.parameter_server.transport.tls import TlsSocket
+from fleet.process.forks import own
 
 __all__ = ["DataPorts"]
 

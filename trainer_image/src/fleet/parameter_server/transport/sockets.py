@@ -8,12 +8,12 @@ import contextlib
 import errno
 import ipaddress
 import logging
-import os
 import socket
 import struct
 import time
-import weakref
 from typing import Final, NamedTuple
+
+from fleet.process.forks import own
 
 __all__ = [
     "BytesMoved",
@@ -25,7 +25,6 @@ __all__ = [
     "hang_up",
     "is_given_up",
     "listen",
-    "own",
     "reachable_address",
     "tune",
 ]
@@ -33,7 +32,6 @@ __all__ = [
 _log = logging.getLogger(__name__)
 _TCP_INFO_BYTES_MOVED: Final = struct.Struct("120xQQ")
 """The fields ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux' ``struct tcp_info``."""
-_ours: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 
 class ConnectionEndedError(ConnectionError):
@@ -185,18 +183,3 @@ def _literal(host: str) -> str:
 
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def own(connection: socket.socket) -> socket.socket:
-    """Keep a socket out of forked children: they close their copies."""
-    _ours.add(connection)
-    return connection
-
-
-def _close_in_child() -> None:
-    """Close the copies that a fork made: with them open, the peers would never see that the parent died."""
-    for connection in list(_ours):
-        connection.close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from fleet.parameter_server.certificates import Certificates
-from fleet.parameter_server.transport.sockets import ConnectionEndedError, own
+from fleet.parameter_server.transport.sockets import ConnectionEndedError
+from fleet.process.forks import own
 
 __all__ = ["RECORD_BYTES", "TlsError", "TlsSocket", "explain"]
 
