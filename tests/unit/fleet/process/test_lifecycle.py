@@ -153,6 +153,16 @@ def test_sigterm_ends_a_replica_within_two_seconds(replica, words, wait):
     assert words.read_text() == "trainer 1 was stopped by SIGTERM\n"
 
 
+def test_what_torchrun_stops_says_nothing_before_torchrun_has_said_who_failed(replica, words):
+    process = replica(
+        "import os; os.environ['TORCHELASTIC_RUN_ID'] = 'job'; start(); ready()\nwait_in_a_lock()"
+    )
+    assert process.stdout.read(6) == "ready "
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 143
+    assert not words.exists()
+
+
 def as_pid_1() -> bool:
     """Whether this machine lets us make a PID namespace."""
     command = ["unshare", "--pid", "--fork", "--kill-child", "true"]

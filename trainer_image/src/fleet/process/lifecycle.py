@@ -37,6 +37,8 @@ EXIT_SECONDS = 10.0
 """How long a failed replica may spend on joining its threads and running its exit handlers."""
 HANDLER_SECONDS = 1.0
 """How long the script's own handler of SIGTERM, where it has one, may take."""
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""A variable that torchrun's workers have."""
 RUNTIME_THREADS = "fleet-"
 """Threads whose name begins so belong to the runtime: when one of them dies, so does the replica."""
 
@@ -88,7 +90,8 @@ class _Lifecycle:
         """Leave the last words of a replica that is stopped, and end it."""
         self.failed = True
         self._sigterm.wait_for_script(HANDLER_SECONDS)
-        termination.write_failure(f"{self.identity} was stopped by SIGTERM", os.environ)
+        if TORCHRUN not in os.environ:  # which stops the others where one has failed, and says who has
+            termination.write_failure(f"{self.identity} was stopped by SIGTERM", os.environ)
         _flush_within(FLUSH_SECONDS)
         os._exit(EXIT_TERMINATED)
 

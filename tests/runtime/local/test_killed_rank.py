@@ -1,0 +1,78 @@
+"""One of several processes of a pod is killed: all end soon, and the job says which it was."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.local import LocalRun, job_manifest
+from tests.support.processes import alive, wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [
+    pytest.mark.timeout(110),
+    pytest.mark.skipif(sys.platform != "linux", reason="/proc shows what is left"),
+]
+
+PLAIN = """
+import os, pathlib
+import torch
+import torch.distributed as dist
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+pathlib.Path(f"pid-{rank}.new").write_text(str(os.getpid()))
+for step in range(10_000_000):
+    dist.all_reduce(torch.ones(1))
+    if step == 3:
+        pathlib.Path(f"pid-{rank}.new").rename(f"pid-{rank}")
+"""
+
+OURS = """
+import os, pathlib
+import torch
+from fleet.collective import fleet
+
+torch.set_num_threads(1)
+fleet.init()
+rank = fleet.worker_index()
+pathlib.Path(f"pid-{rank}.new").write_text(str(os.getpid()))
+model = torch.nn.Linear(4, 2)
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+for step in range(10_000_000):
+    optimizer.zero_grad()
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    if step == 3:
+        pathlib.Path(f"pid-{rank}.new").rename(f"pid-{rank}")
+"""
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("script", [pytest.param(PLAIN, id="plain"), pytest.param(OURS, id="fleet")])
+def test_every_rank_ends_within_ten_seconds_and_the_job_names_the_one(tmp_path: Path, script: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "train.py").write_text(script)
+    job = job_manifest("pass", server=None, trainers=2, failurePolicy={"action": "FailJob"})
+    job["spec"] |= {"mode": "Collective"}
+    job["spec"]["trainer"]["slotsPerPod"] = 2
+    job["spec"]["trainer"]["template"]["spec"]["containers"][0]["command"] = ["torchrun", "train.py"]
+    with LocalRun(folder, job) as run:
+        files = [folder / f"pid-{rank}" for rank in range(4)]
+        wait_for(lambda: all(file.exists() for file in files), "four steps of all ranks", seconds=60)
+        pids = [int(file.read_text()) for file in files]
+        os.kill(pids[3], signal.SIGKILL)
+        wait_for(lambda: not any(map(alive, pids)), "the end of every rank", seconds=10)
+        assert run.wait() == 1
+        assert re.search(
+            r"trainer-\d failed with exit code 1: .*(rank 3: Signal 9|trainer 3 .*vanished)", run.stderr
+        )
