@@ -327,3 +327,54 @@ def test_a_trainer_that_ends_amid_a_step_comes_back_to_its_rows_and_changes_no_b
             at_once(partial(one_step, stays, step, 0), partial(one_step, back, step, 1))
         with torch.no_grad():
             assert torch.equal(stays[1].embedding(torch.arange(ROWS)), expected)
+
+
+def held_by_trainers() -> Any:
+    """Return the model whose table has sparse gradients, and lies on the trainers too."""
+    return alone()
+
+
+def test_sparse_gradients_of_a_table_that_trainers_hold_travel_as_rows(tmp_path):
+    weights: list[torch.Tensor] = []
+    _, (rows_alone, head_alone) = train_alone(ADAM[1])
+    for servers, steps, save in ((2, range(3), tmp_path), (1, range(3, STEPS), None)):
+        directory = tmp_path if steps.start else None
+        with joined(
+            2, servers=servers, model=held_by_trainers, optimizer=ADAM[0], directory=directory
+        ) as made:
+            for step in steps:
+                at_once(*(partial(one_step, made[index], step, index) for index in range(2)))
+            if save is not None:
+                made[0][0].save(str(save), TrainStatus())
+            weights = [model.embedding.weight.detach().clone() for _, model, _ in made]
+            exported = made[0][0].export()
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(exported["embedding.weight"], weights[0])
+    torch.testing.assert_close(weights[0], rows_alone, rtol=0, atol=1e-6)
+    torch.testing.assert_close(exported["head.weight"], head_alone, rtol=0, atol=1e-6)
+
+
+def test_an_async_trainer_is_told_of_rows_that_another_one_has_changed():
+    config = DistributeTranspilerConfig(sync_mode=False, runtime_split_send_recv=True)
+    with joined(2, model=held_by_trainers, optimizer=SGD[0], config=config) as made:
+        first, second = (model.embedding.weight for _, model, _ in made)
+        before = first.detach().clone()
+        for (_, model, wrapped), row in zip(made, (3, 7), strict=True):
+            model.embedding(torch.tensor([row])).sum().backward()
+            wrapped.step()
+        assert torch.equal(second[[3, 7]], before[[3, 7]] - 0.5)
+        assert torch.equal(first[[3, 7]], torch.stack([before[3] - 0.5, before[7]]))
+
+
+def test_a_bag_with_sparse_gradients_is_trained_by_rows():
+    def model() -> Any:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.EmbeddingBag(ROWS, DIM, sparse=True, mode="sum"))
+
+    with joined(1, model=model, optimizer=SGD[0]) as ((_, bag, wrapped),):
+        before = bag[0].weight.detach().clone()
+        bag(torch.tensor([[3, 7, 3]])).sum().backward()
+        wrapped.step()
+        before[3] -= 1.0
+        before[7] -= 0.5
+        assert torch.equal(bag[0].weight, before)

@@ -7,6 +7,7 @@ import torch
 import fleet
 from fleet.errors import TranspileError
 from fleet.program import Program, fingerprint_of
+from fleet.program.agreement import agreement_of
 from tests.support.programs import Parameters, captured, never
 
 
@@ -303,9 +304,27 @@ def test_what_cannot_be_captured_is_an_error(call, message):
         call(Parameters({"w": (2,), "b": (3,)}))
 
 
-def test_a_sparse_embedding_is_refused_by_name():
+def test_the_weight_of_a_sparse_embedding_is_a_table_and_no_parameter():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Embedding(5, 2, sparse=True))
-    with pytest.raises(TranspileError, match="module 1 has sparse=True"):
+    program = capture(model, never, sgd(model))
+    assert [variable.name for variable in program.global_block().all_parameters()] == ["0.weight", "0.bias"]
+    assert program.source is not None
+    assert program.source.own_tables == {"1.weight": model[1].weight}
+    assert agreement_of(program)["table 1.weight"] == (
+        "dimension 2, 5 ids, rows of the module's own, stepped as SGD of param group 0"
+    )
+
+
+def test_a_sparse_embedding_of_doubles_is_refused_by_name():
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 2, sparse=True).double())
+    with pytest.raises(TranspileError, match=r"0\.weight has sparse gradients of torch\.float64"):
+        capture(model, never, sgd(model))
+
+
+def test_a_module_of_ones_own_with_sparse_gradients_is_refused_by_name():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    setattr(model[0], "sparse", True)  # noqa: B010 - no attribute that torch declares
+    with pytest.raises(TranspileError, match="module 0 has sparse=True"):
         capture(model, never, sgd(model))
 
 

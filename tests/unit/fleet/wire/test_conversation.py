@@ -25,7 +25,7 @@ IDENTITY = Identity(job=11, trainer=1, attempt=2)
 BLOCKS = {3: 400, 5: 8}
 TABLES = {2: 12}
 OF_A_BLOCK = {Kind.GRAD, Kind.PARAM, Kind.UNCHANGED}
-OF_A_TABLE = {Kind.LOOK_UP: 16, Kind.ROWS: 24, Kind.ROW_GRADIENT: 40, Kind.STEPPED: 0}
+OF_A_TABLE = {Kind.LOOK_UP: 16, Kind.ROWS: 24, Kind.ROW_GRADIENT: 40, Kind.STEPPED: 20}
 PATHS = {
     Side.TRAINER: {
         State.START: (),
@@ -269,6 +269,7 @@ def test_a_frame_of_a_table_carries_whole_ids_and_rows_within_a_bound(kind, chan
     made.advance(frame(kind, payload_bytes=0))
 
 
-def test_a_word_about_a_tables_step_carries_nothing():
-    with pytest.raises(RemoteProtocolError, match="carries 4 bytes, expected none"):
+def test_a_word_about_a_tables_step_carries_whole_rows_or_nothing():
+    conversation(Side.SERVER, State.OPEN).advance(frame(Kind.STEPPED, payload_bytes=0))
+    with pytest.raises(RemoteProtocolError, match="carries 4 bytes, expected a multiple of 20"):
         conversation(Side.SERVER, State.OPEN).advance(frame(Kind.STEPPED, payload_bytes=4))

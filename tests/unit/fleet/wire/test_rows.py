@@ -46,7 +46,7 @@ def test_ids_that_come_twice_or_in_another_order_are_refused(ids, found):
 
 @pytest.mark.parametrize(
     ("kind", "expected"),
-    [(Kind.LOOK_UP, 8), (Kind.ROWS, 12), (Kind.ROW_GRADIENT, 20), (Kind.STEPPED, 0)],
+    [(Kind.LOOK_UP, 8), (Kind.ROWS, 12), (Kind.ROW_GRADIENT, 20), (Kind.STEPPED, 20)],
     ids=["look-up", "rows", "gradient", "stepped"],
 )
 def test_each_kind_has_so_many_bytes_for_an_id(kind, expected):

@@ -5,6 +5,7 @@ a leaf of autograd, from which modules take what they need by position. So autog
 of each row, and what has come together until ``step()`` is sent.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -24,6 +25,10 @@ from fleet.tables.rules import RowRule, rule_of
 from fleet.tables.table import TableConfig
 
 __all__ = ["DistributedTable", "LookedUp", "RowSource", "Touched"]
+
+
+_order = itertools.count()
+"""Counts look-ups."""
 
 
 class LookedUp(NamedTuple):
@@ -130,7 +135,6 @@ class DistributedTable:
         """What an optimizer's param group holds of the table; it has no elements."""
         setattr(self.placeholder, "fleet_table", self.name)  # noqa: B010 - by which it is told from others
         self._source: RowSource | None = None
-        self._lookups = 0
 
     def config(
         self, optimizer_class: type | None = None, group: Mapping[str, Any] | None = None
@@ -217,8 +221,7 @@ class DistributedTable:
 
     def _watch(self, rows: Tensor, ids: NDArray[np.int64], at: NDArray[np.int64] | None) -> None:
         """Tell the session of rows once they have a gradient; until then only the graph has them."""
-        source, order = self._source, self._lookups
-        self._lookups += 1
+        source, order = self._source, next(_order)
 
         def ready(leaf: Tensor) -> None:
             if source is not None:

@@ -33,7 +33,7 @@ def release(source: Source) -> None:
         takes the initial values for the trained ones.
     """
     source.optimizer.state.clear()
-    for parameter in source.parameters.values():
+    for parameter in (*source.parameters.values(), *source.own_tables.values()):
         parameter.data = parameter.data.new_full((), nan).expand(parameter.shape)
 
 
@@ -71,7 +71,7 @@ class Shard:
         """The memory of the values, where trainers of this host may map it."""
         self.store = DenseStore(plan, parameters, state, rule=rule, memory=self.shared_values, fused=fused)
         """The values."""
-        self.tables = TableStore(plan.tables, self.store.failed)
+        self.tables = TableStore(plan.tables, self.store.failed, plan.table_shards)
         """The rows of tables."""
         self.buffers = ReceiveBuffers(self.store.extents)
         """Where gradients land."""

@@ -6,11 +6,12 @@ what was never updated is read too.
 
 import itertools
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.store import Origin
 from fleet.tables import RowGradients, Table, TableRows
 from fleet.tables.rules import options_of
+from fleet.tables.shards import SHARDS, shard_of
 from fleet.transpiler.tables import TablePlan
 from fleet.wire import HyperParameters
 
@@ -93,12 +95,19 @@ class TableStore:
     plans : iterable of TablePlan
     failed : FailedStep
         The server's: why rows may be half changed, after which nothing is applied any more.
+    shards : sequence of int
+        The virtual shards that the server holds.
     """
 
-    def __init__(self, plans: Iterable[TablePlan], failed: FailedStep) -> None:
+    def __init__(
+        self, plans: Iterable[TablePlan], failed: FailedStep, shards: Sequence[int] = range(SHARDS)
+    ) -> None:
         self.failed = failed
         self._entries = {plan.number: _Entry(plan, Table(plan.config)) for plan in plans}
         self._sequence = itertools.count(1)
+        for number, entry in self._entries.items():
+            if entry.plan.own is not None:
+                self.apply(RowPut(number, _rows_of(entry.plan.own, shards), 0))
         self.row_bytes: Mapping[int, int] = {
             number: entry.plan.config.dimension * _FLOAT_BYTES for number, entry in self._entries.items()
         }
@@ -112,6 +121,10 @@ class TableStore:
     def names(self) -> Mapping[int, str]:
         """The tables' names."""
         return {number: entry.plan.config.name for number, entry in self._entries.items()}
+
+    def tells(self, table: int) -> bool:
+        """Whether trainers hold a table too, and so are told of the rows that change."""
+        return self._entries[table].plan.own is not None
 
     def describe(self) -> str:
         """Return ``table users`` or ``tables users, items``."""
@@ -176,3 +189,10 @@ class TableStore:
         if group is None:
             return {}
         return options_of(entry.plan.config.rule, hyper_parameters[group])
+
+
+def _rows_of(weight: Tensor, shards: Sequence[int]) -> TableRows:
+    """Return the rows of a module's weight that belong to some virtual shards, as they begin."""
+    ids = np.arange(len(weight), dtype=np.int64)
+    ids = ids[np.isin(shard_of(ids), np.array(shards))]
+    return TableRows(ids, weight.detach()[torch.from_numpy(ids).to(weight.device)].cpu(), {})

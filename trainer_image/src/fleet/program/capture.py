@@ -176,10 +176,11 @@ def _refuse_sparse_modules(model: torch.nn.Module) -> None:
                 "tables on the parameter servers are fleet.nn.DistributedEmbedding; use that, or "
                 "is_distributed=False"
             )
-        if getattr(module, "sparse", False) is True:
+        own = isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag))
+        if getattr(module, "sparse", False) is True and not own:
             raise TranspileError(
                 f"module {name or type(module).__name__} has sparse=True; "
-                "sparse gradients are not supported yet, use sparse=False"
+                "sparse gradients are those of torch.nn.Embedding and EmbeddingBag: use one, or sparse=False"
             )
 
 

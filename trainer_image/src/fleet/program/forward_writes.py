@@ -18,7 +18,7 @@ def refuse_forward_writes(source: Source | None) -> None:
         return
     import torch  # not above: programs are read and printed where no torch is loaded
 
-    trained = {id(parameter) for parameter in source.parameters.values()}
+    trained = {id(each) for each in (*source.parameters.values(), *source.own_tables.values())}
     for name, module in source.module.named_modules():
         if not isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
             continue

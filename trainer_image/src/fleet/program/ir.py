@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     from torch.nn import Module, Parameter
     from torch.optim import Optimizer
 
-__all__ = ["Attribute", "Block", "CapturedTable", "OpRole", "Operator", "ProgramData", "Source", "Variable"]
+__all__ = [
+    "Attribute",
+    "Block",
+    "CapturedTable",
+    "OpRole",
+    "Operator",
+    "OwnTable",
+    "ProgramData",
+    "Source",
+    "Variable",
+]
 
 T = TypeVar("T")
 
@@ -214,15 +224,37 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class CapturedTable:
-    """A table of the model's that lives on the parameter servers."""
+    """A table whose rows the parameter servers step."""
 
     name: str
     declared: Any
-    """The `fleet.nn.DistributedTable` through which the model reads it."""
+    """What has its `placeholder`: a `fleet.nn.DistributedTable` that the model reads, or an `OwnTable`."""
     config: Any
-    """The `fleet.tables.TableConfig` of which servers make it."""
+    """What servers make it of: a `fleet.tables.TableConfig`, or the `OwnTable`."""
     group: int | None
     """The param group whose options each step brings; None where the table has a rule of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class OwnTable:
+    """A table that trainers hold too: the weight of an embedding, or a bag, with ``sparse=True``."""
+
+    name: str
+    placeholder: "Parameter"
+    """The weight."""
+    optimizer_class: "type[Optimizer]"
+    options: Mapping[str, Any]
+    """Of its param group."""
+
+    @property
+    def num_embeddings(self) -> int:
+        """How many rows there are."""
+        return int(self.placeholder.shape[0])
+
+    @property
+    def dimension(self) -> int:
+        """Elements of a row."""
+        return int(self.placeholder.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +269,16 @@ class Source:
     named: bool = True
     """False when the names are positions (``param_0_3``), because nothing gave better ones."""
     tables: tuple[CapturedTable, ...] = ()
-    """Those of the model that are on the servers only, by name."""
+    """Those of the model, by name."""
+
+    @property
+    def own_tables(self) -> "Mapping[str, Parameter]":
+        """The weights of tables that trainers hold too, by name."""
+        return {
+            table.name: table.declared.placeholder
+            for table in self.tables
+            if isinstance(table.declared, OwnTable)
+        }
 
 
 class ProgramData:

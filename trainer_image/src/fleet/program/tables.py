@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from fleet.errors import TranspileError
-from fleet.program.ir import Attribute, Block, CapturedTable, OpRole, Variable
+from fleet.program.ir import Attribute, Block, CapturedTable, OpRole, OwnTable, Variable
 from fleet.program.optimizers import read_hyper_parameters
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def find_tables(
         for index, group in enumerate(optimizer.param_groups)
         for parameter in group["params"]
     }
-    found: dict[str, CapturedTable] = {}
+    found = _own_tables(optimizer, model, groups)
     for table in declared.values():
         if table.name in found:
             raise TranspileError(
@@ -71,7 +71,7 @@ def append_look_ups(block: Block, tables: Iterable[CapturedTable]) -> None:
             block.create_var(Variable(name, shape))
         attrs: Mapping[str, Attribute] = {
             "is_sparse": True,
-            "is_distributed": True,
+            "is_distributed": not isinstance(config, OwnTable),
             "table": _describe(table),
             "op_role": int(OpRole.FORWARD),
         }
@@ -83,7 +83,7 @@ def append_row_gradients(block: Block, tables: Iterable[CapturedTable], loss_gra
     for table in tables:
         grad = f"{table.name}@GRAD"
         attrs: Mapping[str, Attribute] = {
-            "is_distributed": True,
+            "is_distributed": not isinstance(table.config, OwnTable),
             "table": table.name,
             "op_role": int(OpRole.BACKWARD),
             "op_role_var": [table.name, grad],
@@ -94,6 +94,11 @@ def append_row_gradients(block: Block, tables: Iterable[CapturedTable], loss_gra
 def _describe(table: CapturedTable) -> str:
     """Say what a table is: what must be equal in every process, and in a checkpoint."""
     config = table.config
+    if isinstance(config, OwnTable):
+        return (
+            f"dimension {config.dimension}, {config.num_embeddings} ids, rows of the module's own, stepped "
+            f"as {config.optimizer_class.__qualname__} of param group {table.group}"
+        )
     rule = type(config.rule).__qualname__
     if table.group is not None:
         stepped = f"{rule} of param group {table.group}"
@@ -106,6 +111,32 @@ def _describe(table: CapturedTable) -> str:
         f"dimension {config.dimension} of {type(config.row_type).__name__}, {ids}, {stepped}, first values "
         f"{config.first_values!r} with seed {config.seed}{rules}"
     )
+
+
+def _own_tables(
+    optimizer: "torch.optim.Optimizer", model: "torch.nn.Module | None", groups: Mapping[int, int]
+) -> dict[str, CapturedTable]:
+    """Return the weights of modules with sparse gradients that the optimizer steps."""
+    import torch  # not above: programs are read and printed where no torch is loaded
+
+    names = {id(weight): name for name, weight in model.named_parameters()} if model is not None else {}
+    found: dict[str, CapturedTable] = {}
+    for module in model.modules() if model is not None else ():
+        if not isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) or not module.sparse:
+            continue
+        weight, index = module.weight, groups.get(id(module.weight))
+        if index is None or not isinstance(weight, torch.nn.Parameter) or not weight.requires_grad:
+            continue
+        name = names[id(weight)]
+        if weight.dtype is not torch.float32:
+            raise TranspileError(
+                f"{name} has sparse gradients of {weight.dtype}; rows are stepped in torch.float32: use "
+                "that, or sparse=False"
+            )
+        options = read_hyper_parameters(optimizer, optimizer.param_groups[index])
+        table = OwnTable(name, weight, type(optimizer), options)
+        found[name] = CapturedTable(name, table, table, index)
+    return found
 
 
 def _refuse_unknown(optimizer: "torch.optim.Optimizer", known: frozenset[int]) -> None:

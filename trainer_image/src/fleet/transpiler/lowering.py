@@ -181,7 +181,7 @@ def trainer_plan(program: Program) -> TrainerPlan:
     received = {
         name: server
         for op in block.ops
-        if op.type == "recv"
+        if op.type == "recv" and not op.has_attr("table")
         for name, server in zip(op.output("Out"), op.attr("epmap"), strict=True)
     }
     lowered = [
@@ -223,7 +223,7 @@ def startup_plan(program: Program) -> TrainerPlan:
     lowered = [
         planned
         for op in reversed(block.ops)
-        if op.type == "recv"
+        if op.type == "recv" and not op.has_attr("table")
         for planned in _lower_blocks(
             block, op, tuple(op.output("Out")), endpoints, geo=mode is DistributedMode.GEO
         )

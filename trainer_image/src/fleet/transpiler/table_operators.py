@@ -58,12 +58,12 @@ def show_tables(block: Block, tables: Sequence[str], endpoints: Sequence[str], t
     """Show in a trainer's program how rows come and gradients go; in place."""
     captured, block.ops[:] = list(block.ops), []
     for op in captured:
-        if op.type == LOOK_UP_TYPE and op.has_attr("table"):
+        if op.type == LOOK_UP_TYPE and op.attr("is_distributed"):
             _append_look_up(block, op.input("W")[0], op.output("Out")[0], endpoints, trainer_id)
         else:
             block.ops.append(op)
         if op.outputs.get("W@GRAD") and op.attr("table") in tables:
-            _append_send(block, op.attr("table"), endpoints, trainer_id)
+            _append_send(block, op.attr("table"), endpoints, trainer_id, told=not op.attr("is_distributed"))
 
 
 def append_prefetch_blocks(root: Block, tables: Sequence[str]) -> list[Attribute]:
@@ -92,7 +92,8 @@ def _append_look_up(block: Block, table: str, rows: str, endpoints: Sequence[str
     block.append_op("distributed_lookup_table", {"W": [table], "Rows": parts}, {"Out": [rows]}, attrs)
 
 
-def _append_send(block: Block, table: str, endpoints: Sequence[str], trainer_id: int) -> None:
+def _append_send(block: Block, table: str, endpoints: Sequence[str], trainer_id: int, *, told: bool) -> None:
+    """Append the split and the send of a table's gradient, and the way back of rows that a trainer holds."""
     parts = [f"{table}@GRAD.{server}" for server in range(len(endpoints))]
     for name in parts:
         block.create_var(Variable(name, (-1,), "any"))
@@ -100,3 +101,5 @@ def _append_send(block: Block, table: str, endpoints: Sequence[str], trainer_id:
     block.append_op("split_selected_rows", {"X": [f"{table}@GRAD"]}, {"Out": parts}, common)
     attrs = common | {"epmap": list(endpoints), "op_role": int(OpRole.RPC)}
     block.append_op("send", {"X": parts}, attrs=attrs)
+    if told:
+        block.append_op("recv", outputs={"Out": [table]}, attrs=attrs)

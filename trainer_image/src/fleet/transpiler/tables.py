@@ -4,10 +4,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from fleet.errors import TranspileError
+from fleet.program.ir import CapturedTable, OwnTable
 from fleet.program.program import Program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch.nn import Parameter
 
     from fleet.tables import TableConfig
 
@@ -23,6 +26,8 @@ class TablePlan:
     config: "TableConfig"
     group: int | None
     """Index of the optimizer's param group whose options each step brings; None where it has its own."""
+    own: "Parameter | None" = None
+    """The module's weight, where trainers hold the table too: each is told of the rows that have changed."""
 
     @property
     def name(self) -> str:
@@ -52,6 +57,16 @@ def lower_tables(program: Program) -> tuple[TablePlan, ...]:
             f"the program has the table {unknown[0]}, and no model behind it that reads it; give the program "
             "the source of one that was captured with it: program.source = captured.source"
         )
-    return tuple(
-        TablePlan(number, known[name].config, known[name].group) for number, name in enumerate(names)
-    )
+    return tuple(_plan(number, known[name]) for number, name in enumerate(names))
+
+
+def _plan(number: int, table: CapturedTable) -> TablePlan:
+    own = table.config
+    if not isinstance(own, OwnTable):
+        return TablePlan(number, table.config, table.group)
+    from fleet.tables import Constant, TableConfig  # as above
+    from fleet.tables.rules import rule_of
+
+    rule, options = rule_of(own.name, own.optimizer_class, own.options)
+    config = TableConfig(own.name, own.dimension, rule, own.num_embeddings, Constant(), options=options)
+    return TablePlan(number, config, table.group, own.placeholder)

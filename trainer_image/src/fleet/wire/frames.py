@@ -66,7 +66,10 @@ class Kind(enum.IntEnum):
     ROW_GRADIENT = 14
     """One table's gradient for a step: ids, and a row for each. Empty where no row of this server has one."""
     STEPPED = 15
-    """A table has made a step: rows that are looked up from now on are those after it."""
+    """A table has made a step: rows that are looked up from now on are those after it.
+
+    The payload has ids and rows that have changed, of a table that the trainer holds too; else it is empty.
+    """
 
 
 _KINDS: Final = {int(kind): kind for kind in Kind}

@@ -36,6 +36,7 @@ def item_bytes(kind: Kind, row_bytes: int) -> int:
         Kind.LOOK_UP: _ID_BYTES,
         Kind.ROWS: row_bytes,
         Kind.ROW_GRADIENT: _ID_BYTES + row_bytes,
+        Kind.STEPPED: _ID_BYTES + row_bytes,
     }.get(kind, 0)
 
 

@@ -12,6 +12,7 @@ from fleet.parameter_server.store import Origin
 from fleet.parameter_server.table_store import RowUpdate, TableStore
 from fleet.tables import RowGradients
 from fleet.wire import NO_STEP, HyperParameters
+from fleet.wire.rows import pack_row_gradient
 
 __all__ = ["ImmediateTables"]
 
@@ -31,6 +32,8 @@ class ImmediateTables:
         self._incarnations = dict.fromkeys(range(num_trainers), 0)
         self._hyper: dict[int, HyperParameters] = dict.fromkeys(range(num_trainers), ())
         self._steps = {trainer: dict.fromkeys(store.names, 0) for trainer in range(num_trainers)}
+        self._untold: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
+        """Ids of rows that have changed since a trainer was told, by trainer and table that it holds too."""
         self._resumed: dict[int, int] = {}
         self._entered: dict[int, int] = {}
         """The step at which each trainer came that was not there from the beginning."""
@@ -89,7 +92,15 @@ class ImmediateTables:
                 origin = Origin(trainer, self._incarnations[trainer], step)
                 self._store.apply(RowUpdate(table, gradient, hyper, (origin,)))
             self._steps[trainer][table] = step + 1
-        return [Answer(table, step + 1, (trainer,), of_table=True)]
+        changed = self._changed(trainer, table, gradient.ids) if self._store.tells(table) else None
+        return [Answer(table, step + 1, (trainer,), value=changed, of_table=True)]
+
+    def _changed(self, trainer: int, table: int, ids: NDArray[np.int64]) -> memoryview:
+        """Return the rows that have changed since a trainer was told last, after it has sent some itself."""
+        for other in self._steps:
+            self._untold.setdefault((other, table), []).append(ids)
+        changed = np.unique(np.concatenate(self._untold.pop((trainer, table))))
+        return pack_row_gradient(changed, self._store.read(table, changed).numpy())
 
     def end(self, trainer: int, step: int) -> None:
         """Check that a trainer which ends a step has sent every table's gradient."""
@@ -103,7 +114,8 @@ class ImmediateTables:
 
     def complete(self, trainer: int) -> Sequence[Answer]:
         """Go on without a trainer; nobody has waited for it."""
-        del trainer
+        for key in [key for key in self._untold if key[0] == trainer]:
+            del self._untold[key]
         return ()
 
     def missing(self) -> Missing | None:

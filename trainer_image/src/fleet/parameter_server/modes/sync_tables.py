@@ -28,6 +28,7 @@ from fleet.parameter_server.store import Origin
 from fleet.parameter_server.table_store import RowUpdate, TableStore
 from fleet.tables import RowGradients, merge
 from fleet.wire import NO_STEP, HyperParameters
+from fleet.wire.rows import pack_row_gradient
 
 __all__ = ["SyncTables"]
 
@@ -134,7 +135,7 @@ class SyncTables:
         with self._changed:
             round_ = self._rounds[table]
             if step == round_.step - 1:  # made with what an earlier life of the trainer has sent
-                return [Answer(table, round_.step, (trainer,), of_table=True)]
+                return [_tell(self._store, table, round_, (trainer,))]
             if step != round_.step or trainer in round_.arrived:
                 raise RemoteProtocolError(
                     f"trainer {trainer} sent a gradient of {self._name(table)} for step {step}, expected "
@@ -214,7 +215,7 @@ class SyncTables:
             self._rounds[table] = _Round(round_.step + 1, before=before)
             self._changed.notify_all()
             told = tuple(trainer for trainer in trainers if trainer in self._live)
-        return [Answer(table, round_.step + 1, told, of_table=True)]
+            return [_tell(self._store, table, self._rounds[table], told)]
 
     def _step(
         self, table: int, trainers: Sequence[int], divisor: int, hyper: HyperParameters
@@ -241,6 +242,15 @@ def _take_complete(round_: _Round, live: set[int]) -> bool:
     ready = not round_.stepping and bool(live) and live <= round_.arrived.keys()
     round_.stepping |= ready
     return ready
+
+
+def _tell(store: TableStore, table: int, round_: _Round, trainers: tuple[int, ...]) -> Answer:
+    """Tell trainers that a table has made its last step, with what has changed where they hold it."""
+    changed = None
+    if store.tells(table) and round_.before is not None:
+        ids = round_.before.ids
+        changed = pack_row_gradient(ids, store.read(table, ids).numpy())
+    return Answer(table, round_.step, trainers, value=changed, of_table=True)
 
 
 def _with_rows_of(rows: Tensor, ids: NDArray[np.int64], before: RowGradients) -> Tensor:

@@ -206,7 +206,7 @@ class TrainerSession:
             return
         step, block = answer.step, answer.block
         if answer.of_table:
-            self._stream.send(Kind.STEPPED, step=step, block=block)
+            self._stream.send(Kind.STEPPED, answer.value or b"", step=step, block=block)
         elif answer.changed:
             value = self._mode.value(self.identity.trainer, block) if answer.value is None else answer.value
             own = self._shard.store.view(block)

@@ -133,6 +133,7 @@ class Client:
         self.session.request_values()
         self.session.wait_for_values()
         self.session.adopt_values()
+        self.rows.take_all()
 
     def complete(self) -> frozenset[int]:
         """Tell every server that this trainer has finished, wait until each knows, and return who has."""

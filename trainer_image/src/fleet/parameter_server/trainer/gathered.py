@@ -1,7 +1,11 @@
 """The gradients of rows that backward passes have brought since the last step."""
 
-from torch import Tensor
+from collections.abc import Mapping
 
+from torch import Tensor
+from torch.nn import Parameter
+
+from fleet.errors import ConfigurationError
 from fleet.nn.table import Touched
 from fleet.process.finite import OfRows
 from fleet.tables import RowGradients, merge
@@ -10,9 +14,16 @@ __all__ = ["Gathered"]
 
 
 class Gathered:
-    """What has a gradient, by table and look-up."""
+    """What has a gradient, by table and look-up.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    own : mapping of name to Parameter
+        The weights of tables that this trainer holds too; their gradients are sparse.
+    """
+
+    def __init__(self, own: Mapping[str, Parameter]) -> None:
+        self._own = own
         self._touched: dict[tuple[str, int], Touched] = {}
 
     def add(self, name: str, touched: Touched) -> None:
@@ -29,8 +40,15 @@ class Gathered:
         """Return by table the ids that have a gradient, ascending, and the sum for each of them.
 
         Look-ups are added in their order, whichever was the first that a backward pass came to.
+
+        Raises
+        ------
+        ConfigurationError
+            The gradient of a table that this trainer holds too is not sparse.
         """
-        parts: dict[str, list[RowGradients]] = {}
+        parts = {
+            name: [_rows_of(name, weight)] for name, weight in self._own.items() if weight.grad is not None
+        }
         for (name, _), touched in sorted(self._touched.items()):
             if (gradient := touched.gradient()) is not None:
                 parts.setdefault(name, []).append(RowGradients(touched.ids, gradient))
@@ -42,5 +60,17 @@ class Gathered:
 
     def leaves(self) -> list[Tensor]:
         """Return the gradients as backward passes have left them, for what changes them in place."""
-        grads = (touched.rows.grad for touched in self._touched.values())
+        leaves = (*(touched.rows for touched in self._touched.values()), *self._own.values())
+        grads = (leaf.grad for leaf in leaves)
         return [grad for grad in grads if grad is not None]
+
+
+def _rows_of(name: str, weight: Parameter) -> RowGradients:
+    """Return the gradient of a weight as that of rows, each once; the gradient itself stays."""
+    if weight.grad is None or not weight.grad.is_sparse:
+        raise ConfigurationError(
+            f"the gradient of {name} is not sparse, and its module has sparse=True, so parameter servers "
+            "step rows of it; is the weight used elsewhere too? Use sparse=False there"
+        )
+    gradient = weight.grad.coalesce().detach()
+    return RowGradients(gradient.indices()[0].cpu().numpy(), gradient.values().cpu())

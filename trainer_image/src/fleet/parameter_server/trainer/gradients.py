@@ -275,8 +275,8 @@ class GradientFlow:
     def _send(self, name: str, gradient: Tensor, *, early: bool = False) -> None:
         if gradient.layout is not torch.strided:
             raise ConfigurationError(
-                f"the gradient of {name} is sparse ({gradient.layout}), which is not supported yet; "
-                "use sparse=False in the embedding that produces it"
+                f"the gradient of {name} is sparse ({gradient.layout}), and of no known module; give the "
+                "model, fleet.distributed_optimizer(optimizer, strategy, model=model), or use sparse=False"
             )
         sent = self._sent[name] = self._overlap.recorder.record(name, gradient, marked=early)
         size = sent.carried.element_size()

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import Parameter
 
 from fleet.errors import RemoteProtocolError
 from fleet.nn.table import Touched
@@ -25,7 +26,7 @@ from fleet.process.finite import OfRows
 from fleet.tables import Placement
 from fleet.transpiler.tables import TablePlan
 from fleet.wire import Header, Kind
-from fleet.wire.rows import most_rows, pack_ids, pack_row_gradient, read_rows
+from fleet.wire.rows import most_rows, pack_ids, pack_row_gradient, read_row_gradient, read_rows
 
 if TYPE_CHECKING:
     from fleet.parameter_server.transport.stream import ResumableStream
@@ -66,19 +67,20 @@ class TrainerRows:
         self.streams: list[ResumableStream] = []
         """One to each server, once the trainer has joined."""
         self._plans = {plan.number: plan for plan in plans}
-        self._numbers = {plan.name: plan.number for plan in plans}
         self._endpoints = endpoints
         self._waits = waits
         self._step = step
         self._placement = Placement.over(len(endpoints)) if plans else None
         self._asked: list[deque[_Asked]] = [deque() for _ in endpoints]
         """By server, what it has not answered, in turn."""
-        self.gathered = Gathered()
+        self.gathered = Gathered({plan.name: plan.own for plan in plans if plan.own is not None})
         """The gradients that have come since the last step."""
         self._open: set[tuple[int, int]] = set()
         """The servers and tables whose step is awaited."""
         self._made = 0
         """How many steps these have made then."""
+        self._changed: list[tuple[Parameter, NDArray[np.int64], Tensor]] = []
+        """Rows that servers have told, which become the weights' in ``step()``."""
         self._one_at_a_time = threading.Lock()
 
     def __bool__(self) -> bool:
@@ -109,7 +111,7 @@ class TrainerRows:
         FleetError
             A server refuses, or does not answer in time.
         """
-        plan = self._plans[self._numbers[name]]
+        plan = next(plan for plan in self._plans.values() if plan.name == name)
         rows = torch.empty(ids.size, plan.config.dimension)
         with self._one_at_a_time:
             self._waits.check()
@@ -156,6 +158,16 @@ class TrainerRows:
         """
         waited = self._waits.wait_until(lambda: not self._open, self._describe)
         progress.count("wait_seconds", waited)
+        changed, self._changed = self._changed, []
+        for weight, ids, rows in changed:
+            _write(weight, ids, rows)
+
+    def take_all(self) -> None:
+        """Take all rows of the tables that this trainer holds too."""
+        for plan in self._plans.values():
+            if plan.own is not None:
+                ids = np.arange(len(plan.own), dtype=np.int64)
+                _write(plan.own, ids, self.look_up(plan.name, ids))
 
     def landed(self, server: int, header: Header, payload: memoryview) -> None:
         """Take what a server tells of a table; called by its receiving thread.
@@ -174,6 +186,10 @@ class TrainerRows:
                     f"the server tells that table {header.block} has made {header.step} steps, which nobody "
                     f"awaits; expected {self._made} steps of one of {sorted(self._open)}"
                 )
+            weight, dimension = self._plans[header.block].own, self._plans[header.block].config.dimension
+            if weight is not None:
+                ids, rows = read_row_gradient(payload, dimension)
+                self._changed.append((weight, ids, torch.from_numpy(rows)))
             self._open.discard((server, header.block))
             if not self._open:
                 self._waits.changed.notify_all()
@@ -219,3 +235,8 @@ class TrainerRows:
         servers = ", ".join(dict.fromkeys(self._endpoints[server] for server, _ in open_))
         tables = ", ".join(dict.fromkeys(self._plans[number].name for _, number in open_))
         return f"step {self._made - 1} of table {tables} from {servers}"
+
+
+@torch.no_grad()
+def _write(weight: Parameter, ids: NDArray[np.int64], rows: Tensor) -> None:
+    weight[torch.from_numpy(ids).to(weight.device)] = rows.to(weight.device)

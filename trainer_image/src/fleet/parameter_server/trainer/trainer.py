@@ -73,7 +73,8 @@ class Trainer:
         """Whether the servers know that this trainer has finished."""
         self._source = source
         self._joined_at = 0
-        self._left_out = LeftOut(source.optimizer, source.parameters.values(), source.module)
+        exchanged = (*source.parameters.values(), *source.own_tables.values())
+        self._left_out = LeftOut(source.optimizer, exchanged, source.module)
         self._kind = mode_of_trainer(plan, settings)
         self.steps_locally = self._kind.steps_locally
         """Whether the user's own optimizer steps, and has the state."""
@@ -119,7 +120,8 @@ class Trainer:
             raise
         self.steps.restart()  # with the blocks that the servers hold
         for table in self._source.tables:
-            table.declared.bind(self._client.rows)
+            if table.name not in self._source.own_tables:
+                table.declared.bind(self._client.rows)
         _log.info(
             "trainer %d joined %s at step %d with %s in mode %s",
             self.plan.trainer_id,
@@ -181,6 +183,11 @@ class Trainer:
             )
         if self.steps_locally:
             return
+        if self._source.own_tables:
+            raise ConfigurationError(
+                f"fleet.push_parameters() carries no rows of {', '.join(self._source.own_tables)}, which the "
+                "servers step by row; write before fleet.init_worker(), in every role alike"
+            )
         self.steps.check_settled("fleet.push_parameters()")
         if self.plan.mode is DistributedMode.SYNC:
             push_together(self._client)
@@ -272,7 +279,7 @@ class Trainer:
 
         The values are the servers'; once this trainer has completed, those that the module keeps.
         """
-        if tables := [table.name for table in self._source.tables]:
+        if tables := [each.name for each in self._source.tables if each.name not in self._source.own_tables]:
             raise ConfigurationError(
                 f"the rows of table {', '.join(tables)} are on the parameter servers, and no state dict of "
                 "one process has them; expected a checkpoint (fleet.save_persistables or save_check_point), "
