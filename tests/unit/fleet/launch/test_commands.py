@@ -155,10 +155,18 @@ def test_selected_gpus_give_one_worker_each():
     assert (first.environ["FLAGS_selected_gpus"], second.environ["FLAGS_selected_gpus"]) == ("0", "1")
 
 
+def test_selected_gpus_count_among_the_visible_ones():
+    visible = {"CUDA_VISIBLE_DEVICES": "4,GPU-b,6"}
+    first, second = collective_commands("--selected_gpus", "1,2", environ=visible)
+    assert first.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b,6"
+    assert (first.environ["FLAGS_selected_gpus"], second.environ["FLAGS_selected_gpus"]) == ("0", "1")
+
+
 @pytest.mark.parametrize(
     ("argv", "environ", "workers"),
     [
         pytest.param((), {}, 4, id="one-each"),
+        pytest.param(("--nproc_per_node", "2"), {}, 2, id="torchrun-s-flag"),
         pytest.param(("--worker_num", "2"), {}, 2, id="a-number-counts-first"),
         pytest.param((), {"NPROC_PER_NODE": "3"}, 3, id="a-scheduler-s-number-too"),
     ],
@@ -265,6 +273,11 @@ def test_a_bad_flag_of_launch_ps_is_named(argv, message):
             ("--selected_gpus", "0,a"),
             {},
             "a GPU of --selected_gpus is 'a'; expected a whole number, 0 or more",
+        ),
+        (
+            ("--selected_gpus", "1,2"),
+            {"CUDA_VISIBLE_DEVICES": "4,5"},
+            "CUDA_VISIBLE_DEVICES '4,5'; expected numbers from 0 to 1, which count among those",
         ),
         (
             ("--selected_gpus", "0,1", "--worker_num", "1"),

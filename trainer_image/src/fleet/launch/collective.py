@@ -66,9 +66,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "--started_port", "--start_port", help="the first worker's port, also the rendezvous (default: 6170)"
     )
     parser.add_argument(
-        "--worker_num", help="number of workers on this node (default: one per visible GPU, else 1)"
+        "--worker_num",
+        "--nproc_per_node",
+        help="number of workers on this node (default: one per visible GPU, else 1)",
     )
-    parser.add_argument("--selected_gpus", help="this node's GPUs to use, comma separated: one worker each")
+    parser.add_argument(
+        "--selected_gpus",
+        help="this node's GPUs to use, comma separated: one worker each; counted among CUDA_VISIBLE_DEVICES "
+        "where that is set",
+    )
     parser.add_argument(
         "--log_level", default="20", help="level of the launcher's log (default: %(default)s)"
     )
@@ -98,7 +104,21 @@ def node(
     """
     num_local, gpu_each = _num_local(arguments, environ, count_gpus)
     place = _place(arguments, environ, num_local)
-    return replace(place, gpus=arguments.selected_gpus or "", gpu_each=gpu_each)
+    return replace(place, gpus=_selected(arguments.selected_gpus or "", environ), gpu_each=gpu_each)
+
+
+def _selected(gpus: str, environ: Mapping[str, str]) -> str:
+    """Return the selected GPUs as CUDA takes them: of those that are visible, where that is said."""
+    visible = [each.strip() for each in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
+    if not gpus or not visible:
+        return gpus
+    for text in gpus.split(","):
+        if int(text) >= len(visible):
+            raise ConfigurationError(
+                f"--selected_gpus is {gpus!r}, and CUDA_VISIBLE_DEVICES {environ['CUDA_VISIBLE_DEVICES']!r}; "
+                f"expected numbers from 0 to {len(visible) - 1}, which count among those"
+            )
+    return ",".join(visible[int(text)] for text in gpus.split(","))
 
 
 def _place(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
