@@ -27,6 +27,7 @@ PUBLIC = [
     "LocalSGD",
     "Operator",
     "PSDispatcher",
+    "ParallelExecutor",
     "PeerLostError",
     "PowerSGD",
     "Program",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         TranspileError,
     )
     from fleet.executor.executor import Executor
+    from fleet.executor.parallel import ParallelExecutor
     from fleet.executor.place import CPUPlace, CUDAPlace
     from fleet.loop import epochs, steps
     from fleet.program import (
@@ -79,6 +80,7 @@ _MODULE_OF = {
         "fleet.errors",
     ),
     "Executor": "fleet.executor.executor",
+    "ParallelExecutor": "fleet.executor.parallel",
     **dict.fromkeys(("epochs", "steps"), "fleet.loop"),
     **dict.fromkeys(("CPUPlace", "CUDAPlace"), "fleet.executor.place"),
     **dict.fromkeys(
@@ -139,6 +141,7 @@ __all__ = [
     "LocalSGD",
     "Operator",
     "PSDispatcher",
+    "ParallelExecutor",
     "PeerLostError",
     "PowerSGD",
     "Program",
@@ -168,7 +171,6 @@ _PACKAGES = ("nn", "tables")
 _RUN_BY_AN_EXECUTOR = "run the program itself with fleet.Executor, in one process for each device"
 _LEFT_TO_PYTORCH = "PyTorch runs the model, and has settings of its own"
 _NOT_HERE = {
-    "ParallelExecutor": f"{_RUN_BY_AN_EXECUTOR} (python -m fleet.launch)",
     "CompiledProgram": f"{_RUN_BY_AN_EXECUTOR} (python -m fleet.launch)",
     "BuildStrategy": _LEFT_TO_PYTORCH,
     "ExecutionStrategy": _LEFT_TO_PYTORCH,

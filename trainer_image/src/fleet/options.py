@@ -377,7 +377,7 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
     "transpile.current_endpoint": (
         Rule(
             verdict=Verdict.CHANGES_NOTHING,
-            text="only the original's collective modes read it; a server is asked for by its endpoint",
+            text="a server is asked for by its endpoint; of a trainer's the modes nccl2 and collective tell",
             collective=False,
         ),
     ),

@@ -124,8 +124,8 @@ def test_a_model_dir_that_is_server_was_told_is_what_the_server_begins_with(tmp_
 
 @pytest.mark.parametrize("owner", [package, singleton])
 def test_what_the_original_has_and_this_has_not_says_what_to_use(owner):
-    with pytest.raises(AttributeError, match=r"no ParallelExecutor: run the program itself with fleet\.Exec"):
-        owner.ParallelExecutor  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no CompiledProgram: run the program itself with fleet\.Exec"):
+        owner.CompiledProgram  # noqa: B018
     with pytest.raises(AttributeError, match=r"no CompiledProgram: run the program itself"):
         owner.CompiledProgram  # noqa: B018
     assert not hasattr(owner, "BuildStrategy")

@@ -4,6 +4,7 @@ The loop form and this one drive the same sessions; see `fleet.parameter_server.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,7 @@ class Executor:
                 f"Executor: place is {place!r}; expected fleet.CPUPlace(), fleet.CUDAPlace(number) or nothing"
             )
         self._trainer: Trainer | None = None
+        self._collective: Any = None
         self._closed = False
 
     def run(
@@ -115,6 +117,8 @@ class Executor:
             return self._start_up(chosen, distributed=role == "trainer")
         source = source_of(chosen)
         trainer = self._session(chosen) if role == "trainer" else None
+        if "trainers" in chosen.attrs and trainer is None:
+            collective().check_started(chosen)
         inputs = self._inputs(chosen, feed or {})
         names = [entry if isinstance(entry, str) else entry.name for entry in fetch_list or ()]
         return self._step(source, trainer, inputs, names, clip_of(chosen))
@@ -125,11 +129,16 @@ class Executor:
         trainer, self._trainer = self._trainer, None
         if trainer is not None:
             lifecycle.finish(trainer.complete())
+        fleet, self._collective = self._collective, None
+        if fleet is not None:
+            fleet.stop_worker()
 
     def _start_up(self, program: Program, *, distributed: bool) -> list[npt.NDArray[Any]]:
         module = source_of(program).module
         if module is not None:
             module.to(self._place.device)
+        if program.attrs.get("role") == "collective" and not previewed(program):
+            self._collective = collective().start(program)
         if distributed and not previewed(program):
             self._trainer = find_trainer(program) or start_trainer(program, _job())
         return []
@@ -205,6 +214,11 @@ class Executor:
         else:
             trainer.step()
         return [_fetch(name, outputs, source) for name in names]
+
+
+def collective() -> Any:
+    """Return the module of collective training, which loads what only such jobs use."""
+    return import_module("fleet.executor.collective")
 
 
 def _clip(clip: GradClip | None, parameters: Collection[Parameter]) -> None:

@@ -60,7 +60,8 @@ class DistributeTranspilerConfig:
     runtime_split_send_recv : bool
         Asynchronous training in which the sender cuts the gradients; without it, half-asynchronous.
     mode : str
-        ``pserver``. Collective training has a fleet of its own.
+        ``pserver``; ``nccl2`` or ``collective`` of a transpiler that is called by hand: the programs of
+        collective training.
     half_async : bool
         Half-asynchronous training, also where the sender cuts the gradients.
     completely_not_async : bool

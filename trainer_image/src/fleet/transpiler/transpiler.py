@@ -9,6 +9,7 @@ from fleet.errors import TranspileError
 from fleet.program.forward_writes import refuse_forward_writes
 from fleet.program.program import Program, default_main_program, default_startup_program
 from fleet.transpiler.clipping import check_clipping
+from fleet.transpiler.collective import COLLECTIVE_MODES, build_collective
 from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 from fleet.transpiler.layout import Layout, lay_out
 from fleet.transpiler.pserver import build_pserver_program, build_pserver_startup
@@ -54,7 +55,7 @@ class DistributeTranspiler:
         trainer_id: int,
         program: Program | None = None,
         pservers: str | Iterable[str] = "127.0.0.1:6174",
-        trainers: int = 1,
+        trainers: int | str | Iterable[str] = 1,
         sync_mode: bool = True,
         startup_program: Program | None = None,
         current_endpoint: str = "127.0.0.1:6174",
@@ -70,35 +71,41 @@ class DistributeTranspiler:
             be transpiled again.
         pservers : str or iterable of str
             The parameter servers' endpoints, ``host:port``, comma separated.
-        trainers : int
-            Number of trainers.
+        trainers : int, str or iterable of str
+            Number of trainers; their endpoints where `config.mode` is ``nccl2`` or ``collective``.
         sync_mode : bool
             False for asynchronous training, which the config can ask for too.
         startup_program : Program, optional
             The startup program of `program`; its own otherwise. Rewritten in place into the trainer's.
         current_endpoint : str
-            Only collective modes, which this transpiler does not have, read it.
+            This trainer's, where `config.mode` is ``nccl2`` or ``collective``.
 
         Raises
         ------
         TranspileError
             Any argument or config field that cannot be honoured; nothing has changed then.
         """
-        del current_endpoint
         main = program if program is not None else default_main_program()
         startup = _startup_of(main, program, startup_program)
         _check_untouched(main, startup)
+        if self.config.mode in COLLECTIVE_MODES:
+            self._trainer_program = build_collective(
+                main, startup, self.config, trainer_id, trainers, current_endpoint
+            )
+            main.attrs |= {name: startup.attrs[name] for name in ("trainers", "trainer_id")}
+            main.attrs["transpiled"] = True
+            return
         self.config.check()
         mode = self._programs_of(sync_mode)
         _check_trained(main, mode, self._mode)
-        _check_trainers(trainer_id, trainers)
+        number = _checked_trainers(trainer_id, trainers)
         endpoints = split_endpoints(pservers)
         if (problem := endpoints_problem(endpoints)) is not None:
             raise TranspileError(
                 f"pservers is {pservers!r}: {problem}; expected host:port, comma separated, each server once"
             )
         config = replace(self.config)
-        layout = lay_out(main, config, mode, endpoints, trainers, self._mode)
+        layout = lay_out(main, config, mode, endpoints, number, self._mode)
         trainer_program = build_trainer_program(main, layout, trainer_id)
 
         self._layout, self._main, self._startup = layout, main.clone(), startup.clone()
@@ -129,7 +136,8 @@ class DistributeTranspiler:
         TranspileError
             `transpile` has not been called.
         """
-        self._transpiled()
+        if "role" not in self._trainer_program.attrs:
+            self._transpiled()
         waits = bool(wait_port and self._wait_port)
         for program in (self._trainer_program, self._trainer_program.startup_program):
             if program is not None:
@@ -255,11 +263,11 @@ def _check_trained(main: Program, mode: DistributedMode, own: TrainingMode | Non
         refuse_forward_writes(main.source)
 
 
-def _check_trainers(trainer_id: object, trainers: object) -> None:
+def _checked_trainers(trainer_id: object, trainers: object) -> int:
     if isinstance(trainers, str):
         raise TranspileError(
             f"trainers is the text {trainers!r}; expected the number of trainers. A list of endpoints "
-            "belongs to mode 'nccl2', which does not go through the transpiler: use fleet.collective"
+            "belongs to collective training: set config.mode = 'nccl2' or 'collective'"
         )
     if isinstance(trainers, bool) or not isinstance(trainers, int) or trainers < 1:
         raise TranspileError(f"trainers is {trainers!r}; expected a whole number of at least 1")
@@ -267,3 +275,4 @@ def _check_trainers(trainer_id: object, trainers: object) -> None:
         raise TranspileError(
             f"trainer_id is {trainer_id!r}; expected a whole number from 0 to {trainers - 1}"
         )
+    return trainers

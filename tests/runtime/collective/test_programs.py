@@ -1,0 +1,49 @@
+"""Programs of collective training, run by executors: what they learn is what one process learns."""
+
+import pytest
+
+PROGRAMS = """
+import fleet
+rank, endpoints = int(os.environ["RANK"]), os.environ["PADDLE_TRAINER_ENDPOINTS"]
+
+def captured(seed):
+    model = build(seed)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def loss_fn(model, x, y):
+        return torch.nn.functional.cross_entropy(model(x), y)
+
+    return model, fleet.Program.capture(model, loss_fn, sgd)
+
+def feed(step, ranks):
+    shares = [batch(step, each) for each in ranks]
+    return dict(zip("xy", (torch.cat(columns) for columns in zip(*shares))))
+
+model, main = captured(seed=rank)
+transpiler = fleet.DistributeTranspiler(fleet.DistributeTranspilerConfig(mode=MODE))
+mine = endpoints.split(",")[rank]
+transpiler.transpile(rank, trainers=endpoints, current_endpoint=mine)
+executor = fleet.Executor(fleet.CPUPlace())
+executor.run(fleet.default_startup_program())
+if MODE == "nccl2":
+    stepping = fleet.ParallelExecutor(use_cuda=False, loss_name="loss", num_trainers=2, trainer_id=rank)
+    step = lambda number: stepping.run(["loss"], feed(number, [rank]))
+else:
+    program = transpiler.get_trainer_program()
+    step = lambda number: executor.run(program, feed=feed(number, [rank]), fetch_list=["loss"])
+losses = [float(step(number)[0]) for number in range(4)]
+executor.close()
+alone, program = captured(seed=0)
+one = fleet.Executor(fleet.CPUPlace())
+for number in range(4):
+    one.run(program, feed=feed(number, range(2)), fetch_list=["loss"])
+for found, expected in zip(model.parameters(), alone.parameters(), strict=True):
+    torch.testing.assert_close(found, expected)
+"""
+
+
+@pytest.mark.parametrize("mode", ["nccl2", "collective"])
+def test_two_trainers_learn_what_one_process_learns(trainers, mode):
+    for process in trainers(PROGRAMS.replace("MODE", repr(mode))):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err

@@ -1,0 +1,45 @@
+"""The original's executor of collective training, in one process."""
+
+import pytest
+import torch
+
+import fleet
+from fleet import ConfigurationError, ParallelExecutor, Program
+
+
+def capture() -> Program:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(2, 1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Program.capture(model, lambda model, x: model(x).square().mean(), sgd)
+
+
+def test_alone_it_makes_the_steps_of_an_executor():
+    capture()
+    executor = ParallelExecutor(use_cuda=False, loss_name="loss")
+    feed = {"x": torch.ones(3, 2)}
+    losses = [float(executor.run(["loss"], feed)[0]) for _ in range(3)]
+    assert losses == sorted(losses, reverse=True)
+    assert executor.device_count == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_trainers": 2, "trainer_id": 1}, "the program was transpiled for 1 and 0; expected the same"),
+        ({"loss_name": "lost"}, "loss_name is 'lost'; expected a variable of the program"),
+    ],
+)
+def test_what_the_program_is_not_made_for_is_named(arguments, message):
+    capture()
+    with pytest.raises(ConfigurationError, match=message):
+        ParallelExecutor(use_cuda=False, **arguments)
+
+
+def test_a_trainer_of_several_meets_the_others_first():
+    main = capture()
+    transpiler = fleet.DistributeTranspiler(fleet.DistributeTranspilerConfig(mode="nccl2"))
+    transpiler.transpile(0, trainers="127.0.0.1:1,127.0.0.1:2", current_endpoint="127.0.0.1:1")
+    executor = ParallelExecutor(use_cuda=False, main_program=main, num_trainers=2, trainer_id=0)
+    with pytest.raises(ConfigurationError, match="run the startup program first"):
+        executor.run(["loss"], {"x": torch.ones(3, 2)})
