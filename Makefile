@@ -109,10 +109,11 @@ NEWCOMER ?= setup demo test
 newcomer:  ## the first verbs of somebody new, in a container with git, make, Python, Go and no caches
 	BASE_IMAGE=$(BASE_IMAGE) CA_BUNDLE=$(CA_BUNDLE) DOCKER=$(DOCKER) tools/newcomer/run.sh $(NEWCOMER)
 
-bench: setup  ## dense synchronous training beside DDP, torch rpc and grpcio: speed, latency, memory
+bench: setup  ## dense synchronous and collective training beside DDP, torch rpc and grpcio: speed, latency, memory
 	$(BIN)/python -m benchmarks.dense_sync
 	$(BIN)/python -m benchmarks.dense_latency
 	$(BIN)/python -m benchmarks.dense_memory
+	$(BIN)/python -m benchmarks.collective
 
 bench-network: setup  ## dense training over links that are the limit, beside DDP: root, iproute2 (BENCH_FLAGS)
 	$(BIN)/python -m benchmarks.dense_network $(BENCH_FLAGS)
