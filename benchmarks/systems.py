@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed import rpc
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-from benchmarks import grpc_stream
+from benchmarks import grpc_stream, sparse_systems
 from benchmarks.workload import LEARNING_RATE, Config, batch, build_layers
 from fleet.averaging import LocalSGD
 
@@ -273,4 +273,8 @@ SYSTEMS = {
     "grpc": System(grpc_stream.trainer, grpc_stream.serve),
     **dict.fromkeys(STRATEGIES, System(fleet_trainer, fleet_serve)),
     **dict.fromkeys(COLLECTIVE, System(collective_trainer)),
+    "rowslocal": System(sparse_systems.local_trainer),
+    "rowsrpc": System(sparse_systems.rpc_trainer, sparse_systems.rpc_serve),
+    "rowsgrpc": System(sparse_systems.grpc_trainer, sparse_systems.grpc_serve),
+    **dict.fromkeys(("rows", "rowsasync"), System(sparse_systems.fleet_trainer, sparse_systems.fleet_serve)),
 }

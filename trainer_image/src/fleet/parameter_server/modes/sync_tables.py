@@ -222,7 +222,8 @@ class SyncTables:
     ) -> RowGradients:
         """Apply the mean of the gradients; return the rows that it changes as they were before."""
         round_ = self._rounds[table]
-        total = merge([round_.arrived[trainer] for trainer in trainers])
+        given = [round_.arrived[trainer] for trainer in trainers]
+        total = merge(given) if len(given) > 1 else given[0]  # a trainer gives each id once
         ids = total.ids if hyper != NO_STEP else total.ids[:0]
         before = RowGradients(ids, self._store.read(table, ids))
         if hyper != NO_STEP:
