@@ -1,6 +1,7 @@
 """Tables on parameter servers, with real sockets: what a job comes to, and what one process comes to."""
 
 from concurrent import futures
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fleet.tables import Constant
 from fleet.transpiler import DistributeTranspilerConfig
 from fleet.wire import Kind
 from tests.support.joined import joined
-from tests.support.parameter_server import Loopback, loopback
+from tests.support.parameter_server import QUICK, Loopback, loopback
 from tests.support.processes import wait_for
 from tests.support.threads import at_once, one_torch_thread
 from tests.support.training import never_minimized
@@ -378,3 +379,40 @@ def test_a_bag_with_sparse_gradients_is_trained_by_rows():
         before[3] -= 1.0
         before[7] -= 0.5
         assert torch.equal(bag[0].weight, before)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "auto"])
+def test_a_connection_that_breaks_amid_look_ups_and_steps_changes_no_bit(transport, caplog):
+    _, (expected, _) = train(ADAM[0], 2)
+    settings = replace(QUICK, transport=transport)
+    with joined(2, model=on_servers, optimizer=ADAM[0], settings=settings) as made:
+        made[0][1].register_forward_pre_hook(lambda *_: break_connections(made))
+        for step in range(STEPS):
+            at_once(*(partial(one_step, made[index], step, index) for index in range(2)))
+        with torch.no_grad():
+            assert torch.equal(made[0][1].embedding(torch.arange(ROWS)), expected)
+    assert caplog.text.count("is back; ") >= STEPS
+
+
+def break_connections(made: Any) -> None:
+    """End one connection of each trainer, as a network would."""
+    for trainer, _, _ in made:
+        trainer._client.session.connections[trainer.current_step % 2].stream.hang_up()
+
+
+def test_values_that_are_awaited_in_the_next_forward_pass_come_to_the_same_bits():
+    _, (expected, _) = train(ADAM[0], 2)
+    _, (rows, _) = train(ADAM[0], 2, of_trainer={"cross_step": True})
+    assert torch.equal(rows, expected)
+
+
+def test_a_model_that_is_nothing_but_a_table_trains():
+    def model() -> Any:
+        return torch.nn.Sequential(fleet.nn.DistributedEmbedding(ROWS, DIM, name="only", first_values=0.0))
+
+    with joined(1, model=model, optimizer=SGD[0]) as ((trainer, table, wrapped),):
+        for _ in range(3):
+            table(torch.tensor([3, 7, 3])).sum().backward()
+            wrapped.step()
+        assert table(torch.tensor([3, 4, 7]))[:, 0].tolist() == [-3.0, 0.0, -1.5]
+        trainer.complete()
