@@ -407,7 +407,7 @@ ORIGINALS: Final[Mapping[str, str]] = {
     "forward_recompute": _RECOMPUTED,
     "recompute_checkpoints": _RECOMPUTED,
     "fuse_all_reduce_ops": "gradients travel in buckets anyway",
-    "sync_batch_norm": "call torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), on GPUs, before the optimizer is made",
+    "sync_batch_norm": "give torch.nn.SyncBatchNorm.convert_sync_batchnorm the model, on GPUs",
     "exec_strategy": _EXECUTED,
     "build_strategy": _EXECUTED,
 }
