@@ -17,7 +17,7 @@ class IdNumbers:
 
     def __len__(self) -> int:
         """Return how many ids have a number."""
-        return len(self._index)
+        return len(self._index.numbers)
 
     @property
     def nbytes(self) -> int:
@@ -42,12 +42,12 @@ class IdNumbers:
 
     def items(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Return all ids, ascending, and their numbers."""
-        ids, rows = self._index.items()
+        ids, rows = self._index.numbers.items()
         return ids, self._numbers[rows]
 
     def _rows_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         rows, new = self._index.find_or_add(ids)
-        if self._index.end > self._numbers.size:
-            self._numbers.resize(self._index.capacity, refcheck=False)
+        if self._index.numbers.end > self._numbers.size:
+            self._numbers.resize(self._index.numbers.of_rows.size, refcheck=False)
         self._numbers[rows[new]] = 0
         return rows

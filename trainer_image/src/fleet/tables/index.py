@@ -5,10 +5,14 @@ so an id that is found costs two random reads, and an index takes 12 to 20 bytes
 ids at once: those whose first place is not the right one go on to the next together.
 """
 
+import itertools
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fleet.tables.numbers import RowNumbers
+from fleet.tables.pages import PagedArray
 
 __all__ = ["MISSING", "RowIndex"]
 
@@ -22,7 +26,8 @@ _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio: multiplied by it, neighbouring ids lie far apart."""
 _FULL: Final = 0.7
 """The share of places in use at which the index grows."""
-_GROWTH: Final = 1.125
+_WIDTHS: Final = (1, 2, 8)
+"""How many places a search reads at once, one turn after the other."""
 _LEAST: Final = 64
 
 Ids = NDArray[np.int64]
@@ -36,32 +41,21 @@ class RowIndex:
     """
 
     def __init__(self) -> None:
-        self._places = np.full(_LEAST, _FREE, dtype=np.int32)
+        self._pages = PagedArray(_LEAST, np.int32)
+        self._places[:] = _FREE
         self._used = 0
         """Places that are not free, removed ones among them."""
-        self._ids = np.zeros(_LEAST, dtype=np.int64)
-        self._end = 0
-        """One more than the highest number of a row that was ever used."""
-        self._unused: list[int] = []
-
-    def __len__(self) -> int:
-        """Return how many ids have a row."""
-        return self._end - len(self._unused)
+        self.numbers = RowNumbers()
 
     @property
-    def end(self) -> int:
-        """One more than the highest number of a row; rows need memory for so many."""
-        return self._end
-
-    @property
-    def capacity(self) -> int:
-        """For how many rows the index has memory before it grows; at least `end`."""
-        return self._ids.size
+    def _places(self) -> NDArray[np.int32]:
+        """The number of a row, `_FREE` or `_REMOVED` at each place."""
+        return self._pages.values
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the index takes."""
-        return self._places.nbytes + self._ids.nbytes
+        return self._places.nbytes + self.numbers.nbytes
 
     def find(self, ids: Ids) -> Rows:
         """Return the rows of ids.
@@ -76,22 +70,13 @@ class RowIndex:
             `MISSING` for an id that has no row.
         """
         places = self._first_places(ids)
-        rows = self._places.take(places)
-        found = self._ids.take(rows, mode="clip") == ids
+        rows = self._places.take(places, mode="clip").astype(np.int64)
+        found = self.numbers.of_rows.take(rows, mode="clip") == ids
         found &= rows >= 0
-        if found.all():
-            return rows.astype(np.int64)
-        result = np.where(found, rows, MISSING).astype(np.int64)
-        open_ = np.flatnonzero(~found & (rows != _FREE))
-        places = places[open_]
-        while open_.size:
-            places = (places + 1) & (self._places.size - 1)
-            rows = self._places.take(places)
-            found = (self._ids.take(rows, mode="clip") == ids[open_]) & (rows >= 0)
-            result[open_[found]] = rows[found]
-            goes_on = ~found & (rows != _FREE)
-            open_, places = open_[goes_on], places[goes_on]
-        return result
+        if not found.all():
+            open_ = np.flatnonzero(~found)
+            rows[open_] = self._search(ids[open_], places[open_])
+        return rows
 
     def find_or_add(self, ids: Ids) -> tuple[Rows, NDArray[np.bool_]]:
         """Return the rows of ids, and which of them are new.
@@ -114,16 +99,8 @@ class RowIndex:
 
     def add(self, ids: Ids) -> Rows:
         """Give rows to ids that have none, of which none comes twice; return them."""
-        count = ids.size
-        again = [self._unused.pop() for _ in range(min(count, len(self._unused)))]
-        fresh = count - len(again)
-        rows = np.concatenate([np.array(again, dtype=np.int64), np.arange(self._end, self._end + fresh)])
-        self._end += fresh
-        if self._end > self._ids.size:
-            # Memory that is resized in place is moved by its pages, so that growing needs no second copy.
-            self._ids.resize(max(self._end, int(self._ids.size * _GROWTH)), refcheck=False)
-        self._ids[rows] = ids
-        if self._used + count > _FULL * self._places.size:
+        rows = self.numbers.give(ids)
+        if self._used + ids.size > _FULL * self._places.size:
             self._rehash()
         else:
             self._place(ids, rows)
@@ -140,23 +117,31 @@ class RowIndex:
         places = self._places_of(ids)
         rows = self._places[places].astype(np.int64)
         self._places[places] = _REMOVED
-        self._unused.extend(rows.tolist())
+        self.numbers.give_back(rows)
         return rows
-
-    def ids(self, rows: Rows) -> Ids:
-        """Return the ids of rows that there are."""
-        return self._ids[rows]
-
-    def items(self) -> tuple[Ids, Rows]:
-        """Return all ids and their rows, by ascending id."""
-        rows = self._places[self._places >= 0].astype(np.int64)
-        ids = self._ids[rows]
-        order = np.argsort(ids)
-        return ids[order], rows[order]
 
     def _first_places(self, ids: Ids) -> NDArray[np.int64]:
         bits = np.uint64(64 - (self._places.size.bit_length() - 1))
         return ((ids.view(np.uint64) * _GOLDEN) >> bits).view(np.int64)
+
+    def _search(self, ids: Ids, places: NDArray[np.int64]) -> Rows:
+        """Return the rows of ids of which none is at its first place."""
+        rows = self._places.take(places, mode="clip")
+        result = np.full(ids.size, MISSING, dtype=np.int64)
+        open_ = np.flatnonzero(rows != _FREE)
+        places = places[open_]
+        # Neighbouring places are read together: few ids go far, and each turn has its price.
+        for width in itertools.chain(_WIDTHS, itertools.repeat(_WIDTHS[-1])):
+            if not open_.size:
+                return result
+            reached = (places[:, None] + np.arange(1, width + 1)) & (self._places.size - 1)
+            rows = self._places.take(reached, mode="clip")
+            found = (self.numbers.of_rows.take(rows, mode="clip") == ids[open_, None]) & (rows >= 0)
+            at, column = np.nonzero(found)
+            result[open_[at]] = rows[at, column]
+            goes_on = np.flatnonzero(~(found | (rows == _FREE)).any(axis=1))
+            open_, places = open_[goes_on], places[goes_on] + width
+        raise AssertionError("widths never end")
 
     def _places_of(self, ids: Ids) -> NDArray[np.int64]:
         """Return the places of those ids that have one."""
@@ -164,7 +149,7 @@ class RowIndex:
         places, open_ids = self._first_places(ids), ids
         while open_ids.size:
             rows = self._places.take(places)
-            found = (self._ids.take(rows, mode="clip") == open_ids) & (rows >= 0)
+            found = (self.numbers.of_rows.take(rows, mode="clip") == open_ids) & (rows >= 0)
             at.append(places[found])
             goes_on = ~found & (rows != _FREE)
             places, open_ids = (places[goes_on] + 1) & (self._places.size - 1), open_ids[goes_on]
@@ -184,12 +169,11 @@ class RowIndex:
 
     def _rehash(self) -> None:
         """Enter every row anew, in as many places as are needed; places of removed ids are free again."""
-        used = np.ones(self._end, dtype=np.bool_)
-        used[self._unused] = False
-        rows = np.flatnonzero(used)
         size = _LEAST
-        while rows.size > _FULL * size * 0.75:
+        while len(self.numbers) > _FULL * size * 0.75:
             size *= 2
-        self._places = np.full(size, _FREE, dtype=np.int32)
+        self._pages = PagedArray(size, np.int32)
+        self._places[:] = _FREE
         self._used = 0
-        self._place(self._ids[rows], rows)
+        for rows in self.numbers.parts():
+            self._place(self.numbers.of_rows[rows], rows)

@@ -8,14 +8,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fleet.tables.direct_index import DirectIndex
 from fleet.tables.index import RowIndex
+from fleet.tables.pages import PagedArray
 from fleet.tables.shards import SHARDS, shard_of
 
 __all__ = ["RowMemory"]
 
 _GROWTH: Final = 1.125
-"""By how much the memory of rows grows: resized in place, by pages, it needs no second copy."""
+"""By how much the memory of rows grows."""
 _LEAST: Final = 64
+_DENSE: Final = 4
+"""Where one in so many ids has a row, an entry for every id takes no more than a hash index would."""
 
 
 class RowMemory:
@@ -25,24 +29,29 @@ class RowMemory:
     ----------
     width : int
         Words of 32 bits in a row.
+    num_ids : int, optional
+        Ids are 0 to it, exclusive; who calls has checked that. Without it any id is one.
     """
 
-    def __init__(self, width: int) -> None:
-        self._index = RowIndex()
-        self._words = np.zeros((_LEAST, width), dtype=np.float32)
-        self._shards = np.zeros(_LEAST, dtype=np.int16)
+    def __init__(self, width: int, num_ids: int | None = None) -> None:
+        self._index: RowIndex | DirectIndex = RowIndex()
+        self._num_ids = num_ids
+        self._type = np.dtype((np.void, 4 * width))
+        self._rows = PagedArray(_LEAST, self._type)
+        """Rows as records: numpy moves one of them as a whole, which is faster than by its elements."""
+        self._shards = PagedArray(_LEAST, np.int16)
         """By row, one more than its shard; 0 where there is no row."""
         self.num_rows = np.zeros(SHARDS, dtype=np.int64)
         """By shard."""
 
     def __len__(self) -> int:
         """Return how many rows there are."""
-        return len(self._index)
+        return len(self._index.numbers)
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that rows and their index take."""
-        return self._words.nbytes + self._shards.nbytes + self._index.nbytes
+        return self._rows.values.nbytes + self._shards.values.nbytes + self._index.nbytes
 
     def find(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of rows; `fleet.tables.index.MISSING` where there is none."""
@@ -51,33 +60,40 @@ class RowMemory:
     def add(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of new rows, for ids that have none; their words are what was there."""
         rows = self._index.add(ids)
-        if self._index.end > len(self._words):
-            size = max(self._index.end, int(len(self._words) * _GROWTH))
-            self._words.resize((size, self._words.shape[1]), refcheck=False)
-            self._shards.resize(size, refcheck=False)
+        if (end := self._index.numbers.end) > self._rows.values.size:
+            size = max(end, int(self._rows.values.size * _GROWTH))
+            self._rows.resize(size)
+            self._shards.resize(size)
+        if (
+            isinstance(self._index, RowIndex)
+            and self._num_ids is not None
+            and len(self) * _DENSE > self._num_ids
+        ):
+            self._index = DirectIndex(self._num_ids, self._index.numbers)
         shards = shard_of(ids)
-        self._shards[rows] = shards + 1
+        self._shards.values[rows] = shards + 1
         self.num_rows += np.bincount(shards, minlength=SHARDS)
         return rows
 
     def remove(self, ids: NDArray[np.int64]) -> None:
         """Forget rows; ids that have none are passed over."""
         rows = self._index.remove(ids)
-        self.num_rows -= np.bincount(self._shards[rows] - 1, minlength=SHARDS)
-        self._shards[rows] = 0
+        self.num_rows -= np.bincount(self._shards.values[rows] - 1, minlength=SHARDS)
+        self._shards.values[rows] = 0
 
     def read(self, rows: NDArray[np.int64], num_words: int | None = None) -> Tensor:
         """Return copies of rows, or of their first words; float32[n, num_words]."""
-        words = torch.from_numpy(self._words)
-        return torch.index_select(words[:, :num_words], 0, torch.from_numpy(rows))
+        if num_words is None:
+            return self._words_of(self._rows.values.take(rows))
+        return torch.index_select(self._words_of(self._rows.values)[:, :num_words], 0, torch.from_numpy(rows))
 
     def write(self, rows: NDArray[np.int64], words: Tensor) -> None:
         """Put words into rows."""
-        self._words[rows] = words.numpy()
+        self._rows.values.put(rows, words.contiguous().numpy().view(self._type))
 
     def items(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return all ids, ascending, and the numbers of their rows."""
-        return self._index.items()
+        return self._index.numbers.items()
 
     def of_shards(
         self, shards: NDArray[np.int64]
@@ -85,11 +101,15 @@ class RowMemory:
         """Yield of each of some shards its number, the ids, ascending, and the numbers of their rows."""
         wanted = np.zeros(SHARDS + 1, dtype=np.bool_)
         wanted[shards + 1] = True
-        rows = np.flatnonzero(wanted[self._shards[: self._index.end]])
-        of = self._shards[rows]
+        rows = np.flatnonzero(wanted[self._shards.values[: self._index.numbers.end]])
+        of = self._shards.values[rows]
         rows = rows[np.argsort(of, kind="stable")]
         ends = np.cumsum(self.num_rows[shards])
         for shard, mine in zip(shards.tolist(), np.split(rows, ends[:-1]), strict=True):
-            ids = self._index.ids(mine)
+            ids = self._index.numbers.of_rows[mine]
             order = np.argsort(ids)
             yield shard, ids[order], mine[order]
+
+    def _words_of(self, rows: NDArray[np.void]) -> Tensor:
+        """Return the words of records; float32[n, width]."""
+        return torch.from_numpy(rows.view(np.float32).reshape(rows.size, self._type.itemsize // 4))
