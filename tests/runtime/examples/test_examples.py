@@ -48,10 +48,10 @@ def test_digits_learns_with_parameter_servers_and_data_loaders_that_fork(tmp_pat
 
 
 @pytest.mark.timeout(240)
-def test_collective_learns_by_averaged_gradients():
-    out = launch(
-        "fleet.launch", "--worker_num=2", start_port(), "examples/collective/train.py", "--epochs=15"
-    )
+@pytest.mark.parametrize("flags", [(), ("--bf16",), ("--local-sgd=8",)], ids=["whole", "bf16", "local-sgd"])
+def test_collective_learns_by_averages(flags):
+    script = ("examples/collective/train.py", "--epochs=15", *flags)
+    out = launch("fleet.launch", "--worker_num=2", start_port(), *script)
     first, second = values(out, "test accuracy")
     assert first >= 0.95
     assert second == first

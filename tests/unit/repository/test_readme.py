@@ -20,7 +20,7 @@ RUN_BY = {
         "tests/runtime/examples/test_examples.py::test_digits_learns_with_parameter_servers_and_data_loaders_that_fork"
     ),
     "python -m fleet.launch ": (
-        "tests/runtime/examples/test_examples.py::test_collective_learns_by_averaged_gradients"
+        "tests/runtime/examples/test_examples.py::test_collective_learns_by_averages"
     ),
     "fleetjob submit": ("tests/controlplane/test_cli.py::test_submit_waits_for_the_end_and_tells_the_truth"),
     "fleetjob status -w": ("tests/controlplane/test_cli.py::test_on_a_terminal_status_watch_is_a_live_table"),
