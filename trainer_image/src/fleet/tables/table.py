@@ -20,7 +20,7 @@ from fleet.tables.index import MISSING
 from fleet.tables.layout import Layout
 from fleet.tables.memory import RowMemory
 from fleet.tables.removed import RemovedIds
-from fleet.tables.rules import Rows
+from fleet.tables.rules import RowRule, Rows
 from fleet.tables.saved import TableRows
 from fleet.tables.snapshot import Snapshot
 
@@ -85,7 +85,13 @@ class Table:
         return values
 
     def update(
-        self, ids: NDArray[np.int64], gradient: Tensor, step: int, options: Mapping[str, Any] | None = None
+        self,
+        ids: NDArray[np.int64],
+        gradient: Tensor,
+        step: int,
+        options: Mapping[str, Any] | None = None,
+        *,
+        rule: RowRule | None = None,
     ) -> None:
         """Step rows; admit and evict as the table's rules say.
 
@@ -99,6 +105,8 @@ class Table:
             How many updates the table has had, this one included.
         options : mapping, optional
             Of this step; the table's own stand where it has none.
+        rule : RowRule, optional
+            What steps rows this once, without any slots, in place of the table's; their state stays.
 
         Raises
         ------
@@ -116,10 +124,10 @@ class Table:
         self._keep(ids, rows)
         kept = self._admit(ids, rows, step)
         if kept is None:
-            self._step_rows(ids, rows, gradient, step, options or {})
+            self._step_rows(ids, rows, gradient, step, options or {}, rule or self.config.rule)
         else:
             of_kept = gradient[torch.from_numpy(kept)]
-            self._step_rows(ids[kept], rows[kept], of_kept, step, options or {})
+            self._step_rows(ids[kept], rows[kept], of_kept, step, options or {}, rule or self.config.rule)
         self._evictor.evict(ids, step)
 
     def load(self, loaded: TableRows) -> None:
@@ -208,10 +216,11 @@ class Table:
         gradient: Tensor,
         step: int,
         options: Mapping[str, Any],
+        rule: RowRule,
     ) -> None:
         words = self._memory.read(rows)
         values, state = self._layout.values(words), self._layout.state(words)
-        self.config.rule.step(Rows(values, gradient, state), {**self._options, **options}, step)
+        rule.step(Rows(values, gradient, state), {**self._options, **options}, step)
         marks = self._evictor.touch(self._layout.marks(words), self._layout.last(words), step)
         values = self._layout.rounded(values, ids, step, self._key)
         self._memory.write(rows, self._layout.words(values, state, step, marks))

@@ -1,0 +1,109 @@
+"""Tables in GEO mode: a trainer steps rows by itself, and exchanges those that it has touched.
+
+As of dense parameters, a trainer sends the N-th part of what it has changed since it agreed with the servers,
+and counts it as agreed; servers add it. When the servers' rows arrive, what the others have changed is added:
+``w += ps - old; old = ps``. Rows that were never touched are agreed: all begin with their first values.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleet.errors import ConfigurationError
+from fleet.tables.config import TableConfig
+from fleet.tables.merging import RowGradients
+from fleet.tables.rules import Rows, Slot
+from fleet.tables.table import Table
+
+__all__ = ["Added", "GeoRows", "server_config"]
+
+
+class Added:
+    """The rule of the servers' table: adds what a trainer has changed."""
+
+    slots: ClassVar[tuple[Slot, ...]] = ()
+
+    def defaults(self) -> Mapping[str, Any]:
+        """Return no options."""
+        return {}
+
+    def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
+        """Add the gradient, which is a change."""
+        del options, step
+        rows.value.add_(rows.gradient)
+
+
+class GeoRows:
+    """A trainer's own copy of the rows of a table that it has touched.
+
+    Parameters
+    ----------
+    config : TableConfig
+        With the rule by which the trainer steps.
+    num_trainers : int
+
+    Raises
+    ------
+    ConfigurationError
+        There is a rule of admission or eviction: these would decide otherwise on each trainer.
+    """
+
+    def __init__(self, config: TableConfig, num_trainers: int) -> None:
+        if config.admission is not None or config.eviction:
+            raise ConfigurationError(
+                f"table {config.name}: rules of admission and eviction follow from all updates, which in GEO "
+                "nobody has; expected none of them, or another mode"
+            )
+        self._num_trainers = num_trainers
+        self._local = Table(config)
+        self._agreed = Table(server_config(config))
+        self._touched: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+    def look_up(self, ids: NDArray[np.int64]) -> Tensor:
+        """Return the trainer's values of ids; float32[n, dimension]."""
+        return self._local.look_up(ids)
+
+    def update(
+        self, ids: NDArray[np.int64], gradient: Tensor, step: int, options: Mapping[str, Any] | None = None
+    ) -> None:
+        """Step rows by the trainer's rule; as `Table.update`."""
+        self._local.update(ids, gradient, step, options)
+        self._touched = np.union1d(self._touched, ids)
+
+    def leaving(self, step: int) -> RowGradients:
+        """Return what is to be added to the servers' rows: of the ids touched since the last call, ascending.
+
+        Parameters
+        ----------
+        step : int
+            How many steps the trainer has made.
+        """
+        ids, self._touched = self._touched, np.zeros(0, dtype=np.int64)
+        change = (self._local.look_up(ids) - self._agreed.look_up(ids)) / self._num_trainers
+        self._agreed.update(ids, change.clone(), step)
+        return RowGradients(ids, change)
+
+    def arrived(self, ids: NDArray[np.int64], values: Tensor, step: int) -> None:
+        """Add what others have changed, and agree with the servers.
+
+        Parameters
+        ----------
+        ids : int64[n]
+            None of them twice.
+        values : float32[n, dimension]
+            The servers' rows.
+        step : int
+            How many steps the trainer has made.
+        """
+        by_others = values - self._agreed.look_up(ids)
+        self._local.update(ids, by_others.clone(), step, rule=Added())
+        self._agreed.update(ids, by_others, step)
+
+
+def server_config(config: TableConfig) -> TableConfig:
+    """Return what the servers' table is: the trainers' rows, to which changes are added."""
+    return replace(config, rule=Added(), options={})
