@@ -66,7 +66,13 @@ class Client:
         self.values = AwaitedValues(plan.blocks, self.waits)
         self.session = Session(plan, store, self.values, self.barriers, self.waits)
         """What a mode asks for."""
-        self.rows = TrainerRows(plan.tables, plan.endpoints, self.waits, lambda: self.session.step)
+        self.rows = TrainerRows(
+            plan.tables,
+            plan.endpoints,
+            self.waits,
+            lambda: self.session.step,
+            in_step=agreement.in_step(plan),
+        )
         """What tables are read through."""
         self._job = job
         self._agreement = {**plan.agreement, **settings.agreement, **(facts or {})}

@@ -195,7 +195,7 @@ class GradientFlow:
             self._rows.send(of_rows if finite else {})
         self._mode.finish(absent)
         if self._rows is not None:
-            self._rows.wait()
+            self._rows.end_step()
         if self._earlier is not None:
             self._earlier = self._sent
         self._sent, self._hyper = {}, None

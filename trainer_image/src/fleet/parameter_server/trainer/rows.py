@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +56,8 @@ class TrainerRows:
     waits : Waits
     step : callable
         Returns how many steps the trainer has made.
+    in_step : bool
+        Whether all trainers make the same step.
     """
 
     def __init__(
@@ -63,6 +66,8 @@ class TrainerRows:
         endpoints: Sequence[str],
         waits: Waits,
         step: Callable[[], int],
+        *,
+        in_step: bool,
     ) -> None:
         self.streams: list[ResumableStream] = []
         """One to each server, once the trainer has joined."""
@@ -70,7 +75,8 @@ class TrainerRows:
         self._endpoints = endpoints
         self._waits = waits
         self._step = step
-        self._placement = Placement.over(len(endpoints)) if plans else None
+        self._awaits_each = in_step or any(plan.own is not None for plan in plans)
+        """Whether ``step()`` ends only when all servers have made it."""
         self._asked: list[deque[_Asked]] = [deque() for _ in endpoints]
         """By server, what it has not answered, in turn."""
         self.gathered = Gathered({plan.name: plan.own for plan in plans if plan.own is not None})
@@ -115,7 +121,7 @@ class TrainerRows:
         rows = torch.empty(ids.size, plan.config.dimension)
         with self._one_at_a_time:
             self._waits.check()
-            for server, at in self._servers_of(ids).items():
+            for server, at in _placement(len(self._endpoints)).positions(ids).items():
                 self._ask(server, _Asked(plan, at, rows), ids[at])
             waited = self._waits.wait_until(
                 lambda: not any(self._asked),
@@ -130,6 +136,7 @@ class TrainerRows:
 
     def send(self, gradients: OfRows) -> None:
         """Send each table's gradient to every server, an empty one where none of its rows has one."""
+        self.wait()
         step = self._step()
         with self._waits.changed:
             self._open = {
@@ -138,7 +145,7 @@ class TrainerRows:
             self._made = step + 1
         for number, plan in self._plans.items():
             ids, values = gradients.get(plan.name, (np.zeros(0, dtype=np.int64), None))
-            servers = self._servers_of(ids)
+            servers = _placement(len(self._endpoints)).positions(ids)
             for server, stream in enumerate(self.streams):
                 payload = memoryview(b"")
                 if server in servers and values is not None:
@@ -147,6 +154,15 @@ class TrainerRows:
                     payload = pack_row_gradient(ids[at], values.numpy()[at])
                 stream.send(Kind.ROW_GRADIENT, payload, step=step, block=number)
         self.gathered.forget()
+
+    def end_step(self) -> None:
+        """End a step that was sent: what `wait` does, or nothing where trainers are not in step.
+
+        Then each server takes the trainer's gradient before its next look-up, which follows on the same
+        stream; and the next step waits for this one. Rows that this trainer holds too are awaited.
+        """
+        if self._awaits_each:
+            self.wait()
 
     def wait(self) -> None:
         """Wait until every server has made the step of every table.
@@ -208,9 +224,6 @@ class TrainerRows:
             self._asked[server].popleft()
             self._waits.changed.notify_all()
 
-    def _servers_of(self, ids: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
-        return self._placement.positions(ids) if self._placement is not None else {}
-
     def _ask(self, server: int, asked: _Asked, ids: NDArray[np.int64]) -> None:
         """Ask a server for rows, by as many frames as it takes."""
         table, most = asked.table, most_rows(4 * asked.table.config.dimension)
@@ -235,6 +248,11 @@ class TrainerRows:
         servers = ", ".join(dict.fromkeys(self._endpoints[server] for server, _ in open_))
         tables = ", ".join(dict.fromkeys(self._plans[number].name for _, number in open_))
         return f"step {self._made - 1} of table {tables} from {servers}"
+
+
+@cache
+def _placement(num_servers: int) -> Placement:
+    return Placement.over(num_servers)
 
 
 @torch.no_grad()

@@ -98,6 +98,7 @@ class Steps:
         """Let the servers have all of the steps made so far."""
         if isinstance(self.mode, Settling):
             self.mode.settle()
+        self._rows.wait()
 
     def check_settled(self, call: str) -> None:
         """Check that a step's values are here, and none are about to come; FleetError otherwise."""
