@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
 FOLDERS = sorted(path for path in EXAMPLES.iterdir() if path.is_dir() and path.name != "__pycache__")
 MANIFESTS = sorted(EXAMPLES.glob("*/*.yaml"))
-TWINS = ["ctr", "digits"]
+TWINS = sorted(path.parent.name for path in EXAMPLES.glob("*/single.py"))
 """Those that have a twin of one process."""
 MAX_CHANGED_LINES = 10
 
