@@ -107,3 +107,26 @@ def test_trainers_whose_optimizers_keep_other_tensors_are_named(trainers):
         assert process.returncode == 2, err
         assert f"the optimizer of trainer {1 - rank} (127.0.0.1:" in err
         assert "so a checkpoint cannot average them" in err
+
+
+ONE_SAVES = """
+fleet.init()
+rank = fleet.worker_index()
+model = build(seed=0)
+strategy = fleet.DistributedStrategy(local_sgd=fleet.LocalSGD(k_steps=4))
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), strategy, model=model)
+for step in range(8):
+    optimizer.zero_grad()
+    loss_of(model, step, rank).backward()
+    optimizer.step()
+    if rank == 0 and step == 1:
+        fleet.save_check_point("saves")
+"""
+
+
+def test_a_save_that_only_one_trainer_makes_is_named(trainers):
+    for process in trainers(ONE_SAVES, FLEET_HEARTBEAT_SECONDS="0.5"):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 2, err
+        assert "for the exchange of what optimizers keep at a checkpoint" in err
+        assert "let each make the same calls" in err

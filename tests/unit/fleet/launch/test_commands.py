@@ -179,6 +179,18 @@ def test_visible_gpus_have_a_worker_each_where_nobody_says_a_number(argv, enviro
     assert "CUDA_VISIBLE_DEVICES" not in started[0].environ
 
 
+@pytest.mark.parametrize(
+    ("argv", "environ", "seconds"),
+    [
+        pytest.param((), {}, 3, id="by-itself"),
+        pytest.param((), POD, 25, id="in-a-pod"),
+        pytest.param(("--grace_seconds", "90"), POD, 90, id="as-the-template-of-the-pod-says"),
+    ],
+)
+def test_workers_have_the_grace_of_their_pod_to_end(argv, environ, seconds):
+    assert collective.grace_seconds(collective.parse([*argv, "train.py"]), environ) == seconds
+
+
 # What a launcher has no word on: a job's own names, a port that only one process can have, torchrun's flags.
 UNKNOWN_HERE = re.compile(
     "FLEET_JOB_NAME|FLEET_JOB_UID|FLEET_JOB_KEY|FLEET_LIFE|FLEET_METRICS_PORT|FLEET_MAX_TRAINERS"

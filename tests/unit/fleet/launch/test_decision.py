@@ -82,6 +82,13 @@ CASES = [
         id="then-what-still-runs-is-killed",
     ),
     pytest.param(
+        [worker(index=1)],
+        Stop("SIGTERM", 143, since=100.0, seconds=25.0),
+        124.0,
+        Decision(Action.WAIT, "SIGTERM", 143, until=125.0),
+        id="a-launcher-that-is-stopped-gives-as-long-as-it-was-given",
+    ),
+    pytest.param(
         [worker(7, 100.0), worker(143, 100.5, index=1)],
         STOPPING,
         100.6,

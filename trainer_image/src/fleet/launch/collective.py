@@ -18,6 +18,7 @@ from pathlib import Path
 from fleet.environment.endpoints import split_endpoints
 from fleet.errors import ConfigurationError
 from fleet.launch import flags, supervisor
+from fleet.launch.decision import STOP_SECONDS
 from fleet.launch.gpus import ask_torch, has_device_files, visible_gpus
 from fleet.launch.supervisor import Command
 
@@ -25,6 +26,8 @@ __all__ = ["Node", "commands", "main", "node", "parse"]
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = "6170"
+POD_SECONDS = 25.0
+"""Somewhat less than terminationGracePeriodSeconds, 30 where a template does not say."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         "where that is set",
     )
     parser.add_argument(
+        "--grace_seconds",
+        help="how long workers may take to end when the launcher is told to (default: 3; where a scheduler "
+        "has described the node 25, of the 30 that a pod has)",
+    )
+    parser.add_argument(
         "--log_level", default="20", help="level of the launcher's log (default: %(default)s)"
     )
     flags.add_common_flags(parser, log_dir=None)
@@ -119,6 +127,13 @@ def _selected(gpus: str, environ: Mapping[str, str]) -> str:
                 f"expected numbers from 0 to {len(visible) - 1}, which count among those"
             )
     return ",".join(visible[int(text)] for text in gpus.split(","))
+
+
+def grace_seconds(arguments: argparse.Namespace, environ: Mapping[str, str]) -> float:
+    """Return how long workers may take to end when the launcher is told to: nearly as long as a pod."""
+    if arguments.grace_seconds is not None:
+        return flags.whole_number("--grace_seconds", arguments.grace_seconds, least=0)
+    return STOP_SECONDS if _value(environ, "NNODES") is None else POD_SECONDS
 
 
 def _place(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
@@ -276,7 +291,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             flags.check_free("--started_port", [(place.host, place.master_port)])
         if show:
             flags.print_commands(started, arguments.log_dir)
-        return supervisor.run(started, Path(arguments.log_dir) if arguments.log_dir else None)
+        log_dir = Path(arguments.log_dir) if arguments.log_dir else None
+        return supervisor.run(started, log_dir, grace_seconds(arguments, os.environ))
     except ConfigurationError as error:
         print(f"launch: {error}", file=sys.stderr)
         return error.exit_code

@@ -4,7 +4,8 @@ The rules, in order:
 
 1. Whoever ends with a status other than 0 first is the failure: everything else is stopped, and its status
    becomes the launcher's.
-2. Stopping is SIGTERM, and SIGKILL for what still lives STOP_SECONDS later.
+2. Stopping is SIGTERM, and SIGKILL for what still lives STOP_SECONDS later; where the launcher itself was
+   told to stop, after as long as it was given for that.
 3. When every worker has ended well, the servers get SERVER_SECONDS to end by themselves. One that has to be
    stopped then has not failed: the training is done.
 """
@@ -31,11 +32,12 @@ class Observed:
 
 @dataclass(frozen=True)
 class Stop:
-    """The launcher has begun to stop everything at the time `since`, for `reason`."""
+    """The launcher has begun to stop everything at the time `since`, for `reason`, within so many seconds."""
 
     reason: str
     status: int
     since: float
+    seconds: float = STOP_SECONDS
 
 
 class Action(Enum):
@@ -75,7 +77,7 @@ def decide(observed: Sequence[Observed], stop: Stop | None, now: float) -> Decis
     """
     running = [process for process in observed if process.status is None]
     if stop is not None:
-        deadline = stop.since + STOP_SECONDS
+        deadline = stop.since + stop.seconds
         if not running or now >= deadline:
             return Decision(Action.END, stop.reason, stop.status)
         return Decision(Action.WAIT, stop.reason, stop.status, until=deadline)

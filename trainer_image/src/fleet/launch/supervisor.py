@@ -25,7 +25,7 @@ from types import FrameType
 from typing import BinaryIO
 
 from fleet.errors import ConfigurationError
-from fleet.launch.decision import Action, Decision, Observed, Stop, decide
+from fleet.launch.decision import STOP_SECONDS, Action, Decision, Observed, Stop, decide
 from fleet.process import termination
 
 __all__ = ["Command", "last_lines", "run"]
@@ -142,7 +142,7 @@ class _Signals:
         os.close(self._writer)
 
 
-def run(commands: Sequence[Command], log_dir: Path | None) -> int:
+def run(commands: Sequence[Command], log_dir: Path | None, grace_seconds: float = STOP_SECONDS) -> int:
     """Start every command, wait for their common end, and leave nothing running.
 
     Parameters
@@ -151,6 +151,8 @@ def run(commands: Sequence[Command], log_dir: Path | None) -> int:
         What to start, in this order.
     log_dir
         Where each process's output goes, to a file named by its command; None lets all share ours.
+    grace_seconds : float
+        How long what a signal to the launcher stops may take for it.
 
     Returns
     -------
@@ -170,14 +172,14 @@ def run(commands: Sequence[Command], log_dir: Path | None) -> int:
     try:
         for command in commands:
             started.append(_start(command, log_dir))  # noqa: PERF401 (those before a failure must be known)
-        status = _watch(started, signals)
+        status = _watch(started, signals, grace_seconds)
     finally:
         left = _end_all(started, signals)
         signals.close()
     return status or int(bool(left))
 
 
-def _watch(started: Sequence[_Running], signals: _Signals) -> int:
+def _watch(started: Sequence[_Running], signals: _Signals, grace_seconds: float) -> int:
     """Act on the decisions until the last process has ended; return the exit status."""
     stop: Stop | None = None
     while True:
@@ -198,7 +200,7 @@ def _watch(started: Sequence[_Running], signals: _Signals) -> int:
             name = signal.Signals(number).name
             if stop is None:
                 _say(f"{name}: stopping every process")
-                stop = Stop(name, 128 + number, time.monotonic())
+                stop = Stop(name, 128 + number, time.monotonic(), grace_seconds)
                 _signal_running(started, signal.SIGTERM)
             elif stop.status == 128 + number:
                 _say(f"{name} again: killing every process")
