@@ -1,0 +1,34 @@
+"""Tables in real processes: a trainer that is killed amid a step comes back, and no bit is another."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.replicas import Job, Replica, job
+
+SCRIPT = Path(__file__).parent / "scripts" / "rows.py"
+STEPS = 8
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def rows_of(running: Job, trainers: list[Replica]) -> str:
+    """Wait for the end; return the digest of the rows that all trainers end with."""
+    for replica in (*trainers, *(each for each in running.replicas if each.name.startswith("pserver"))):
+        replica.expect(0, seconds=120)
+    (digest,) = {re.findall(r"^rows (\w+)$", trainer.output, re.M)[0] for trainer in trainers}
+    return str(digest)
+
+
+def test_a_killed_trainer_comes_back_and_no_row_is_another(tmp_path):
+    with job(tmp_path, servers=2, trainers=2) as running:
+        expected = rows_of(running, running.start(SCRIPT, str(STEPS))[1])
+    with job(tmp_path, servers=2, trainers=2) as running:
+        for index in range(2):
+            running.server(index, SCRIPT, str(STEPS))
+        survivor = running.trainer(0, SCRIPT, str(STEPS))
+        assert running.trainer(1, SCRIPT, str(STEPS), KILL_AT="5").wait(120) == -9
+        back = running.trainer(1, SCRIPT, str(STEPS), FLEET_RESTARTS="1")
+        assert rows_of(running, [survivor, back]) == expected
+        assert "begins at step 5" in back.output
