@@ -15,6 +15,7 @@ from fleet.checkpoint import TrainStatus
 from fleet.errors import CheckpointError, ConfigurationError, FleetError, TranspileError
 from fleet.parameter_server.modes import Async
 from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
+from fleet.process import progress
 from fleet.tables import Constant
 from fleet.transpiler import DistributeTranspilerConfig
 from fleet.wire import Kind
@@ -416,3 +417,18 @@ def test_a_model_that_is_nothing_but_a_table_trains():
             wrapped.step()
         assert table(torch.tensor([3, 4, 7]))[:, 0].tolist() == [-3.0, 0.0, -1.5]
         trainer.complete()
+
+
+def test_rows_are_counted_where_they_pass():
+    def counted() -> list[float]:
+        counters = progress.snapshot()["counters"]
+        names = ("rows_looked_up", "row_gradients_sent", "rows_stepped")
+        return [counters.get(name, 0) for name in names]
+
+    with joined(1, model=on_servers, optimizer=SGD[0]) as ((_, model, wrapped),):
+        before = counted()
+        with torch.no_grad():
+            model.embedding(torch.tensor([8]))
+        model.embedding(torch.tensor([3, 7, 3])).sum().backward()
+        wrapped.step()
+        assert [now - then for now, then in zip(counted(), before, strict=True)] == [3, 2, 2]

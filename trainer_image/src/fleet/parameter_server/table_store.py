@@ -18,6 +18,7 @@ from torch import Tensor
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.store import Origin
+from fleet.process import progress
 from fleet.tables import RowGradients, Table, TableRows
 from fleet.tables.rules import options_of
 from fleet.tables.shards import SHARDS, shard_of
@@ -151,6 +152,7 @@ class TableStore:
             entry.updates += 1
             if not update.gradient.ids.size:
                 return
+            progress.count("rows_stepped", update.gradient.ids.size)
             options = self._options(entry, update.hyper_parameters)
             try:
                 entry.table.update(update.gradient.ids, update.gradient.values, entry.updates, options)

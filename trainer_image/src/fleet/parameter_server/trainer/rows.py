@@ -128,6 +128,7 @@ class TrainerRows:
                 lambda: f"rows of table {name} from {', '.join(self._silent())}",
             )
         progress.count("wait_seconds", waited)
+        progress.count("rows_looked_up", ids.size)
         return rows
 
     def touched(self, name: str, touched: Touched) -> None:
@@ -145,6 +146,7 @@ class TrainerRows:
             self._made = step + 1
         for number, plan in self._plans.items():
             ids, values = gradients.get(plan.name, (np.zeros(0, dtype=np.int64), None))
+            progress.count("row_gradients_sent", ids.size)
             servers = _placement(len(self._endpoints)).positions(ids)
             for server, stream in enumerate(self.streams):
                 payload = memoryview(b"")
