@@ -65,7 +65,11 @@ def test_local_sgd_averages_parameters_behind_the_optimizer():
 @pytest.mark.parametrize(
     ("arguments", "fields", "message"),
     [
-        ({"trainers": 2}, {}, "config.mode = 'nccl2', and trainers is 2; expected every trainer's endpoint"),
+        (
+            {"trainers": 2},
+            {},
+            "then every trainer's endpoint as trainers, host:port, comma separated: trainers is 2",
+        ),
         ({"trainers": "a:1,a:1"}, {}, "expected host:port, comma separated, each trainer once"),
         ({"current_endpoint": "c:1"}, {}, "trainer_id is 1 and current_endpoint 'c:1'; expected the number"),
         ({"trainer_id": 2}, {}, "trainer_id is 2 and current_endpoint"),

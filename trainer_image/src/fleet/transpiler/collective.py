@@ -88,9 +88,10 @@ def build_collective(
 
 def _endpoints(mode: str, trainers: str | Iterable[str] | int) -> list[str]:
     if isinstance(trainers, int):
+        reason = refusal("config.mode", mode, "pserver", Where(servers=True))
         raise TranspileError(
-            f"config.mode = {mode!r}, and trainers is {trainers!r}; expected every trainer's endpoint, "
-            "host:port, comma separated, and current_endpoint; or 'pserver', to train with parameter servers"
+            f"{reason}. A transpiler that is called by hand takes it, and then every trainer's endpoint as "
+            f"trainers, host:port, comma separated: trainers is {trainers!r}"
         )
     endpoints = split_endpoints(trainers)
     if (problem := endpoints_problem(endpoints)) is not None:
