@@ -193,7 +193,7 @@ def test_a_gradient_cut_short(job, cut):
             Kind.GRAD,
             b"",
             {"block": 0},
-            "sent GRAD in the state 'open', expected PULL, HYPER",
+            "sent GRAD in the state 'open', expected PULL, LOOK_UP, HYPER",
             id="too-early",
         ),
         pytest.param(
