@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -101,16 +102,29 @@ def test_the_value_from_before_is_kept_where_a_sum_began_with_an_early_gradient(
     assert server.pulled(1, 1) == [-1.0, -1.0]
 
 
-def test_no_memory_is_taken_for_values_from_before_after_the_first_steps():
-    server = sync_server(2)
-    buffers = server.shard.buffers
-    step(server, 0, 1.0, 1.0)
+@pytest.mark.parametrize(("trainers", "aside"), [(1, 1), (2, 0), (3, 0)])
+def test_values_from_before_take_the_places_of_sums_and_a_block_beside_where_one_gradient_is_the_sum(
+    trainers, aside
+):
+    server = sync_server(trainers)
+    buffers, gradients = server.shard.buffers, [1.0] * trainers
+    step(server, 0, *gradients)
     places = dict(buffers._sums)
-    step(server, 1, 1.0, 1.0)
-    step(server, 2, 1.0, 1.0)
+    step(server, 1, *gradients)
+    step(server, 2, *gradients)
     assert buffers._sums == places
     assert isinstance(server.mode, SyncServer)
-    assert len(server.mode._previous._aside) == 1
+    assert len(server.mode._previous._aside) == aside
+
+
+def test_a_sum_is_in_the_order_of_the_trainers_wherever_it_lies():
+    """In the order of arrival it would be another number."""
+    server = sync_server(3)
+    for trainer in range(3):
+        server.begin(trainer)
+    for trainer, gradient in ((2, 1.0), (1, -1e8), (0, 1e8)):
+        server.send(trainer, 0, gradient)
+    assert server.value(0) == -np.float32(1.0) * np.float32(1 / 3)
 
 
 @pytest.mark.parametrize("asked", [0, 3])

@@ -5,8 +5,10 @@ here or on another server, and blocks that still wait for it. It comes back at t
 computes on the values of that step: of the former on those before their last step.
 
 They cost no memory over TCP. The value before a step is asked for only until a trainer sends a gradient of
-the next one, as that trainer has seen all servers make the step. So it lies where the block's sum was, until
-the next sum begins there. Where trainers share memory sums lie in theirs, and this place is taken beside.
+the next one, as that trainer has seen all servers make the step. So it lies in the place of the block's sum,
+until the next sum begins there: the last gradient's buffer takes what is there of the sum, and so the place
+is free before the step. Where one gradient is the sum, or a norm is awaited, the value is set aside
+meanwhile. Where trainers share memory sums lie in theirs, and this place is taken beside.
 """
 
 from collections.abc import Iterator

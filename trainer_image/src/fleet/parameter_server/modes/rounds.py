@@ -127,6 +127,13 @@ class Rounds:
         round_.adding = trainer
         return round_.landed[trainer]
 
+    def take_last(self, block: int) -> bool:
+        """Claim a block whose sum will be whole once the gradient is in it that is being added."""
+        round_ = self.of[block]
+        awaited = (self.live | round_.landed.keys()) - round_.summed.keys() - round_.absent
+        round_.stepping = bool(self.live) and awaited == {round_.adding}
+        return round_.stepping
+
     def added(self, block: int) -> None:
         """Note that the gradient is in the sum."""
         round_ = self.of[block]

@@ -155,15 +155,23 @@ class Stepping:
                 round_ = self._rounds.of[block]
                 if round_.total is None and not gradient.stays:
                     self._previous.make_room(block)
+                is_last = block not in self._norms and self._rounds.take_last(block)
             if round_.total is None:
                 round_.total = self._buffers.begin_sum(gradient)
+                spent = None
+            elif is_last and round_.total.in_place:  # the value from before is about to lie in that place
+                gradient.tensor.add_(round_.total.tensor)
+                spent, round_.total = round_.total, gradient
             else:
                 round_.total.tensor.add_(gradient.tensor)
-                with self._changed:
-                    self._buffers.release(gradient)
+                spent = gradient
             with self._changed:
+                if spent is not None:
+                    self._buffers.release(spent)
                 self._rounds.added(block)
                 self._changed.notify_all()
+            if is_last:
+                return True
 
     def _step(self, block: int) -> list[Answer]:
         """Step a claimed block; one that awaits a norm is averaged, and stepped once the norm is known."""
