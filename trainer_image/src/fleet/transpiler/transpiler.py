@@ -99,15 +99,9 @@ class DistributeTranspiler:
         mode = self._programs_of(sync_mode)
         _check_trained(main, mode, self._mode)
         number = _checked_trainers(trainer_id, trainers)
-        endpoints = split_endpoints(pservers)
-        if (problem := endpoints_problem(endpoints)) is not None:
-            raise TranspileError(
-                f"pservers is {pservers!r}: {problem}; expected host:port, comma separated, each server once"
-            )
         config = replace(self.config)
-        layout = lay_out(main, config, mode, endpoints, number, self._mode)
+        layout = lay_out(main, config, mode, _checked_servers(pservers), number, self._mode)
         trainer_program = build_trainer_program(main, layout, trainer_id)
-
         self._layout, self._main, self._startup = layout, main.clone(), startup.clone()
         self._trainer_program = trainer_program
         rewrite_startup(startup, layout, trainer_id)
@@ -243,6 +237,16 @@ def _startup_of(main: Program, given: Program | None, startup: Program | None) -
     if given is not None and main.startup_program is not None:
         return main.startup_program
     return default_startup_program()
+
+
+def _checked_servers(pservers: str | Iterable[str]) -> list[str]:
+    """Return the servers' endpoints; TranspileError for those that nobody could reach."""
+    endpoints = split_endpoints(pservers)
+    if (problem := endpoints_problem(endpoints)) is not None:
+        raise TranspileError(
+            f"pservers is {pservers!r}: {problem}; expected host:port, comma separated, each server once"
+        )
+    return endpoints
 
 
 def _check_untouched(main: Program, startup: Program) -> None:
