@@ -108,7 +108,7 @@ def _describe(table: CapturedTable) -> str:
     rules = "".join(f", {each!r}" for each in (config.admission, *config.eviction) if each is not None)
     ids = "any id" if config.num_embeddings is None else f"{config.num_embeddings} ids"
     return (
-        f"dimension {config.dimension} of {type(config.row_type).__name__}, {ids}, {stepped}, first values "
+        f"dimension {config.dimension} of {config.row_type!r}, {ids}, {stepped}, first values "
         f"{config.first_values!r} with seed {config.seed}{rules}"
     )
 
