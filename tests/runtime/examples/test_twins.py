@@ -12,8 +12,8 @@ from tests.support.replicas import Replica, job
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 LOSS = 1e-5
 """By how much a loss in sync mode may be another than the twin's."""
-ASYNC = 0.01
-"""By how much the result in async mode may be."""
+ASYNC = 0.03
+"""By how much the result in async mode may be after a few steps, of which no two runs make the same."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ EXAMPLES_OF_TABLES = [
     Example("word2vec", ("--words=2500", "--dimension=20", "--lr=30"), 500, 19, "test loss"),
 ]
 IN_ASYNC_MODE = [each for each in EXAMPLES_OF_TABLES if each.name == "deepfm"]
-"""Those that are so near to their twin after a few steps; READMEs tell of longer runs of the others."""
+"""Those that are so near to their twin after a few steps; READMEs tell of longer runs, which are within .01."""
 
 
 def losses(output: str) -> list[float]:
