@@ -48,7 +48,7 @@ EXAMPLES_OF_TABLES = [
     Example("word2vec", ("--words=2500", "--dimension=20", "--lr=30"), 500, 19, "test loss"),
 ]
 IN_ASYNC_MODE = [each for each in EXAMPLES_OF_TABLES if each.name == "deepfm"]
-"""Those that are so near to their twin after a few steps; READMEs tell of longer runs, which are within .01."""
+"""Those that are so near to their twin after a few steps; READMEs tell of longer runs of the others."""
 
 
 def losses(output: str) -> list[float]:
