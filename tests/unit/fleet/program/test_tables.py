@@ -38,7 +38,7 @@ def test_a_table_is_read_by_the_originals_operator():
         {"admission": CountFilter(2)},
         {"eviction": (TimeToLive(10),)},
     ],
-    ids=str,
+    ids=["seed", "first-values", "rule", "row-type", "rounding", "admission", "eviction"],
 )
 def test_whatever_makes_another_table_is_told(said: dict[str, Any]):
     others = [{}, {"row_type": BFloat16()}] if said != {"row_type": BFloat16()} else [{}]
