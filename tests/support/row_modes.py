@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import Parameter
 
 from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.modes import Answer
@@ -12,6 +13,7 @@ from fleet.tables import Constant, RowGradients, TableConfig
 from fleet.tables.rules import SGD
 from fleet.transpiler.tables import TablePlan
 from fleet.wire import HyperParameters
+from fleet.wire.rows import read_row_gradient
 
 __all__ = ["RATE_OF_ONE", "Tables", "gradient"]
 
@@ -32,11 +34,14 @@ class Tables:
     kind : type
         Of `TableServer`.
     num_trainers : int
+    held : bool
+        Whether trainers hold the table too, and so are told of the rows that have changed.
     """
 
-    def __init__(self, kind: Any, num_trainers: int = 2) -> None:
+    def __init__(self, kind: Any, num_trainers: int = 2, *, held: bool = False) -> None:
         config = TableConfig("clicks", 1, SGD(), 10, first_values=Constant())
-        self.store = TableStore([TablePlan(0, config, 0)], FailedStep("a:1"))
+        own = Parameter(torch.zeros(10, 1)) if held else None
+        self.store = TableStore([TablePlan(0, config, 0, own)], FailedStep("a:1"))
         self.half = kind(self.store, num_trainers)
 
     def send(
@@ -46,6 +51,13 @@ class Tables:
         self.half.begin(trainer, step, hyper)
         followed = self.half.gradient(trainer, 0, step, gradient(values))
         return list(followed() if callable(followed) else followed)
+
+    def told(self, trainer: int, step: int, values: dict[int, float]) -> dict[int, float]:
+        """Let a trainer send its gradient; return the rows that it is told of."""
+        (answer,) = self.send(trainer, step, values)
+        assert answer.value is not None
+        ids, rows = read_row_gradient(memoryview(answer.value), 1)
+        return dict(zip(ids.tolist(), rows[:, 0].tolist(), strict=True))
 
     def rows(self, trainer: int, step: int, *ids: int) -> list[float]:
         """Return the rows that a trainer sees which looks them up at a step."""

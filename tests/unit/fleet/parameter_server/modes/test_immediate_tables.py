@@ -50,3 +50,42 @@ def test_each_trainer_goes_on_at_its_own_step():
     tables.half.resume(3)
     tables.half.resume_each({1: 4})
     assert (tables.half.step_of(0), tables.half.step_of(1)) == (3, 4)
+
+
+def held() -> Tables:
+    """Return a table that two trainers hold too, which have joined."""
+    tables = Tables(ImmediateTables, held=True)
+    for trainer in range(2):
+        tables.half.admit(trainer, 0)
+    return tables
+
+
+def test_a_trainer_is_told_of_what_has_changed_since_it_was_told():
+    tables = held()
+    assert tables.told(0, 0, {3: 1.0}) == {3: -1.0}
+    assert tables.told(1, 0, {5: 1.0}) == {3: -1.0, 5: -1.0}
+    assert tables.told(1, 1, {}) == {}
+    assert tables.told(0, 1, {3: 1.0}) == {3: -2.0, 5: -1.0}
+
+
+def test_a_trainer_that_joins_again_is_told_of_what_has_changed_since():
+    tables = held()
+    tables.told(0, 0, {3: 1.0})
+    tables.half.admit(1, 1)
+    assert tables.told(1, 0, {5: 1.0}) == {5: -1.0}
+
+
+def test_nothing_is_remembered_for_a_trainer_that_has_finished():
+    tables = held()
+    tables.half.complete(1)
+    for step in range(3):
+        tables.told(0, step, {3: 1.0})
+    assert (1, 0) not in tables.half._untold
+
+
+def test_a_trainer_that_sends_nothing_for_long_costs_no_more_than_the_table_is_large():
+    tables = held()
+    for step in range(1000):
+        tables.told(0, step, {3: 1.0, 4: 1.0})
+    assert sum(ids.size for ids in tables.half._untold[1, 0]) < 200
+    assert tables.told(1, 0, {}) == {3: -1000.0, 4: -1000.0}

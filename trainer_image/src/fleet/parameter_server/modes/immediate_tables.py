@@ -1,6 +1,8 @@
 """Tables in the modes without a barrier: each gradient steps its rows when it comes, and nobody waits."""
 
+import threading
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,9 @@ from fleet.wire import NO_STEP, HyperParameters
 from fleet.wire.rows import pack_row_gradient
 
 __all__ = ["ImmediateTables"]
+
+_MOST_APART: Final = 64
+"""Of how many gradients ids are kept apart before those that come twice are dropped."""
 
 
 class ImmediateTables:
@@ -33,7 +38,9 @@ class ImmediateTables:
         self._hyper: dict[int, HyperParameters] = dict.fromkeys(range(num_trainers), ())
         self._steps = {trainer: dict.fromkeys(store.names, 0) for trainer in range(num_trainers)}
         self._untold: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
-        """Ids of rows that have changed since a trainer was told, by trainer and table that it holds too."""
+        """Ids of rows that have changed since a trainer was told, by it and table that it holds too."""
+        self._telling = threading.Lock()
+        """Guards them: trainers send at once."""
         self._resumed: dict[int, int] = {}
         self._entered: dict[int, int] = {}
         """The step at which each trainer came that was not there from the beginning."""
@@ -61,6 +68,10 @@ class ImmediateTables:
     def admit(self, trainer: int, incarnation: int) -> None:
         """Begin anew with a trainer; what its earlier life has sent is applied already."""
         self._incarnations[trainer] = incarnation
+        with self._telling:  # from here on: it looks all rows up
+            self._untold.update(
+                {(trainer, each): [] for each in self._store.names if self._store.tells(each)}
+            )
         if trainer in self._steps:
             return
         self._hyper[trainer] = ()
@@ -97,9 +108,16 @@ class ImmediateTables:
 
     def _changed(self, trainer: int, table: int, ids: NDArray[np.int64]) -> memoryview:
         """Return the rows that have changed since a trainer was told last, after it has sent some itself."""
-        for other in self._steps:
-            self._untold.setdefault((other, table), []).append(ids)
-        changed = np.unique(np.concatenate(self._untold.pop((trainer, table))))
+        with self._telling:
+            for (_, of), untold in self._untold.items():
+                if of == table:
+                    untold.append(ids)
+                if len(untold) > _MOST_APART:
+                    untold[:] = [np.unique(np.concatenate(untold))]
+            told = self._untold.get((trainer, table), [])
+            parts = [ids, *told]
+            told.clear()
+        changed = np.unique(np.concatenate(parts))
         return pack_row_gradient(changed, self._store.read(table, changed).numpy())
 
     def end(self, trainer: int, step: int) -> None:
@@ -114,8 +132,9 @@ class ImmediateTables:
 
     def complete(self, trainer: int) -> Sequence[Answer]:
         """Go on without a trainer; nobody has waited for it."""
-        for key in [key for key in self._untold if key[0] == trainer]:
-            del self._untold[key]
+        with self._telling:
+            for key in [key for key in self._untold if key[0] == trainer]:
+                del self._untold[key]
         return ()
 
     def missing(self) -> Missing | None:
