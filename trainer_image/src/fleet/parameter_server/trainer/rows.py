@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Parameter
 
-from fleet.errors import RemoteProtocolError
+from fleet.errors import ConfigurationError, RemoteProtocolError
 from fleet.nn.table import Touched
 from fleet.parameter_server.trainer.gathered import Gathered
 from fleet.parameter_server.trainer.waits import Waits
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from fleet.parameter_server.transport.stream import ResumableStream
 
 __all__ = ["TrainerRows"]
+
+_TAKEN_BYTES: Final = 16 << 20
+"""How much of a table that a trainer holds too is asked for at once: a server has so much of it twice."""
 
 
 @dataclass(slots=True)
@@ -184,8 +187,10 @@ class TrainerRows:
         """Take all rows of the tables that this trainer holds too."""
         for plan in self._plans.values():
             if plan.own is not None:
-                ids = np.arange(len(plan.own), dtype=np.int64)
-                _write(plan.own, ids, self.look_up(plan.name, ids))
+                num_rows, most = len(plan.own), max(1, _TAKEN_BYTES // (4 * plan.config.dimension))
+                for begin in range(0, num_rows, most):
+                    ids = np.arange(begin, min(begin + most, num_rows), dtype=np.int64)
+                    _write(plan.own, ids, self.look_up(plan.name, ids))
 
     def landed(self, server: int, header: Header, payload: memoryview) -> None:
         """Take what a server tells of a table; called by its receiving thread.
@@ -193,7 +198,7 @@ class TrainerRows:
         Raises
         ------
         RemoteProtocolError
-            Nobody has asked for it.
+            Nobody has asked for it, or it tells of rows that the table does not have.
         """
         if header.kind is Kind.ROWS:
             self._take_rows(server, header, payload)
@@ -207,20 +212,25 @@ class TrainerRows:
             weight, dimension = self._plans[header.block].own, self._plans[header.block].config.dimension
             if weight is not None:
                 ids, rows = read_row_gradient(payload, dimension)
+                if ids.size and not 0 <= int(ids[0]) <= int(ids[-1]) < len(weight):
+                    raise RemoteProtocolError(
+                        f"the server tells of rows {ids[0]} to {ids[-1]} of table {header.block}, expected 0 "
+                        f"to {len(weight) - 1}"
+                    )
                 self._changed.append((weight, ids, torch.from_numpy(rows)))
             self._open.discard((server, header.block))
             if not self._open:
                 self._waits.changed.notify_all()
 
     def _take_rows(self, server: int, header: Header, payload: memoryview) -> None:
+        found = len(payload) // self.row_bytes[header.block]
         asked = self._asked[server][0] if self._asked[server] else None
-        dimension = asked.table.config.dimension if asked is not None else 1
-        rows = read_rows(payload, dimension)
-        if asked is None or (asked.table.number, asked.at.size) != (header.block, len(rows)):
+        if asked is None or (asked.table.number, asked.at.size) != (header.block, found):
             expected = f"{asked.at.size} of table {asked.table.number}" if asked is not None else "none"
             raise RemoteProtocolError(
-                f"the server sent {len(rows)} rows of table {header.block}, expected {expected}"
+                f"the server sent {found} rows of table {header.block}, expected {expected}"
             )
+        rows = read_rows(payload, asked.table.config.dimension)
         asked.into[torch.from_numpy(asked.at)] = torch.from_numpy(rows)
         with self._waits.changed:
             self._asked[server].popleft()
@@ -237,7 +247,7 @@ class TrainerRows:
 
     def _check_size(self, plan: TablePlan, count: int) -> None:
         if count > (most := most_rows(4 * plan.config.dimension)):
-            raise RemoteProtocolError(
+            raise ConfigurationError(
                 f"a step has gradients of {count} rows of table {plan.name} for one server, expected {most} "
                 "at most; use smaller batches, or more parameter servers"
             )

@@ -1,0 +1,100 @@
+"""A trainer's part in tables, without servers: what it asks for, and what it takes."""
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import Parameter
+
+from fleet.errors import ConfigurationError, RemoteProtocolError
+from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.trainer import rows as module
+from fleet.parameter_server.trainer.rows import TrainerRows
+from fleet.parameter_server.trainer.waits import Waits
+from fleet.process.clock import WatchClock
+from fleet.tables import TableConfig
+from fleet.tables.rules import SGD
+from fleet.transpiler.tables import TablePlan
+from fleet.wire import Header, Kind
+from fleet.wire.rows import pack_row_gradient
+
+
+class Stream:
+    """One to a server that answers each look-up at once, with rows of ones."""
+
+    def __init__(self, rows: TrainerRows) -> None:
+        self.asked: list[int] = []
+        self._rows = rows
+
+    def send(self, kind: Kind, payload: memoryview, *, step: int, block: int) -> None:
+        """Take a frame."""
+        if kind is not Kind.LOOK_UP:
+            return
+        num_rows = len(payload) // 8
+        self.asked.append(num_rows)
+        row = np.ones(self._rows.row_bytes[block] // 4, dtype="<f4").tobytes()
+        self._rows.landed(0, header(Kind.ROWS, step, block), memoryview(bytearray(row * num_rows)))
+
+
+def header(kind: Kind, step: int, table: int) -> Header:
+    return Header(kind, 0, 0, 0, step=step, block=table)
+
+
+def rows_of(*dimensions: int, own: Parameter | None = None) -> tuple[TrainerRows, Stream]:
+    """Return the tables of a trainer with one server, of these dimensions."""
+    plans = [
+        TablePlan(number, TableConfig(f"t{number}", dimension, SGD()), 0, own)
+        for number, dimension in enumerate(dimensions)
+    ]
+    settings = Settings()
+    waits = Waits(settings, WatchClock(settings.glance_seconds))
+    rows = TrainerRows(plans, ["a:1"], waits, lambda: 0, in_step=True)
+    stream = Stream(rows)
+    rows.streams.append(cast("Any", stream))
+    return rows, stream
+
+
+def test_a_large_table_that_a_trainer_holds_too_is_taken_part_by_part():
+    weight = Parameter(torch.zeros(2500, 1 << 12))  # 40 MiB
+    rows, stream = rows_of(1 << 12, own=weight)
+    rows.take_all()
+    assert stream.asked == [1024, 1024, 452]
+    assert bool((weight == 1.0).all())
+
+
+@pytest.mark.parametrize(
+    ("table", "num_bytes"),
+    [
+        pytest.param(1, 12, id="of-another-table-whose-rows-are-shorter"),
+        pytest.param(0, 32, id="more-than-were-asked-for"),
+    ],
+)
+def test_rows_that_nobody_has_asked_for_are_refused(table, num_bytes):
+    rows, _ = rows_of(4, 3)
+    stream = cast("Any", rows.streams[0])
+
+    def send(*_: object, **__: object) -> None:
+        rows.landed(0, header(Kind.ROWS, 0, table), memoryview(bytearray(num_bytes)))
+
+    stream.send = send
+    with pytest.raises(RemoteProtocolError, match=f"rows of table {table}, expected 1 of table 0"):
+        rows.look_up("t0", np.array([5]))
+
+
+@pytest.mark.parametrize("id_", [-1, 10])
+def test_changed_rows_that_a_weight_does_not_have_are_refused(id_):
+    rows, _ = rows_of(2, own=Parameter(torch.zeros(10, 2)))
+    rows.send({})
+    told = pack_row_gradient(np.array([id_]), np.ones((1, 2), dtype=np.float32))
+    with pytest.raises(RemoteProtocolError, match=f"rows {id_} to {id_} of table 0, expected 0 to 9"):
+        rows.landed(0, header(Kind.STEPPED, 1, 0), told)
+
+
+def test_a_step_with_more_rows_than_a_frame_takes_is_the_scripts_mistake(monkeypatch):
+    monkeypatch.setattr(module, "most_rows", lambda _: 1)
+    rows, _ = rows_of(2)
+    with pytest.raises(
+        ConfigurationError, match="gradients of 2 rows of table t0 for one server, expected 1"
+    ):
+        rows.send({"t0": (np.array([3, 4]), torch.ones(2, 2))})
