@@ -16,7 +16,7 @@ __all__ = ["VISIBLE", "share_of", "too_few", "visible_gpus"]
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _RESOURCE = "nvidia.com/gpu"
-_DEVICE = re.compile(r"nvidia(\d+)")
+_DEVICE = re.compile(r"nvidia\d+")
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Iterable[str]) -> tuple[str, ...]:
@@ -27,11 +27,13 @@ def visible_gpus(environ: Mapping[str, str], devices: Iterable[str]) -> tuple[st
     environ : mapping
         `VISIBLE` in it chooses; without it all are seen.
     devices : iterable of str
-        The names in /dev.
+        The names in /dev. CUDA counts anew those that there are: in a container a few of a node's.
     """
     if (chosen := environ.get(VISIBLE)) is not None:
         return tuple(each.strip() for each in chosen.split(",") if each.strip() not in ("", "-1"))
-    return tuple(sorted((match[1] for name in devices if (match := _DEVICE.fullmatch(name))), key=int))
+    return tuple(
+        str(number) for number in range(sum(_DEVICE.fullmatch(name) is not None for name in devices))
+    )
 
 
 def too_few(gpus: Sequence[str], job: FleetJob) -> str:

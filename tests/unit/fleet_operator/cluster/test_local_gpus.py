@@ -20,13 +20,14 @@ def job_of(each: int, **pool: Any) -> FleetJob:
 @pytest.mark.parametrize(
     ("environ", "expected"),
     [
-        ({}, ("0", "2", "10")),
+        ({}, ("0", "1", "2")),
         ({"CUDA_VISIBLE_DEVICES": "10, GPU-4f"}, ("10", "GPU-4f")),
         ({"CUDA_VISIBLE_DEVICES": ""}, ()),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, ()),
     ],
 )
 def test_all_gpus_are_seen_unless_the_environment_chooses(environ, expected):
+    """CUDA counts from 0 what a container has been given, whatever numbers the node has for it."""
     assert visible_gpus(environ, ["nvidia10", "nvidia0", "nvidiactl", "nvidia2", "null"]) == expected
 
 
