@@ -8,6 +8,7 @@ import pytest
 from fleet_operator.api import FleetJobStatus
 from fleet_operator.plan.model import ObservedPod
 from fleet_operator.plan.pending import pending_deadline, pending_since
+from tests.support import jobs
 from tests.support.plans import Story, at, ended, pending, pserver, trainer
 
 SCHEDULER = "0/4 nodes are available: 4 Insufficient nvidia.com/gpu."
@@ -169,3 +170,13 @@ def test_a_trainer_of_servers_that_are_not_there_yet_counts_as_little():
     story.sees(*pods, trainer(0))
     lines = story.sees(*pods, ended(trainer(0), 91), after=180)
     assert lines[0] == "Restarting pservers 1/2 trainers 1/2 restarts 1 failures 0"
+
+
+def test_a_collective_trainer_that_is_200_s_late_counts_no_failure():
+    story = Story(jobs.collective_manifest(trainer={"replicas": 2}))
+    story.sees(trainer(0), pending(trainer(1)))
+    for after in (60, 199, 200):
+        lines = story.sees(trainer(0), pending(trainer(1), "Unschedulable", SCHEDULER), after=after)
+        assert not any(line.startswith(("delete", "create", "Restarting", "Failed")) for line in lines), lines
+    assert story.sees(trainer(0), trainer(1), after=201)[0] == "Running trainers 2/2 restarts 0 failures 0"
+    assert story.job.status.last_failure is None
