@@ -171,3 +171,41 @@ def test_what_follows_a_backward_pass_that_failed_says_so(then):
     loss = model(torch.ones(1, 2)).sum()
     with pytest.raises(FleetError, match="the backward pass of step 0 was ended by an error"):
         optimizer.step() if then == "step" else loss.backward()
+
+
+def of_two(model: torch.nn.Module) -> Any:
+    """Return a distributed optimizer that takes itself for one of two."""
+    group = Alone()
+    group.place = Place(0, 2, "localhost", 1)
+    return distributed(torch.optim.SGD(model.parameters(), lr=0.1), model, group)
+
+
+@pytest.mark.parametrize("passes", [1, 2], ids=["the-first", "a-later-one"])
+def test_the_averages_of_a_pass_may_be_stepped_on_twice(passes):
+    model = linear()
+    optimizer = of_two(model)
+    for _ in range(passes):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    weight, _ = model.parameters()
+    before = weight.detach().clone()
+    optimizer.step()
+    torch.testing.assert_close(weight.detach(), before - 0.1)
+
+
+@pytest.mark.parametrize("passes", [1, 2], ids=["of-the-first-pass", "of-a-later-one"])
+def test_what_no_sync_adds_to_an_average_is_to_be_averaged_before_the_next_step(passes):
+    model = linear()
+    optimizer = of_two(model)
+    for _ in range(passes):
+        optimizer.zero_grad(set_to_none=False)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=False)
+    with optimizer.no_sync():
+        model(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(ConfigurationError, match=r"the gradient of weight .* were in no_sync\(\)"):
+        optimizer.step()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()

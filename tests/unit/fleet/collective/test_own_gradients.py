@@ -29,9 +29,33 @@ def test_a_gradient_that_was_not_averaged_since_the_last_step_is_named(own, para
     parameters[1].grad = torch.ones(2)
     with pytest.raises(ConfigurationError, match="the gradient of b is"):
         own.check()
-    own.accumulate()
+    own.accumulate(1)
     with pytest.raises(ConfigurationError, match=r"were in no_sync\(\)"):
         own.check()
+
+
+@pytest.mark.parametrize("stepped", [False, True], ids=["before-a-step", "after-it"])
+def test_an_average_to_which_no_sync_has_added_is_this_trainers_own(own, parameters, stepped):
+    parameters[0].grad = torch.ones(2)
+    own.average({1}, captured=False)
+    if stepped:
+        own.step()
+        parameters[0].grad.zero_()  # as zero_grad(set_to_none=False) does
+    parameters[0].grad += 1
+    own.accumulate(0)
+    with pytest.raises(ConfigurationError, match=r"the gradient of a is .* were in no_sync\(\)"):
+        own.check()
+    own.average({1}, captured=False)
+    own.check()
+
+
+def test_an_average_that_is_put_back_after_a_pass_in_no_sync_may_be_stepped_on(own, parameters):
+    average = parameters[0].grad = torch.ones(2)
+    own.average({1}, captured=False)
+    parameters[0].grad = torch.zeros(2)
+    own.accumulate(0)
+    parameters[0].grad = average
+    own.check()
 
 
 def test_zeros_are_the_same_everywhere(own, parameters):

@@ -144,7 +144,7 @@ class GradientAverager:
             There was one in this pass already, or an error ended the pass before.
         """
         if self._paused:
-            self._own.accumulate()
+            self._own.accumulate(position)
         elif self._ending is None:
             self._backward.check_ended()
             if not self._arrived:
@@ -185,15 +185,15 @@ class GradientAverager:
         if not layout.notes.all_alike():
             self.steps.compare(f"steps (at the average of step {self.steps.number}'s gradients)")
         unused = layout.notes.nobodys(ending.absent)
+        if not layout.reducer.ordered:  # which gives the gradients other places
+            with self._group.waiting("the order of the gradients", device=self.device):
+                layout.reducer.end()
         for position, (_, parameter) in enumerate(self._named):
             # A model that moves sets the data of its gradients, which must not be the reducer's own tensors.
             average = parameter.grad
             parameter.grad = None if position in unused or average is None else average.detach()
         captured = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         self._own.average(unused, captured=captured)
-        if not layout.reducer.ordered:
-            with self._group.waiting("the order of the gradients", device=self.device):
-                layout.reducer.end()
         if self._compression is None:  # which counts for itself
             progress.count("bytes_reduced", layout.reducer.num_bytes)
         self.steps.number += 1

@@ -21,15 +21,22 @@ class OwnGradients:
     def __init__(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
         self._named = named
         self._everything = frozenset(range(len(named)))
-        self._own = self._everything
+        self._own = set(self._everything)
         self._handed_back: dict[int, int] = {}
         """The address of each average that was handed back last."""
         self._accumulated = False
         self._unknown = False
 
-    def accumulate(self) -> None:
-        """Take note of a gradient that is to be averaged with those of a later pass."""
+    def accumulate(self, position: int) -> None:
+        """Take note of a gradient that is to be averaged with those of a later pass.
+
+        Added to an average in place, it makes that this trainer's own.
+        """
         self._accumulated = True
+        gradient = self._named[position][1].grad
+        if gradient is not None and gradient.data_ptr() == self._handed_back.get(position):
+            del self._handed_back[position]
+            self._own.add(position)
 
     def average(self, unused: Container[int], *, captured: bool) -> None:
         """Take note of the averages, of all parameters but some that nobody uses.
@@ -37,7 +44,7 @@ class OwnGradients:
         Where a graph captures them, its replays will make others of which nobody is told.
         """
         self._unknown |= captured
-        self._own = frozenset(position for position in self._own if position in unused)
+        self._own = {position for position in self._own if position in unused}
         self._accumulated = False
         for position, (_, parameter) in enumerate(self._named):
             if parameter.grad is not None:
@@ -47,7 +54,7 @@ class OwnGradients:
         """Take note of a step; return whether it can have changed something."""
         if self._own == self._everything and all(each.grad is None for _, each in self._named):
             return False
-        self._own = self._everything
+        self._own = set(self._everything)
         return True
 
     def check(self) -> None:
@@ -80,7 +87,7 @@ class OwnGradients:
         )
         if self._accumulated:
             return (
-                f"{found}since the last step, all backward passes that reached it were in no_sync(); "
+                f"{found}the last backward passes that reached it were in no_sync(); "
                 "expected the last one before optimizer.step() to be outside of it"
             )
         return (
