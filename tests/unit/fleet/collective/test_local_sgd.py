@@ -1,8 +1,13 @@
-"""What travels together when parameters are averaged."""
+"""What travels together when parameters are averaged, and that nobody is waited for after the end."""
+
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 
-from fleet.collective.local_sgd import _buckets
+from fleet.averaging import LocalSGD
+from fleet.collective.copies import Copies
+from fleet.collective.local_sgd import ParameterAverager, _buckets
 
 
 def test_tensors_of_one_kind_share_buckets_up_to_a_size():
@@ -12,3 +17,12 @@ def test_tensors_of_one_kind_share_buckets_up_to_a_size():
     sizes = [[(value.dtype, len(value)) for value in bucket] for bucket in buckets]
     single, half = (torch.float32, 4 << 20), (torch.bfloat16, 3)
     assert sizes == [[single, single], [half, half], [single]]
+
+
+def test_a_step_after_the_end_waits_for_nobody():
+    weight = torch.ones(1, requires_grad=True)
+    copies = Copies([("weight", weight)], None, cast("Any", SimpleNamespace()))  # a group that has gone
+    averager = ParameterAverager(copies, torch.optim.SGD([weight]), LocalSGD())
+    averager.close()
+    averager.on_step([])
+    assert averager.steps.number == 0

@@ -40,6 +40,7 @@ class ParameterAverager:
         self._optimizer = optimizer
         self._plan = plan
         self._channel: dist.ProcessGroup | None = None
+        self._closed = False
 
     def start(self) -> None:
         """See `Synchronizer`."""
@@ -47,7 +48,8 @@ class ParameterAverager:
         self._group.use((parameter for _, parameter in self._named), self._channel)
 
     def close(self) -> None:
-        """Do nothing: the parameters have no hooks."""
+        """Average no more: the others have left, and whoever steps on does so alone."""
+        self._closed = True
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -62,6 +64,8 @@ class ParameterAverager:
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Average the parameters, if it is time to; see `Synchronizer`."""
+        if self._closed:
+            return
         self.steps.note(groups)
         self.steps.number += 1
         if self._plan.is_due(self.steps.number):
