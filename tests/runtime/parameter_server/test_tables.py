@@ -154,6 +154,13 @@ def test_a_checkpoint_goes_on_with_another_number_of_servers_to_the_bit(servers,
     assert torch.equal(head_later, head)
 
 
+def test_a_checkpoint_from_before_the_first_row_is_gone_on_with(tmp_path):
+    train(ADAM[0], 2, range(0), save=tmp_path)
+    _, (rows, _) = train(ADAM[0], 1, range(1), directory=tmp_path)
+    _, (expected, _) = train(ADAM[0], 1, range(1))
+    assert torch.equal(rows, expected)
+
+
 def test_a_checkpoint_whose_rows_are_damaged_is_refused_with_the_file(tmp_path):
     train(SGD[0], 2, range(1), save=tmp_path)
     (damaged, *_) = sorted(tmp_path.glob("*-table-0-*.safetensors"))

@@ -74,11 +74,16 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str,
             digest.update(part)
         for name in names:
             tensor = tensors.pop(name).detach().cpu().contiguous()
-            content = tensor.reshape(-1).view(torch.uint8).numpy().data
+            content = _bytes_of(tensor)
             _write_all(file.fileno(), content)
             digest.update(content)
     publish(temporary, path)
     return 8 + len(text) + end, digest.hexdigest()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a contiguous tensor; torch cannot view each one without elements as bytes."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
 
 
 def publish(temporary: Path, path: Path) -> None:
