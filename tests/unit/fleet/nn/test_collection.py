@@ -211,3 +211,21 @@ def test_a_mean_takes_no_weights():
 def test_a_collection_that_cannot_be_is_refused(changed, words):
     with pytest.raises(ConfigurationError, match=words):
         EmbeddingBagCollection(changed)
+
+
+def test_a_batch_of_no_bags_has_no_vectors():
+    collection = EmbeddingBagCollection([EmbeddingBagConfig(10, 2, "t", ["a", "b"])])
+    collection.distributed_tables[0].bind(RowSource())
+    none = torch.zeros(0, dtype=torch.int64)
+    vectors = collection(Jagged("ab", ids=none, sizes=none)).to_dict()
+    assert {name: tuple(each.shape) for name, each in vectors.items()} == {"a": (0, 2), "b": (0, 2)}
+
+
+def test_a_feature_of_several_tables_is_named_by_tables_that_are_given_too():
+    tables = [fleet.nn.DistributedTable(name, 2, 10) for name in ("users", "items")]
+    collection = EmbeddingBagCollection(
+        [EmbeddingBagConfig(feature_names=["a"], table=each) for each in tables]
+    )
+    for table in tables:
+        table.bind(RowSource())
+    assert collection(Jagged("a")).keys() == ["a@users", "a@items"]

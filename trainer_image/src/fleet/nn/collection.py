@@ -96,8 +96,8 @@ class EmbeddingBagCollection(Module):
         self.placeholders = ParameterList([table.placeholder for table in self._tables])
         tables_of = Counter(feature for config in self._configs for feature in config.feature_names)
         self._names = [
-            f"{feature}@{config.name}" if tables_of[feature] > 1 else feature
-            for config in self._configs
+            f"{feature}@{table.name}" if tables_of[feature] > 1 else feature
+            for config, table in zip(self._configs, self._tables, strict=True)
             for feature in config.feature_names
         ]
 
@@ -144,7 +144,7 @@ class EmbeddingBagCollection(Module):
                 table.check(part, feature)
             rows, positions = table.look_up(ids)
             bags = pool(rows, positions, offsets, mode, weights=weights, include_last_offset=True)
-            pooled.extend(torch.split(bags, batch.size))
+            pooled.extend(bags.reshape(len(config.feature_names), batch.size, table.dimension).unbind())
             lengths.extend([table.dimension] * len(config.feature_names))
         return KeyedTensor(self._names, lengths, torch.cat(pooled, dim=1))
 
