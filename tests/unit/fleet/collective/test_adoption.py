@@ -27,6 +27,11 @@ def test_the_scripts_store_keeps_its_port_unless_it_is_the_launchers():
     assert place_beside(launched) is launched
 
 
+@pytest.mark.parametrize("host", ["::1", "trainer-0.invalid"], ids=["ipv6", "not-yet-known"])
+def test_a_port_is_found_wherever_the_store_could_listen(host):
+    assert place_beside(replace(PLACE, host=host)).port > 1
+
+
 def test_a_group_of_other_processes_is_named():
     with pytest.raises(ConfigurationError, match=r"rank 0 of 1, and to fleet.init it is trainer 1 of 2"):
         place_beside(replace(PLACE, rank=1, size=2))

@@ -1,11 +1,11 @@
 """A process group that a script has made before ``fleet.init``, beside which the trainers meet."""
 
-import socket
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
+from fleet.collective.gate import listen_at
 from fleet.collective.rendezvous import Place
 from fleet.errors import ConfigurationError
 
@@ -36,5 +36,5 @@ def place_beside(place: Place) -> Place:
 
 
 def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as server:
+    with listen_at(host, 0) as server:  # as the store will
         return int(server.getsockname()[1])
