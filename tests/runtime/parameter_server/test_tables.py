@@ -429,6 +429,16 @@ def test_a_model_that_is_nothing_but_a_table_trains():
         trainer.complete()
 
 
+def test_rows_travel_as_they_are_where_dense_values_travel_as_bfloat16():
+    settings = replace(QUICK, transport="tcp", wire_dtype="bfloat16")
+    with joined(1, model=on_servers, optimizer=SGD[0], settings=settings) as ((_, model, wrapped),):
+        ids = torch.tensor([3, 7])
+        before = model.embedding(ids).detach()
+        (model.embedding(ids) * (1 / 3)).sum().backward()
+        wrapped.step()
+        assert torch.equal(model.embedding(ids), before - 0.5 * torch.tensor(1 / 3))
+
+
 def test_rows_are_counted_where_they_pass():
     def counted() -> list[float]:
         counters = progress.snapshot()["counters"]
