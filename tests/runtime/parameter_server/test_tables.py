@@ -223,6 +223,14 @@ def test_what_tables_are_not_trained_with_is_refused_by_name(options, words):
         Loopback(optimizer=SGD[0], model=on_servers, **options).transpile()
 
 
+def test_where_sparse_gradients_are_refused_the_way_out_is_named():
+    config = DistributeTranspilerConfig(sync_mode=False, geo_sgd_mode=True)
+    with pytest.raises(
+        TranspileError, match=r"has embedding\.weight .* torch\.nn\.Embedding .* sparse=False"
+    ):
+        Loopback(optimizer=SGD[0], model=held_by_trainers, config=config).transpile()
+
+
 def test_a_trainer_with_another_table_is_refused_when_it_joins():
     with loopback(optimizer=SGD[0], model=on_servers) as job:
         other = job.make_trainer(model=lambda: on_servers(padding_idx=0, first_values=Constant()))[0]

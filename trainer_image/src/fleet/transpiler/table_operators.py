@@ -50,7 +50,7 @@ def check_tables(
             raise TranspileError(
                 f"{what} knows no tables, and the model has {', '.join(tables)} on the parameter servers; "
                 "expected the mode 'sync' or 'async', without delay compensation and clipping there, or "
-                "torch.nn.Embedding in place of the table"
+                "torch.nn.Embedding in place of the table, with sparse=False"
             )
 
 
