@@ -209,3 +209,20 @@ def test_what_no_sync_adds_to_an_average_is_to_be_averaged_before_the_next_step(
         optimizer.step()
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
+
+
+def test_gradients_with_gradients_of_their_own_are_refused_by_name():
+    model = linear()
+    distributed(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(ConfigurationError, match=r"create_graph=True\) gives gradients"):
+        model(torch.ones(1, 2)).square().sum().backward(create_graph=True)
+
+
+def test_a_penalty_on_gradients_may_be_part_of_the_loss():
+    model = linear()
+    optimizer = distributed(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    inputs = torch.ones(1, 2, requires_grad=True)
+    loss = model(inputs).square().sum()
+    (gradient,) = torch.autograd.grad(loss, inputs, create_graph=True)
+    (loss + gradient.square().sum()).backward()
+    optimizer.step()

@@ -216,6 +216,12 @@ class GradientAverager:
 
     def _begin(self) -> None:
         """Begin an exchange, with the first gradient of a pass; a model may have moved since the last."""
+        if torch.is_grad_enabled():
+            raise ConfigurationError(
+                "backward(create_graph=True) gives gradients that have gradients of their own, which an "
+                "average over trainers has not; expected torch.autograd.grad(..., create_graph=True) for "
+                "what the loss is made of, and loss.backward()"
+            )
         self._backward.reach(self)
         if self._layout is None or not self._layout.reducer.fits():
             self._layout = None
