@@ -497,6 +497,7 @@ ADOPTED = """
 import datetime
 rank = int(os.environ["RANK"])
 torch.distributed.init_process_group("gloo", rank=RANK, world_size=2, timeout=datetime.timedelta(seconds=60))
+torch.distributed.barrier()  # who ends before the other has met it takes torch's store along
 fleet.init()
 model = build(seed=rank)
 optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)

@@ -61,7 +61,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str,
 @pytest.mark.parametrize(
     "environ",
     [
-        pytest.param(environment("momentum", transport="tcp"), id="momentum"),
         pytest.param(environment("adam", transport="tcp"), id="adam"),
         pytest.param(environment("adam", transport="shared_memory"), id="shared-memory"),
         pytest.param(environment("adam", wire_dtype="bfloat16"), id="bfloat16"),
