@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fleet.errors import ConfigurationError
 from fleet.tables.direct_index import DirectIndex
 from fleet.tables.index import RowIndex
 from fleet.tables.pages import PagedArray
@@ -18,6 +19,8 @@ __all__ = ["RowMemory"]
 _GROWTH: Final = 1.125
 """By how much the memory of rows grows."""
 _LEAST: Final = 64
+_MOST: Final = 2**31 - 1
+"""Indexes hold the numbers of rows as int32."""
 _DENSE: Final = 4
 """Where one in so many ids has a row, an entry for every id takes no more than a hash index would."""
 
@@ -58,7 +61,18 @@ class RowMemory:
         return self._index.find(ids)
 
     def add(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers of new rows, for ids that have none; their words are what was there."""
+        """Return the numbers of new rows, for ids that have none; their words are what was there.
+
+        Raises
+        ------
+        ConfigurationError
+            There would be more rows than can be numbered.
+        """
+        if len(self) + ids.size > _MOST:
+            raise ConfigurationError(
+                f"a parameter server would hold {len(self) + ids.size} rows of one table, expected {_MOST} "
+                "at most; use more parameter servers, or an eviction"
+            )
         rows = self._index.add(ids)
         if (end := self._index.numbers.end) > self._rows.values.size:
             size = max(end, int(self._rows.values.size * _GROWTH))
