@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleet.errors import FleetError, RemoteProtocolError
+from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
 from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.store import Origin
 from fleet.process import progress
@@ -24,6 +24,7 @@ from fleet.tables.rules import options_of
 from fleet.tables.shards import SHARDS, shard_of
 from fleet.transpiler.tables import TablePlan
 from fleet.wire import HyperParameters
+from fleet.wire.rows import most_rows
 
 __all__ = ["RowPut", "RowUpdate", "TableStore"]
 
@@ -126,6 +127,22 @@ class TableStore:
     def tells(self, table: int) -> bool:
         """Whether trainers hold a table too, and so are told of the rows that change."""
         return self._entries[table].plan.own is not None
+
+    def check_told(self, table: int, count: int) -> None:
+        """Refuse more changed rows than one frame can tell trainers that hold a table too.
+
+        Raises
+        ------
+        ConfigurationError
+            With what would be told, and what to do.
+        """
+        most = most_rows(self.row_bytes[table])
+        if self.tells(table) and count > most:
+            raise ConfigurationError(
+                f"trainers hold table {self.names[table]} too, and {count} of its rows on one server have "
+                f"changed at once, expected {most} at most; use smaller batches, more parameter servers, or "
+                "fleet.nn.DistributedEmbedding in place of sparse=True"
+            )
 
     def describe(self) -> str:
         """Return ``table users`` or ``tables users, items``."""

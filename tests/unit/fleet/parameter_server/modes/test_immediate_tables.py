@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.errors import RemoteProtocolError
+from fleet.errors import ConfigurationError, RemoteProtocolError
 from fleet.parameter_server.modes import Answer
 from fleet.parameter_server.modes.immediate_tables import ImmediateTables
 from fleet.wire import NO_STEP
@@ -89,3 +89,11 @@ def test_a_trainer_that_sends_nothing_for_long_costs_no_more_than_the_table_is_l
         tables.told(0, step, {3: 1.0, 4: 1.0})
     assert sum(ids.size for ids in tables.half._untold[1, 0]) < 200
     assert tables.told(1, 0, {}) == {3: -1000.0, 4: -1000.0}
+
+
+def test_more_changed_rows_than_one_frame_tells_are_refused_with_what_to_do(monkeypatch):
+    monkeypatch.setattr("fleet.parameter_server.table_store.most_rows", lambda _: 2)
+    tables = held()
+    tables.send(0, 0, {3: 1.0, 4: 1.0})
+    with pytest.raises(ConfigurationError, match=r"3 of its rows .* use smaller batches"):
+        tables.send(1, 0, {5: 1.0})

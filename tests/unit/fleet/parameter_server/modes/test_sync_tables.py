@@ -105,3 +105,12 @@ def test_a_checkpoints_step_is_gone_on_with():
     tables = Tables(SyncTables, 1)
     tables.half.resume(7)
     assert tables.send(0, 7, {3: 1.0}) == [Answer(0, 8, (0,), of_table=True)]
+
+
+def test_more_rows_than_one_frame_tells_are_refused_before_a_step_that_trainers_are_told_of(monkeypatch):
+    monkeypatch.setattr("fleet.parameter_server.table_store.most_rows", lambda _: 2)
+    Tables(SyncTables, 1).send(0, 0, {3: 1.0, 4: 1.0, 5: 1.0})  # trainers look these up
+    held = Tables(SyncTables, 1, held=True)
+    with pytest.raises(FleetError, match=r"hold table clicks too, and 3 of its rows .* expected 2 at most"):
+        held.send(0, 0, {3: 1.0, 4: 1.0, 5: 1.0})
+    assert held.half.step == 0

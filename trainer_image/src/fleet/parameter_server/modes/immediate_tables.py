@@ -118,6 +118,7 @@ class ImmediateTables:
             parts = [ids, *told]
             told.clear()
         changed = np.unique(np.concatenate(parts))
+        self._store.check_told(table, changed.size)
         return pack_row_gradient(changed, self._store.read(table, changed).numpy())
 
     def end(self, trainer: int, step: int) -> None:

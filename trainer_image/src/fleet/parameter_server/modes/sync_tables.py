@@ -225,6 +225,7 @@ class SyncTables:
         given = [round_.arrived[trainer] for trainer in trainers]
         total = merge(given) if len(given) > 1 else given[0]  # a trainer gives each id once
         ids = total.ids if hyper != NO_STEP else total.ids[:0]
+        self._store.check_told(table, ids.size)
         before = RowGradients(ids, self._store.read(table, ids))
         if hyper != NO_STEP:
             if divisor > 1:
