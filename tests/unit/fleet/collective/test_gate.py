@@ -53,6 +53,21 @@ def test_who_has_the_key_speaks_with_the_store(store: socket.socket, gate: Relay
             assert there.recv(1) == b"", "the end is passed on"
 
 
+def test_a_door_waits_for_a_gate_that_comes_later(store: socket.socket):
+    with socket.create_server((HOST, 0)) as reserved:
+        port = reserved.getsockname()[1]
+    door = door_to(HOST, port, KEY, patience_seconds=10)
+    with contextlib.closing(door), socket.create_connection((HOST, door.port), 10) as trainer:
+        trainer.sendall(b"asked")
+        gate = gate_before(store.getsockname()[1], socket.create_server((HOST, port)), KEY)
+        with contextlib.closing(gate):
+            there, _ = store.accept()
+            with there:
+                there.settimeout(10)
+                assert there.recv(5, socket.MSG_WAITALL) == b"asked"
+    assert door.refusal == ""
+
+
 def says_nothing(connected: socket.socket) -> None:
     connected.shutdown(socket.SHUT_WR)
 

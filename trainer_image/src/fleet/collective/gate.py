@@ -135,11 +135,22 @@ def gate_before(port: int, listener: socket.socket, key: bytes, half_open: HalfO
     return Relay(listener, onward, tells=True)
 
 
-def door_to(host: str, port: int, key: bytes) -> Relay:
-    """Open a door on this machine that leads to the gate of another."""
+def door_to(host: str, port: int, key: bytes, patience_seconds: float = 0.0) -> Relay:
+    """Open a door on this machine that leads to the gate of another.
+
+    Parameters
+    ----------
+    host, port : str, int
+        Where the gate is, or will be.
+    key : bytes
+        The job's.
+    patience_seconds : float
+        For how long a gate that is not there yet is dialled again. Who has come to the door waits meanwhile:
+        torch's client logs a stack for each connection that ends.
+    """
 
     def onward(_: socket.socket) -> socket.socket:
-        dialled = socket.create_connection((host, port), _DIAL_SECONDS)
+        dialled = _dial(host, port, patience_seconds)
         try:
             _prove(dialled, key)
         except OSError:
@@ -148,6 +159,17 @@ def door_to(host: str, port: int, key: bytes) -> Relay:
         return dialled
 
     return Relay(socket.create_server((_LOOPBACK, 0)), onward)
+
+
+def _dial(host: str, port: int, patience_seconds: float) -> socket.socket:
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            return socket.create_connection((host, port), _DIAL_SECONDS)
+        except (ConnectionRefusedError, socket.gaierror):  # it has not begun to listen, or has no name yet
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
 
 
 def listen_at(host: str, port: int) -> socket.socket:

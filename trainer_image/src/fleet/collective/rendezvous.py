@@ -152,6 +152,11 @@ class Wait:
         """For how long it has lasted."""
         return time.monotonic() - self._started
 
+    @property
+    def left(self) -> float:
+        """Seconds until it is over; not below 0."""
+        return max(0.0, self._limit - self.seconds)
+
     def is_over(self, who: str) -> bool:
         """Whether it has lasted long enough; if not, say for whom it is, if it is time to."""
         waited = self.seconds
@@ -235,7 +240,9 @@ def _store(listener: socket.socket, host: str, seconds: timedelta) -> Store:
 
 def _reach(place: Place, wait: Wait) -> Store:
     """Connect with the store of trainer 0, or of torchrun's agent, once it listens."""
-    door = door_to(place.host, place.port, place.key) if place.key and not place.launcher_has_store else None
+    door = None
+    if place.key and not place.launcher_has_store:
+        door = door_to(place.host, place.port, place.key, min(0.8 * TRY_SECONDS, wait.left))
     here_only = not place.key and not place.launcher_has_store and loopback_of(place.host) is None
     if door is not None:
         host, port = LOOPBACK, door.port
