@@ -87,7 +87,7 @@ WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 5 ? cor
 PARALLEL := --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 check: lint types  ## what a change needs first, in two minutes: lint, types, and the tests that start no programs
-	$(BIN)/pytest tests/unit -m "not programs" --quiet $(PYTEST_FLAGS)
+	$(BIN)/pytest tests/unit -m "not programs" --quiet $(PARALLEL) $(PYTEST_FLAGS)
 
 test: setup assets .venv-frameworks/.installed  ## unit, runtime and control-plane tests, beside each other (WORKERS)
 	$(BIN)/pytest $(PARALLEL) $(PYTEST_FLAGS)
