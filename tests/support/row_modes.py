@@ -36,12 +36,18 @@ class Tables:
     num_trainers : int
     held : bool
         Whether trainers hold the table too, and so are told of the rows that have changed.
+    number : int
+        How many tables there are, all of this kind; what is sent and read is the first one's.
     """
 
-    def __init__(self, kind: Any, num_trainers: int = 2, *, held: bool = False) -> None:
-        config = TableConfig("clicks", 1, SGD(), 10, first_values=Constant())
+    def __init__(self, kind: Any, num_trainers: int = 2, *, held: bool = False, number: int = 1) -> None:
         own = Parameter(torch.zeros(10, 1)) if held else None
-        self.store = TableStore([TablePlan(0, config, 0, own)], FailedStep("a:1"))
+        configs = [
+            TableConfig("clicks" + "+" * each, 1, SGD(), 10, first_values=Constant())
+            for each in range(number)
+        ]
+        plans = [TablePlan(each, config, 0, own) for each, config in enumerate(configs)]
+        self.store = TableStore(plans, FailedStep("a:1"))
         self.half = kind(self.store, num_trainers)
 
     def send(

@@ -1,5 +1,8 @@
 """Tables in the sync mode: what makes a step, what a trainer that comes back sees, and what is refused."""
 
+import threading
+from concurrent import futures
+
 import numpy as np
 import pytest
 
@@ -99,6 +102,37 @@ def test_a_step_that_fails_ends_the_server_with_its_reason():
         tables.send(0, 0, {3: 1.0}, hyper=({"lr": "fast"},))
     with pytest.raises(FleetError, match="could not be stepped"):
         tables.half.missing()
+
+
+def test_a_gradient_of_a_step_that_nobody_began_ends_the_server_with_its_reason():
+    tables = Tables(SyncTables, 1)
+    with pytest.raises(FleetError, match="KeyError"):
+        tables.half.gradient(0, 0, 0, gradient({3: 1.0}))()
+    with pytest.raises(FleetError, match="could not be stepped"):
+        tables.half.missing()
+
+
+def test_a_look_up_holds_up_nobody_who_asks_for_rows_of_another_table(monkeypatch):
+    reading, seen = threading.Event(), threading.Event()
+    tables = Tables(SyncTables, number=2)
+    read = tables.store.read
+
+    def wait(table, ids):
+        if table == 0:
+            reading.set()
+            assert seen.wait(10)
+        return read(table, ids)
+
+    monkeypatch.setattr(tables.store, "read", wait)
+    with futures.ThreadPoolExecutor() as pool:
+        first = pool.submit(tables.rows, 0, 0, 3)
+        assert reading.wait(10)
+        second = pool.submit(tables.half.look_up, 1, 1, 0, np.array([3]))
+        try:
+            assert second.result(10).tolist() == [[0.0]]
+        finally:
+            seen.set()
+        assert first.result(10) == [0.0]
 
 
 def test_a_checkpoints_step_is_gone_on_with():

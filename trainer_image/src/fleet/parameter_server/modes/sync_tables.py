@@ -59,8 +59,11 @@ class SyncTables:
 
     def __init__(self, store: TableStore, num_trainers: int) -> None:
         self._store = store
-        self._changed = threading.Condition()
-        self._live = set(range(num_trainers))
+        self._changed = {number: threading.Condition() for number in store.names}
+        """By table: held by whoever looks at its round or changes that."""
+        self._agreeing = threading.Lock()
+        """Held by whoever changes who is live, or what has been said of steps; alone, or after a table's."""
+        self._live = frozenset(range(num_trainers))
         self._incarnations: dict[int, int] = {}
         self._hyper = AgreedHyper()
         self._rounds = {number: _Round() for number in store.names}
@@ -68,8 +71,7 @@ class SyncTables:
     @property
     def step(self) -> int:
         """The number of steps that every table has made."""
-        with self._changed:
-            return _lowest(self._rounds)
+        return _lowest(self._rounds)
 
     def step_of(self, trainer: int) -> int:
         """Return the step that a trainer makes next: the same for all of them."""
@@ -78,22 +80,22 @@ class SyncTables:
 
     def resume(self, step: int) -> None:
         """Go on at a step that a checkpoint holds."""
-        with self._changed:
-            for round_ in self._rounds.values():
-                round_.step = step
+        for round_ in self._rounds.values():
+            round_.step = step
 
     def admit(self, trainer: int, incarnation: int) -> None:
         """Drop what an earlier life of a trainer has sent for a step that is not being made."""
-        with self._changed:
-            self._live.add(trainer)
+        with self._agreeing:
+            self._live |= {trainer}
             self._incarnations[trainer] = incarnation
-            for number, round_ in self._rounds.items():
+        for number, changed in self._changed.items():
+            with changed:
                 self._wait_until_stepped(number)
-                round_.arrived.pop(trainer, None)
+                self._rounds[number].arrived.pop(trainer, None)
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
         """Take the hyper-parameters of a trainer's step; those of others are compared elsewhere."""
-        with self._changed:
+        with self._agreeing:
             self._hyper.say(trainer, step, hyper_parameters, _lowest(self._rounds))
 
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
@@ -106,7 +108,7 @@ class SyncTables:
         ConfigurationError
             An id is out of range.
         """
-        with self._changed:
+        with self._changed[table]:
             self._wait_until_stepped(table)
             round_ = self._rounds[table]
             rows = self._store.read(table, ids)
@@ -132,7 +134,7 @@ class SyncTables:
             the table's.
         """
         self._store.check(table, gradient.ids)
-        with self._changed:
+        with self._changed[table]:
             round_ = self._rounds[table]
             if step == round_.step - 1:  # made with what an earlier life of the trainer has sent
                 return [_tell(self._store, table, round_, (trainer,))]
@@ -148,12 +150,11 @@ class SyncTables:
 
     def end(self, trainer: int, step: int) -> None:
         """Check that a trainer which ends a step has sent every table's gradient."""
-        with self._changed:
-            open_ = [
-                self._name(number)
-                for number, round_ in self._rounds.items()
-                if round_.step == step and trainer not in round_.arrived
-            ]
+        open_ = [
+            self._name(number)
+            for number, round_ in self._rounds.items()
+            if round_.step == step and trainer not in round_.arrived
+        ]
         if open_:
             raise RemoteProtocolError(
                 f"trainer {trainer} ends step {step} without a gradient of {', '.join(open_[:3])}; expected "
@@ -162,9 +163,13 @@ class SyncTables:
 
     def complete(self, trainer: int) -> Sequence[Answer]:
         """Go on without a trainer that has finished."""
-        with self._changed:
-            self._live.discard(trainer)
-            ready = [number for number, round_ in self._rounds.items() if _take_complete(round_, self._live)]
+        with self._agreeing:
+            self._live -= {trainer}
+        ready = []
+        for number, changed in self._changed.items():
+            with changed:
+                if _take_complete(self._rounds[number], self._live):
+                    ready.append(number)
         return [answer for number in ready for answer in self._make(number)]
 
     def missing(self) -> Missing | None:
@@ -176,8 +181,9 @@ class SyncTables:
             A table could not be stepped.
         """
         self._store.failed.check()
-        with self._changed:
-            for number, round_ in self._rounds.items():
+        for number, changed in self._changed.items():
+            with changed:
+                round_ = self._rounds[number]
                 awaited = self._live - round_.arrived.keys()
                 if round_.arrived and awaited and not round_.stepping:
                     return Missing(round_.step, tuple(sorted(awaited)), self._name(number))
@@ -187,9 +193,9 @@ class SyncTables:
         return f"table {self._store.names[table]}"
 
     def _wait_until_stepped(self, table: int) -> None:
-        """Wait for a thread that makes a table's step; with the lock held."""
+        """Wait for a thread that makes a table's step; with the table's lock held."""
         failed = self._store.failed
-        done = self._changed.wait_for(
+        done = self._changed[table].wait_for(
             lambda: not self._rounds[table].stepping or failed.error is not None, _STEP_SECONDS
         )
         failed.check()
@@ -198,22 +204,22 @@ class SyncTables:
 
     def _make(self, table: int) -> list[Answer]:
         """Make a claimed table's step; the answer is for those whose gradients it has."""
-        round_ = self._rounds[table]
-        with self._changed:
-            trainers = tuple(sorted(round_.arrived))
-            divisor, hyper = len(self._live), self._hyper.of(round_.step, trainers)
+        round_, changed = self._rounds[table], self._changed[table]
+        trainers = tuple(sorted(round_.arrived))
         try:
+            with self._agreeing:
+                divisor, hyper = len(self._live), self._hyper.of(round_.step, trainers)
             before = self._step(table, trainers, divisor, hyper)
         except BaseException as error:
-            with self._changed:
+            with changed:
                 failure = self._store.failed.note(error)
-                self._changed.notify_all()
+                changed.notify_all()
             if failure is error:
                 raise
             raise failure from error
-        with self._changed:
+        with changed:
             self._rounds[table] = _Round(round_.step + 1, before=before)
-            self._changed.notify_all()
+            changed.notify_all()
             told = tuple(trainer for trainer in trainers if trainer in self._live)
             return [_tell(self._store, table, self._rounds[table], told)]
 
@@ -239,7 +245,7 @@ def _lowest(rounds: Mapping[int, _Round]) -> int:
     return min((round_.step for round_ in rounds.values()), default=0)
 
 
-def _take_complete(round_: _Round, live: set[int]) -> bool:
+def _take_complete(round_: _Round, live: frozenset[int]) -> bool:
     """Claim a table to whose step nothing is missing, for the caller and nobody else to make it."""
     ready = not round_.stepping and bool(live) and live <= round_.arrived.keys()
     round_.stepping |= ready
