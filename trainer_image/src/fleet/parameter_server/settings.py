@@ -12,11 +12,7 @@ from fleet.environment.numbers import count, positive
 
 __all__ = ["Settings"]
 
-_THREAD_NUMS: Final = (
-    "FLAGS_rpc_send_thread_num",
-    "FLAGS_rpc_get_thread_num",
-    "FLAGS_rpc_prefetch_thread_num",
-)
+_THREAD_NUMS: Final = ("FLAGS_rpc_send_thread_num", "FLAGS_rpc_get_thread_num")
 """Upper bounds: one thread sends to each server and one receives, which no value forbids."""
 
 
@@ -32,6 +28,8 @@ class Settings(Deadlines):
     """Half-async: how many gradients of one block may be under way before a step waits."""
     max_merge_var_num: int = 20
     """Half-async: how many of them are merged at most."""
+    look_ups_at_once: int = 12
+    """How many look-ups of rows may be unanswered by one server, as far as it allows."""
     retry_times: int = 3
     """How often a call or a connection that failed is tried again, while the peer seems to live."""
     transport: str = "auto"
@@ -73,8 +71,8 @@ class Settings(Deadlines):
 
         Those of `Deadlines`, ``FLAGS_rpc_retry_times``, ``FLEET_SOCKET_BUFFER_BYTES``, ``FLEET_PIECE_BYTES``,
         ``FLEET_MAX_TRAINERS``, ``FLEET_CHECKPOINT_DIR``, ``FLEET_TLS_DIR``, ``FLEET_TLS_SERVER_NAME``,
-        ``FLAGS_communicator_send_queue_size`` and ``FLAGS_communicator_max_merge_var_num``;
-        ``FLAGS_rpc_{send,get,prefetch}_thread_num`` are checked.
+        ``FLAGS_communicator_send_queue_size``, ``FLAGS_communicator_max_merge_var_num`` and
+        ``FLAGS_rpc_prefetch_thread_num``; ``FLAGS_rpc_{send,get}_thread_num`` are checked.
 
         Raises
         ------
@@ -92,6 +90,7 @@ class Settings(Deadlines):
             piece_bytes=count(environ, "FLEET_PIECE_BYTES", 0) or None,
             send_queue_size=count(environ, "FLAGS_communicator_send_queue_size", 2),
             max_merge_var_num=count(environ, "FLAGS_communicator_max_merge_var_num", 20),
+            look_ups_at_once=count(environ, "FLAGS_rpc_prefetch_thread_num", 12),
             retry_times=0
             if environ.get("FLAGS_rpc_retry_times") == "0"
             else count(environ, "FLAGS_rpc_retry_times", 3),

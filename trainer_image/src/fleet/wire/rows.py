@@ -10,7 +10,9 @@ from fleet.errors import RemoteProtocolError
 from fleet.wire.frames import Kind
 
 __all__ = [
+    "MOST_LOOK_UPS",
     "MOST_ROW_BYTES",
+    "PART_BYTES",
     "item_bytes",
     "most_rows",
     "pack_ids",
@@ -23,6 +25,10 @@ __all__ = [
 
 MOST_ROW_BYTES: Final = 256 << 20
 """Upper bound of the payload of one frame about a table."""
+PART_BYTES: Final = 16 << 20
+"""How many bytes of rows a trainer asks for at once, at most."""
+MOST_LOOK_UPS: Final = MOST_ROW_BYTES // PART_BYTES
+"""How many look-ups a trainer may leave unanswered by one server."""
 _ID_BYTES: Final = 8
 _SWAPS: Final = sys.byteorder == "big"
 

@@ -1,5 +1,6 @@
 """A trainer's part in tables, without servers: what it asks for, and what it takes."""
 
+from concurrent import futures
 from typing import Any, cast
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError, RemoteProtocolError
 from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.trainer import look_ups
 from fleet.parameter_server.trainer import rows as module
 from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.waits import Waits
@@ -18,6 +20,7 @@ from fleet.tables.rules import SGD
 from fleet.transpiler.tables import TablePlan
 from fleet.wire import Header, Kind
 from fleet.wire.rows import pack_row_gradient
+from tests.support.processes import wait_for
 
 
 class Stream:
@@ -25,14 +28,20 @@ class Stream:
 
     def __init__(self, rows: TrainerRows) -> None:
         self.asked: list[int] = []
+        self.answers = True
         self._rows = rows
 
     def send(self, kind: Kind, payload: memoryview, *, step: int, block: int) -> None:
         """Take a frame."""
         if kind is not Kind.LOOK_UP:
             return
-        num_rows = len(payload) // 8
-        self.asked.append(num_rows)
+        self.asked.append(len(payload) // 8)
+        if self.answers:
+            self.answer(step, block)
+
+    def answer(self, step: int = 0, block: int = 0) -> None:
+        """Answer the look-up that came last."""
+        num_rows = self.asked[-1]
         row = np.ones(self._rows.row_bytes[block] // 4, dtype="<f4").tobytes()
         self._rows.landed(0, header(Kind.ROWS, step, block), memoryview(bytearray(row * num_rows)))
 
@@ -41,13 +50,15 @@ def header(kind: Kind, step: int, table: int) -> Header:
     return Header(kind, 0, 0, 0, step=step, block=table)
 
 
-def rows_of(*dimensions: int, own: Parameter | None = None) -> tuple[TrainerRows, Stream]:
+def rows_of(
+    *dimensions: int, own: Parameter | None = None, look_ups_at_once: int = 12
+) -> tuple[TrainerRows, Stream]:
     """Return the tables of a trainer with one server, of these dimensions."""
     plans = [
         TablePlan(number, TableConfig(f"t{number}", dimension, SGD()), 0, own)
         for number, dimension in enumerate(dimensions)
     ]
-    settings = Settings()
+    settings = Settings(look_ups_at_once=look_ups_at_once)
     waits = Waits(settings, WatchClock(settings.glance_seconds))
     rows = TrainerRows(plans, ["a:1"], waits, lambda: 0, in_step=True)
     stream = Stream(rows)
@@ -98,3 +109,17 @@ def test_a_step_with_more_rows_than_a_frame_takes_is_the_scripts_mistake(monkeyp
         ConfigurationError, match="gradients of 2 rows of table t0 for one server, expected 1"
     ):
         rows.send({"t0": (np.array([3, 4]), torch.ones(2, 2))})
+
+
+def test_a_server_is_asked_for_no_more_than_may_be_unanswered(monkeypatch):
+    monkeypatch.setattr(look_ups, "PART_BYTES", 16)  # two rows
+    rows, stream = rows_of(2, look_ups_at_once=3)
+    stream.answers = False
+    with futures.ThreadPoolExecutor() as pool:
+        found = pool.submit(rows.look_up, "t0", np.arange(8))
+        wait_for(lambda: len(stream.asked) == 3, "three look-ups")
+        stream.answer()
+        wait_for(lambda: len(stream.asked) == 4, "the last look-up")
+        for _ in range(3):
+            stream.answer()
+        assert found.result(10).tolist() == [[1.0, 1.0]] * 8

@@ -1,45 +1,75 @@
 """What a server does with a trainer's frames about tables."""
 
+from collections import deque
 from collections.abc import Sequence
 
 from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.modes import Answer, ServerMode, TabledServer, Work
+from fleet.parameter_server.transport.stream import ResumableStream
 from fleet.tables import RowGradients
-from fleet.wire import Header
-from fleet.wire.rows import pack_rows, read_ids, read_row_gradient
+from fleet.wire import Header, Kind
+from fleet.wire.rows import MOST_ROW_BYTES, pack_rows, read_ids, read_row_gradient
 
-__all__ = ["look_up", "take_row_gradient"]
+__all__ = ["TableFrames"]
 
 _FLOAT_BYTES = 4
 
 
-def look_up(mode: ServerMode, trainer: int, header: Header, payload: memoryview) -> memoryview:
-    """Return the payload that answers a look-up.
+class TableFrames:
+    """Takes one trainer's frames about tables. Called by its receiving thread.
 
-    Raises
-    ------
-    FleetError
-        An id is none of the table's, or its rows are gone.
+    Parameters
+    ----------
+    mode : ServerMode
+    trainer : int
+    stream : ResumableStream
+        To the trainer.
     """
-    rows = _with_tables(mode, header).look_up(trainer, header.block, header.step, read_ids(payload))
-    return pack_rows(rows.numpy())
 
+    def __init__(self, mode: ServerMode, trainer: int, stream: ResumableStream) -> None:
+        self._mode = mode
+        self._trainer = trainer
+        self._stream = stream
+        self._untaken: deque[tuple[int, int]] = deque()
+        """Of each answer that the trainer is not known to have, its number among all frames and its bytes."""
 
-def take_row_gradient(
-    mode: ServerMode, trainer: int, header: Header, payload: memoryview, row_bytes: int
-) -> Sequence[Answer] | Work:
-    """Take a gradient of rows; return what follows from it, or the work that it makes possible.
+    def look_up(self, header: Header, payload: memoryview) -> None:
+        """Answer a look-up.
 
-    Raises
-    ------
-    FleetError
-        It is none that is awaited, or an id is none of the table's.
-    """
-    gradient = RowGradients.of(*read_row_gradient(payload, row_bytes // _FLOAT_BYTES))
-    return _with_tables(mode, header).row_gradient(trainer, header.block, header.step, gradient)
+        Raises
+        ------
+        FleetError
+            An id is none of the table's, or its rows are gone; or the trainer takes no answers.
+        """
+        self._check_taken(header)
+        mode = self._with_tables(header)
+        rows = pack_rows(mode.look_up(self._trainer, header.block, header.step, read_ids(payload)).numpy())
+        number = self._stream.send(Kind.ROWS, rows, step=header.step, block=header.block)
+        self._untaken.append((number, len(rows)))
 
+    def take_gradient(self, header: Header, payload: memoryview, row_bytes: int) -> Sequence[Answer] | Work:
+        """Take a gradient of rows; return what follows from it, or the work that it makes possible.
 
-def _with_tables(mode: ServerMode, header: Header) -> TabledServer:
-    if not isinstance(mode, TabledServer):
-        raise RemoteProtocolError(f"a {header.kind.name} frame came, and this server has no tables")
-    return mode
+        Raises
+        ------
+        FleetError
+            It is none that is awaited, or an id is none of the table's.
+        """
+        gradient = RowGradients.of(*read_row_gradient(payload, row_bytes // _FLOAT_BYTES))
+        return self._with_tables(header).row_gradient(self._trainer, header.block, header.step, gradient)
+
+    def _check_taken(self, header: Header) -> None:
+        """Refuse to keep more answers for a trainer that had not taken those before when it asked."""
+        while self._untaken and self._untaken[0][0] <= header.taken:
+            self._untaken.popleft()
+        kept = sum(num_bytes for _, num_bytes in self._untaken)
+        if kept >= MOST_ROW_BYTES:
+            raise RemoteProtocolError(
+                f"trainer {self._trainer} asks for more rows, and has not taken {kept} bytes of answers; "
+                f"expected it to wait for them from {MOST_ROW_BYTES} bytes on"
+            )
+
+    def _with_tables(self, header: Header) -> TabledServer:
+        if not isinstance(self._mode, TabledServer):
+            raise RemoteProtocolError(f"a {header.kind.name} frame came, and this server has no tables")
+        return self._mode

@@ -10,7 +10,7 @@ from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.modes import Answer, ServerMode, Work
 from fleet.parameter_server.server.memory_sharing import MemorySharing
 from fleet.parameter_server.server.pacing import Pacing
-from fleet.parameter_server.server.table_frames import look_up, take_row_gradient
+from fleet.parameter_server.server.table_frames import TableFrames
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.arrivals import Arrivals
 from fleet.parameter_server.transport.block_transport import Codec
@@ -65,6 +65,8 @@ class Ending:
 class _Resumption:
     """How a session resumes over another connection."""
 
+    expected: Hello
+    """How a trainer that means this server greets."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while it does."""
     name: str | None = None
@@ -108,9 +110,8 @@ class TrainerSession:
         self._mode = mode
         self._shard = shard
         self._owner = owner
-        self._expected = expected
         self._pacing = pacing
-        self._resumption = _Resumption()
+        self._resumption = _Resumption(expected)
 
         def land(block: int) -> memoryview:
             return shard.buffers.land(trainer, block, lambda: mode.turn(trainer, block))
@@ -126,6 +127,7 @@ class TrainerSession:
         self.arrivals = Arrivals(self._stream)
         """Whether anything comes from the trainer."""
         self._sharing = MemorySharing(trainer, shard, self._stream, codec)
+        self._tables = TableFrames(mode, trainer, self._stream)
         self._asked = False
         """Whether it has asked for values: an answer that is older was meant for an earlier process."""
 
@@ -159,8 +161,8 @@ class TrainerSession:
             self._fence(caller)
             shared = self._sharing.share(caller)
             ours = Hello(
-                self._expected.incarnation,
-                self._expected.num_blocks,
+                self._resumption.expected.incarnation,
+                self._resumption.expected.num_blocks,
                 caller.hello.session,
                 self._stream.taken,
                 bool(shared),
@@ -250,11 +252,10 @@ class TrainerSession:
             case Kind.GRAD:
                 self._take_gradient(header)
             case Kind.LOOK_UP:
-                rows = look_up(self._mode, trainer, header, memoryview(payload))
-                self._stream.send(Kind.ROWS, rows, step=header.step, block=header.block)
+                self._tables.look_up(header, memoryview(payload))
             case Kind.ROW_GRADIENT:
                 of = self.row_bytes[header.block]
-                followed = take_row_gradient(self._mode, trainer, header, memoryview(payload), of)
+                followed = self._tables.take_gradient(header, memoryview(payload), of)
                 self._owner.do(self, followed, header.payload_bytes)
             case Kind.HYPER:
                 self._owner.begins(trainer)
@@ -289,7 +290,7 @@ class TrainerSession:
     def _check(self, hello: Hello) -> None:
         if self.ending.failure is not None:
             raise self.ending.failure
-        expected = self._expected
+        expected = self._resumption.expected
         if (hello.incarnation, hello.num_blocks) != (expected.incarnation, expected.num_blocks):
             raise RemoteProtocolError(f"the trainer greets {hello}, expected {expected}; it must join again")
         if self._resumption.name not in (None, hello.session):

@@ -5,12 +5,8 @@ backward passes bring them, and leave in ``step()``, one for each table and serv
 until every server has made the step of every table, so that no table is ever more than a step ahead.
 """
 
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,31 +17,18 @@ from torch.nn import Parameter
 from fleet.errors import ConfigurationError, RemoteProtocolError
 from fleet.nn.table import Touched
 from fleet.parameter_server.trainer.gathered import Gathered
+from fleet.parameter_server.trainer.look_ups import LookUps, placement_of
 from fleet.parameter_server.trainer.waits import Waits
 from fleet.process import progress
 from fleet.process.finite import OfRows
-from fleet.tables import Placement
 from fleet.transpiler.tables import TablePlan
 from fleet.wire import Header, Kind
-from fleet.wire.rows import most_rows, pack_ids, pack_row_gradient, read_row_gradient, read_rows
+from fleet.wire.rows import PART_BYTES, most_rows, pack_row_gradient, read_row_gradient
 
 if TYPE_CHECKING:
     from fleet.parameter_server.transport.stream import ResumableStream
 
 __all__ = ["TrainerRows"]
-
-_TAKEN_BYTES: Final = 16 << 20
-"""How much of a table that a trainer holds too is asked for at once: a server has so much of it twice."""
-
-
-@dataclass(slots=True)
-class _Asked:
-    """A look-up that one server has not answered."""
-
-    table: TablePlan
-    at: NDArray[np.int64]
-    """Where its rows belong in those of the look-up."""
-    into: Tensor
 
 
 class TrainerRows:
@@ -80,8 +63,7 @@ class TrainerRows:
         self._step = step
         self._awaits_each = in_step or any(plan.own is not None for plan in plans)
         """Whether ``step()`` ends only when all servers have made it."""
-        self._asked: list[deque[_Asked]] = [deque() for _ in endpoints]
-        """By server, what it has not answered, in turn."""
+        self._look_ups = LookUps(self.streams, endpoints, waits)
         self.gathered = Gathered({plan.name: plan.own for plan in plans if plan.own is not None})
         """The gradients that have come since the last step."""
         self._open: set[tuple[int, int]] = set()
@@ -90,7 +72,6 @@ class TrainerRows:
         """How many steps these have made then."""
         self._changed: list[tuple[Parameter, NDArray[np.int64], Tensor]] = []
         """Rows that servers have told, which become the weights' in ``step()``."""
-        self._one_at_a_time = threading.Lock()
 
     def __bool__(self) -> bool:
         """Whether there are tables."""
@@ -121,18 +102,7 @@ class TrainerRows:
             A server refuses, or does not answer in time.
         """
         plan = next(plan for plan in self._plans.values() if plan.name == name)
-        rows = torch.empty(ids.size, plan.config.dimension)
-        with self._one_at_a_time:
-            self._waits.check()
-            for server, at in _placement(len(self._endpoints)).positions(ids).items():
-                self._ask(server, _Asked(plan, at, rows), ids[at])
-            waited = self._waits.wait_until(
-                lambda: not any(self._asked),
-                lambda: f"rows of table {name} from {', '.join(self._silent())}",
-            )
-        progress.count("wait_seconds", waited)
-        progress.count("rows_looked_up", ids.size)
-        return rows
+        return self._look_ups.wait(self._look_ups.ask(plan, ids, self._step()))
 
     def touched(self, name: str, touched: Touched) -> None:
         """Take note of rows that have a gradient; a second backward pass adds to the same."""
@@ -150,7 +120,7 @@ class TrainerRows:
         for number, plan in self._plans.items():
             ids, values = gradients.get(plan.name, (np.zeros(0, dtype=np.int64), None))
             progress.count("row_gradients_sent", ids.size)
-            servers = _placement(len(self._endpoints)).positions(ids)
+            servers = placement_of(len(self._endpoints)).positions(ids)
             for server, stream in enumerate(self.streams):
                 payload = memoryview(b"")
                 if server in servers and values is not None:
@@ -187,7 +157,7 @@ class TrainerRows:
         """Take all rows of the tables that this trainer holds too."""
         for plan in self._plans.values():
             if plan.own is not None:
-                num_rows, most = len(plan.own), max(1, _TAKEN_BYTES // (4 * plan.config.dimension))
+                num_rows, most = len(plan.own), max(1, PART_BYTES // (4 * plan.config.dimension))
                 for begin in range(0, num_rows, most):
                     ids = np.arange(begin, min(begin + most, num_rows), dtype=np.int64)
                     _write(plan.own, ids, self.look_up(plan.name, ids))
@@ -201,7 +171,7 @@ class TrainerRows:
             Nobody has asked for it, or it tells of rows that the table does not have.
         """
         if header.kind is Kind.ROWS:
-            self._take_rows(server, header, payload)
+            self._look_ups.landed(server, header, payload, self.row_bytes)
             return
         with self._waits.changed:
             if header.step != self._made or (server, header.block) not in self._open:
@@ -222,29 +192,6 @@ class TrainerRows:
             if not self._open:
                 self._waits.changed.notify_all()
 
-    def _take_rows(self, server: int, header: Header, payload: memoryview) -> None:
-        found = len(payload) // self.row_bytes[header.block]
-        asked = self._asked[server][0] if self._asked[server] else None
-        if asked is None or (asked.table.number, asked.at.size) != (header.block, found):
-            expected = f"{asked.at.size} of table {asked.table.number}" if asked is not None else "none"
-            raise RemoteProtocolError(
-                f"the server sent {found} rows of table {header.block}, expected {expected}"
-            )
-        rows = read_rows(payload, asked.table.config.dimension)
-        asked.into[torch.from_numpy(asked.at)] = torch.from_numpy(rows)
-        with self._waits.changed:
-            self._asked[server].popleft()
-            self._waits.changed.notify_all()
-
-    def _ask(self, server: int, asked: _Asked, ids: NDArray[np.int64]) -> None:
-        """Ask a server for rows, by as many frames as it takes."""
-        table, most = asked.table, most_rows(4 * asked.table.config.dimension)
-        for begin in range(0, ids.size, most):
-            part = slice(begin, begin + most)
-            self._asked[server].append(_Asked(table, asked.at[part], asked.into))
-            payload = pack_ids(ids[part])
-            self.streams[server].send(Kind.LOOK_UP, payload, step=self._step(), block=table.number)
-
     def _check_size(self, plan: TablePlan, count: int) -> None:
         if count > (most := most_rows(4 * plan.config.dimension)):
             raise ConfigurationError(
@@ -252,19 +199,11 @@ class TrainerRows:
                 "at most; use smaller batches, or more parameter servers"
             )
 
-    def _silent(self) -> list[str]:
-        return [self._endpoints[server] for server, asked in enumerate(self._asked) if asked]
-
     def _describe(self) -> str:
         open_ = sorted(self._open)
         servers = ", ".join(dict.fromkeys(self._endpoints[server] for server, _ in open_))
         tables = ", ".join(dict.fromkeys(self._plans[number].name for _, number in open_))
         return f"step {self._made - 1} of table {tables} from {servers}"
-
-
-@cache
-def _placement(num_servers: int) -> Placement:
-    return Placement.over(num_servers)
 
 
 @torch.no_grad()
