@@ -40,12 +40,14 @@ async def pod_answers(progress: dict[str, Any], host: str) -> AsyncIterator[None
 
 
 async def test_the_status_tells_how_far_trainer_0_is(namespace: Namespace, control_plane: ControlPlane):
-    progress = {"step": 50, "totalSteps": 200, "loss": 0.125}
+    table = {"name": "users", "rows": 1000, "bytes": 90000}
+    progress = {"step": 50, "totalSteps": 200, "loss": 0.125, "tables": [table]}
     async with pod_answers(progress, POD_IP):
         await namespace.create_job(annotated(ip=POD_IP))
         job = await namespace.until_job("digits", "progress", lambda job: "progress" in job.get("status", {}))
         told = job["status"]["progress"]
         assert (told["percentage"], told["step"], told["totalSteps"], told["loss"]) == (25, 50, 200, 0.125)
+        assert told["tables"] == [table]
         shown = control_plane.kubectl("get", "fj", "digits", "-n", namespace.name)
         assert shown.splitlines()[0].split()[5] == "PROGRESS"
         assert shown.splitlines()[1].split()[5] == "25%"

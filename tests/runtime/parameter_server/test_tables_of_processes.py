@@ -1,5 +1,6 @@
 """Tables in real processes: a trainer that is killed amid a step comes back, and no bit is another."""
 
+import json
 import re
 from pathlib import Path
 
@@ -19,6 +20,28 @@ def rows_of(running: Job, trainers: list[Replica]) -> str:
         replica.expect(0, seconds=120)
     (digest,) = {re.findall(r"^rows (\w+)$", trainer.output, re.M)[0] for trainer in trainers}
     return str(digest)
+
+
+def test_servers_tell_of_their_tables_and_trainer_0_of_all(tmp_path):
+    words = tmp_path / "words"
+    with job(tmp_path, servers=2, trainers=1, rounds=2) as running:
+        port = int(running.endpoints[-1].rpartition(":")[2]) + 1
+        running.server(0, SCRIPT, str(STEPS), FLEET_METRICS_PORT=str(port))
+        running.server(1, SCRIPT, str(STEPS), FLEET_TERMINATION_LOG=str(tmp_path / "other"))
+        told = {"METRICS": f"127.0.0.1:{port}", "FLEET_TERMINATION_LOG": str(words)}
+        trainer = running.trainer(0, SCRIPT, str(STEPS), **told)
+        rows_of(running, [trainer])
+    metrics = dict(re.findall(r'^fleet_table_(\w+){table="rows"} (\S+)$', trainer.output, re.M))
+    (other,) = json.loads((tmp_path / "other").read_text())["tables"]
+    assert json.loads(words.read_text())["tables"] == [
+        {
+            "name": "rows",
+            "rows": int(metrics["rows"]) + other["rows"],
+            "bytes": int(metrics["bytes"]) + other["bytes"],
+        }
+    ]
+    assert 0 < int(metrics["ids_found_total"]) < int(metrics["ids_looked_up_total"])
+    assert float(metrics["shard_skew"]) >= 1.0
 
 
 def test_a_killed_trainer_comes_back_and_no_row_is_another(tmp_path):

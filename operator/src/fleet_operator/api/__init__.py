@@ -26,6 +26,7 @@ from fleet_operator.api.status import (
     LastFailure,
     ReplicaRestarts,
     RoleStatus,
+    TableSize,
 )
 from fleet_operator.api.stored import read_job
 
@@ -56,6 +57,7 @@ __all__ = [
     "StartupPolicy",
     "SuccessPolicy",
     "SyncMode",
+    "TableSize",
     "parse_job",
     "read_job",
 ]

@@ -25,6 +25,7 @@ __all__ = [
     "LastFailure",
     "ReplicaRestarts",
     "RoleStatus",
+    "TableSize",
 ]
 
 
@@ -162,6 +163,14 @@ class LastFailure(StatusModel):
     time: Timestamp | None = None
 
 
+class TableSize(StatusModel):
+    """An embedding table on the parameter servers, over all of them."""
+
+    name: str
+    rows: int = Field(description="Rows that have been updated; the others cost nothing.")
+    bytes: int = Field(description="Memory that rows, their optimizer state and the index take.")
+
+
 class JobProgress(StatusModel):
     """How far the training is, as trainer 0 tells it: what it reports, else its runtime's step."""
 
@@ -172,6 +181,9 @@ class JobProgress(StatusModel):
     loss: float | None = None
     eta_seconds: int | None = Field(default=None, description="How much longer it takes at its present pace.")
     time: Timestamp | None = Field(default=None, description="When it was reported.")
+    tables: tuple[TableSize, ...] | None = Field(
+        default=None, description="The embedding tables, the largest ten where there are more."
+    )
 
 
 class FleetJobStatus(StatusModel):

@@ -101,6 +101,8 @@ def details(job: Summary, now: datetime) -> list[str]:
         parts += [f"loss {progress.loss:.6g}"] if progress.loss is not None else []
         parts += [f"about {age(progress.eta_seconds)} left"] if progress.eta_seconds is not None else []
         told["progress"] = ", ".join(parts)
+        tables = [f"{table.name} {table.rows} rows in {size(table.bytes)}" for table in progress.tables or ()]
+        told |= {"tables": "; ".join(tables)} if tables else {}
     for role in status.roles:
         counts = {"active": role.active, "ready": role.ready, "completed": role.succeeded}
         shown = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
@@ -123,3 +125,11 @@ def age(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{int(seconds // size)}{unit}"
     return f"{max(0, int(seconds))}s"
+
+
+def size(num_bytes: int) -> str:
+    """Return an amount of memory: 512 B, 12.5 MB, 3.2 GB."""
+    for unit, exponent in (("GB", 9), ("MB", 6), ("kB", 3)):
+        if num_bytes >= 10**exponent:
+            return f"{num_bytes / 10**exponent:.1f} {unit}"
+    return f"{num_bytes} B"

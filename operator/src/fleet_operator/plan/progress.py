@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.api import JobProgress
+from fleet_operator.api import JobProgress, TableSize
 from fleet_operator.plan.ledger import RANK_ZERO
 from fleet_operator.plan.pods import has_succeeded
 from fleet_operator.plan.times import stamp
@@ -40,6 +40,12 @@ MAX_COUNT = 2**53
 MAX_ETA_SECONDS = 10 * 365 * 24 * 3600
 """An estimate of more seconds than this says no more than this."""
 
+MAX_TABLES = 10
+"""Of how many tables the status tells; a replica tells of the largest first."""
+
+MAX_TABLE_NAME = 100
+"""Longer names are cut: they are the script's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -54,6 +60,7 @@ class Progress:
     history: Mapping[int, float] = field(default_factory=dict)  # loss by step
     steps_past: int = 0  # made after the others had completed, by a trainer that joined late
     non_finite: int = 0  # parameters that hold NaN or infinity at the end
+    tables: tuple[TableSize, ...] = ()  # the largest first
 
     def after(self, earlier: Progress | None) -> Progress:
         """Return this with the points of the curve that only an earlier snapshot of the same life has."""
@@ -82,6 +89,7 @@ def parse_progress(text: str) -> Progress | None:
         history=_history(document.get("history")),
         steps_past=_counted(document.get("counters"), STEPS_PAST),
         non_finite=_counted(document.get("counters"), NON_FINITE),
+        tables=_tables(document.get("tables")),
     )
 
 
@@ -114,6 +122,7 @@ def job_progress(
         loss=None if progress.loss is None else float(f"{progress.loss:.{DIGITS}g}"),
         eta_seconds=eta,
         time=None if moment is None else stamp(moment),
+        tables=progress.tables or None,
     )
 
 
@@ -161,6 +170,16 @@ def _metrics(values: Any) -> dict[str, float]:
 
 def _counted(counters: Any, name: str) -> int:
     return _whole(counters.get(name)) or 0 if isinstance(counters, dict) else 0
+
+
+def _tables(tables: Any) -> tuple[TableSize, ...]:
+    found = []
+    for table in tables[:MAX_TABLES] if isinstance(tables, list) else ():
+        told = table if isinstance(table, dict) else {}
+        name, rows, size = told.get("name"), _whole(told.get("rows")), _whole(told.get("bytes"))
+        if isinstance(name, str) and rows is not None and size is not None:
+            found.append(TableSize(name=name[:MAX_TABLE_NAME], rows=rows, bytes=size))
+    return tuple(found)
 
 
 def _history(points: Any) -> dict[int, float]:

@@ -27,6 +27,7 @@ def test_what_was_never_reported_is_null(subject):
         "metrics": {},
         "history": [],
         "counters": {},
+        "tables": [],
     }
 
 
@@ -47,7 +48,13 @@ def test_reports_replace_and_counters_add(subject):
         "metrics": {"test_accuracy": 0.9},
         "history": [[1, 0.5], [2, 0.25]],
         "counters": {"bytes_sent": 150},
+        "tables": [],
     }
+
+
+def test_of_many_tables_the_largest_are_told(subject):
+    subject.show_tables(lambda: [{"name": str(each), "rows": 1, "bytes": each} for each in range(60)])
+    assert [table["bytes"] for table in subject.snapshot()["tables"]] == list(range(59, 9, -1))
 
 
 def test_the_step_of_the_runtime_counts_until_the_script_reports_one(subject):

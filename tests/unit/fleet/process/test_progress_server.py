@@ -35,6 +35,22 @@ def test_prometheus_text():
     assert text.endswith("\n")
 
 
+def test_a_server_tells_of_each_table_and_a_trainers_sums_are_no_metrics():
+    told = {"name": 'a"b', "rows": 5, "bytes": 900, "lookedUp": 40, "found": 30, "shardSkew": 1.5}
+    subject = Progress()
+    subject.show_tables(lambda: [told])
+    text = prometheus_text(subject.snapshot(), {})
+    assert [line for line in text.splitlines() if line.startswith("fleet_table")] == [
+        r'fleet_table_rows{table="a\"b"} 5',
+        r'fleet_table_bytes{table="a\"b"} 900',
+        r'fleet_table_ids_looked_up_total{table="a\"b"} 40',
+        r'fleet_table_ids_found_total{table="a\"b"} 30',
+        r'fleet_table_shard_skew{table="a\"b"} 1.5',
+    ]
+    subject.show_tables(lambda: [{"name": "users", "rows": 5, "bytes": 900}])
+    assert "fleet_table" not in prometheus_text(subject.snapshot(), {})
+
+
 @pytest.fixture
 def address():
     host, port = progress.start_server("127.0.0.1", 0)

@@ -38,6 +38,16 @@ def test_what_is_too_long_loses_points_then_counters_then_metrics(metrics, count
     assert len(state["metrics"]) == (metrics if metrics < 200 else 0)
 
 
+def test_tables_are_told_last_too_if_they_fit():
+    def told(length: int) -> Any:
+        subject = Progress()
+        subject.show_tables(lambda: [{"name": "t" * length, "rows": 1, "bytes": each} for each in range(20)])
+        return json.loads(termination.progress_message(subject.snapshot()))["tables"]
+
+    assert [table["bytes"] for table in told(10)] == list(range(19, 9, -1))
+    assert told(1000) == []
+
+
 @pytest.fixture
 def words(tmp_path):
     return tmp_path / "words"

@@ -55,6 +55,15 @@ def test_all_there_is_to_say_about_one_job():
     ]
 
 
+def test_tables_are_told_with_their_rows_and_memory():
+    tables = [
+        {"name": "users", "rows": 1250000, "bytes": 193_750_000},
+        {"name": "few", "rows": 3, "bytes": 700},
+    ]
+    told = details(summary(RUNNING | {"progress": {"summary": "step 3", "tables": tables}}), NOW)
+    assert "  tables        users 1250000 rows in 193.8 MB; few 3 rows in 700 B" in told
+
+
 def test_one_line_has_all_that_changes():
     assert summary(RUNNING).line() == (
         "digits Running pservers 2/2 trainers 2/2 42% loss 0.3125 restarts 1: all 4 replicas run"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fleet_operator.api import JobProgress
+from fleet_operator.api import JobProgress, TableSize
 from fleet_operator.plan.progress import MAX_ETA_SECONDS, Progress, job_progress, parse_progress
 from tests.support.plans import Story, at, ended, pserver, trainer
 
@@ -19,9 +19,11 @@ WHOLE = {
     "metrics": {"test_accuracy": 0.97, "absent": None},
     "history": [[1, 2.0], [12, 0.31]],
     "counters": {"bytes_sent": 3, "steps_past_the_others": 7},
+    "tables": [{"name": "users", "rows": 1000, "bytes": 90000, "found": 3}],
     "unknown": [],
 }
-PARSED = Progress(12, 100, 0.31, 1536, 812.4, {"test_accuracy": 0.97}, {1: 2.0, 12: 0.31}, 7)
+USERS = TableSize(name="users", rows=1000, bytes=90000)
+PARSED = Progress(12, 100, 0.31, 1536, 812.4, {"test_accuracy": 0.97}, {1: 2.0, 12: 0.31}, 7, tables=(USERS,))
 
 
 def test_a_whole_progress():
@@ -44,6 +46,11 @@ def test_other_last_words_are_no_progress(text):
             "metrics": {"a": "b"},
         },
         {"step": -1, "totalSteps": 2**60, "samples": 10**30, "counters": {"steps_past_the_others": "x"}},
+        {"step": None, "tables": {"name": "users"}},
+        {
+            "step": None,
+            "tables": ["users", {"name": 3, "rows": 1, "bytes": 1}, {"name": "users", "rows": -1}],
+        },
     ],
 )
 def test_odd_values_are_left_out(odd):
@@ -69,6 +76,15 @@ HUGE = 10**400  # a whole number that no float holds
 )
 def test_a_number_beyond_all_floats_is_left_out(odd):
     assert parse_progress(json.dumps({"step": 1, **odd})) == Progress(step=1)
+
+
+def test_the_status_tells_of_ten_tables_at_most_and_of_names_that_end():
+    many = [{"name": "n" * 200, "rows": each, "bytes": 1} for each in range(20)]
+    told = job_progress(parse_progress(json.dumps({"step": 1, "tables": many})) or Progress())
+    assert told is not None
+    assert told.tables is not None
+    assert [(len(each.name), each.rows) for each in told.tables] == [(100, each) for each in range(10)]
+    assert "tables" not in (job_progress(Progress(step=1)) or told).model_dump(exclude_none=True)
 
 
 def test_a_last_word_beyond_all_floats_does_not_keep_a_job_from_finishing():

@@ -105,6 +105,7 @@ class TableStore:
         self, plans: Iterable[TablePlan], failed: FailedStep, shards: Sequence[int] = range(SHARDS)
     ) -> None:
         self.failed = failed
+        self._num_shards = len(shards)
         self._entries = {plan.number: _Entry(plan, Table(plan.config)) for plan in plans}
         self._sequence = itertools.count(1)
         for number, entry in self._entries.items():
@@ -143,6 +144,23 @@ class TableStore:
                 f"changed at once, expected {most} at most; use smaller batches, more parameter servers, or "
                 "fleet.nn.DistributedEmbedding in place of sparse=True"
             )
+
+    def statistics(self) -> list[dict[str, Any]]:
+        """Return what progress and metrics tell of each table, as JSON-ready data.
+
+        No lock is taken: a save may hold it for long, and who asks must not wait.
+        """
+        return [
+            {
+                "name": entry.plan.config.name,
+                "rows": len(entry.table),
+                "bytes": entry.table.nbytes,
+                "lookedUp": entry.table.statistics.looked_up,
+                "found": entry.table.statistics.found,
+                "shardSkew": entry.table.statistics.skew(self._num_shards),
+            }
+            for entry in self._entries.values()
+        ]
 
     def describe(self) -> str:
         """Return ``table users`` or ``tables users, items``."""

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsFloat, SupportsIndex
 
 from fleet.errors import ConfigurationError
@@ -29,13 +29,18 @@ __all__ = [
     "made",
     "report",
     "serves",
+    "show_tables",
     "snapshot",
     "start_server",
 ]
 
 NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 
+MOST_TABLES = 50
+"""Of how many tables is told, the largest ones: each is a label of metrics, and adds to what is sent."""
+
 Number = SupportsFloat | SupportsIndex
+Tables = Sequence[Mapping[str, Any]]
 
 
 class Progress:
@@ -53,6 +58,7 @@ class Progress:
         self._replica: tuple[str | None, int | None] = (None, None)
         self._count_made: Callable[[], int] | None = None
         self._made = 0
+        self._tables: Callable[[], Tables] = tuple
         self._reported: dict[str, Any] = dict.fromkeys(("step", "totalSteps", "loss", "samples"))
         """What was reported last, by its name in the snapshot."""
         self._metrics: dict[str, float] = {}
@@ -69,6 +75,11 @@ class Progress:
         """Take the step from the runtime for as long as the script reports none; see :func:`follow`."""
         with self._lock:
             self._count_made = made
+
+    def show_tables(self, tables: Callable[[], Tables]) -> None:
+        """Tell of embedding tables; see :func:`show_tables`."""
+        with self._lock:
+            self._tables = tables
 
     def made(self) -> int | None:
         """Return how many steps the runtime has made; see :func:`made`."""
@@ -109,6 +120,7 @@ class Progress:
     def snapshot(self) -> dict[str, Any]:
         """Return the present state as JSON-ready data; values never reported are None."""
         with self._lock:
+            tables = sorted(self._tables(), key=lambda table: table["bytes"], reverse=True)
             role, index = self._replica
             return {
                 "role": role,
@@ -120,6 +132,7 @@ class Progress:
                 "metrics": {name: _finite(value) for name, value in self._metrics.items()},
                 "history": self._curve.points(),
                 "counters": dict(self._counters),
+                "tables": [dict(table) for table in tables[:MOST_TABLES]],
             }
 
     def _current_step(self) -> int | None:
@@ -221,6 +234,18 @@ def follow(made: Callable[[], int]) -> None:
         thread may call it.
     """
     _progress.follow(made)
+
+
+def show_tables(tables: Callable[[], Tables]) -> None:
+    """Tell of embedding tables, of the largest where there are many.
+
+    Parameters
+    ----------
+    tables : callable
+        Returns ``name``, ``rows`` and ``bytes`` of each; a server also ``lookedUp``, ``found`` and
+        ``shardSkew``, of its own part. Any thread may call it, and it must not wait.
+    """
+    _progress.show_tables(tables)
 
 
 def made() -> int | None:

@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -33,6 +33,23 @@ GAUGES = {
     "samples": ("fleet_samples", "Samples trained on so far."),
     "samplesPerSecond": ("fleet_samples_per_second", "Samples per second, over the last ten seconds."),
 }
+
+TABLES = {
+    "rows": ("fleet_table_rows", "gauge", "Rows of an embedding table that this server holds."),
+    "bytes": ("fleet_table_bytes", "gauge", "Bytes of memory that they, their state and their index take."),
+    "lookedUp": (
+        "fleet_table_ids_looked_up_total",
+        "counter",
+        "Ids of a table that trainers have asked for.",
+    ),
+    "found": ("fleet_table_ids_found_total", "counter", "Of these, ids that had a row."),
+    "shardSkew": (
+        "fleet_table_shard_skew",
+        "gauge",
+        "How many times the mean's rows the fullest of this server's virtual shards has.",
+    ),
+}
+"""What a server tells of each of its tables. A trainer's numbers are the servers' sums, and no metrics."""
 
 
 def prometheus_text(state: Mapping[str, Any], environ: Mapping[str, str]) -> str:
@@ -67,11 +84,20 @@ def prometheus_text(state: Mapping[str, Any], environ: Mapping[str, str]) -> str
             "# TYPE fleet_metric gauge",
         ]
         lines += [f'fleet_metric{{name="{name}"}} {value!r}' for name, value in reported.items()]
+    lines += _of_tables([table for table in state["tables"] if "lookedUp" in table])
     for name, value in state["counters"].items():
         counter = f"fleet_{name}_total"
         about = f"Counted by the runtime: {name.replace('_', ' ')}."
         lines += [f"# HELP {counter} {about}", f"# TYPE {counter} counter", f"{counter} {value!r}"]
     return "\n".join(lines) + "\n"
+
+
+def _of_tables(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = []
+    for key, (name, kind, about) in TABLES.items() if tables else ():
+        lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+        lines += [f'{name}{{table="{_escaped(table["name"])}"}} {table[key]!r}' for table in tables]
+    return lines
 
 
 def _escaped(value: str) -> str:

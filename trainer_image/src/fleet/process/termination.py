@@ -29,6 +29,7 @@ MAX_PROGRESS_BYTES = 3000
 MAX_SENTENCE_BYTES = 2000
 MAX_LOG_BYTES = 2000
 MAX_HISTORY = 64
+MAX_TABLES = 10
 MAX_ATTEMPTS_BYTES = 1000
 
 _log = logging.getLogger(__name__)
@@ -66,10 +67,10 @@ def completed_trainers(completed: Collection[int], attempts: Mapping[int, int]) 
 def progress_message(state: Mapping[str, Any]) -> str:
     """Render a progress snapshot as one line of JSON that fits.
 
-    At most 64 points of the history stay, evenly spaced and the last among them; what is still too long
-    loses more points, then its counters, then its metrics.
+    At most 64 points of the history stay, evenly spaced and the last among them, and the ten largest tables;
+    what is still too long loses more points, then its counters, then its metrics, then its tables.
     """
-    short = dict(state)
+    short = dict(state) | {"tables": state["tables"][:MAX_TABLES]}
     points = [[step, float(f"{loss:.6g}")] for step, loss in state["history"]]
     keep = MAX_HISTORY
     while keep > 0:
@@ -78,10 +79,10 @@ def progress_message(state: Mapping[str, Any]) -> str:
             return text
         keep //= 2
     short["history"] = []
-    for key in ("counters", "metrics"):
+    for key, none in (("counters", {}), ("metrics", {}), ("tables", [])):
         if len(text := _one_line(short)) <= MAX_PROGRESS_BYTES:
             return text
-        short[key] = {}
+        short[key] = none
     return _one_line(short)
 
 

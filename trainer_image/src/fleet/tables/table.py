@@ -23,6 +23,7 @@ from fleet.tables.removed import RemovedIds
 from fleet.tables.rules import RowRule, Rows
 from fleet.tables.saved import TableRows
 from fleet.tables.snapshot import Snapshot
+from fleet.tables.statistics import TableStatistics
 
 __all__ = ["Table", "TableConfig", "TableRows"]
 
@@ -41,6 +42,7 @@ class Table:
         self._options = {**config.rule.defaults(), **config.options}
         self._layout = Layout(config)
         self._memory = RowMemory(self._layout.width, config.num_embeddings)
+        self.statistics = TableStatistics(self._memory)
         self._candidates = config.admission.candidates(self._key) if config.admission else None
         self._evictor = Evictor(config.eviction, self._memory, self._layout, self._remove)
         self._step = 0
@@ -58,7 +60,7 @@ class Table:
         return self._memory.nbytes + (self._candidates.nbytes if self._candidates else 0)
 
     def look_up(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return the values of ids. Nothing is counted, admitted or stored.
+        """Return the values of ids. Nothing is admitted or stored, and only `statistics` counts it.
 
         Parameters
         ----------
@@ -77,10 +79,11 @@ class Table:
         self.config.check_ids(ids)
         rows = self._memory.find(ids)
         new = rows == MISSING
-        has_new = bool(new.any())
-        words = self._memory.read(np.where(new, 0, rows) if has_new else rows, self._layout.value_words)
+        num_new = int(np.count_nonzero(new))
+        self.statistics.count(ids.size, ids.size - num_new)
+        words = self._memory.read(np.where(new, 0, rows) if num_new else rows, self._layout.value_words)
         values = self._layout.values(words)
-        if has_new:
+        if num_new:
             values[torch.from_numpy(new)] = self._first_values(ids[new])
         return values
 

@@ -16,6 +16,8 @@ import grpc
 
 from fleet.errors import FleetError, PeerLostError, StateLostError
 from fleet.parameter_server.control.client import ControlClient
+from fleet.parameter_server.control.proto import control_pb2
+from fleet.parameter_server.control.table_sizes import TableSizes
 from fleet.parameter_server.settings import Settings
 from fleet.process.clock import WatchClock
 
@@ -67,6 +69,8 @@ class Heartbeat:
         clock: WatchClock,
     ) -> None:
         now = clock.now()
+        self.tables = TableSizes()
+        """The servers' tables, as of their latest answers to trainer 0."""
         self._peers = [
             _Peer(control, incarnation, now)
             for control, incarnation in zip(controls, incarnations, strict=True)
@@ -116,41 +120,47 @@ class Heartbeat:
         clauses = {peer.waiting_for for peer in self._peers if peer.waiting_for}
         return "; ".join(sorted(clauses))
 
+    def beat(self) -> None:
+        """Beat once, and take the answers; who does not answer soon is passed over."""
+        timeout_seconds = max(1.0, self._settings.heartbeat_seconds)
+        sent = time.monotonic()
+        replies = [(peer, peer.control.heartbeat(timeout_seconds)) for peer in self._peers]
+        for server, (peer, future) in enumerate(replies):
+            try:
+                reply = future.result(timeout=timeout_seconds + 1.0)
+            except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
+                self._unanswered(peer)
+                continue
+            self._answered(peer, reply, sent)
+            self.tables.take(server, reply.tables)
+
     def _run(self) -> None:
         while not self._stop:
             began = time.monotonic()
             chasing = any(peer.lost is not None for peer in self._peers)
             pause = _CHASE_SECONDS if chasing else self._settings.heartbeat_seconds
             self._on_beat()
-            self._beat(timeout_seconds=max(1.0, self._settings.heartbeat_seconds))
+            self.beat()
             self._wake.wait(max(0.0, began + pause - time.monotonic()))
             self._wake.clear()
 
-    def _beat(self, timeout_seconds: float) -> None:
-        sent = time.monotonic()
-        replies = [(peer, peer.control.heartbeat(timeout_seconds)) for peer in self._peers]
-        for peer, future in replies:
-            try:
-                reply = future.result(timeout=timeout_seconds + 1.0)
-            except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
-                self._unanswered(peer)
-                continue
-            peer.heard, peer.named, peer.waiting_for = self._clock.now(), False, reply.waiting_for
-            if reply.incarnation != peer.incarnation:
-                self._on_failure(
-                    StateLostError(
-                        f"parameter server {peer.control.endpoint} came back without its state (incarnation "
-                        f"{reply.incarnation} instead of {peer.incarnation}); the job must start anew"
-                    )
+    def _answered(self, peer: _Peer, reply: control_pb2.HeartbeatReply, sent: float) -> None:
+        peer.heard, peer.named, peer.waiting_for = self._clock.now(), False, reply.waiting_for
+        if reply.incarnation != peer.incarnation:
+            self._on_failure(
+                StateLostError(
+                    f"parameter server {peer.control.endpoint} came back without its state (incarnation "
+                    f"{reply.incarnation} instead of {peer.incarnation}); the job must start anew"
                 )
-            peer.lived = sent
-            if reply.steps_past and not self._told_past:
-                self._told_past = True
-                _log.warning(
-                    "this trainer joined late and trains past the others, which have completed: what it does "
-                    "now is on its data alone. A loop over fleet.epochs() or fleet.steps() goes on where the "
-                    "training is, and ends with the others"
-                )
+            )
+        peer.lived = sent
+        if reply.steps_past and not self._told_past:
+            self._told_past = True
+            _log.warning(
+                "this trainer joined late and trains past the others, which have completed: what it does "
+                "now is on its data alone. A loop over fleet.epochs() or fleet.steps() goes on where the "
+                "training is, and ends with the others"
+            )
 
     def _unanswered(self, peer: _Peer) -> None:
         if self._stop:

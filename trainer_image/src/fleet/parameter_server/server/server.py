@@ -161,6 +161,8 @@ class Server:
         )
         self._control.start()
         self._trainers.pool.start()
+        if len(self._shard.tables):
+            progress.show_tables(self._shard.tables.statistics)
         _log.info(
             "parameter server %s serves %s in mode %s; %s",
             plan.endpoint,
@@ -260,6 +262,7 @@ class Server:
             incarnation=self._serving.incarnation,
             waiting_for=missing.describe(self._shard.plan.endpoints) if missing else "",
             steps_past=self._trainers.heard(trainer, attempt),
+            tables=self._table_sizes() if trainer == 0 else (),
         )
 
     def norm(self, request: control_pb2.NormRequest) -> None:
@@ -302,6 +305,12 @@ class Server:
     def values(self) -> "Iterator[tuple[int, Tensor]]":
         """Iterate over the blocks' values."""
         yield from self._shard.store.values()  # copied before the first is sent, however slowly
+
+    def _table_sizes(self) -> "list[control_pb2.TableSize]":
+        return [
+            control_pb2.TableSize(name=table["name"], rows=table["rows"], bytes=table["bytes"])
+            for table in self._shard.tables.statistics()
+        ]
 
     def _dismiss(self, error: FleetError | None) -> None:
         """Let the trainers go, each with the last word for it, and stop."""

@@ -23,6 +23,7 @@ from fleet.parameter_server.trainer.session import Session
 from fleet.parameter_server.trainer.silence import SilenceWatchdog
 from fleet.parameter_server.trainer.waits import Waits
 from fleet.parameter_server.waiting import wait_for_ports
+from fleet.process import progress
 from fleet.process.clock import WatchClock
 from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import Identity, Kind, job_hash
@@ -144,6 +145,8 @@ class Client:
     def complete(self) -> frozenset[int]:
         """Tell every server that this trainer has finished, wait until each knows, and return who has."""
         self.waits.check()
+        if self._heartbeat is not None and self._tells_of_tables:
+            self._heartbeat.beat()  # the servers are about to end, and what they hold is told afterwards
         connections = self.session.connections
         for connection in connections:
             connection.send(Kind.COMPLETE)
@@ -231,6 +234,8 @@ class Client:
             waits.clock,
         )
         self.values.waiting_for = heartbeat.waiting_for
+        if self._tells_of_tables:
+            progress.show_tables(heartbeat.tables.total)
         identity = Identity(job_hash(job.name, job.uid), plan.trainer_id, job.attempt)
         for server, reply in enumerate(replies):
             endpoint = plan.endpoints[server]
@@ -253,6 +258,11 @@ class Client:
             watchdog = SilenceWatchdog(connection.stream, endpoint, waits.settings.silent_seconds)
             self._watchdogs.append(watchdog)
         heartbeat.start()
+
+    @property
+    def _tells_of_tables(self) -> bool:
+        """Whether this is trainer 0, which tells of the whole job, and there are tables."""
+        return bool(self.rows) and self.session.plan.trainer_id == 0
 
     def _look_for_silence(self) -> None:
         now = self.waits.clock.now()

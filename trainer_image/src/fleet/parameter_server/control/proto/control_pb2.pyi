@@ -284,25 +284,59 @@ class HeartbeatReply(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
     STEPS_PAST_FIELD_NUMBER: _builtins.int
+    TABLES_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     waiting_for: _builtins.str
     """A clause that says whom the server waits for; empty while it waits for nobody."""
     steps_past: _builtins.int
     """How many steps this trainer, which joined late, has made past those that have completed."""
+    @_builtins.property
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableSize]:
+        """To trainer 0, which tells of the whole job."""
+
     def __init__(
         self,
         *,
         incarnation: _builtins.str = ...,
         waiting_for: _builtins.str = ...,
         steps_past: _builtins.int = ...,
+        tables: _abc.Iterable[Global___TableSize] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "steps_past", b"steps_past", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "steps_past", b"steps_past", "tables", b"tables", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HeartbeatReply: _TypeAlias = HeartbeatReply  # noqa: Y015
+
+@_typing.final
+class TableSize(_message.Message):
+    """How large a server's part of a table is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    rows: _builtins.int
+    bytes: _builtins.int
+    """Of memory."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        rows: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "name", b"name", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TableSize: _TypeAlias = TableSize  # noqa: Y015
 
 @_typing.final
 class BarrierRequest(_message.Message):
