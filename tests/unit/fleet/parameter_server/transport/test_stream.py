@@ -2,8 +2,10 @@
 
 import socket
 import threading
+import weakref
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from fleet.errors import FleetError, LocalProtocolError
@@ -159,6 +161,23 @@ def test_lazy_bytes_are_read_run_by_run_as_they_leave_and_again_if_they_leave_ag
     stream.attach(here, Directions(*conversations), 1)
     assert set(receive(again, HEADER_BYTES + BLOCK_BYTES)[HEADER_BYTES:]) == {1}
     again.close()
+
+
+def test_a_gradient_that_the_other_end_has_is_let_go_of(pair):
+    stream, there = pair
+    freed = threading.Event()
+    gradient = np.zeros(BLOCK_BYTES, np.uint8)
+    weakref.finalize(gradient, freed.set)
+    hyper = pack_hyper([{"lr": 0.1}])
+    stream.send(Kind.HYPER, hyper, step=0)
+    stream.send(Kind.GRAD, memoryview(gradient), step=0, block=0)
+    del gradient
+    receive(there, 2 * HEADER_BYTES + len(hyper) + BLOCK_BYTES)
+    assert not freed.is_set()
+    there.sendall(
+        pack_header(Header(Kind.CONFIRM, IDENTITY.job, IDENTITY.attempt, IDENTITY.trainer, taken=2))
+    )
+    assert freed.wait(SECONDS), "the memory of a gradient outlives the step, so the next one's is allocated"
 
 
 def test_lazy_bytes_that_fit_into_a_run_are_read_at_once(pair):

@@ -295,11 +295,8 @@ class Connection:
     def _send(self) -> None:
         outgoing = _Outgoing(self._hand_over)
         try:
-            while batch := self._queue.take():
-                for frame in batch:
-                    self._directions.sending.advance(frame.header)
-                    outgoing.add(frame)
-                outgoing.flush()
+            while self._send_batch(outgoing):
+                pass
         except OSError as error:  # the receiving thread sees the same end, and reports it
             _log.debug("sending to %s ended: %s", self._peer, error)
             hang_up(self._socket)
@@ -313,6 +310,16 @@ class Connection:
                 "traceback is in the log"
             )
             hang_up(self._socket)
+
+    def _send_batch(self, outgoing: _Outgoing) -> bool:
+        """Send what waits, and hold none of it while the next is waited for; return False at the end."""
+        batch = self._queue.take()
+        for frame in batch:
+            self._directions.sending.advance(frame.header)
+            outgoing.add(frame)
+        if batch:
+            outgoing.flush()
+        return bool(batch)
 
     def _hand_over(self, buffers: Sequence[bytes | memoryview]) -> None:
         send_all(self._socket, buffers)
