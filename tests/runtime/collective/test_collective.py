@@ -221,7 +221,7 @@ def test_models_that_differ_are_the_users_mistake(trainers):
 
     fleet.init()
     if fleet.worker_index() == 1:
-        fleet._group._store = Slow(fleet._group._store)
+        fleet._group._calls._store = Slow(fleet._group._calls._store)
     model = torch.nn.Linear(4, 2 + fleet.worker_index())
     fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
     """
@@ -239,7 +239,7 @@ def test_a_trainer_that_comes_late_to_the_optimizer_is_waited_for(trainers):
     import datetime
     fleet.init()
     if fleet.worker_index() == 1:
-        fleet._group._store.set_timeout(datetime.timedelta(seconds=0.2))
+        fleet._group._calls._store.set_timeout(datetime.timedelta(seconds=0.2))
     else:
         time.sleep(1)
     model = build(seed=0)

@@ -7,8 +7,6 @@ optimizer have connections of their own: which of two optimizers' gradients leav
 """
 
 import contextlib
-import hashlib
-import json
 import logging
 import os
 import stat
@@ -24,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from fleet.collective.adoption import place_beside
+from fleet.collective.calls import Calls
 from fleet.collective.devices import Facts, backend_of, difference, gpu_number, why_not_nccl
 from fleet.collective.faults import own_fault, reason_of
 from fleet.collective.interface import choose_interface
@@ -50,10 +49,8 @@ class Group:
     def __init__(self, place: Place, deadlines: Deadlines, store: Store, watch: Watch) -> None:
         self.place = place
         self._deadlines = deadlines
-        self._store = store
         self._watch = watch
-        self._calls = 0
-        self._calling: dist.ProcessGroup | None = None  # none while the trainers are still connecting
+        self._calls = Calls(place, store, timedelta(seconds=deadlines.silent_seconds))
         self._everybodys: dict[int, Facts] = {}
         self._marks: dict[torch.device, Marks] = {}
         self._connected: set[tuple[torch.device, dist.ProcessGroup | None]] = set()
@@ -101,7 +98,7 @@ class Group:
                     world_size=place.size,
                     timeout=timeout,
                 )
-            group._calling = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
+            group._calls.channel = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
         group._check(torch.device("cpu"), "the start of the job")
         group.barrier("the start of the job")
         _keep_from_children(_sockets() - before)
@@ -113,7 +110,7 @@ class Group:
         self._watch.close()
         if not self._adopted:
             dist.destroy_process_group()
-        self._pass("left")
+        self._calls.come_past("left")
 
     def barrier(self, what: str) -> None:
         """Wait until every trainer has come to this barrier.
@@ -124,7 +121,7 @@ class Group:
             Another trainer has called something else.
         """
         with self._naming(what, Way.CALL):
-            self._meet(what)
+            self._calls.meet(what)
 
     def reduce_(self, values: torch.Tensor, operation: str, what: str) -> None:
         """Replace `values`, on the CPU, by their ``sum``, ``min`` or ``max`` over all trainers.
@@ -135,8 +132,8 @@ class Group:
             Another trainer has called something else; `what` says all that must be the same.
         """
         with self._naming(what, Way.CALL):
-            self._meet(what)
-            dist.all_reduce(values, _OPERATIONS[operation], group=self._calling, async_op=True).wait()
+            self._calls.meet(what)
+            dist.all_reduce(values, _OPERATIONS[operation], group=self._calls.channel, async_op=True).wait()
 
     def channel(self) -> dist.ProcessGroup | None:
         """Return connections that nobody else uses; every trainer calls this."""
@@ -213,22 +210,14 @@ class Group:
         """
         what = f"the exchange of {key}"
         with self._naming(what, Way.CALL):
-            self._meet(what)
-            if self._is_everybodys(value):
-                return dict.fromkeys(range(self.place.size), value)
-            self._store.set(f"{key}/{self.place.rank}", value)
-            return self._read(key)
+            self._calls.meet(what)
+            return self._calls.texts(key, value)
 
     def _compare(self, facts: Facts) -> None:
         """Learn what every trainer has, before any connects; raise where they could not train together."""
-        self._store.set(f"facts/{self.place.rank}", facts.to_text())
         with self._naming("comparing versions and devices"):
-            if self.place.rank == 0:  # reads for all: each key is asked for once, and not by everybody
-                texts = self._store.multi_get([f"facts/{rank}" for rank in range(self.place.size)])
-                self._store.set("facts", json.dumps([text.decode() for text in texts]))
-            everybodys = json.loads(self._store.get("facts"))
-            self._pass("facts/read")
-        self._everybodys = {rank: Facts.from_text(text) for rank, text in enumerate(everybodys)}
+            texts = self._calls.first_texts("facts", facts.to_text())
+        self._everybodys = {rank: Facts.from_text(text) for rank, text in texts.items()}
         found = difference(self._everybodys, self.place.rank)
         if found is not None:
             rank, how = found
@@ -258,33 +247,6 @@ class Group:
             dist.all_reduce(total, group=channel or self._shared, async_op=True).wait()
             total.item()  # the wait above is the GPU's only
 
-    def _meet(self, what: str) -> None:
-        """Wait until every trainer makes this call, and make sure that it is the same one."""
-        self._calls += 1
-        if self._is_everybodys(what):
-            return
-        key = f"call {self._calls}"
-        self._store.set(f"{key}/{self.place.rank}", what)
-        for rank, theirs in self._read(key).items():
-            if theirs != what:
-                raise ConfigurationError(
-                    f"{self.place.name(rank)} has come to {theirs} where this trainer, {self.place.rank}, "
-                    f"has come to {what}; expected the same calls, in the same order, on every trainer"
-                )
-
-    def _is_everybodys(self, text: str) -> bool:
-        """Whether all trainers have the same text; each calls this."""
-        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
-        bounds = torch.tensor([digest, -digest])
-        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self._calling, async_op=True).wait()
-        return bounds.tolist() == [digest, -digest]
-
-    def _read(self, key: str) -> dict[int, str]:
-        """Return what every trainer has published, and let trainer 0 go on once all have."""
-        texts = self._store.multi_get([f"{key}/{rank}" for rank in range(self.place.size)])
-        self._pass(f"{key}/read")  # what was read may be a reason to end, for trainer 0 and its store too
-        return {rank: text.decode() for rank, text in enumerate(texts)}
-
     @contextlib.contextmanager
     def _naming(
         self, what: str, way: Way = Way.OTHER, until: Callable[[], bool] | None = None
@@ -305,15 +267,6 @@ class Group:
                 f"a trainer may have taken longer than {self._deadlines.stalled_seconds:.0f} s, "
                 "or have lost its connections"
             ) from error
-
-    def _pass(self, point: str) -> None:
-        """Say that this trainer is past a point; trainer 0, which runs the store, waits for the others."""
-        self._store.set(f"{point}/{self.place.rank}", "")
-        if self.place.rank != 0 or self.place.launcher_has_store:
-            return
-        with contextlib.suppress(dist.DistError):  # one that ended here is past it as well
-            keys = [f"{point}/{rank}" for rank in range(self.place.size)]
-            self._store.wait(keys, timedelta(seconds=self._deadlines.silent_seconds))
 
 
 def _facts(environ: Mapping[str, str]) -> Facts:

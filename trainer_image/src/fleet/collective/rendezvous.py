@@ -55,6 +55,11 @@ class Place:
     launcher_has_store: bool = False
     key: bytes = field(default=b"", repr=False)
 
+    @property
+    def others(self) -> list[int]:
+        """The ranks but this one."""
+        return [rank for rank in range(self.size) if rank != self.rank]
+
     def name(self, rank: int) -> str:
         """Return how messages call a trainer."""
         if rank < len(self.endpoints):

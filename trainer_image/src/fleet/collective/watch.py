@@ -57,7 +57,6 @@ class Watch:
         self._place = place
         self._deadlines = deadlines
         self._lost = lost
-        self._others = [rank for rank in range(place.size) if rank != place.rank]
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._standing = Standing()
         self._waiting: tuple[Standing, float] | None = None
@@ -112,7 +111,7 @@ class Watch:
             after = self._beats()
         except (DistError, RuntimeError):
             return [0]
-        return [rank for rank in self._others if before[rank] == after[rank]]
+        return [rank for rank in self._place.others if before[rank] == after[rank]]
 
     @staticmethod
     def _key(rank: int) -> str:
@@ -161,8 +160,8 @@ class Watch:
 
     def _beats(self) -> dict[int, bytes]:
         with self._lock:
-            values = self._store.multi_get([self._key(rank) for rank in self._others])
-        return dict(zip(self._others, values, strict=True))
+            values = self._store.multi_get([self._key(rank) for rank in self._place.others])
+        return dict(zip(self._place.others, values, strict=True))
 
     def _look(self) -> None:
         """Compare the others' heartbeats with those seen before; name who is silent, raise if for good."""
@@ -178,7 +177,7 @@ class Watch:
         theirs = {rank: _standing_in(beat) for rank, (beat, _) in self._seen.items()}
         self._check_that_all_meet(mine, theirs)
         silence = {rank: now - at for rank, (_, at) in self._seen.items()}
-        silent = [rank for rank in self._others if silence[rank] > self._deadlines.silent_seconds]
+        silent = [rank for rank in self._place.others if silence[rank] > self._deadlines.silent_seconds]
         gone = [rank for rank in silent if silence[rank] > self._deadlines.deadline_seconds]
         if gone:
             raise PeerLostError(
@@ -186,7 +185,7 @@ class Watch:
                 f"while {mine.what} waited; see its log for why it ended"
             )
         if now - since > SAID_AFTER_SECONDS:
-            elsewhere = [rank for rank in self._others if theirs[rank].what != mine.what]
+            elsewhere = [rank for rank in self._place.others if theirs[rank].what != mine.what]
             about = (
                 f"no sign of life from {self._place.names(silent)}" if silent else "every trainer is alive"
             )
