@@ -130,3 +130,28 @@ def test_a_save_that_only_one_trainer_makes_is_named(trainers):
         assert process.returncode == 2, err
         assert "for the exchange of what optimizers keep at a checkpoint" in err
         assert "let each make the same calls" in err
+
+
+LEFT_OUT = """
+fleet.init()
+rank = fleet.worker_index()
+model = build(seed=0)
+strategy = fleet.DistributedStrategy(local_sgd=fleet.LocalSGD(k_steps=4))
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), strategy, model=model)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+for step in range(8):
+    optimizer.zero_grad()
+    loss = loss_of(model, step, rank)
+    scaler.scale(loss * float("inf") if (rank, step) == (1, 2) else loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_a_step_that_one_trainer_leaves_out_is_named_at_the_next_average(trainers):
+    one, none = (f"cleared the gradients of {which}" for which in ("one backward pass", "no backward pass"))
+    for rank, process in enumerate(trainers(LEFT_OUT)):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 2, err
+        assert f") {none if rank else one} on which it made no step after 2 steps where this trainer, " in err
+        assert "decide from numbers of all trainers" in err

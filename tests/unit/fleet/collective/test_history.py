@@ -5,7 +5,14 @@ import re
 import pytest
 import torch
 
-from fleet.collective.history import Account, History, Step, difference, hyper_parameters
+from fleet.collective.history import (
+    Account,
+    History,
+    Step,
+    after_steps,
+    difference,
+    hyper_parameters,
+)
 
 
 def account(*steps: tuple[int, float], missing: int = 0) -> Account:
@@ -60,7 +67,8 @@ def test_a_difference_of_long_ago_is_told_by_numbers():
     longer, shorter = account(*since, missing=5), account(*since, missing=4)
     rank, clause = difference({0: longer, 1: shorter}, 0) or (0, "")
     assert rank == 1
-    assert clause.startswith("has made 44 steps, and not the same as this trainer, 0, which has made 45")
+    said = "has made or left out 44 steps, and not the same as this trainer, 0, which has made or left out 45"
+    assert clause.startswith(said)
 
 
 def test_only_what_changes_a_step_must_be_the_same():
@@ -72,3 +80,21 @@ def test_only_what_changes_a_step_must_be_the_same():
     assert not {"name", "initial_lr", "fused", "foreach", "params"} & options.keys()
     optimizer.param_groups[0]["lr"] = 0.5 * (1 + 1e-15)  # another processor's cosine
     assert hyper_parameters(optimizer) == [options]
+
+
+def test_steps_between_averages_of_parameters_are_counted_by_themselves():
+    usual, left_out = History(), History()
+    for number in range(3):
+        usual.add(Step(number, [{"lr": 0.1}]))
+        left_out.add(Step(number, [{"lr": 0.1 * (1 + (number == 2))}]))
+    rank, clause = difference({0: usual.account, 1: left_out.account}, 0, after_steps) or (0, "")
+    assert (rank, clause.partition(";")[0]) == (
+        1,
+        "stepped with lr=0.2 in param group 0 after 2 steps where this trainer, 0, stepped with lr=0.1",
+    )
+    left_out.add(Step(1, None))
+    rank, clause = difference({0: usual.account, 1: left_out.account}, 0, after_steps) or (0, "")
+    assert clause.startswith(
+        "cleared the gradients of one backward pass on which it made no step after 1 step where this "
+        "trainer, 0, cleared those of no backward pass; expected the same steps on every trainer"
+    )

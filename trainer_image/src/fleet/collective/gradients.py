@@ -12,29 +12,17 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 
 from fleet.collective.backward import BackwardPass
+from fleet.collective.buckets import Buckets
 from fleet.collective.copies import Copies
-from fleet.collective.notes import Notes
 from fleet.collective.own_gradients import OwnGradients
-from fleet.collective.reducer import BUCKET_BYTES, CommHook, Reducer
 from fleet.collective.steps import Steps
+from fleet.collective.synchronizer import Synchronizer
 from fleet.errors import ConfigurationError, FleetError
 from fleet.process import progress
 
-__all__ = ["Compression", "GradientAverager"]
-
-Compression = Callable[[dist.ProcessGroup | None], CommHook]
-"""Given the connections, returns what averages a bucket of gradients."""
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """Where gradients travel, for as long as the parameters stay where they are."""
-
-    reducer: Reducer
-    notes: Notes
+__all__ = ["GradientAverager"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +33,7 @@ class _Ending:
     thawed: list[torch.Tensor]
 
 
-class GradientAverager:
+class GradientAverager(Synchronizer):
     """Averages the gradients of an optimizer's parameters in every backward pass; see `Synchronizer`.
 
     Parameters
@@ -53,28 +41,16 @@ class GradientAverager:
     copies : Copies
     backward : BackwardPass
         One for all optimizers.
-    bucket_bytes : int
-        How much travels at once.
-    compression : callable, optional
-        Given the connections, returns what averages a bucket; an all-reduce does otherwise.
+    **options
+        As of `Buckets`.
     """
 
-    def __init__(
-        self,
-        copies: Copies,
-        backward: BackwardPass,
-        *,
-        bucket_bytes: int = BUCKET_BYTES,
-        compression: Compression | None = None,
-    ) -> None:
-        self.steps = Steps(copies.group)
+    def __init__(self, copies: Copies, backward: BackwardPass, **options: Any) -> None:
+        super().__init__(Steps(copies.group))
         self._group = copies.group
         self._named = copies.trained
         self._backward = backward
-        self._bucket_bytes = bucket_bytes
-        self._compression = compression
-        self._channel: dist.ProcessGroup | None = None
-        self._layout: _Layout | None = None
+        self._buckets = Buckets(copies.group, [parameter for _, parameter in self._named], **options)
         self._arrived: set[int] = set()
         self._ending: _Ending | None = None
         self._own = OwnGradients(self._named)
@@ -89,8 +65,7 @@ class GradientAverager:
     def start(self) -> None:
         """See `Synchronizer`."""
         self._backward.add(self)
-        self._channel = self._group.channel()
-        self._group.use((parameter for _, parameter in self._named), self._channel)
+        self._buckets.connect()
         for position, (_, parameter) in enumerate(self._named):
             hooks = (
                 parameter.register_post_accumulate_grad_hook(self._came(position)),  # type: ignore[no-untyped-call]
@@ -103,7 +78,7 @@ class GradientAverager:
         for remove in self._handles:
             remove()
         self._handles.clear()
-        self._layout = None
+        self._buckets.let_go()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -129,9 +104,6 @@ class GradientAverager:
             self.steps.number += 1
         if self._own.step():
             self.steps.note(groups)
-
-    def settle(self, what: str) -> None:
-        """Do nothing: the copies are equal after every step."""
 
     def on_gradient(self, position: int, layout: torch.layout) -> None:
         """Take note of a parameter's gradient, before torch's reducer does.
@@ -164,7 +136,7 @@ class GradientAverager:
 
     def on_backward_end(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return what this trainer has still to give; see `Reached`."""
-        layout = self._laid_out()
+        notes = self._buckets.notes
         present = [parameter.grad is not None for _, parameter in self._named]
         rest, thawed = [], []
         for position, (_, parameter) in enumerate(self._named):
@@ -174,28 +146,28 @@ class GradientAverager:
                     thawed.append(parameter)
                 rest.append((parameter, torch.zeros_like(parameter)))
         self._ending = _Ending([position for position, has in enumerate(present) if not has], thawed)
-        return [*rest, (layout.notes.leaf, layout.notes.gradient(present, self.steps.digest))]
+        return [*rest, (notes.leaf, notes.gradient(present, self.steps.digest))]
 
     def collect(self) -> None:
         """Hand the averages back; see `Reached`."""
-        layout, ending, self._ending = self._laid_out(), cast("_Ending", self._ending), None
+        reducer, notes = self._buckets.reducer, self._buckets.notes
+        ending, self._ending = cast("_Ending", self._ending), None
         self._arrived.clear()
         for parameter in ending.thawed:
             parameter.requires_grad_(False)
-        if not layout.notes.all_alike():
+        if not notes.all_alike():
             self.steps.compare(f"steps (at the average of step {self.steps.number}'s gradients)")
-        unused = layout.notes.nobodys(ending.absent)
-        if not layout.reducer.ordered:  # which gives the gradients other places
+        unused = notes.nobodys(ending.absent)
+        if not reducer.ordered:  # which gives the gradients other places
             with self._group.waiting("the order of the gradients", device=self.device):
-                layout.reducer.end()
+                reducer.end()
         for position, (_, parameter) in enumerate(self._named):
             # A model that moves sets the data of its gradients, which must not be the reducer's own tensors.
             average = parameter.grad
             parameter.grad = None if position in unused or average is None else average.detach()
         captured = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         self._own.average(unused, captured=captured)
-        if self._compression is None:  # which counts for itself
-            progress.count("bytes_reduced", layout.reducer.num_bytes)
+        progress.count("bytes_reduced", self._buckets.num_bytes)
         self.steps.number += 1
 
     def _came(self, position: int) -> Callable[[torch.Tensor], None]:
@@ -223,26 +195,4 @@ class GradientAverager:
                 "what the loss is made of, and loss.backward()"
             )
         self._backward.reach(self)
-        if self._layout is None or not self._layout.reducer.fits():
-            self._layout = None
-            parameters = [parameter for _, parameter in self._named]
-            self._group.use(parameters, self._channel)
-            self._layout = self._lay_out(parameters)
-        self._layout.reducer.begin()
-
-    def _lay_out(self, parameters: Sequence[torch.Tensor]) -> _Layout:
-        kinds = sorted({parameter.device.type for parameter in parameters})
-        if len(kinds) > 1:
-            raise ConfigurationError(
-                f"the optimizer's parameters are on {' and on '.join(kinds)}; expected all on devices of one "
-                "kind: give each kind an optimizer of its own, and each its fleet.distributed_optimizer"
-            )
-        hook = self._compression(self._channel) if self._compression is not None else None
-        exactly = hook is not None
-        notes = Notes(len(parameters), self._group.place.size, parameters[0].device, exactly=exactly)
-        leaves = [notes.leaf, *parameters]
-        reducer = Reducer(leaves, self._channel, bucket_bytes=self._bucket_bytes, hook=hook)
-        return _Layout(reducer, notes)
-
-    def _laid_out(self) -> _Layout:
-        return cast("_Layout", self._layout)  # a gradient has come, with which it was made
+        self._buckets.begin()

@@ -1,8 +1,7 @@
 """LocalSGD: trainers step by themselves, and now and then take the mean of their parameters."""
 
-import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -10,9 +9,11 @@ import torch.distributed as dist
 
 from fleet.averaging import LocalSGD
 from fleet.collective.copies import Copies
+from fleet.collective.history import after_steps
 from fleet.collective.notes import Notes
 from fleet.collective.standing import Way
 from fleet.collective.steps import Steps
+from fleet.collective.synchronizer import Synchronizer
 from fleet.errors import ConfigurationError
 from fleet.process import progress
 
@@ -21,7 +22,7 @@ __all__ = ["ParameterAverager"]
 _BUCKET_BYTES: Final = 25 << 20
 
 
-class ParameterAverager:
+class ParameterAverager(Synchronizer):
     """Averages an optimizer's parameters after some of its steps; see `Synchronizer`.
 
     Gradients, and what the optimizer keeps, stay each trainer's own; what is kept is averaged by `settle`.
@@ -34,12 +35,14 @@ class ParameterAverager:
     """
 
     def __init__(self, copies: Copies, optimizer: torch.optim.Optimizer, plan: LocalSGD) -> None:
-        self.steps = Steps(copies.group)
+        super().__init__(Steps(copies.group, after_steps))
         self._group = copies.group
         self._named = copies.trained
         self._optimizer = optimizer
         self._plan = plan
         self._channel: dist.ProcessGroup | None = None
+        self._stepped = False
+        """Whether there was a step since gradients were cleared."""
         self._closed = False
 
     def start(self) -> None:
@@ -51,21 +54,17 @@ class ParameterAverager:
         """Average no more: the others have left, and whoever steps on does so alone."""
         self._closed = True
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Do nothing: no gradients are exchanged."""
-        yield
-
-    def check_ended(self) -> None:
-        """Do nothing: nobody waits for this trainer's gradients."""
-
-    def check_averaged(self) -> None:
-        """Do nothing: each trainer steps on gradients of its own."""
+    def on_zero_grad(self) -> None:
+        """Note gradients on which no step was made, as after one that a GradScaler has skipped."""
+        if not self._stepped and any(_is_nonzero(parameter.grad) for _, parameter in self._named):
+            self.steps.note_left_out()
+        self._stepped = False
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Average the parameters, if it is time to; see `Synchronizer`."""
         if self._closed:
             return
+        self._stepped = True
         self.steps.note(groups)
         self.steps.number += 1
         if self._plan.is_due(self.steps.number):
@@ -101,7 +100,7 @@ class ParameterAverager:
     def _average(self, values: Sequence[torch.Tensor], what: str) -> None:
         """Replace tensors by their means over the trainers, in place."""
         began = time.monotonic()
-        device = values[0].device
+        device = values[0].device if values else torch.device("cpu")  # all are sharded
         notes = Notes(0, self._group.place.size, device, later=0)
         notes.leaf.grad = notes.gradient((), self.steps.digest)
         buckets = [(members, self._flat(members)) for members in (*_buckets(values), [notes.leaf.grad])]
@@ -122,6 +121,10 @@ class ParameterAverager:
     def _flat(self, members: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return this trainer's part of a bucket's mean."""
         return torch.cat([member.reshape(-1) for member in members]).div_(self._group.place.size)
+
+
+def _is_nonzero(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None and bool(gradient.any())
 
 
 def _buckets(values: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:

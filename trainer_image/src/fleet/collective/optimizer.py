@@ -28,6 +28,11 @@ class _Distributed:
         with self.fleet_synchronizer.paused():
             yield
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, as every optimizer does."""
+        self.fleet_synchronizer.on_zero_grad()
+        super().zero_grad(set_to_none)  # type: ignore[misc]
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002 (as every optimizer's)
         """Refuse parameters that the other trainers know nothing of."""
         raise ConfigurationError(

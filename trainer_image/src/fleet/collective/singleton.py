@@ -12,9 +12,10 @@ import torch
 
 from fleet.checkpoint import Claims, end_if_finished, leave_mark
 from fleet.collective.backward import BackwardPass
+from fleet.collective.buckets import Compression
 from fleet.collective.compression import factorizing, rounding
 from fleet.collective.copies import Copies
-from fleet.collective.gradients import Compression, GradientAverager
+from fleet.collective.gradients import GradientAverager
 from fleet.collective.group import Group
 from fleet.collective.history import hyper_parameters
 from fleet.collective.local_sgd import ParameterAverager

@@ -1,10 +1,10 @@
 """The steps that this trainer has made with one optimizer, beside those of the others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fleet.collective.group import Group
-from fleet.collective.history import Account, History, Step, difference
+from fleet.collective.history import Account, History, Step, after_average, difference
 from fleet.errors import ConfigurationError
 
 __all__ = ["Steps"]
@@ -16,10 +16,13 @@ class Steps:
     Parameters
     ----------
     group : Group
+    after : callable, optional
+        Says what a step came after, given the number that was counted then: averages of gradients.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, after: Callable[[int], str] = after_average) -> None:
         self._group = group
+        self._after = after
         self._history = History()
         self.number = 0
         """How many have been made, from the job's beginning."""
@@ -33,6 +36,10 @@ class Steps:
         """Note that the optimizer has stepped, with these hyper-parameters."""
         self._history.add(Step(self.number, groups))
 
+    def note_left_out(self) -> None:
+        """Note that gradients were cleared on which no step was made."""
+        self._history.add(Step(self.number, None))
+
     def compare(self, what: str) -> None:
         """Compare the steps of all trainers, in a call that each makes.
 
@@ -44,6 +51,6 @@ class Steps:
         place = self._group.place
         texts = self._group.agree(what, self._history.account.to_text())
         accounts = {rank: Account.from_text(text) for rank, text in texts.items()}
-        if (found := difference(accounts, place.rank)) is not None:
+        if (found := difference(accounts, place.rank, self._after)) is not None:
             rank, how = found
             raise ConfigurationError(f"{place.name(rank)} {how}")

@@ -1,36 +1,42 @@
 """What keeps the trainers' copies of a model one; a job's strategy chooses it."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from fleet.collective.steps import Steps
 
 __all__ = ["Synchronizer"]
 
 
-class Synchronizer(Protocol):
-    """One optimizer's; it does what it does when gradients come, when a backward pass ends, or after a step.
+class Synchronizer:
+    """One optimizer's; an heir does what it does when gradients come, when a pass ends, or after a step.
 
-    Attributes
+    Parameters
     ----------
     steps : Steps
-        Counted by this object.
+        Counted by the heir.
     """
 
-    steps: Steps
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
 
     def start(self) -> None:
         """Be told of gradients, if they matter; every trainer calls this."""
 
-    def paused(self) -> AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
         """Let gradients of the block accumulate here, to be averaged with those of the next backward."""
+        yield
 
     def check_ended(self) -> None:
         """Raise if an error ended the backward pass before."""
 
     def check_averaged(self) -> None:
         """Raise if a step would be made on gradients that must be averaged, and are not."""
+
+    def on_zero_grad(self) -> None:
+        """Note that the optimizer is about to clear the gradients."""
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Note that the optimizer has stepped, with these hyper-parameters."""
