@@ -113,6 +113,8 @@ def test_a_story_of_another_type_or_depth_is_refused():
             ("groups", {"dict": []}),
             ("groups", [1]),
             ("optimizer_state", [1]),
+            ("loop", [0, 1]),
+            ("loop", [0, 1, 0]),
             ("buffers", 1),
         ]
     ]

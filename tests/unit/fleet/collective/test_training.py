@@ -10,6 +10,7 @@ import torch
 from fleet.checkpoint import Claims, TrainStatus, write_shard
 from fleet.collective.training import CollectiveTraining
 from fleet.errors import FleetError
+from fleet.loop import Loops
 from fleet.role_maker import JobIdentity
 
 
@@ -25,7 +26,9 @@ def make(step: int = 0, job: JobIdentity | None = None) -> tuple[CollectiveTrain
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     synchronizer = cast("Any", SimpleNamespace(steps=SimpleNamespace(number=step), settle=lambda _: None))
     claims = Claims("trainer-0", job or JobIdentity())
-    return CollectiveTraining(optimizer, model, synchronizer, cast("Any", Alone()), claims), optimizer
+    return CollectiveTraining(
+        optimizer, model, synchronizer, cast("Any", Alone()), claims, Loops()
+    ), optimizer
 
 
 def test_a_checkpoint_whose_trainers_part_is_gone_is_passed_over_for_the_one_before(tmp_path, caplog):

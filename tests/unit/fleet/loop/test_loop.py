@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 import fleet
 from fleet.errors import ConfigurationError
-from fleet.loop import LoopCalls
+from fleet.loop import LoopCalls, Loops, Place
 from fleet.process import progress
 
 EPOCHS = 3
@@ -173,6 +173,50 @@ def test_loops_that_follow_each_other_share_the_steps():
         assert looped(made) == whole[made:]
 
 
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 1), (1, 2)])
+def test_another_number_of_trainers_goes_on_at_the_same_data(before, now):
+    """Of three epochs shared out by DistributedSampler, which all trainers of a number see together."""
+    data = TensorDataset(torch.arange(36))
+
+    def trained(
+        size: int, until: int, place: Place | None, made: int
+    ) -> tuple[list[Any], list[Place | None]]:
+        """Return epoch and sample of all that `size` trainers train on, and where each of them is then."""
+        seen, places = [], []
+        for rank in range(size):
+            training = Training(made)
+            training._loops.resume(place)
+            sampler: Sampler[int] = DistributedSampler(data, size, rank)
+            for epoch, batches in training.epochs(EPOCHS, DataLoader(data, 2, sampler=sampler)):
+                for (samples,) in batches:
+                    if training.made == until:
+                        break
+                    seen += [(epoch, number) for number in samples.tolist()]
+                    training.made += 1
+                if training.made == until:
+                    break
+            places.append(training._loops.place(training.made))
+        return seen, places
+
+    for until in (6 // before, 18 // before, 24 // before):  # after so many batches of all trainers
+        first, places = trained(before, until, None, 0)
+        assert len(set(places)) == 1
+        rest, _ = trained(now, 1 << 30, places[0], until)
+        assert sorted(first + rest) == [(epoch, sample) for epoch in range(EPOCHS) for sample in range(36)]
+
+
+def test_loops_before_a_place_are_over_and_those_after_it_follow():
+    """Two loops of 4 and 8 steps, left after the second of the second, by shares of half the size."""
+    training = Training(made=6)
+    training._loops.resume(Place(loops=1, steps=2, per_epoch=8))
+    found: list[tuple[str, int]] = []
+    for name, length in (("first", 2), ("second", 4), ("third", 3)):
+        for step in training.steps(range(length)):
+            found.append((name, step))
+            training.made += 1
+    assert found == [*(("second", step) for step in (1, 2, 3)), *(("third", step) for step in range(3))]
+
+
 def test_a_loop_in_the_middle_of_another_one_is_refused():
     training = Training()
     for _ in training.epochs(2, DataLoader(DATA, BATCH)):
@@ -278,7 +322,7 @@ def test_one_process_by_itself_makes_all_steps(monkeypatch):
 
 def test_a_session_without_a_fleet_of_the_script_is_gone_on_with(monkeypatch):
     monkeypatch.setattr(progress, "_progress", progress.Progress())
-    monkeypatch.setattr("fleet.loop.loop._process._covered", 0)
+    monkeypatch.setattr("fleet.loop.loop._process._loops", Loops())
     progress.follow(lambda: 3)
     assert list(fleet.steps(range(5))) == [3, 4]
 

@@ -36,6 +36,8 @@ class TrainerPart:
     """The options of each param group, the learning rate among them."""
     optimizer_state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By parameter, where trainers step by themselves; otherwise it is in the shards."""
+    loop: tuple[int, int, int] | None = None
+    """Where a collective training is in its loops, as `fleet.loop.Place` has it; None where nobody knows."""
 
     def to_bytes(self) -> bytes:
         """Return the part as a safetensors file.
@@ -53,6 +55,7 @@ class TrainerPart:
             "groups": encode(list(self.groups), tensors, "param_groups"),
             "optimizer_state": encode(self.optimizer_state, tensors, "optimizer_state"),
             "buffers": list(self.buffers),
+            "loop": self.loop,
         }
         apart = {name: tensor.cpu().clone().contiguous() for name, tensor in tensors.items()}
         return save(apart, {"format": "pt", _STORY: json.dumps(story)})
@@ -87,6 +90,7 @@ class TrainerPart:
                         "optimizer_state", decode(story["optimizer_state"], tensors)
                     ).items()
                 },
+                _loop(story.get("loop")),
             )
         except (SafetensorError, *PARSE_ERRORS) as error:
             raise CheckpointError(
@@ -95,14 +99,18 @@ class TrainerPart:
 
 
 def capture_part(
-    status: TrainStatus, step: int, source: Source, own_state: Mapping[str, Mapping[str, Any]]
+    status: TrainStatus,
+    step: int,
+    source: Source,
+    own_state: Mapping[str, Mapping[str, Any]],
+    loop: tuple[int, int, int] | None = None,
 ) -> TrainerPart:
     """Return this process's part, as it is after `step` steps; `own_state` is by parameter."""
     groups = [
         {name: option for name, option in group.items() if name not in _NOT_OPTIONS}
         for group in source.optimizer.param_groups
     ]
-    return TrainerPart(replace(status, step=step), _buffers(source.module), groups, own_state)
+    return TrainerPart(replace(status, step=step), _buffers(source.module), groups, own_state, loop)
 
 
 @torch.no_grad()
@@ -171,6 +179,18 @@ def _of(parameter: Tensor, kept: Any) -> Any:
     if type(kept) is dict:
         return {key: _of(parameter, item) for key, item in kept.items()}
     return kept
+
+
+def _loop(found: object) -> tuple[int, int, int] | None:
+    """Return the numbers of a place; earlier versions wrote none."""
+    if found is None:
+        return None
+    loops, steps, per_epoch = items("loop", found)
+    return (
+        whole_number("loops", loops),
+        whole_number("steps", steps),
+        whole_number("per_epoch", per_epoch, least=1),
+    )
 
 
 def _buffers(module: Module | None) -> dict[str, Tensor]:

@@ -231,7 +231,7 @@ class Fleet(FleetCalls):
         self._distributed.append((copies, synchronizer))
         role = self._started_role()
         claims = Claims(f"trainer-{role.index}", role.job)
-        self._trainings.append(CollectiveTraining(optimizer, model, synchronizer, group, claims))
+        self._trainings.append(CollectiveTraining(optimizer, model, synchronizer, group, claims, self._loops))
 
         def capture(module: torch.nn.Module, loss_fn: Callable[..., Any]) -> None:
             self._program = Program.capture(module, loss_fn, optimizer)

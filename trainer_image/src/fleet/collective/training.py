@@ -3,6 +3,7 @@
 import contextlib
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from fleet.collective.copies import is_sharded
 from fleet.collective.group import Group
 from fleet.collective.synchronizer import Synchronizer
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
+from fleet.loop import Loops, Place
 from fleet.program import Program, Source, agreement_of, facts_of_training
 
 __all__ = ["CollectiveTraining"]
@@ -58,6 +60,8 @@ class CollectiveTraining:
     group : Group
     claims : Claims
         Where this trainer writes, if it is the one that does.
+    loops : Loops
+        Those of the script; they go on where a checkpoint was made.
     """
 
     def __init__(
@@ -67,8 +71,10 @@ class CollectiveTraining:
         synchronizer: Synchronizer,
         group: Group,
         claims: Claims,
+        loops: Loops,
     ) -> None:
         self._claims = claims
+        self._loops = loops
         self._optimizer = optimizer
         self._model = model
         self._synchronizer = synchronizer
@@ -124,13 +130,15 @@ class CollectiveTraining:
             )
             for name, value in source.parameters.items()
         ]
-        part = capture_part(status, step, source, {}).to_bytes()
+        place = self._loops.place(step)
+        part = capture_part(status, step, source, {}, astuple(place) if place is not None else None)
+        trainers = part.to_bytes()
         facts = facts_of_training(agreement_of(program))
         self._claims.hold(path)
 
         def write() -> None:
             shard = write_shard(path, save, "0-of-1", emptied(pieces))
-            trainer = write_trainer_part(path, save, part)
+            trainer = write_trainer_part(path, save, trainers)
             self._claims.hold(path)  # again: a successor may have come while the files were written
             commit(path, Manifest(save, step, facts, (shard, trainer), trainer.name).to_json())
             tidy(path)
@@ -190,6 +198,7 @@ class CollectiveTraining:
             return TrainStatus(step=checkpoint.manifest.step)
         part = TrainerPart.from_bytes(data, str(checkpoint.directory))
         restore_part(part, source)
+        self._loops.resume(Place(*part.loop) if part.loop is not None else None)
         return part.status
 
     def export(self) -> dict[str, Tensor]:

@@ -8,11 +8,13 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, Final, TypeVar, cast
 
 from fleet.errors import ConfigurationError
 from fleet.loop.batches import Batches, Order, length_of, rest_of
+from fleet.loop.place import Loops
 from fleet.loop.schedulers import Schedulers, advance, schedulers_of
 from fleet.process import progress
 
@@ -46,10 +48,13 @@ class _Entry:
 class LoopCalls(ABC):
     """Loops for a training whose steps somebody counts; the heir knows who."""
 
-    _covered: int | None = 0
-    """How many steps the loops so far cover; None where that is not known."""
     _compared = False
     """Whether it has been said that steps and batches do not go together."""
+
+    @cached_property
+    def _loops(self) -> Loops:
+        """The loops so far."""
+        return Loops()
 
     @abstractmethod
     def _steps_made(self) -> int | None:
@@ -128,7 +133,7 @@ class LoopCalls(ABC):
 
         The schedulers are those that step by epoch, and those that step by step.
         """
-        base, start = self._begin_loop(call)
+        base, start = self._begin_loop(call, None if length is None else length // per_step, epochs)
         entry = _entry_of(loader, order, epochs, start, per_step)
         advance(*schedulers, entry.epochs, entry.steps)
         if start:
@@ -174,7 +179,7 @@ class LoopCalls(ABC):
         by_step, length, order = schedulers_of(call, scheduler), length_of(batches), Order(batches, seed)
 
         def loop() -> Iterator[Batch]:
-            base, start = self._begin_loop(call)
+            base, start = self._begin_loop(call, None if length is None else length // batches_per_step, 1)
             made = start * batches_per_step
             if length is not None:
                 made = min(made, length - length % batches_per_step)
@@ -189,24 +194,18 @@ class LoopCalls(ABC):
 
         return loop()
 
-    def _begin_loop(self, call: str) -> tuple[int, int]:
-        """Begin a loop; return how many steps those before it cover, and how many of its own are made."""
+    def _begin_loop(self, call: str, per_epoch: int | None, epochs: int) -> tuple[int, int]:
+        """Begin a loop; return the step that is its first, and how many of its own are made."""
         made = self._steps_made()
         if made is None:
             return 0, 0
-        base, self._covered = self._covered, None
-        if base is None:
-            raise ConfigurationError(
-                f"{call}: an earlier loop has not come to its end, or has no length, so that nobody knows "
-                "which steps are this one's; expected one loop after the other, each over something that has "
-                "a len(), or fleet.epochs once instead of fleet.steps in each epoch"
-            )
+        base = self._loops.begin(call, made, per_epoch, epochs)
         return base, max(0, made - base)
 
     def _end_loop(self, base: int, steps: int | None) -> None:
         """Note how many steps the loops so far cover, with those of this one."""
-        if steps is not None and self._steps_made() is not None:
-            self._covered = base + steps
+        if self._steps_made() is not None:
+            self._loops.end(base, steps)
 
     def _enter(
         self, loader: Iterable[Batch], start: int | None, rest: Callable[[], Iterator[Batch]]
