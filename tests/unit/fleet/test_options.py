@@ -52,6 +52,7 @@ TRIALS: dict[str, tuple[Any, ...]] = {
     "strategy.wire_dtype": ("bfloat16", "float16"),
     "strategy.local_sgd": (package.LocalSGD(k_steps=8),),
     "strategy.power_sgd": (package.PowerSGD(),),
+    "strategy.broadcast_buffers": (False,),
     "strategy.non_finite": ("stop", "skip"),
     "strategy.grad_clip": (package.ClipGradByNorm(1.0),),
     "config.slice_var_up": (False,),

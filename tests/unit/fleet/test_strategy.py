@@ -39,6 +39,7 @@ def test_defaults():
         "wire_dtype": None,
         "local_sgd": None,
         "power_sgd": None,
+        "broadcast_buffers": True,
         "grad_clip": None,
         "non_finite": "warn",
         "transpiler": None,

@@ -237,6 +237,17 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
             f"{_COMPRESSED}test_matrices_travel_as_products_of_narrow_ones",
         ),
     ),
+    "strategy.broadcast_buffers": (
+        Rule(
+            verdict=Verdict.CHANGES_NOTHING,
+            text="each trainer has buffers of its own; trainer 0's are saved",
+            collective=False,
+        ),
+        _done_in_collective(
+            "False: each trainer's buffers are its own; trainer 0's are saved",
+            "tests/runtime/collective/test_buffers.py::test_buffers_follow_trainer_0s_unless_they_are_not_to",
+        ),
+    ),
     "strategy.non_finite": (
         _not_with_servers(
             "the trainer's own optimizer steps; check in the loop before optimizer.step()", "geo"
@@ -395,12 +406,20 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
 }
 
 _LOCAL = "set strategy.local_sgd = fleet.LocalSGD(k_steps=8); collective training only"
+_FIXED = (
+    "its k would follow the loss, which an optimizer is not told; "
+    "set strategy.local_sgd = fleet.LocalSGD(k_steps=8, begin_step=30)"
+)
 _RECOMPUTED = "use torch.utils.checkpoint in the model"
 _AUTOCAST = "run the forward pass under torch.autocast"
 _EXECUTED = "PyTorch runs the model, and has settings of its own"
 ORIGINALS: Final[Mapping[str, str]] = {
     "use_local_sgd": _LOCAL,
     "local_sgd_config": _LOCAL,
+    "localsgd": _LOCAL,
+    "localsgd_configs": _LOCAL,
+    "adaptive_localsgd": _FIXED,
+    "adaptive_localsgd_configs": _FIXED,
     "use_dgc": "no gradient travels in parts; wire_dtype='bfloat16' halves it, power_sgd makes it narrow",
     "use_amp": _AUTOCAST,
     "amp_loss_scaling": _AUTOCAST,

@@ -73,6 +73,9 @@ class DistributedStrategy:
         Trainers step by themselves, and average parameters now and then. Collective training only.
     power_sgd : PowerSGD or None
         Gradients travel as products of narrow matrices. Collective training only.
+    broadcast_buffers : bool
+        Whether a model's buffers, such as BatchNorm's statistics, take trainer 0's values with each average.
+        Collective training only; beside parameter servers each trainer has its own.
     grad_clip : ClipGradByValue, ClipGradByNorm, ClipGradByGlobalNorm or None
         Clip the gradients on the servers, after they were averaged over the trainers. Synchronous training
         only.
@@ -100,6 +103,7 @@ class DistributedStrategy:
     wire_dtype: str | None = None
     local_sgd: LocalSGD | None = None
     power_sgd: PowerSGD | None = None
+    broadcast_buffers: bool = True
     grad_clip: GradClip | None = None
     non_finite: str = "warn"
     transpiler: DistributeTranspilerConfig = field(default_factory=DistributeTranspilerConfig)
@@ -442,6 +446,7 @@ _CHECKS: Final[dict[str, Callable[[str, object], None]]] = {
     ),
     "local_sgd": _check_kind(LocalSGD),
     "power_sgd": _check_kind(PowerSGD),
+    "broadcast_buffers": _check_bool,
     "grad_clip": _check_clip,
     "non_finite": _check_one_of("warn", "stop", "skip", expected="warn, stop or skip"),
     "transpiler": _check_config,

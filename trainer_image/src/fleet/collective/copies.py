@@ -25,6 +25,8 @@ class Copies:
     model : torch.nn.Module, optional
         Has buffers, and parameters that no optimizer steps.
     group : Group
+    broadcast_buffers : bool
+        Whether the model's buffers follow trainer 0's all through the training.
     """
 
     def __init__(
@@ -32,6 +34,8 @@ class Copies:
         named_parameters: Sequence[tuple[str, torch.Tensor]],
         model: torch.nn.Module | None,
         group: Group,
+        *,
+        broadcast_buffers: bool = True,
     ) -> None:
         self.group = group
         self.named_parameters = list(named_parameters)
@@ -39,6 +43,7 @@ class Copies:
         known = {id(parameter) for _, parameter in named_parameters}
         self.others = _others(model, known) if model is not None else []
         """What else the model has: it takes trainer 0's values as well, and is nobody's to average."""
+        self._buffers = _buffers(model) if model is not None and broadcast_buffers else []
 
     @property
     def trained(self) -> list[tuple[str, torch.Tensor]]:
@@ -69,6 +74,24 @@ class Copies:
             if not is_sharded(value):
                 self.group.broadcast_(value.detach(), f"{what}: {name}")
 
+    @torch.no_grad()
+    def share_buffers(self) -> None:
+        """Take trainer 0's buffers, such as BatchNorm's statistics; every trainer calls this alike."""
+        if self.group.place.size == 1:
+            return
+        kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for module, name in self._buffers:
+            value = getattr(module, name)
+            kinds.setdefault((value.dtype, value.device), []).append(value)
+        for (dtype, _), values in kinds.items():
+            flat = torch.cat([value.reshape(-1) for value in values])
+            self.group.broadcast_(flat, f"trainer 0's buffers of {dtype}")
+            if self.group.place.rank:
+                for value, part in zip(
+                    values, torch.split(flat, [value.numel() for value in values]), strict=True
+                ):
+                    value.data.copy_(part.view(value.shape))  # a graph that was kept may go back once more
+
     def describe(self) -> list[str]:
         """Return a line for each, which must be the same on every trainer."""
         lines = [
@@ -85,6 +108,16 @@ def is_sharded(value: torch.Tensor) -> bool:
     """Whether each trainer has a part of it only, as of FSDP2: whoever has parted it averages it."""
     module = sys.modules.get("torch.distributed.tensor")  # whoever makes one has imported it
     return module is not None and isinstance(value, module.DTensor)
+
+
+def _buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
+    """Return the modules that have a buffer, each with its name there: another tensor may take its place."""
+    return [
+        (module, name)
+        for module in model.modules()
+        for name, value in module.named_buffers(recurse=False)
+        if not is_sharded(value)
+    ]
 
 
 def _others(model: torch.nn.Module, known: Iterable[int]) -> list[tuple[str, torch.Tensor]]:

@@ -47,6 +47,7 @@ class GradientAverager(Synchronizer):
 
     def __init__(self, copies: Copies, backward: BackwardPass, **options: Any) -> None:
         super().__init__(Steps(copies.group))
+        self._copies = copies
         self._group = copies.group
         self._named = copies.trained
         self._backward = backward
@@ -168,6 +169,7 @@ class GradientAverager(Synchronizer):
         captured = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         self._own.average(unused, captured=captured)
         progress.count("bytes_reduced", self._buckets.num_bytes)
+        self._copies.share_buffers()
         self.steps.number += 1
 
     def _came(self, position: int) -> Callable[[torch.Tensor], None]:

@@ -36,6 +36,7 @@ class ParameterAverager(Synchronizer):
 
     def __init__(self, copies: Copies, optimizer: torch.optim.Optimizer, plan: LocalSGD) -> None:
         super().__init__(Steps(copies.group, after_steps))
+        self._copies = copies
         self._group = copies.group
         self._named = copies.trained
         self._optimizer = optimizer
@@ -117,6 +118,7 @@ class ParameterAverager(Synchronizer):
         progress.count("wait_seconds", time.monotonic() - began)
         if not notes.all_alike():
             self.steps.compare(f"steps (at {what})")
+        self._copies.share_buffers()
 
     def _flat(self, members: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return this trainer's part of a bucket's mean."""

@@ -1,0 +1,56 @@
+"""Buffers that each trainer's own batches write, such as BatchNorm's statistics."""
+
+TRAINED = """
+from torch.nn.parallel import DistributedDataParallel
+fleet.init()
+rank, size = fleet.worker_index(), fleet.worker_num()
+
+def built():
+    model = build(seed=0)
+    model.insert(1, torch.nn.BatchNorm1d(8))
+    return model
+
+def trained(model, sgd, of=None):
+    for step in range(20):
+        sgd.zero_grad()
+        loss_of(of or model, step, rank).backward()
+        sgd.step()
+
+def same_everywhere(model):
+    every = torch.cat([buffer.double().reshape(-1) for buffer in model.buffers()]).numpy()
+    most, least = (fleet.all_reduce_worker(every, mode=mode) for mode in ("max", "min"))
+    return bool((most == least).all())
+
+strategies = [fleet.DistributedStrategy(), fleet.DistributedStrategy(broadcast_buffers=False)]
+strategies.append(fleet.DistributedStrategy(local_sgd=fleet.LocalSGD(k_steps=4)))
+found = []
+for strategy in strategies:
+    model = built()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    trained(model, fleet.distributed_optimizer(sgd, strategy, model=model))
+    found.append((model, same_everywhere(model)))
+assert [same for _, same in found] == [True, False, True], found
+
+alone = built()
+parallel = DistributedDataParallel(alone)
+trained(alone, torch.optim.SGD(alone.parameters(), lr=0.1), parallel)
+assert not same_everywhere(alone)  # those of the last batch: its next forward pass would take trainer 0's
+if rank == 0:
+    ours = found[0][0].state_dict()
+    for name, buffer in alone.named_buffers():
+        assert torch.equal(buffer, ours[name]), name
+
+retained = built()
+sgd = torch.optim.SGD(retained.parameters(), lr=0.1)
+fleet.distributed_optimizer(sgd, model=retained)
+output = retained(batch(0, rank)[0])
+output.sum().backward(retain_graph=True)
+output.square().sum().backward()
+fleet.stop_worker()
+"""
+
+
+def test_buffers_follow_trainer_0s_unless_they_are_not_to(trainers):
+    for process in trainers(TRAINED):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
