@@ -47,10 +47,13 @@ pathlib.Path("done").touch()
 
 def test_a_job_succeeds(tmp_path):
     report = (
-        "import json, os, pathlib; keys = ('PADDLE_TRAINER_ID', 'PADDLE_PSERVERS_IP_PORT_LIST', 'POD_IP');"
+        "import json, os, pathlib; keys = ('PADDLE_TRAINER_ID', 'PADDLE_PSERVERS_IP_PORT_LIST', 'POD_IP', "
+        "'CUDA_VISIBLE_DEVICES');"
     )
     report += "print(json.dumps({key: os.environ[key] for key in keys}), os.getcwd());" + DONE
-    with LocalRun(tmp_path / "run", job_manifest(report, trainers=2, servers=2)) as run:
+    manifest = job_manifest(report, trainers=2, servers=2, nodePool={"gpusPerTrainer": 2})
+    gpus = {"CUDA_VISIBLE_DEVICES": "0,1,4,GPU-5"}  # as if there were so many
+    with LocalRun(tmp_path / "run", manifest, environ=gpus) as run:
         assert run.wait() == 0, run.stderr
         assert run.result() == {
             "state": "Succeeded",
@@ -68,6 +71,7 @@ def test_a_job_succeeds(tmp_path):
             assert header.startswith(f"=== trainer-{index} of tiny, attempt 0.0, ")
             env = json.JSONDecoder().raw_decode(line)[0]
             assert env["PADDLE_TRAINER_ID"] == str(index)
+            assert env["CUDA_VISIBLE_DEVICES"] == ("4,GPU-5" if index else "0,1")
             assert line.endswith(str(run.folder))
             servers = env["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
             hosts |= {env["POD_IP"], *(server.removesuffix(":6174") for server in servers)}

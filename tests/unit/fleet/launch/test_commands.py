@@ -292,6 +292,11 @@ def test_a_bad_flag_of_launch_ps_is_named(argv, message):
             "CUDA_VISIBLE_DEVICES '4,5'; expected numbers from 0 to 1, which count among those",
         ),
         (
+            ("--selected_gpus", "0"),
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "--selected_gpus is '0', and CUDA_VISIBLE_DEVICES is '', which hides every GPU",
+        ),
+        (
             ("--selected_gpus", "0,1", "--worker_num", "1"),
             {},
             "--worker_num is 1 but --selected_gpus names 2",

@@ -117,13 +117,19 @@ def node(
 
 def _selected(gpus: str, environ: Mapping[str, str]) -> str:
     """Return the selected GPUs as CUDA takes them: of those that are visible, where that is said."""
-    visible = [each.strip() for each in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
-    if not gpus or not visible:
+    said = environ.get("CUDA_VISIBLE_DEVICES")
+    if not gpus or said is None:
         return gpus
+    visible = [each.strip() for each in said.split(",") if each.strip() not in ("", "-1")]
+    if not visible:
+        raise ConfigurationError(
+            f"--selected_gpus is {gpus!r}, and CUDA_VISIBLE_DEVICES is {said!r}, which hides every GPU; "
+            "expected one of them to be left out"
+        )
     for text in gpus.split(","):
         if int(text) >= len(visible):
             raise ConfigurationError(
-                f"--selected_gpus is {gpus!r}, and CUDA_VISIBLE_DEVICES {environ['CUDA_VISIBLE_DEVICES']!r}; "
+                f"--selected_gpus is {gpus!r}, and CUDA_VISIBLE_DEVICES {said!r}; "
                 f"expected numbers from 0 to {len(visible) - 1}, which count among those"
             )
     return ",".join(visible[int(text)] for text in gpus.split(","))
