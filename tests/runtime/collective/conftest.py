@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.collective import environments
 from tests.support.forked_python import ForkedPython
 from tests.support.processes import free_ports
 
@@ -54,25 +55,10 @@ def trainers(tmp_path):
 
     def start(body: str, *, ranks: tuple[int, ...] = (0, 1), size: int = 2, **environ: str):
         (tmp_path / "script.py").write_text(PRELUDE + textwrap.dedent(body))
-        ports = free_ports(size)
-        shared = {
-            "TRAINING_ROLE": "TRAINER",
-            "PADDLE_TRAINERS_NUM": str(size),
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(f"127.0.0.1:{port}" for port in ports),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(ports[0]),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "FLEET_JOB_KEY": "6b" * 32,
-            "OMP_NUM_THREADS": "1",
-        }
+        environments_of = environments(tmp_path, free_ports(size))
         for rank in ranks:
-            own = {
-                "PADDLE_TRAINER_ID": str(rank),
-                "RANK": str(rank),
-                "PADDLE_CURRENT_ENDPOINT": f"127.0.0.1:{ports[rank]}",
-                "FLEET_TERMINATION_LOG": str(tmp_path / f"words-{rank}"),
-            }
-            started.append(Trainer(tmp_path, rank, env=os.environ | shared | own | environ))
+            env = os.environ | environments_of[rank] | environ
+            started.append(Trainer(tmp_path, rank, env=env))
         return started
 
     yield start
