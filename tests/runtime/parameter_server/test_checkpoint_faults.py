@@ -127,7 +127,7 @@ class Apart(Keeper):
     def _apart(self, directory: str) -> str:
         return f"{directory}/{self._plan.server}" if directory else ""
 
-    def save(self, directory: str, *arguments: Any) -> Any:
+    def save(self, directory: str, *arguments: Any, **options: Any) -> Any:
         return super().save(self._apart(directory), *arguments)
 
     def commit(self, directory: str, manifest: str) -> None:
@@ -339,7 +339,7 @@ def test_a_wait_for_a_servers_reply_ends_with_the_sessions_failure(tmp_path, mon
         trainer.start()
         client = trainer.checkpoints._client
 
-        def hangs(*_: object) -> list[Any]:
+        def hangs(*_: object, **__: object) -> list[Any]:
             client.waits.fail(FleetError("the other server vanished"))
             released.wait(20)
             return []

@@ -54,6 +54,7 @@ def test_an_empty_table_has_a_file(tmp_path):
     assert rows.values.shape == (0, 3)
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(FleetError, match=r"none/t could not be written"):
-        write_rows(tmp_path / "none" / "t", trained().snapshot())
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FleetError, match=r"file/t could not be written"):
+        write_rows(tmp_path / "file" / "t", trained().snapshot())

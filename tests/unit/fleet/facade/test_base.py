@@ -40,7 +40,7 @@ SAVING = {
     "export_state_dict": "()",
     "save_check_point": (
         "(executor=None, path=None, train_status=None, main_program=None, fs=None, "
-        "remain_all_checkpoint=True)"
+        "remain_all_checkpoint=True, *, incremental=False)"
     ),
     "load_check_point": (
         "(executor=None, path=None, trainer_id=None, main_program=None, fs=None, ignore_empty=True)"

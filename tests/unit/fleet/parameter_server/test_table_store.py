@@ -6,9 +6,16 @@ import numpy as np
 import torch
 
 from fleet.parameter_server.modes.immediate_tables import ImmediateTables
-from fleet.parameter_server.table_store import RowPut, RowUpdate
-from fleet.tables import TableRows
+from fleet.parameter_server.table_store import RowPut, RowUpdate, TableStore
+from fleet.tables import Constant, Table, TableConfig, TableRows
+from fleet.tables.rules import SGD
 from tests.support.row_modes import RATE_OF_ONE, Tables, gradient
+
+
+def updates_of(store: TableStore) -> int:
+    (copy,) = store.snapshot()
+    copy.close()
+    return copy.updates
 
 
 def test_updates_that_come_at_once_are_counted_one_by_one():
@@ -21,18 +28,20 @@ def test_updates_that_come_at_once_are_counted_one_by_one():
         thread.join()
     assert sorted(update.sequence for update in updates) == list(range(1, 41))
     assert store.read(0, np.array([3])).item() == -40.0
-    assert store.snapshot()[0].updates == 40
+    assert updates_of(store) == 40
 
 
 def test_an_update_without_rows_counts_as_well():
     store = Tables(ImmediateTables).store
     store.apply(RowUpdate(0, gradient({}), RATE_OF_ONE, ()))
-    assert store.snapshot()[0].updates == 1
+    assert updates_of(store) == 1
 
 
 def test_a_checkpoints_rows_take_the_place_of_all_rows():
     store = Tables(ImmediateTables).store
     store.apply(RowUpdate(0, gradient({3: 1.0}), RATE_OF_ONE, ()))
-    store.apply(RowPut(0, TableRows(np.array([5]), torch.tensor([[7.0]]), {}), updates=9))
+    loaded = Table(TableConfig("clicks", 1, SGD(), 10, first_values=Constant()), 9)
+    loaded.load(TableRows(np.array([5]), torch.tensor([[7.0]]), {}))
+    store.apply(RowPut(0, loaded, updates=9))
     assert store.read(0, np.array([3, 5]))[:, 0].tolist() == [0.0, 7.0]
-    assert store.snapshot()[0].updates == 9
+    assert updates_of(store) == 9

@@ -1,5 +1,7 @@
 """What a snapshot gives out is the table as of its beginning, whatever happens meanwhile."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -18,11 +20,20 @@ from fleet.tables import (
     TimeToLive,
     Uniform,
 )
+from fleet.tables import snapshot as module
 from fleet.tables.export import apply_delta
 from fleet.tables.rules import SGD, Adagrad
 from fleet.tables.saved import join
 from fleet.tables.shards import SHARDS
 from tests.support.tables import assert_equal, crowd, updates
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_parts() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PART_BYTES", 100)
+        yield
+
 
 IDS = crowd(30, (0, 3, 90, 255))
 CONFIG = TableConfig(
@@ -44,7 +55,7 @@ def trained(config=CONFIG, steps=10):
 
 
 @settings(deadline=None, max_examples=10)
-@given(pauses=st.lists(st.integers(0, SHARDS), max_size=8), seed=st.integers(0, 100))
+@given(pauses=st.lists(st.integers(0, 8), max_size=8), seed=st.integers(0, 100))
 def test_updates_admissions_evictions_and_loads_meanwhile_do_not_show(pauses, seed):
     table = trained()
     expected = table.rows()
@@ -54,23 +65,25 @@ def test_updates_admissions_evictions_and_loads_meanwhile_do_not_show(pauses, se
         for _ in range(pauses.count(at)):
             ids, gradient, step = next(later)
             table.update(ids, gradient, 10 + step)
-        if at == 100:
+        if at == 4:
             table.load(TableRows(IDS[::7], torch.ones(IDS[::7].size, 3), {}))
         parts.append(part)
     whole = join(parts)
     assert snapshot.num_rows == whole.ids.size
+    assert len(parts) > 8
     assert_equal(TableRows(whole.ids, whole.values, whole.state, whole.marks, snapshot.policies), expected)
 
 
-def test_a_snapshot_takes_the_memory_of_what_changes_meanwhile():
+def test_a_snapshot_takes_the_memory_of_what_changes_meanwhile(monkeypatch):
     table = Table(TableConfig("t", 16, Adagrad(), first_values=Constant(0.0)))
     table.update(np.arange(50_000), torch.ones(50_000, 16), 1)
+    monkeypatch.setattr(module, "PART_BYTES", 60_000)
     snapshot = table.snapshot()
     for step in range(2, 30):
         table.update(np.arange(1000), torch.ones(1000, 16), step)
     assert snapshot.nbytes < table.nbytes / 20
     parts = snapshot.parts()
-    for _ in range(200):
+    for _ in range(80):
         next(parts)
     table.update(np.arange(50_000), torch.ones(50_000, 16), 30)
     assert snapshot.nbytes < table.nbytes / 2
@@ -145,5 +158,5 @@ def test_what_went_is_forgotten_with_each_snapshot_of_the_whole():
     for step in range(1, 40):
         table.update(np.arange(step * 100, step * 100 + 100), torch.ones(100, 1), step)
         table.snapshot().close()
-        sizes.append(table._removed._steps.nbytes)
+        sizes.append(table.removed._steps.nbytes)
     assert max(sizes) < 2000

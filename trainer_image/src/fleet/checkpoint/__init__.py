@@ -21,12 +21,13 @@ from fleet.checkpoint.folders import (
     superfluous,
     whole_numbers,
 )
-from fleet.checkpoint.manifest import MANIFEST_NAME, FileRecord, Manifest, RowsRecord
+from fleet.checkpoint.manifest import MANIFEST_NAME, BaseRecord, FileRecord, Manifest, RowsRecord
 from fleet.checkpoint.named import named_state
 from fleet.checkpoint.piece import Piece, cut_state, emptied, join_pieces
 from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
-from fleet.checkpoint.rows import check_rows, read_rows, write_rows
+from fleet.checkpoint.rows import base_of, check_rows, read_rows, write_rows
 from fleet.checkpoint.status import TrainStatus
+from fleet.checkpoint.table_export import export_tables
 from fleet.checkpoint.trainer_part import TrainerPart, capture_part, restore_part, restore_states
 from fleet.checkpoint.values import decode, encode
 from fleet.checkpoint.writer import commit, write_shard, write_trainer_part
@@ -37,6 +38,7 @@ __all__ = [
     "MANIFEST_NAME",
     "TRAINERS_STATE",
     "Background",
+    "BaseRecord",
     "Checkpoint",
     "Claims",
     "FileRecord",
@@ -47,6 +49,7 @@ __all__ = [
     "SavingCalls",
     "TrainStatus",
     "TrainerPart",
+    "base_of",
     "capture_part",
     "check_rows",
     "commit",
@@ -55,6 +58,7 @@ __all__ = [
     "emptied",
     "encode",
     "end_if_finished",
+    "export_tables",
     "find_checkpoint",
     "join_pieces",
     "leave_mark",

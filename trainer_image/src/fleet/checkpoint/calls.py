@@ -27,7 +27,7 @@ class Savable(Protocol):
     def save(self, directory: str, status: TrainStatus) -> None:
         """Save a checkpoint; it is whole when this returns."""
 
-    def save_numbered(self, folder: str, status: TrainStatus, *, keep: int) -> int:
+    def save_numbered(self, folder: str, status: TrainStatus, *, keep: int, incremental: bool = False) -> int:
         """Save one under a folder's next number, in the background; with `keep`, only the newest stay."""
 
     def hand_in(self, status: TrainStatus) -> None:
@@ -141,6 +141,8 @@ class SavingCalls(ABC):
         main_program: Program | None = None,
         fs: object = None,
         remain_all_checkpoint: bool = True,
+        *,
+        incremental: bool = False,
     ) -> None:
         """Save a checkpoint under the next number of a folder, while training goes on.
 
@@ -162,6 +164,10 @@ class SavingCalls(ABC):
             The original's other file systems are refused.
         remain_all_checkpoint : bool
             False removes all older checkpoints of the folder.
+        incremental : bool
+            True saves of tables on the servers only the rows that have changed since the last checkpoint of
+            all rows that this job has written into the folder, which stays as long as it is needed. Without
+            one, all rows. Everything else is saved whole.
 
         Raises
         ------
@@ -175,7 +181,8 @@ class SavingCalls(ABC):
         status = status_of("save_check_point", train_status)
         training = self._training(main_program)
         if self.is_first_worker():
-            training.save_numbered(directory, status, keep=0 if remain_all_checkpoint else 1)
+            keep = 0 if remain_all_checkpoint else 1
+            training.save_numbered(directory, status, keep=keep, incremental=incremental)
         else:
             training.hand_in(status)
 

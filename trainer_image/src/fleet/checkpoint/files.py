@@ -9,10 +9,11 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import torch
 from safetensors import SafetensorError
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from fleet.errors import DiskFullError, FleetError
 
-__all__ = ["TEMPORARY", "naming", "publish", "write_bytes", "write_tensors"]
+__all__ = ["TEMPORARY", "naming", "publish", "write_bytes", "write_parts", "write_tensors"]
 
 TEMPORARY: Final = ".tmp"
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -53,32 +54,105 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str,
     sha256 : str
     """
     _make(path.parent)
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # each is aligned
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name in names:
-        tensor = tensors[name]
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _dtype_name(tensor.dtype),
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    header, begins, end = _header(shapes, metadata)
     temporary = path.with_name(path.name + TEMPORARY)
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(header)
     with temporary.open("wb", buffering=0) as file:
-        for part in (len(text).to_bytes(8, "little"), text):
-            _write_all(file.fileno(), memoryview(part))
-            digest.update(part)
-        for name in names:
+        _write_all(file.fileno(), memoryview(header))
+        for name in begins:
             tensor = tensors.pop(name).detach().cpu().contiguous()
             content = _bytes_of(tensor)
             _write_all(file.fileno(), content)
             digest.update(content)
     publish(temporary, path)
-    return 8 + len(text) + end, digest.hexdigest()
+    return end, digest.hexdigest()
+
+
+def write_parts(
+    path: Path,
+    whole: Mapping[str, Tensor],
+    none: Mapping[str, Tensor],
+    num_rows: int,
+    parts: Iterable[Mapping[str, Tensor]],
+    metadata: Mapping[str, str],
+) -> tuple[int, str]:
+    """Write a safetensors file of tensors that come in parts, of which it holds one at a time.
+
+    Parameters
+    ----------
+    path : Path
+    whole : mapping of name to Tensor
+        What does not come in parts.
+    none : mapping of name to Tensor
+        What does, without any rows.
+    num_rows : int
+        Of all parts.
+    parts : iterable of mapping of name to Tensor
+        The rows that follow each other in the file.
+    metadata : mapping of str to str
+
+    Returns
+    -------
+    bytes : int
+    sha256 : str
+        The file is read once for it: the parts do not come in its order.
+
+    Raises
+    ------
+    RuntimeError
+        There are more or fewer rows.
+    """
+    _make(path.parent)
+    shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in whole.items()}
+    shapes |= {name: (tensor.dtype, (num_rows, *tensor.shape[1:])) for name, tensor in none.items()}
+    header, begins, end = _header(shapes, metadata)
+    temporary = path.with_name(path.name + TEMPORARY)
+    with temporary.open("w+b", buffering=0) as file:
+        _write_all(file.fileno(), memoryview(header))
+        for name, tensor in whole.items():
+            _write_at(file, begins[name], tensor)
+        done = 0
+        for part in parts:
+            for name, tensor in part.items():
+                _write_at(file, begins[name] + done * _row_bytes(tensor), tensor)
+            done += len(next(iter(part.values())))
+        if done != num_rows:
+            raise RuntimeError(f"{path.name} has got {done} rows, expected {num_rows}")
+        file.seek(0)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    publish(temporary, path)
+    return end, digest
+
+
+def _header(
+    shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, int], int]:
+    """Return how a file begins, at which of its bytes each tensor does, in their order, and its size."""
+    names = sorted(shapes, key=lambda name: (-shapes[name][0].itemsize, name))  # each is aligned
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    begins, end = {}, 0
+    for name in names:
+        dtype, shape = shapes[name]
+        begins[name], end = end, end + prod(shape) * dtype.itemsize
+        header[name] = {
+            "dtype": _dtype_name(dtype),
+            "shape": list(shape),
+            "data_offsets": [begins[name], end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    return head, {name: len(head) + begin for name, begin in begins.items()}, len(head) + end
+
+
+def _row_bytes(tensor: Tensor) -> int:
+    return prod(tensor.shape[1:]) * tensor.itemsize
+
+
+def _write_at(file: IO[bytes], begin: int, tensor: Tensor) -> None:
+    file.seek(begin)
+    _write_all(file.fileno(), _bytes_of(tensor.detach().contiguous()))
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

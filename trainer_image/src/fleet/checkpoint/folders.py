@@ -3,11 +3,12 @@
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from fleet.checkpoint.cleaning import remove_checkpoint
-from fleet.checkpoint.manifest import MANIFEST_NAME, REPLACED_NAME
+from fleet.checkpoint.manifest import MANIFEST_NAME, REPLACED_NAME, Manifest
 from fleet.checkpoint.reader import Checkpoint
 from fleet.errors import CheckpointError
 
@@ -125,8 +126,24 @@ def superfluous(numbers: Sequence[int], whole: Sequence[int], count: int) -> lis
 
 
 def remove_numbers(folder: Path, numbers: Iterable[int]) -> None:
-    """Remove numbered checkpoints; see `remove_checkpoint`."""
-    for number in numbers:
+    """Remove numbered checkpoints; see `remove_checkpoint`. One stays whose rows another needs that stays."""
+    numbers = set(numbers)
+    needed = _needed_by(folder, set(numbers_in(folder)) - numbers)
+    for number in sorted(numbers):
         path = folder / f"{CHECKPOINT_PREFIX}{number}"
-        if why := remove_checkpoint(path):
+        if number in needed:
+            why = "a newer checkpoint has only the rows that have changed since"
+        else:
+            why = remove_checkpoint(path)
+        if why:
             _log.info("%s stays: %s", path, why)
+
+
+def _needed_by(folder: Path, numbers: Iterable[int]) -> set[int]:
+    """Return the numbers of the checkpoints that some others need."""
+    names: set[str] = set()
+    for number in numbers:
+        with suppress(CheckpointError):
+            manifest = Manifest.read(folder / f"{CHECKPOINT_PREFIX}{number}")
+            names.update(base.directory for base in manifest.bases)
+    return {int(match[1]) for match in map(_NUMBERED.fullmatch, names) if match}

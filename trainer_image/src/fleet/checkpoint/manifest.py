@@ -16,6 +16,7 @@ __all__ = [
     "BEGUN_SUFFIX",
     "MANIFEST_NAME",
     "REPLACED_NAME",
+    "BaseRecord",
     "BlockRecord",
     "FileRecord",
     "Manifest",
@@ -60,6 +61,22 @@ class BlockRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class BaseRecord:
+    """The checkpoint to whose rows those of a file belong."""
+
+    directory: str
+    """Beside that of the checkpoint which has the file."""
+    save: str
+    """The random name of its save."""
+
+    @classmethod
+    def from_fields(cls, fields: object) -> "BaseRecord":
+        """Return a record from its fields; raises as `FileRecord.from_fields`."""
+        found = mapping("a base", fields)
+        return cls(_plain_name(text("directory", found["directory"])), text("save", found["save"]))
+
+
+@dataclass(frozen=True, slots=True)
 class RowsRecord:
     """Rows of a table, as a file holds them."""
 
@@ -68,6 +85,8 @@ class RowsRecord:
     """The virtual shards of which the file has all rows."""
     updates: int
     """How many updates the table has had."""
+    base: BaseRecord | None = None
+    """Where all rows are, if the file has only those that have changed since."""
 
     @classmethod
     def from_fields(cls, fields: object) -> "RowsRecord":
@@ -76,7 +95,13 @@ class RowsRecord:
         shards = tuple(whole_number("a shard", each) for each in items("shards", found["shards"]))
         if any(shard >= SHARDS for shard in shards):
             raise ValueError(f"rows are of the shards {list(shards)}, expected 0 to {SHARDS - 1}")
-        return cls(text("table", found["table"]), shards, whole_number("updates", found["updates"]))
+        base = found.get("base")
+        return cls(
+            text("table", found["table"]),
+            shards,
+            whole_number("updates", found["updates"]),
+            None if base is None else BaseRecord.from_fields(base),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +136,7 @@ class FileRecord:
             These are no record's.
         """
         found = mapping("a file", fields)
-        name = text("name", found["name"])
-        if name in {"", ".", ".."} or "\0" in name or PurePath(name).name != name:
-            raise ValueError(f"the file name {name!r} leads out of the directory")
+        name = _plain_name(text("name", found["name"]))
         rows = found.get("rows")
         blocks = tuple(BlockRecord.from_fields(block) for block in items("blocks", found["blocks"]))
         return cls(
@@ -157,6 +180,12 @@ class Manifest:
     here: tuple[str, ...] = ()
     steps: Mapping[str, int] = field(default_factory=dict)
     format: str = field(default=FORMAT)
+
+    @property
+    def bases(self) -> frozenset[BaseRecord]:
+        """The checkpoints that this one needs beside its own files."""
+        found = (file.rows.base for file in self.files if file.rows is not None)
+        return frozenset(base for base in found if base is not None)
 
     def to_json(self) -> str:
         """Return the manifest as JSON, with a digest of itself."""
@@ -244,6 +273,12 @@ class Manifest:
                 for each, step in steps.items()
             },
         )
+
+
+def _plain_name(name: str) -> str:
+    if name in {"", ".", ".."} or "\0" in name or PurePath(name).name != name:
+        raise ValueError(f"the file name {name!r} leads out of the directory")
+    return name
 
 
 def _digest(fields: Mapping[str, Any]) -> str:

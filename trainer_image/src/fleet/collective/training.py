@@ -94,7 +94,14 @@ class CollectiveTraining:
         self._synchronizer.settle("a checkpoint")
         self.background.save(directory, self.current_step, lambda: self._copy(Path(directory), status))
 
-    def save_numbered(self, folder: str, status: TrainStatus, *, keep: int) -> int:
+    def save_numbered(
+        self,
+        folder: str,
+        status: TrainStatus,
+        *,
+        keep: int,
+        incremental: bool = False,  # noqa: ARG002 - there are no tables on servers
+    ) -> int:
         """Save one under a folder's next number; see `Savable`."""
         self._synchronizer.settle("a checkpoint")
         self.background.wait()

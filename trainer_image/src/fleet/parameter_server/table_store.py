@@ -6,7 +6,7 @@ what was never updated is read too.
 
 import itertools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +22,12 @@ from fleet.process import progress
 from fleet.tables import RowGradients, Table, TableRows
 from fleet.tables.rules import options_of
 from fleet.tables.shards import SHARDS, shard_of
+from fleet.tables.snapshot import Snapshot
 from fleet.transpiler.tables import TablePlan
 from fleet.wire import HyperParameters
 from fleet.wire.rows import most_rows
 
-__all__ = ["RowPut", "RowUpdate", "TableStore"]
+__all__ = ["RowCopy", "RowPut", "RowUpdate", "TableStore"]
 
 _FLOAT_BYTES = 4
 
@@ -63,8 +64,8 @@ class RowPut:
     Attributes
     ----------
     table : int
-    rows : TableRows
-        This server's.
+    rows : Table
+        This server's; the store's own from now on.
     updates : int
         How many updates the table has had.
     sequence : int
@@ -72,9 +73,44 @@ class RowPut:
     """
 
     table: int
-    rows: TableRows
+    rows: Table
     updates: int
     sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowCopy:
+    """A table as of one moment, to be read once while updates go on.
+
+    Attributes
+    ----------
+    table : int
+    updates : int
+        How many updates the table has had.
+    snapshot : Snapshot
+    lock : Lock
+        Held while a part is copied.
+    """
+
+    table: int
+    updates: int
+    snapshot: Snapshot
+    lock: threading.Lock
+
+    def parts(self) -> Iterator[TableRows]:
+        """Yield all rows, some at a time."""
+        parts = self.snapshot.parts()
+        while True:
+            with self.lock:
+                part = next(parts, None)
+            if part is None:
+                return
+            yield part
+
+    def close(self) -> None:
+        """Let go what is not read yet: updates set nothing aside any more."""
+        with self.lock:
+            self.snapshot.close()
 
 
 @dataclass(slots=True)
@@ -108,9 +144,9 @@ class TableStore:
         self._num_shards = len(shards)
         self._entries = {plan.number: _Entry(plan, Table(plan.config)) for plan in plans}
         self._sequence = itertools.count(1)
-        for number, entry in self._entries.items():
+        for entry in self._entries.values():
             if entry.plan.own is not None:
-                self.apply(RowPut(number, _rows_of(entry.plan.own, shards), 0))
+                entry.table.load(_rows_of(entry.plan.own, shards))
         self.row_bytes: Mapping[int, int] = {
             number: entry.plan.config.dimension * _FLOAT_BYTES for number, entry in self._entries.items()
         }
@@ -181,8 +217,7 @@ class TableStore:
             self.failed.check()
             update.sequence = next(self._sequence)
             if isinstance(update, RowPut):
-                entry.table, entry.updates = Table(entry.plan.config), update.updates
-                entry.table.load(update.rows)
+                entry.table, entry.updates = update.rows, update.updates
                 return
             entry.updates += 1
             if not update.gradient.ids.size:
@@ -211,12 +246,21 @@ class TableStore:
         with entry.lock:
             return entry.table.look_up(ids)
 
-    def snapshot(self) -> list[RowPut]:
-        """Return a copy of every table, as it is between two updates, as what would put it in place."""
+    def snapshot(self, since: Mapping[int, int] | None = None) -> list[RowCopy]:
+        """Return what every table is now, between two updates. Each must be read to the end, or closed.
+
+        Parameters
+        ----------
+        since : mapping of int to int, optional
+            By table, after which of its updates rows must have changed. All rows of a table are in the copy
+            where it is not given, or nobody knows which rows have gone since.
+        """
         copies = []
         for number, entry in self._entries.items():
             with entry.lock:
-                copies.append(RowPut(number, entry.table.rows(), entry.updates))
+                begin = (since or {}).get(number)
+                snapshot = entry.table.snapshot(begin if entry.table.removed.knows(begin) else None)
+                copies.append(RowCopy(number, entry.updates, snapshot, entry.lock))
         return copies
 
     @staticmethod

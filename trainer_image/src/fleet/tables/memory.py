@@ -56,6 +56,11 @@ class RowMemory:
         """Bytes of memory that rows and their index take."""
         return self._rows.values.nbytes + self._shards.values.nbytes + self._index.nbytes
 
+    @property
+    def end(self) -> int:
+        """One more than the highest number that a row has, or has had."""
+        return self._index.numbers.end
+
     def find(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the numbers of rows; `fleet.tables.index.MISSING` where there is none."""
         return self._index.find(ids)
@@ -104,6 +109,38 @@ class RowMemory:
     def write(self, rows: NDArray[np.int64], words: Tensor) -> None:
         """Put words into rows."""
         self._rows.values.put(rows, words.contiguous().numpy().view(self._type))
+
+    def ids_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the ids of rows."""
+        return self._index.numbers.of_rows[rows]
+
+    def run(self, begin: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.bool_], Tensor]:
+        """Return copies of rows that follow each other.
+
+        Parameters
+        ----------
+        begin, end : int
+            The first number, and one past the last.
+
+        Returns
+        -------
+        ids : int64[n]
+        there : bool[n]
+            Whether there is a row of this number; otherwise id and words are what was there.
+        words : float32[n, width]
+        """
+        of_run = slice(begin, end)
+        there = self._shards.values[of_run] > 0
+        return (
+            self._index.numbers.of_rows[of_run].copy(),
+            there,
+            self._words_of(self._rows.values[of_run].copy()),
+        )
+
+    def column(self, begin: int, end: int, word: int) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
+        """Return of rows that follow each other whether they are there, and a copy of one word of each."""
+        words = self._words_of(self._rows.values[begin:end])[:, word]
+        return self._shards.values[begin:end] > 0, words.clone().numpy().view(np.int32)
 
     def items(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return all ids, ascending, and the numbers of their rows."""

@@ -24,6 +24,10 @@ class RemovedIds:
         if self._base is not None:
             self._steps.put(ids, step)
 
+    def knows(self, since: int | None) -> bool:
+        """Whether all ids are remembered that have lost their rows after a step."""
+        return since is not None and self._base is not None and since >= self._base
+
     def since(self, since: int | None, step: int, memory: RowMemory, table: str) -> NDArray[np.int64]:
         """Return the ids that have lost their rows after a step and have none now, ascending.
 
@@ -44,7 +48,7 @@ class RemovedIds:
         if since is None:
             self._steps, self._base = IdNumbers(), step
             return np.zeros(0, dtype=np.int64)
-        if self._base is None or since < self._base:
+        if not self.knows(since):
             latest = "none was made" if self._base is None else f"the last one is of step {self._base}"
             raise ConfigurationError(
                 f"table {table}: a snapshot since step {since} needs one of the whole table that is not "

@@ -1,7 +1,7 @@
 """Rows of a table with all that belongs to them, as they are saved, moved to other servers and loaded."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fleet.tables.shards import SHARDS, shard_of
 
-__all__ = ["TableRows", "join", "part"]
+__all__ = ["TableRows", "join", "part", "rows_at"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +42,20 @@ def part(rows: TableRows, shards: Collection[int]) -> TableRows:
     """Return what belongs to some virtual shards."""
     wanted = np.zeros(SHARDS, dtype=np.bool_)
     wanted[list(shards)] = True
-    chosen = wanted[shard_of(rows.ids)]
-    places = torch.from_numpy(np.flatnonzero(chosen))
     policies = {}
     for name, array in rows.policies.items():
         policies[name] = array[wanted[_shards_of_entries(rows.policies, name)]]
+    return replace(rows_at(rows, np.flatnonzero(wanted[shard_of(rows.ids)])), policies=policies)
+
+
+def rows_at(rows: TableRows, at: NDArray[np.int64]) -> TableRows:
+    """Return the rows at these places, without policies."""
+    places = torch.from_numpy(at)
     return TableRows(
-        rows.ids[chosen],
+        rows.ids[at],
         rows.values[places],
         {name: entry[places] for name, entry in rows.state.items()},
         {name: entry[places] for name, entry in rows.marks.items()},
-        policies,
     )
 
 

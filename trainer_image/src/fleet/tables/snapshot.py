@@ -1,30 +1,34 @@
-"""A table as of one moment, given out by virtual shard while updates go on.
+"""A table as of one moment, given out in the order of its memory while updates go on.
 
-What an update is about to change is set aside first, until its shard has been given out. So a snapshot takes
-the memory of the rows that change meanwhile, and of one shard.
+What an update is about to change is set aside first, until it has been given out. So a snapshot takes the
+memory of the rows that change meanwhile, and of one part. Memory is read from its beginning to its end, as
+suits rows that are on a disk.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fleet.tables.index import MISSING
 from fleet.tables.layout import Layout
 from fleet.tables.memory import RowMemory
 from fleet.tables.saved import TableRows
-from fleet.tables.shards import SHARDS, shard_of
 
-__all__ = ["Snapshot"]
+__all__ = ["PART_BYTES", "Snapshot"]
+
+PART_BYTES: Final = 4 << 20
+"""Of the rows of a part, at most."""
+_BESIDE: Final = 3
+"""Words beside a row that was set aside: its id takes two, and one says whether there was a row."""
 
 
 class Snapshot:
     """What a table holds as of one moment. Not to be called by another thread while its table is.
 
-    `Table.snapshot` makes one. Once it has given out every shard, or is closed, updates set nothing aside.
+    `Table.snapshot` makes one. Once it has given out every part, or is closed, updates set nothing aside.
 
     Attributes
     ----------
@@ -55,77 +59,87 @@ class Snapshot:
         self.policies = policies
         self._memory = memory
         self._layout = layout
-        self._waiting = np.ones(SHARDS, dtype=np.bool_)
-        self._before = RowMemory(layout.width + 1)
-        """Rows as they were; the last word is 1 where there was one."""
+        self._begin, self._end = 0, memory.end
+        """Between them lie the rows that are still to be given out; those from the end on are new."""
+        self._before = RowMemory(layout.width + _BESIDE)
+        """Rows as they were, by their number."""
         self.num_rows = self._count()
-
-    @property
-    def dimension(self) -> int:
-        """Elements of a row."""
-        return self._layout.dimension
 
     @property
     def is_done(self) -> bool:
         """Whether nothing is to be set aside any more."""
-        return not self._waiting.any()
+        return self._begin >= self._end
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that rows take that were set aside."""
         return self._before.nbytes
 
+    @property
+    def none(self) -> TableRows:
+        """No rows, in the types and shapes of the parts."""
+        return self._layout.table_rows(np.zeros(0, dtype=np.int64), torch.empty(0, self._layout.width))
+
     def close(self) -> None:
-        """Let go what was set aside; shards that were not given out are lost."""
-        self._waiting[:] = False
-        self._before = RowMemory(self._layout.width + 1)
+        """Let go what was set aside; rows that were not given out are lost."""
+        self._begin = self._end
+        self._before = RowMemory(self._layout.width + _BESIDE)
 
     def parts(self) -> Iterator[TableRows]:
-        """Yield the rows of each virtual shard, by ascending id, without policies. To be called once."""
-        for shard in range(SHARDS):
-            yield self._part(shard)
+        """Yield all rows, some at a time, in no order, without policies. To be called once."""
+        at_once = max(1, PART_BYTES // (4 * self._layout.width))
+        while not self.is_done:
+            yield self._part(min(self._begin + at_once, self._end))
         self.close()
 
-    def keep(self, ids: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+    def keep(self, rows: NDArray[np.int64], *, existed: bool = True) -> None:
         """Set aside what is about to change.
 
         Parameters
         ----------
-        ids : int64[n]
-            None of them twice.
         rows : int64[n]
-            `MISSING` where there is none.
+            Their numbers, none of them twice; those of `MISSING` are passed over.
+        existed : bool
+            False for numbers that are about to be those of new rows.
         """
-        fresh = self._waiting[shard_of(ids)]
-        fresh[fresh] = self._before.find(ids[fresh]) == MISSING
-        ids, rows = ids[fresh], rows[fresh]
-        existed = rows != MISSING
-        words = torch.zeros(ids.size, self._layout.width + 1)
-        words[torch.from_numpy(existed), :-1] = self._memory.read(rows[existed])
-        words[:, -1] = torch.from_numpy(existed)
-        self._before.write(self._before.add(ids), words)
+        rows = rows[(rows >= self._begin) & (rows < self._end)]
+        rows = rows[self._before.find(rows) == MISSING]
+        if not rows.size:
+            return
+        words = torch.zeros(rows.size, self._layout.width + _BESIDE)
+        if existed:
+            words[:, :-_BESIDE] = self._memory.read(rows)
+            words[:, -_BESIDE:-1] = (
+                torch.from_numpy(self._memory.ids_of(rows)).view(torch.float32).view(-1, 2)
+            )
+            words[:, -1] = 1.0
+        self._before.write(self._before.add(rows), words)
 
-    def _part(self, shard: int) -> TableRows:
-        chosen = np.array([shard])
-        [(_, ids, rows)] = self._memory.of_shards(chosen)
-        [(_, ids_before, rows_before)] = self._before.of_shards(chosen)
-        unchanged = self._before.find(ids) == MISSING
-        before = self._before.read(rows_before)
-        existed = before[:, -1] > 0.0
-        words = torch.cat([self._memory.read(rows[unchanged]), before[existed, :-1]])
-        ids = np.concatenate([ids[unchanged], ids_before[existed.numpy()]])
-        self._before.remove(ids_before)
-        self._waiting[shard] = False
-        order = np.argsort(ids)
-        order = order[self._wanted(words)[order]]
-        return self._layout.table_rows(ids[order], words[torch.from_numpy(order)])
+    def _part(self, end: int) -> TableRows:
+        begin, self._begin = self._begin, end
+        ids, there, words = self._memory.run(begin, end)
+        if len(self._before):
+            numbers = np.arange(begin, end)
+            kept = self._before.find(numbers)
+            at = np.flatnonzero(kept != MISSING)
+            before = self._before.read(kept[at])
+            words[torch.from_numpy(at)] = before[:, :-_BESIDE]
+            ids[at] = before.numpy()[:, -_BESIDE:-1].copy().view(np.int64)[:, 0]
+            there[at] = before[:, -1] > 0.0
+            self._before.remove(numbers[at])
+        chosen = np.flatnonzero(there & self._wanted(self._layout.last(words)))
+        return self._layout.table_rows(ids[chosen], words[torch.from_numpy(chosen)])
 
-    def _wanted(self, words: Tensor) -> NDArray[np.bool_]:
-        last = self._layout.last(words)
+    def _wanted(self, last: NDArray[np.int32]) -> NDArray[np.bool_]:
         return np.ones(last.size, dtype=np.bool_) if self.since is None else last > self.since
 
     def _count(self) -> int:
         if self.since is None:
             return len(self._memory)
-        rows = (rows for _, _, rows in self._memory.of_shards(np.arange(SHARDS)))
-        return sum(int(np.count_nonzero(self._wanted(self._memory.read(each)))) for each in rows)
+        at_once, found = PART_BYTES // 4, 0
+        for begin in range(0, self._end, at_once):
+            there, last = self._memory.column(
+                begin, min(begin + at_once, self._end), self._layout.last_column
+            )
+            found += int(np.count_nonzero(there & self._wanted(last)))
+        return found

@@ -34,9 +34,11 @@ class Table:
     Parameters
     ----------
     config : TableConfig
+    step : int
+        How many updates it has had that are not to be seen: rows come by `load`.
     """
 
-    def __init__(self, config: TableConfig) -> None:
+    def __init__(self, config: TableConfig, step: int = 0) -> None:
         self.config = config
         self._key = generator_key(config.seed, config.name)
         self._options = {**config.rule.defaults(), **config.options}
@@ -44,10 +46,11 @@ class Table:
         self._memory = RowMemory(self._layout.width, config.num_embeddings)
         self.statistics = TableStatistics(self._memory)
         self._candidates = config.admission.candidates(self._key) if config.admission else None
-        self._evictor = Evictor(config.eviction, self._memory, self._layout, self._remove)
-        self._step = 0
+        self._evictor = Evictor(config.eviction, self._memory, self._layout, self.remove)
+        self._step = step
         """The newest step of an update."""
-        self._removed = RemovedIds()
+        self.removed = RemovedIds()
+        """What has gone since the last snapshot of all rows."""
         self._snapshot: Snapshot | None = None
 
     def __len__(self) -> int:
@@ -124,7 +127,7 @@ class Table:
             )
         self._step = max(self._step, step)
         rows = self._memory.find(ids)
-        self._keep(ids, rows)
+        self._keep(rows)
         kept = self._admit(ids, rows, step)
         if kept is None:
             self._step_rows(ids, rows, gradient, step, options or {}, rule or self.config.rule)
@@ -140,9 +143,10 @@ class Table:
         """
         self.config.check_ids(loaded.ids)
         rows = self._memory.find(loaded.ids)
-        self._keep(loaded.ids, rows)
+        self._keep(rows)
         new = rows == MISSING
         rows[new] = self._memory.add(loaded.ids[new])
+        self._keep(rows[new], existed=False)
         last = loaded.marks.get("last", self._step)
         self._memory.write(rows, self._layout.words(loaded.values, loaded.state, last, loaded.marks))
         for rule, found in self._remembering().items():
@@ -150,13 +154,19 @@ class Table:
             if names:
                 found.load({name.removeprefix(f"{rule}."): loaded.policies[name] for name in names})
 
+    def remove(self, ids: NDArray[np.int64]) -> None:
+        """Forget the rows of ids, none of which comes twice; those that have none are passed over."""
+        self._keep(self._memory.find(ids))
+        self.removed.add(ids, self._step)
+        self._memory.remove(ids)
+
     def rows(self) -> TableRows:
         """Return a copy of all rows, by ascending id, with their state and what the rules remember."""
         ids, rows = self._memory.items()
         return self._layout.table_rows(ids, self._memory.read(rows), self._policies())
 
     def snapshot(self, since: int | None = None) -> Snapshot:
-        """Begin to save the table as of now, by virtual shard, while updates go on.
+        """Begin to save the table as of now, part by part, while updates go on.
 
         Parameters
         ----------
@@ -179,7 +189,7 @@ class Table:
                 f"table {self.config.name}: a snapshot of step {self._snapshot.step} is still under way; "
                 "expected that its parts are read to the end, or that it is closed, before the next"
             )
-        removed = self._removed.since(since, self._step, self._memory, self.config.name)
+        removed = self.removed.since(since, self._step, self._memory, self.config.name)
         self._snapshot = Snapshot(self._memory, self._layout, self._step, self._policies(), since, removed)
         return self._snapshot
 
@@ -208,6 +218,7 @@ class Table:
             kept[new] = admitted
             new &= kept
         rows[new] = self._memory.add(ids[new])
+        self._keep(rows[new], existed=False)
         first = self._first_values(ids[new])
         self._memory.write(rows[new], self._layout.words(first, {}, step, {}))
         return kept
@@ -232,15 +243,10 @@ class Table:
         values = self.config.first_values.of(ids, self.config.dimension, self._key)
         return self._layout.stored(torch.from_numpy(values))
 
-    def _remove(self, ids: NDArray[np.int64]) -> None:
-        self._keep(ids, self._memory.find(ids))
-        self._removed.add(ids, self._step)
-        self._memory.remove(ids)
-
-    def _keep(self, ids: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
-        """Set aside for a snapshot what is about to change."""
+    def _keep(self, rows: NDArray[np.int64], *, existed: bool = True) -> None:
+        """Set aside for a snapshot what is about to change; new rows may have the numbers of others."""
         if self._snapshot is not None and not self._snapshot.is_done:
-            self._snapshot.keep(ids, rows)
+            self._snapshot.keep(rows, existed=existed)
 
     def _policies(self) -> dict[str, NDArray[Any]]:
         """Return copies of what the table's rules remember, as in `TableRows`."""

@@ -48,7 +48,7 @@ def test_a_counter_stays_at_its_highest_value():
     assert len(table) == 0
     updated(table, ids, 255)
     assert len(table) == 3
-    table._remove(ids)
+    table.remove(ids)
     updated(table, ids, 256)
     assert len(table) == 3
 

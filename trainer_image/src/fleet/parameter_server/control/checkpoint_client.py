@@ -35,11 +35,23 @@ class CheckpointClient:
         self._describe = describe
 
     def save(
-        self, directory: str, save: str, step: int, part: bytes, timeout_seconds: float
+        self,
+        directory: str,
+        save: str,
+        step: int,
+        part: bytes,
+        timeout_seconds: float,
+        *,
+        incremental: bool = False,
     ) -> "Pending[control_pb2.SaveReply]":
         """Ask the server to copy what it holds, and to begin to write its files of a checkpoint."""
         request = control_pb2.SaveRequest(
-            trainer=self._trainer, directory=directory, save=save, step=step, trainer_part=part
+            trainer=self._trainer,
+            directory=directory,
+            save=save,
+            step=step,
+            trainer_part=part,
+            incremental=incremental,
         )
         return Pending(self._stub.now.Save.future(request, timeout=timeout_seconds), self._describe)
 

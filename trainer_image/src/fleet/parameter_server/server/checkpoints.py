@@ -92,7 +92,14 @@ class ServerCheckpoints:
             )
         with self._changed:
             trainers = self._membership.joined
-        return self.keeper.save(request.directory, request.save, request.step, request.trainer_part, trainers)
+        return self.keeper.save(
+            request.directory,
+            request.save,
+            request.step,
+            request.trainer_part,
+            trainers,
+            incremental=request.incremental,
+        )
 
     def hand_in(self, request: control_pb2.StatusRequest) -> None:
         """Take what a trainer says of itself, for the checkpoints that follow."""

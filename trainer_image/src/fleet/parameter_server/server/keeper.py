@@ -1,17 +1,20 @@
 """A server's half of checkpoints: it writes the copy of its shard, and takes what it owns from one.
 
 A save stalls training for as long as a copy of each block takes; the copy is written while training goes on,
-and given back tensor by tensor. In sync mode no block can be stepped while it is made, because the trainer
-that asks has sent nothing for the next step yet; in the other modes a block is copied between two of its
-updates.
+and given back tensor by tensor. Rows of tables are copied as they are written, or before they change.
+
+In sync mode nothing can be stepped while the copy is made, because the trainer that asks has sent nothing for
+the next step yet; in the other modes a block is copied between two of its updates.
 """
 
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 from fleet.checkpoint import (
+    BaseRecord,
     Checkpoint,
     Claims,
     FileRecord,
@@ -28,10 +31,11 @@ from fleet.checkpoint import (
 )
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import ServerMode
+from fleet.parameter_server.server.bases import Bases
 from fleet.parameter_server.server.loader import Loader
 from fleet.parameter_server.server.writing import Writing
 from fleet.parameter_server.shard import Shard
-from fleet.parameter_server.table_store import RowPut
+from fleet.parameter_server.table_store import RowCopy
 from fleet.role_maker import JobIdentity
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import ServerPlan
@@ -61,15 +65,23 @@ class Keeper:
         self._mode = mode
         self._claims = Claims(f"server-{plan.server}", job)
         self.loader = Loader(plan, shard, mode, self._claims)
+        self._bases = Bases()
         self._own: set[str] = set()
         """The random names of what was saved here."""
         self._writing = Writing("", list)
         self._one_at_a_time = threading.Lock()
 
     def save(
-        self, directory: str, save: str, step: int, trainer_part: bytes, trainers: Iterable[int] = ()
+        self,
+        directory: str,
+        save: str,
+        step: int,
+        trainer_part: bytes,
+        trainers: Iterable[int] = (),
+        *,
+        incremental: bool = False,
     ) -> Mapping[int, int]:
-        """Copy every block, and begin to write the copy; only one is written at a time.
+        """Copy every block, begin to write the copy, and rows with it; only one save is written at a time.
 
         Parameters
         ----------
@@ -81,6 +93,8 @@ class Keeper:
             Written as well, unless it is empty, with what the other trainers have said of themselves.
         trainers : iterable of int
             Those that have joined.
+        incremental : bool
+            Whether of tables only what has changed since the last checkpoint of all rows is written.
 
         Returns
         -------
@@ -97,32 +111,21 @@ class Keeper:
         with self._one_at_a_time:
             self._writing.wait()
             in_step = self._plan.mode is DistributedMode.SYNC and self._plan.custom is None
-            holds = bool(self._shard.blocks) or len(self._shard.tables) > 0
-            apart = holds and not in_step
-            if in_step and holds and self._mode.step != step:
-                raise ConfigurationError(
-                    f"the trainer asks for a checkpoint of step {step}, and the blocks here are at step "
-                    f"{self._mode.step}; save between optimizer.step() and the next backward()"
-                )
             # Before the copy: nobody may be said to have come further than the values.
-            steps = {trainer: self._mode.step_of(trainer) for trainer in trainers if apart}
-            statuses = dict(self.statuses)
-            copies, rows = self._shard.store.snapshot(), self._shard.tables.snapshot()
-            self._check_stepped()
-            path = Path(directory)
-            self._claims.hold(path)
+            steps = self._steps_of(trainers, step if in_step else None)
+            path, statuses = Path(directory), dict(self.statuses)
+            since = self._bases.since(path) if incremental else {}
+            copies, rows = self._shard.store.snapshot(), self._shard.tables.snapshot(since)
+            done = self._check_may_write(path, rows)
+            bases = self._bases.begin(path, save, rows)
 
             def write() -> list[FileRecord]:
-                name = f"{self._plan.server}-of-{len(self._plan.endpoints)}"
-                written = [write_shard(path, save, name, emptied(copies))] if copies else []
-                written += [self._write_rows(path, save, name, each) for each in rows]
-                if trainer_part:
-                    written.append(write_trainer_part(path, save, trainer_part))
-                    # Those in step may say it a moment later than trainer 0 asks.
-                    for trainer, (made, part) in (self.statuses if in_step else statuses).copy().items():
-                        if not in_step or made == step:
-                            written.append(write_trainer_part(path, save, part, trainer))
-                return written
+                with done:  # rows first: they are set aside meanwhile
+                    written = [self._write_rows(path, save, each, bases[each.table]) for each in rows]
+                written += [write_shard(path, save, self._name, emptied(copies))] if copies else []
+                # Those in step may say it a moment later than trainer 0 asks.
+                said = self.statuses if in_step else statuses
+                return written + _write_parts(path, save, trainer_part, said, step if in_step else None)
 
             self._writing = Writing(save, write)
             return steps
@@ -165,6 +168,7 @@ class Keeper:
             self._claims.hold(Path(directory))
             commit(Path(directory), manifest)
             self._own.add(save)
+            self._bases.committed(save)
 
     def tidy(self, directory: str) -> None:
         """Remove what the manifest does not name, now that every server has it."""
@@ -205,10 +209,37 @@ class Keeper:
         with self._one_at_a_time:
             return found.status_of(trainer) if found is not None and trainer else None
 
-    def _write_rows(self, path: Path, save: str, name: str, copy: RowPut) -> FileRecord:
+    @property
+    def _name(self) -> str:
+        """What this server's part of a checkpoint is called."""
+        return f"{self._plan.server}-of-{len(self._plan.endpoints)}"
+
+    def _write_rows(self, path: Path, save: str, copy: RowCopy, base: BaseRecord | None) -> FileRecord:
         table, shards = self._shard.tables.names[copy.table], self._plan.table_shards
-        record = RowsRecord(table, shards, copy.updates)
-        return write_rows(path, save, f"{name}-table-{copy.table}", record, copy.rows)
+        record = RowsRecord(table, shards, copy.updates, base)
+        return write_rows(path, save, f"{self._name}-table-{copy.table}", record, copy.snapshot, copy.parts())
+
+    def _check_may_write(self, path: Path, rows: Iterable[RowCopy]) -> ExitStack:
+        """Check what was copied and where it goes; return what lets rows go, as a refusal does."""
+        with ExitStack() as closing:
+            for copy in rows:
+                closing.callback(copy.close)
+            self._check_stepped()
+            self._claims.hold(path)
+            return closing.pop_all()
+
+    def _steps_of(self, trainers: Iterable[int], step: int | None) -> dict[int, int]:
+        """Return the steps of trainers that are not in step; otherwise check that all have made this one."""
+        if not self._shard.blocks and not len(self._shard.tables):
+            return {}
+        if step is None:
+            return {trainer: self._mode.step_of(trainer) for trainer in trainers}
+        if self._mode.step != step:
+            raise ConfigurationError(
+                f"the trainer asks for a checkpoint of step {step}, and the blocks here are at step "
+                f"{self._mode.step}; save between optimizer.step() and the next backward()"
+            )
+        return {}
 
     def _check_stepped(self) -> None:
         """Refuse to save what a failed step has left: a block may be half stepped, and nobody meant it."""
@@ -217,3 +248,15 @@ class Keeper:
 
 def _is_there(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
+
+
+def _write_parts(
+    path: Path, save: str, first: bytes, statuses: Mapping[int, tuple[int, bytes]], step: int | None
+) -> list[FileRecord]:
+    """Write trainer 0's part, unless it is empty, and what others have said, at this step if it is given."""
+    if not first:
+        return []
+    others = {
+        trainer: part for trainer, (made, part) in dict(statuses).items() if step is None or made == step
+    }
+    return [write_trainer_part(path, save, part, trainer) for trainer, part in ({0: first} | others).items()]

@@ -9,6 +9,7 @@ from fleet.checkpoint import (
     Checkpoint,
     Claims,
     Piece,
+    base_of,
     check_rows,
     cut_state,
     read_rows,
@@ -122,10 +123,10 @@ class Loader:
         """Return the numbers of those that are whole, as far as this server sees; its own files are read."""
 
         def check(checkpoint: Checkpoint) -> None:
-            checkpoint.verify(
-                self._verified,
-                [(block.param, block.begin, block.end) for block in self._shard.blocks.values()],
-            )
+            spans = [(block.param, block.begin, block.end) for block in self._shard.blocks.values()]
+            checkpoint.verify(self._verified, spans)
+            for base in checkpoint.manifest.bases:
+                base_of(checkpoint, base).verify(self._verified, ())
 
         return whole_numbers(Path(directory), check)
 
@@ -160,8 +161,8 @@ class Loader:
         for block in by_block(self._shard.blocks.values()):
             pieces = _read_block(checkpoint, block)
             read += [Put(number, piece.value, piece.state) for number, piece in pieces.items()]
-        for number, name in self._shard.tables.names.items():
-            read.append(RowPut(number, *read_rows(checkpoint, name, self._plan.table_shards)))
+        for table in self._plan.tables:
+            read.append(RowPut(table.number, *read_rows(checkpoint, table.config, self._plan.table_shards)))
         return read
 
     def _restore(self, checkpoint: Checkpoint, found: Sequence[Put | RowPut]) -> None:

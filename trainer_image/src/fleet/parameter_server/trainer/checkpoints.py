@@ -84,7 +84,7 @@ class TrainerCheckpoints:
         """
         self.background.save(directory, self._client.session.step, lambda: self._copy(directory, status))
 
-    def save_numbered(self, folder: str, status: TrainStatus, keep: int) -> int:
+    def save_numbered(self, folder: str, status: TrainStatus, keep: int, *, incremental: bool = False) -> int:
         """Save a checkpoint under the next number of a folder, and return the number.
 
         The servers have copied what they hold when this returns; the copies are written, and only the newest
@@ -95,7 +95,7 @@ class TrainerCheckpoints:
         directory = f"{folder}/{CHECKPOINT_PREFIX}{number}"
 
         def copy() -> Callable[[], None]:
-            write = self._copy(directory, status)
+            write = self._copy(directory, status, incremental=incremental)
 
             def finish() -> None:
                 try:
@@ -112,7 +112,7 @@ class TrainerCheckpoints:
         self.background.begin(directory, self._client.session.step, copy)
         return number
 
-    def _copy(self, directory: str, status: TrainStatus) -> Callable[[], None]:
+    def _copy(self, directory: str, status: TrainStatus, *, incremental: bool = False) -> Callable[[], None]:
         """Have the servers copy what they hold; return what makes the copies a checkpoint."""
         client, save, source = self._client, secrets.token_hex(4), self._source
         own_state = state_of(source) if self._steps_locally else {}
@@ -121,7 +121,12 @@ class TrainerCheckpoints:
         first = client.session.plan.endpoints[0]
         replies = client.calls.ask_all(
             lambda control, seconds: control.checkpoints.save(
-                directory, save, step, part if control.endpoint == first else b"", seconds
+                directory,
+                save,
+                step,
+                part if control.endpoint == first else b"",
+                seconds,
+                incremental=incremental,
             )
         )
         # A gradient may have come to one server and not to another yet.

@@ -206,7 +206,7 @@ class Trainer:
         self.steps.settle()
         self.checkpoints.save(directory, status)
 
-    def save_numbered(self, folder: str, status: TrainStatus, *, keep: int) -> int:
+    def save_numbered(self, folder: str, status: TrainStatus, *, keep: int, incremental: bool = False) -> int:
         """Save a checkpoint under a folder's next number; see `TrainerCheckpoints.save_numbered`.
 
         Raises
@@ -216,7 +216,7 @@ class Trainer:
         """
         self.steps.flow.check_nothing_in_flight("a checkpoint was asked for")
         self.steps.settle()
-        return self.checkpoints.save_numbered(folder, status, keep)
+        return self.checkpoints.save_numbered(folder, status, keep, incremental=incremental)
 
     def hand_in(self, status: TrainStatus) -> None:
         """Say how far this trainer's script has come; see `TrainerCheckpoints.hand_in`.

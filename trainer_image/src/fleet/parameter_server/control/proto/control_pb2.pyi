@@ -655,6 +655,7 @@ class SaveRequest(_message.Message):
     SAVE_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     TRAINER_PART_FIELD_NUMBER: _builtins.int
+    INCREMENTAL_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
     """Where the files go, as this server sees it."""
     save: _builtins.str
@@ -663,6 +664,8 @@ class SaveRequest(_message.Message):
     """The step that every block must have made, in sync mode."""
     trainer_part: _builtins.bytes
     """The trainer's own part, as a safetensors file; only the first server gets it, and writes it."""
+    incremental: _builtins.bool
+    """Whether only those rows of tables are wanted that have changed since the last checkpoint of all rows."""
     @_builtins.property
     def trainer(self) -> Global___Trainer: ...
     def __init__(
@@ -673,10 +676,11 @@ class SaveRequest(_message.Message):
         save: _builtins.str = ...,
         step: _builtins.int = ...,
         trainer_part: _builtins.bytes = ...,
+        incremental: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "save", b"save", "step", b"step", "trainer", b"trainer", "trainer_part", b"trainer_part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "incremental", b"incremental", "save", b"save", "step", b"step", "trainer", b"trainer", "trainer_part", b"trainer_part"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,154 @@
+"""Tables in checkpoints that are written while training goes on, whole or as what has changed."""
+
+import threading
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+import fleet
+from fleet.checkpoint import Manifest, TrainStatus, write_rows
+from fleet.errors import CheckpointError, FleetError
+from fleet.parameter_server.server import keeper
+from fleet.tables import TimeToLive, snapshot
+from tests.support.joined import joined
+
+ROWS, DIM = 40, 4
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    table = fleet.nn.DistributedTable("t", DIM, ROWS, seed=3, eviction=(TimeToLive(4),))
+    return fleet.nn.DistributedEmbedding(ROWS, DIM, table=table)
+
+
+def job(servers: int = 2, directory: Path | None = None) -> Any:
+    return joined(
+        1,
+        servers=servers,
+        model=model,
+        optimizer=lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
+        directory=directory,
+    )
+
+
+def train(made: Any, steps: range) -> None:
+    _, embedding, optimizer = made
+    for step in steps:
+        optimizer.zero_grad()
+        generator = torch.Generator().manual_seed(step)
+        embedding(
+            torch.randint(ROWS // 2 if step > 3 else ROWS, (12,), generator=generator)
+        ).square().sum().backward()
+        optimizer.step()
+
+
+def rows_of(made: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = made[1](torch.arange(ROWS)).clone()
+        return found
+
+
+@pytest.fixture
+def writes(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Have servers write the first part of a table's rows, and the rest when `go_on` is set."""
+    monkeypatch.setattr(snapshot, "PART_BYTES", 200)
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def slowly(*arguments: Any) -> Any:
+        directory, name, shard, record, copied, parts = arguments
+        first = next(parts)
+        begun.release()
+        assert go_on.wait(20)
+        return write_rows(directory, name, shard, record, copied, chain([first], parts))
+
+    monkeypatch.setattr(keeper, "write_rows", slowly)
+    return begun, go_on
+
+
+def test_training_goes_on_while_rows_are_written_and_a_file_is_of_one_step(tmp_path, writes):
+    begun, go_on = writes
+    with job() as (made,):
+        train(made, range(3))
+        expected = rows_of(made)
+        made[0].save_numbered(str(tmp_path), TrainStatus(), keep=0)
+        assert all(begun.acquire(timeout=10) for _ in range(2))
+        train(made, range(3, 12))  # the disk has not moved yet
+        assert not torch.equal(rows_of(made), expected)
+        go_on.set()
+        made[0].checkpoints.background.wait()
+    with job(3, tmp_path) as (made,):
+        assert made[0].current_step == 3
+        assert torch.equal(rows_of(made), expected)
+
+
+def ids_in(directory: Path) -> set[int]:
+    found: set[int] = set()
+    for path in directory.glob("shard-*-table-0-*.safetensors"):
+        with safe_open(path, "pt") as file:
+            found.update(file.get_tensor("ids").tolist())
+    return found
+
+
+def save(made: Any, folder: Path, **options: Any) -> None:
+    made[0].save_numbered(str(folder), TrainStatus(), **({"keep": 0} | options))
+    made[0].checkpoints.background.wait()
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("checkpoint-*"))
+
+
+def test_what_has_changed_is_saved_kept_with_its_base_and_gone_on_with(tmp_path):
+    with job() as (made,):
+        train(made, range(4))
+        save(made, tmp_path, incremental=True)  # there is nothing to build on yet
+        train(made, range(4, 6))
+        save(made, tmp_path, incremental=True)
+        train(made, range(6, 10))
+        save(made, tmp_path, incremental=True, keep=1)
+        assert names_in(tmp_path) == ["checkpoint-0", "checkpoint-2"]
+        assert ids_in(tmp_path / "checkpoint-0") - ids_in(tmp_path / "checkpoint-2")
+        assert {base.directory for base in Manifest.read(tmp_path / "checkpoint-2").bases} == {"checkpoint-0"}
+        at_ten = rows_of(made)
+        train(made, range(10, 12))
+        expected = rows_of(made)
+    with job(3, tmp_path) as (made,):
+        assert made[0].current_step == 10
+        assert torch.equal(rows_of(made), at_ten)
+        train(made, range(10, 12))
+        assert torch.equal(rows_of(made), expected)
+        save(made, tmp_path, incremental=True, keep=1)  # another life knows of no rows that went: all of them
+        assert names_in(tmp_path) == ["checkpoint-3"]
+        assert not Manifest.read(tmp_path / "checkpoint-3").bases
+
+
+def test_one_that_is_cut_short_or_has_lost_its_base_is_passed_over(tmp_path, monkeypatch):
+    with job() as (made,):
+        train(made, range(4))
+        save(made, tmp_path)
+        expected = rows_of(made)
+        train(made, range(4, 6))
+        monkeypatch.setattr(keeper, "commit", lambda *_: (_ for _ in ()).throw(FleetError("killed")))
+        with pytest.raises(FleetError, match="killed"):
+            save(made, tmp_path, incremental=True)
+        monkeypatch.undo()
+        (tmp_path / "checkpoint-0").rename(tmp_path / "elsewhere")
+        save(made, tmp_path, incremental=True)  # it notices
+        assert not Manifest.read(tmp_path / "checkpoint-0").bases
+        train(made, range(6, 8))
+        save(made, tmp_path, incremental=True)
+    for path in (tmp_path / "checkpoint-0").iterdir():
+        path.unlink()
+    (tmp_path / "elsewhere").rename(tmp_path / "checkpoint-00")
+    with job(1, tmp_path / "checkpoint-00") as (made,):
+        assert torch.equal(rows_of(made), expected)
+    with (
+        pytest.raises(CheckpointError, match="without it they are no table"),
+        job(1, tmp_path / "checkpoint-1"),
+    ):
+        pass

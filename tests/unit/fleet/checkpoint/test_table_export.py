@@ -1,0 +1,68 @@
+"""Tables of a checkpoint as files for what serves: all rows, or what has changed."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fleet.checkpoint import __main__ as command
+from fleet.checkpoint import export_tables
+from fleet.checkpoint.table_files import read_rows
+from fleet.errors import CheckpointError, ConfigurationError
+from fleet.tables import Table
+from fleet.tables.export import apply_delta
+from tests.support.saved_tables import saved, two_checkpoints
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> tuple[Path, Table]:
+    return tmp_path, two_checkpoints(tmp_path)
+
+
+def test_a_file_has_all_rows_whether_the_checkpoint_has_them_or_its_base(folder):
+    path, table = folder
+    (file,) = export_tables(path / "checkpoint-1", path / "served").values()
+    rows, removed = read_rows(file)
+    assert np.array_equal(rows.ids, table.rows().ids)
+    assert torch.equal(rows.values, table.rows().values)
+    assert removed.tolist() == []
+
+
+@pytest.mark.parametrize("base", [True, False], ids=["of-changes", "of-all-rows"])
+def test_a_delta_makes_the_later_table_of_the_earlier(base, folder):
+    path, table = folder
+    if not base:
+        saved(table, path / "checkpoint-1", 19)
+    earlier, _ = read_rows(export_tables(path / "checkpoint-0", path / "served")["t"])
+    changed, removed = read_rows(
+        export_tables(path / "checkpoint-1", path / "delta", since=path / "checkpoint-0", dtype="float32")[
+            "t"
+        ]
+    )
+    assert np.array_equal(changed.ids, np.arange(300, 900))
+    assert removed.numel() > 3000
+    later = apply_delta(earlier, changed, removed)
+    assert np.array_equal(later.ids, table.rows().ids)
+    assert torch.equal(later.values, table.rows().values)
+
+
+def test_the_command_writes_files_and_says_which(folder, capsys):
+    path, table = folder
+    served = path / "served"
+    assert command.main([str(path / "checkpoint-1"), str(served), "--dtype", "bfloat16"]) == 0
+    assert capsys.readouterr().out == f"t: {served}/t.safetensors\n"
+    rows, _ = read_rows(served / "t.safetensors")
+    assert torch.equal(rows.values, table.rows().values.bfloat16().float())
+    assert command.main([str(served), str(served)]) == 1
+    assert "is no checkpoint" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_refused(folder):
+    path, _ = folder
+    with pytest.raises(CheckpointError, match=r"checkpoint-1 is of step 19, and .* expected an earlier"):
+        export_tables(path / "checkpoint-0", path, since=path / "checkpoint-1")
+    with pytest.raises(ConfigurationError, match="has no table 'u'; expected some of t"):
+        export_tables(path / "checkpoint-0", path, tables=["u"])
+    with pytest.raises(ConfigurationError, match="rows as 'int8', expected float32 or bfloat16"):
+        export_tables(path / "checkpoint-0", path, dtype="int8")

@@ -1,0 +1,38 @@
+"""``python -m fleet.checkpoint``: writes the tables of a checkpoint for what serves them."""
+
+import argparse
+import sys
+
+from fleet.checkpoint.table_export import export_tables
+from fleet.errors import FleetError
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Export as the command line says; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m fleet.checkpoint", description=__doc__)
+    parser.add_argument(
+        "checkpoint", help="a directory that save_check_point wrote, as /checkpoints/checkpoint-3"
+    )
+    parser.add_argument("directory", help="where {table}.safetensors go: ids, rows and removed")
+    parser.add_argument(
+        "--since", help="an earlier checkpoint: only what has changed, and which ids have gone"
+    )
+    parser.add_argument("--table", action="append", default=[], help="only this one; may be given again")
+    parser.add_argument("--dtype", default="float32", help="float32 or bfloat16 (default: %(default)s)")
+    given = parser.parse_args(arguments)
+    try:
+        written = export_tables(
+            given.checkpoint, given.directory, since=given.since, tables=given.table, dtype=given.dtype
+        )
+    except FleetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for table, path in written.items():
+        print(f"{table}: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Tables of a checkpoint as files of ids and rows, for what serves or trains elsewhere.
+
+All rows, or what has changed since an earlier checkpoint and the ids whose rows have gone. Nothing is read
+whole but ids: a table may be larger than memory.
+"""
+
+from collections.abc import Iterator, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fleet.checkpoint.reader import Checkpoint
+from fleet.checkpoint.rows import files_of, parts_of
+from fleet.checkpoint.table_files import write_rows
+from fleet.errors import CheckpointError, ConfigurationError
+from fleet.tables.saved import TableRows, rows_at
+from fleet.tables.shards import SHARDS
+
+__all__ = ["export_tables"]
+
+_ALL: Final = range(SHARDS)
+_KEYS: Final = ("ids", "values", "marks.last")
+_TYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def export_tables(
+    checkpoint: str | PathLike[str],
+    directory: str | PathLike[str],
+    *,
+    since: str | PathLike[str] | None = None,
+    tables: Sequence[str] = (),
+    dtype: str = "float32",
+) -> dict[str, Path]:
+    """Write tables of a checkpoint as safetensors files of ``ids``, ``rows`` and ``removed``.
+
+    Parameters
+    ----------
+    checkpoint : path
+        A directory that `save_check_point` or `save_persistables` wrote, whichever rows it has.
+    directory : path
+        Gets a file ``{table}.safetensors`` for each table; made where it is missing.
+    since : path, optional
+        An earlier checkpoint of the same training. Files then have only the rows that have changed since,
+        and in ``removed`` the ids that had a row and have none now.
+    tables : sequence of str
+        Which; all of the checkpoint's otherwise.
+    dtype : str
+        What rows are written as: ``float32`` or ``bfloat16``.
+
+    Returns
+    -------
+    dict of str to Path
+        The files, by table.
+
+    Raises
+    ------
+    CheckpointError
+        One of the checkpoints is not whole, or the earlier one is later.
+    ConfigurationError
+        There is no such table or type.
+    FleetError
+        The disk refuses; the message names the file.
+    """
+    if dtype not in _TYPES:
+        raise ConfigurationError(f"rows as {dtype!r}, expected {' or '.join(_TYPES)}")
+    found = Checkpoint(Path(checkpoint))
+    earlier = None if since is None else Checkpoint(Path(since))
+    if earlier is not None and earlier.manifest.step > found.manifest.step:
+        raise CheckpointError(
+            f"{earlier.directory} is of step {earlier.manifest.step}, and {found.directory} of step "
+            f"{found.manifest.step}; expected an earlier checkpoint of the same training as since"
+        )
+    known = sorted({file.rows.table for file in found.manifest.files if file.rows is not None})
+    if unknown := sorted(set(tables).difference(known)):
+        raise ConfigurationError(
+            f"{found.directory} has no table {unknown[0]!r}; expected some of {', '.join(known) or 'none'}"
+        )
+    written = {}
+    for table in tables or known:
+        path = Path(directory) / f"{quote(table, safe='')}.safetensors"
+        write_rows(path, _SavedTable(found, table, earlier), _TYPES[dtype])
+        written[table] = path
+    return written
+
+
+class _SavedTable:
+    """What of a table is to be written; see `fleet.checkpoint.table_files.Source`."""
+
+    def __init__(self, checkpoint: Checkpoint, table: str, earlier: Checkpoint | None) -> None:
+        self._checkpoint = checkpoint
+        self._table = table
+        self.step = checkpoint.manifest.step
+        self.since = None if earlier is None else earlier.manifest.step
+        self._after = -1 if earlier is None else _updates(earlier, table)
+        """Rows whose last update came later are written."""
+        self._newer = _changed(checkpoint, table)
+        """Ids of rows of a base that have changed or gone since."""
+        self.none = rows_at(next(self._read(_KEYS)), np.zeros(0, dtype=np.int64))
+        self.num_rows = sum(int(np.count_nonzero(self._wanted(part))) for part in self._read(_KEYS[::2]))
+        self.removed = np.zeros(0, dtype=np.int64)
+        if earlier is not None:
+            self.removed = np.setdiff1d(_SavedTable(earlier, table, None).ids(), self.ids())
+
+    def ids(self) -> NDArray[np.int64]:
+        """Return the ids that have a row."""
+        return np.concatenate([part.ids for part in self._read(_KEYS[:1])])
+
+    def parts(self) -> Iterator[TableRows]:
+        """Yield the rows that are to be written."""
+        for part in self._read(_KEYS):
+            yield rows_at(part, np.flatnonzero(self._wanted(part)))
+
+    def _wanted(self, part: TableRows) -> NDArray[np.bool_]:
+        wanted: NDArray[np.bool_] = part.marks["last"].numpy() > self._after
+        return wanted
+
+    def _read(self, columns: Sequence[str]) -> Iterator[TableRows]:
+        """Yield all rows, each once, with some of their columns."""
+        for found, file, _ in files_of(self._checkpoint, self._table, _ALL):
+            for _, part in parts_of(found, file, self._table, columns):
+                if found is not self._checkpoint:
+                    part = rows_at(part, np.flatnonzero(~np.isin(part.ids, self._newer)))
+                yield part
+
+
+def _changed(checkpoint: Checkpoint, table: str) -> NDArray[np.int64]:
+    """Return the ids of which a base's rows count no more; none for a checkpoint without a base."""
+    changed = [np.zeros(0, dtype=np.int64)]
+    for found, file, record in files_of(checkpoint, table, _ALL):
+        if found is checkpoint and record.base is not None:
+            for removed, rows in parts_of(found, file, table, _KEYS[:1]):
+                changed += [removed, rows.ids]
+    return np.concatenate(changed)
+
+
+def _updates(checkpoint: Checkpoint, table: str) -> int:
+    return max(record.updates for _, _, record in files_of(checkpoint, table, _ALL))
