@@ -23,6 +23,8 @@ __all__ = [
     "DIMENSION",
     "ROWS",
     "SLOTS",
+    "End",
+    "Step",
     "fleet_serve",
     "fleet_trainer",
     "grpc_serve",

@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed import rpc
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-from benchmarks import grpc_stream, sparse_systems
+from benchmarks import ctr_systems, grpc_stream, sparse_systems
 from benchmarks.workload import LEARNING_RATE, Config, batch, build_layers
 from fleet.averaging import LocalSGD
 
@@ -277,4 +277,6 @@ SYSTEMS = {
     "rowsrpc": System(sparse_systems.rpc_trainer, sparse_systems.rpc_serve),
     "rowsgrpc": System(sparse_systems.grpc_trainer, sparse_systems.grpc_serve),
     **dict.fromkeys(("rows", "rowsasync"), System(sparse_systems.fleet_trainer, sparse_systems.fleet_serve)),
+    "ctrtorch": System(ctr_systems.torch_trainer),
+    **dict.fromkeys(("ctr", "ctrasync"), System(ctr_systems.fleet_trainer, ctr_systems.fleet_serve)),
 }

@@ -1,0 +1,147 @@
+"""A table of embeddings where the network is the limit: how near a step comes to what the links carry.
+
+``python -m benchmarks.sparse_network --json`` has the workload of `benchmarks.sparse`, communication alone,
+on the network of `benchmarks.dense_network`: every process is a host, whose link carries a rate in each
+direction. In sync mode a trainer's step asks for the distinct rows of its batch by their ids, gets them,
+and sends ids with a gradient for each. These follow on each other, so a step takes at least as long as its
+busiest link takes for all of them: ids of 8 bytes and rows, both ways, at that part of the rate which is
+payload. It needs root and iproute2, and removes all that it makes.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.cases import Case, parse_cases
+from benchmarks.network import network, report_leftovers, unmet_needs
+from benchmarks.running import Running, Shape, interleave, say, spread
+from benchmarks.sparse_systems import DIMENSION, id_batches
+from fleet.tables import Placement
+
+__all__ = ["main"]
+
+ABOUT = {"rows": "ours, sync", "rowsasync": "ours, async"}
+DEFAULT_CASES = "2+2@400"
+BATCH = 1000
+WARM_UP_STEPS = 2
+PAYLOAD: Final = 0.956
+"""The part of a link's rate that is payload, in frames of 1,500 bytes."""
+GOAL: Final = 0.9
+ROW_AND_ID_BYTES: Final = 4 * DIMENSION + 8
+
+Rounds = dict[str, list[float]]
+"""By system, the seconds a step of each round."""
+
+
+def run(case: Case, systems: Sequence[str], rounds: int, steps: int) -> Rounds:
+    """Measure every system once per round, in an order that changes, on a network made for the case."""
+    measured: Rounds = {name: [] for name in systems}
+    with network(case.num_trainers + case.num_servers, case.mbit_per_second) as hosts:
+        shape = Shape(case.num_servers, case.num_trainers, ())
+        running = {name: Running(name, shape, hosts) for name in systems}
+        each = interleave(running, [BATCH] * rounds, steps, WARM_UP_STEPS, Running.measure)
+        with closing(each) as found:
+            for number, of_round in enumerate(found, start=1):
+                for name, one in of_round.items():
+                    measured[name].append(one.seconds / steps)
+                shown = "  ".join(f"{name} {values[-1]:.4f}" for name, values in measured.items())
+                say(f"{case}, round {number} of {rounds}: {shown} s/step")
+    return measured
+
+
+def most_rows(num_trainers: int, num_servers: int) -> float:
+    """Return how many distinct rows a step has on the busiest link, a trainer's or a server's, on average."""
+    batches = [[np.unique(batch) for batch in id_batches(trainer)] for trainer in range(num_trainers)]
+    of_trainers = [np.mean([ids.size for ids in each]) for each in batches]
+    of_servers = np.zeros(num_servers)
+    for each in batches:
+        for ids in each:
+            for server, at in Placement.over(num_servers).positions(ids).items():
+                of_servers[server] += at.size / len(each)
+    return float(max(*of_trainers, *of_servers))
+
+
+def limit_seconds(case: Case, rows: float) -> float:
+    """Return how long a step takes whose busiest link has so many distinct rows, both ways."""
+    return rows * 2 * ROW_AND_ID_BYTES * 8 / (case.mbit_per_second * 1e6 * PAYLOAD)
+
+
+def report(case: Case, measured: Rounds, rows: float, steps: int) -> dict[str, Any]:
+    """Summarize one case: seconds a step, and what the limit is of them."""
+    limit = limit_seconds(case, rows)
+    return {
+        "case": str(case),
+        "rows_per_step": rows,
+        "limit_seconds": limit,
+        "steps_per_round": steps,
+        "load_average": os.getloadavg()[0],
+        "systems": {
+            name: {
+                "seconds": spread(seconds) | {"rounds": seconds},
+                "of_limit": spread([limit / one for one in seconds]),
+            }
+            for name, seconds in measured.items()
+        },
+    }
+
+
+def show(summary: Mapping[str, Any]) -> None:
+    """Print the summary of one case as a table."""
+    title = f"{summary['case']}: {summary['rows_per_step']:.0f} distinct rows a step"
+    print(f"{title:<44}{'limit s':>9}{'s/step':>9}{f'of limit (goal {GOAL})':>24}")
+    for name, row in summary["systems"].items():
+        of_limit = "{median:.2f} [{p10:.2f}-{p90:.2f}]".format(**row["of_limit"])
+        print(
+            f"{ABOUT[name]:<44}{summary['limit_seconds']:>9.4f}{row['seconds']['median']:>9.4f}{of_limit:>24}"
+        )
+    print()
+
+
+def main() -> None:
+    """Run the benchmark as the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse_network", description=__doc__)
+    parser.add_argument(
+        "--cases", default=DEFAULT_CASES, help="trainers+servers@Mbit/s, … (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=8, help="per case (default: 8)")
+    parser.add_argument("--steps", type=int, default=20, help="per system and round (default: 20)")
+    parser.add_argument("--systems", default="rows", help=f"of {', '.join(ABOUT)} (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    try:
+        cases = parse_cases(options.cases)
+    except ValueError as error:
+        parser.error(f"--cases: {error}")
+    if any(case.batch != 1 for case in cases):
+        parser.error(f"--cases is {options.cases!r}; expected no size of batches: they have {BATCH} samples")
+    systems = options.systems.split(",")
+    if any(name not in ABOUT for name in systems) or len(set(systems)) != len(systems):
+        parser.error(f"--systems is {options.systems!r}; expected each at most once, of {', '.join(ABOUT)}")
+    if options.rounds < 1 or options.steps < 1:
+        parser.error(f"--rounds is {options.rounds} and --steps {options.steps}; expected 1 or more")
+    if (unmet := unmet_needs()) is not None:
+        raise SystemExit(f"benchmarks.sparse_network: {unmet}")
+    for number in (signal.SIGINT, signal.SIGTERM):  # so that every process is ended, and the network removed
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
+    if (left := report_leftovers()) is not None:
+        say(left)
+    summaries = []
+    for case in cases:
+        measured = run(case, systems, options.rounds, options.steps)
+        rows = most_rows(case.num_trainers, case.num_servers)
+        summaries.append(report(case, measured, rows, options.steps))
+        if not options.json:
+            show(summaries[-1])
+    if options.json:
+        print(json.dumps({"benchmark": "sparse_network", "cores": os.cpu_count(), "cases": summaries}))
+
+
+if __name__ == "__main__":
+    main()
