@@ -137,9 +137,14 @@ class ScriptedSession:
         """Do nothing."""
 
     def send_step(
-        self, step: int, hyper_parameters: HyperParameters, gradients: Mapping[int, memoryview]
+        self,
+        step: int,
+        hyper_parameters: HyperParameters,
+        gradients: Mapping[int, memoryview],
+        of_rows: Any = None,
     ) -> None:
         """Record a whole step."""
+        del of_rows
         read = {
             block: np.frombuffer(payload, dtype=np.float32).tolist() for block, payload in gradients.items()
         }
@@ -172,6 +177,15 @@ class ScriptedSession:
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
         """Make what landed the parameters."""
         self.store.adopt((), names)
+
+    rows_settled = True
+    """There are no tables."""
+
+    def wait_for_rows(self, *, background: bool = False) -> None:
+        """Do nothing."""
+
+    def adopt_rows(self) -> None:
+        """Do nothing."""
 
     def wait_for_ends(self) -> None:
         """Note that the end has come."""

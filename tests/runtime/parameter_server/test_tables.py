@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import mse_loss
 
 import fleet
 from fleet.checkpoint import TrainStatus
@@ -19,48 +18,25 @@ from fleet.process import progress
 from fleet.tables import Constant
 from fleet.transpiler import DistributeTranspilerConfig
 from fleet.wire import Kind
+from tests.support.clicks import (
+    ADAGRAD,
+    ADAM,
+    DIM,
+    ROWS,
+    SGD,
+    Clicks,
+    alone,
+    loss_of,
+    on_servers,
+    one_step,
+)
 from tests.support.joined import joined
 from tests.support.parameter_server import QUICK, Loopback, loopback
 from tests.support.processes import wait_for
 from tests.support.threads import at_once, one_torch_thread
 from tests.support.training import never_minimized
 
-ROWS, DIM, STEPS = 50, 4, 5
-
-
-class Clicks(torch.nn.Module):
-    """Two slots, which share one table, and a layer."""
-
-    def __init__(self, embedding: Any) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.head: Any = torch.nn.Linear(2 * DIM, 1)
-        self.embedding: Any = embedding
-
-    def forward(self, ids: torch.Tensor) -> Any:
-        return self.head(self.embedding(ids).flatten(1)).squeeze(1)
-
-
-def on_servers(**options: Any) -> Any:
-    return Clicks(fleet.nn.DistributedEmbedding(ROWS, DIM, name="clicks", seed=3, **options))
-
-
-def alone() -> Any:
-    """Return the model with a table of its own, which begins with the same values."""
-    table = on_servers().embedding.table
-    config = table.config(torch.optim.SGD, {"lr": 0.1})
-    values = fleet.tables.Table(config).look_up(torch.arange(ROWS).numpy())
-    return Clicks(torch.nn.Embedding.from_pretrained(values, freeze=False, sparse=True))
-
-
-def batch(step: int, trainer: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(100 * step + trainer)
-    return torch.randint(ROWS, (16, 2), generator=generator), torch.rand(16, generator=generator)
-
-
-def loss_of(model: Any, step: int, trainer: int) -> torch.Tensor:
-    ids, target = batch(step, trainer)
-    return mse_loss(model(ids), target)
+STEPS = 5
 
 
 def train(
@@ -113,23 +89,6 @@ def train_alone(optimizers: Any, trainers: int = 2) -> tuple[Any, Any]:
         for optimizer in made:
             optimizer.step()
     return losses, (model.embedding.weight.detach(), model.head.weight.detach())
-
-
-SGD = (
-    lambda parameters: torch.optim.SGD(parameters, lr=0.5),
-    lambda model: [torch.optim.SGD(model.parameters(), lr=0.5)],
-)
-ADAM = (
-    lambda parameters: torch.optim.Adam(parameters, lr=0.05),
-    lambda model: [
-        torch.optim.Adam(model.head.parameters(), lr=0.05),
-        torch.optim.SparseAdam(model.embedding.parameters(), lr=0.05),
-    ],
-)
-ADAGRAD = (
-    lambda parameters: torch.optim.Adagrad(parameters, lr=0.1),
-    lambda model: [torch.optim.Adagrad(model.parameters(), lr=0.1)],
-)
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -203,7 +162,6 @@ def test_an_async_trainer_alone_trains_as_one_process():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"config": DistributeTranspilerConfig(sync_mode=False)}, "the mode 'half_async' knows no tables"),
         ({"config": DistributeTranspilerConfig(sync_mode=False, geo_sgd_mode=True)}, "the mode 'geo' knows"),
         (
             {
@@ -216,7 +174,7 @@ def test_an_async_trainer_alone_trains_as_one_process():
         ({"grad_clip": fleet.ClipGradByGlobalNorm(1.0)}, "strategy.grad_clip knows no tables"),
         ({"mode": Async()}, "the mode 'async' knows no tables"),
     ],
-    ids=["half-async", "geo", "dc-asgd", "clipping", "a-mode-of-ones-own"],
+    ids=["geo", "dc-asgd", "clipping", "a-mode-of-ones-own"],
 )
 def test_what_tables_are_not_trained_with_is_refused_by_name(options, words):
     with pytest.raises(TranspileError, match=words):
@@ -224,11 +182,10 @@ def test_what_tables_are_not_trained_with_is_refused_by_name(options, words):
 
 
 def test_where_sparse_gradients_are_refused_the_way_out_is_named():
-    config = DistributeTranspilerConfig(sync_mode=False, geo_sgd_mode=True)
     with pytest.raises(
         TranspileError, match=r"has embedding\.weight .* torch\.nn\.Embedding .* sparse=False"
     ):
-        Loopback(optimizer=SGD[0], model=held_by_trainers, config=config).transpile()
+        Loopback(optimizer=SGD[0], model=held_by_trainers, mode=Async()).transpile()
 
 
 def test_a_trainer_with_another_table_is_refused_when_it_joins():
@@ -290,13 +247,6 @@ def test_the_programs_show_what_tables_do():
     (listen,) = server.global_block().ops
     assert listen.attr("sparse_grad_to_param") == ["clicks@GRAD:clicks"]
     assert server.blocks[-1].ops[0].type == "lookup_sparse_table"
-
-
-def one_step(made: tuple[Any, Any, Any], step: int, index: int) -> None:
-    _, model, wrapped = made
-    wrapped.zero_grad()
-    loss_of(model, step, index).backward()
-    wrapped.step()
 
 
 def has_stepped(server: Any, steps: int) -> bool:

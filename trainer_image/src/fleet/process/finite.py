@@ -15,7 +15,7 @@ from torch import Tensor
 from fleet.errors import FleetError
 from fleet.process import progress
 
-__all__ = ["COUNTER", "FiniteCheck", "tell_of_weights"]
+__all__ = ["COUNTER", "NO_ROWS", "FiniteCheck", "OfRows", "tell_of_weights"]
 
 COUNTER: Final = "non_finite_parameters"
 """The counter, in the progress and the last words, of parameters that hold NaN or infinity at the end."""

@@ -5,7 +5,6 @@ the rows are split and sent. A server has a block that answers, for each table.
 """
 
 from collections.abc import Sequence
-from typing import Final
 
 from fleet.errors import TranspileError
 from fleet.program.clip import CLIP_TYPES
@@ -14,8 +13,6 @@ from fleet.program.tables import LOOK_UP_TYPE
 from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 
 __all__ = ["append_prefetch_blocks", "check_tables", "show_tables", "tables_of"]
-
-_MODES: Final = (DistributedMode.SYNC, DistributedMode.ASYNC)
 
 
 def tables_of(program: ProgramData) -> tuple[str, ...]:
@@ -30,18 +27,18 @@ def check_tables(
     mode: DistributedMode,
     custom: TrainingMode | None,
 ) -> None:
-    """Refuse what tables are not trained with yet, by name.
+    """Refuse what tables are not trained with, by name.
 
     Raises
     ------
     TranspileError
-        The mode, delay compensation, or clipping on the servers.
+        A mode of the user's own, delay compensation, or clipping on the servers.
     """
     tables = tables_of(program)
     clipped = any(op.type in CLIP_TYPES for op in program.global_block().ops)
     refused = {
-        f"the mode {custom.name if custom is not None else mode.name.lower()!r}": mode not in _MODES
-        or custom is not None,
+        f"the mode {custom.name if custom is not None else mode.name.lower()!r}": custom is not None
+        or mode is DistributedMode.GEO,
         "enable_dc_asgd": mode is DistributedMode.ASYNC and config.enable_dc_asgd,
         "strategy.grad_clip": clipped,
     }
@@ -49,8 +46,9 @@ def check_tables(
         if tables and found:
             raise TranspileError(
                 f"{what} knows no tables, and the model has {', '.join(tables)} on the parameter servers; "
-                "expected the mode 'sync' or 'async', without delay compensation and clipping there, or "
-                "torch.nn.Embedding in place of the table, with sparse=False"
+                "expected one of the modes sync, async and half_async of the strategy, without delay "
+                "compensation and clipping there, or torch.nn.Embedding in place of the table, with "
+                "sparse=False"
             )
 
 

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,9 +10,13 @@ import torch
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import Answer, HalfAsync, Settling
 from fleet.parameter_server.modes.half_async import GradientQueues
+from fleet.tables import TableConfig
+from fleet.tables.rules import SGD, Adam
+from fleet.transpiler.tables import TablePlan
 from fleet.wire import HyperParameters
 from tests.support.modes import MakeOptimizer, OneServer, ScriptedSession, plans, sgd
 from tests.support.processes import wait_for
+from tests.support.row_modes import gradient
 
 
 def momentum(parameters: object) -> torch.optim.Optimizer:
@@ -264,3 +269,21 @@ def test_what_a_thread_of_the_mode_finds_the_next_step_raises():
     with pytest.raises(FleetError, match="the servers are gone"):
         trainer.step(1.0)
     trainer.mode.close()
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [(SGD(), {3: 6.0, 5: 2.0}), (Adam(), {3: 3.0, 5: 1.0})],
+    ids=["sgd-is-summed", "any-other-is-averaged-over-the-steps-with-a-gradient"],
+)
+def test_gradients_of_rows_are_merged_row_by_row(rule, expected):
+    _, plan, _ = plans(HalfAsync(), 2)
+    table = TablePlan(0, TableConfig("clicks", 1, rule), 0)
+    queues = GradientQueues(replace(plan, tables=(table,)), 20)
+    for step, values in enumerate(({3: 4.0}, None, {3: 2.0, 5: 2.0})):
+        of_rows = gradient(values) if values else None
+        queues.complete(step, rate(step), {"clicks": (of_rows.ids, of_rows.values)} if of_rows else {})
+    merged = queues.merge()
+    assert merged is not None
+    ids, rows = merged.of_rows["clicks"]
+    assert dict(zip(ids.tolist(), rows[:, 0].tolist(), strict=True)) == expected

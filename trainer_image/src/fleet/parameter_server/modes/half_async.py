@@ -8,7 +8,8 @@ time. A gradient holds its place in its queue until values that it has changed a
 queue makes a step wait: values are never staler than `send_queue_size` of the trainer's own steps.
 
 Merging follows the original: the gradients of plain SGD are summed, as several steps of it would sum them;
-those of any other optimizer, momentum included, are averaged.
+those of any other optimizer, momentum included, are averaged. Gradients of a table's rows are merged with
+those of the same steps: added row by row, and averaged over the steps in which the table had some.
 """
 
 import threading
@@ -22,9 +23,14 @@ from torch import Tensor
 
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes.immediate import ImmediateServer
-from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TrainerMode
+from fleet.parameter_server.modes.immediate_tables import ImmediateTables
+from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TableServer, TrainerMode
 from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.table_store import TableStore
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, dtype_of
+from fleet.process.finite import NO_ROWS, OfRows
+from fleet.tables import RowGradients, merge
+from fleet.tables.rules import SGD
 from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import TrainerPlan
@@ -62,6 +68,10 @@ class HalfAsync(Mode):
         """Build the server's half: as in async, but a trainer gets values when it asks for them."""
         return ImmediateServer(shard, num_trainers, answers_gradients=False)
 
+    def make_tables(self, store: TableStore, num_trainers: int) -> TableServer:
+        """Build what steps tables by each merged gradient that comes."""
+        return ImmediateTables(store, num_trainers)
+
     def make_trainer(self, session: Session) -> TrainerMode:
         """Build the trainer's half."""
         return HalfAsyncTrainer(session, self.send_queue_size, self.max_merge_var_num)
@@ -69,11 +79,14 @@ class HalfAsync(Mode):
 
 @dataclass(frozen=True)
 class Merged:
-    """What leaves as one step: the last of the steps merged, its hyper-parameters, and gradients by block."""
+    """What leaves as one step: the last of the steps merged, its hyper-parameters, and their gradients."""
 
     step: int
     hyper_parameters: HyperParameters
     gradients: Mapping[int, Tensor]
+    """By block."""
+    of_rows: OfRows
+    """By table."""
 
 
 class GradientQueues:
@@ -91,7 +104,8 @@ class GradientQueues:
         """Blocks whose gradients are summed, and not averaged."""
         self._at_most = max_merge_var_num
         self._queues: dict[int, deque[tuple[int, Tensor]]] = {block.id: deque() for block in plan.blocks}
-        self._steps: deque[tuple[int, HyperParameters]] = deque()
+        self._steps: deque[tuple[int, HyperParameters, OfRows]] = deque()
+        self._summed_tables = {plan.name for plan in plan.tables if isinstance(plan.config.rule, SGD)}
         self._free: dict[int, list[Tensor]] = {block.id: [] for block in plan.blocks}
         self._merged = Arena({block.id: Extent(dtype_of(block.dtype), block.shape) for block in plan.blocks})
         self._lock = threading.Lock()
@@ -105,10 +119,10 @@ class GradientQueues:
         with self._lock:
             self._queues[block.id].append((step, copy))
 
-    def complete(self, step: int, hyper_parameters: HyperParameters) -> None:
-        """Let a step's gradients leave: there are no more of it."""
+    def complete(self, step: int, hyper_parameters: HyperParameters, of_rows: OfRows = NO_ROWS) -> None:
+        """Let a step's gradients leave, these of rows among them: there are no more of it."""
         with self._lock:
-            self._steps.append((step, hyper_parameters))
+            self._steps.append((step, hyper_parameters, of_rows))
 
     @property
     def empty(self) -> bool:
@@ -129,7 +143,7 @@ class GradientQueues:
                 return None
             taken = [self._steps.popleft() for _ in range(min(self._at_most, len(self._steps)))]
             step = taken[-1][0]
-            hyper_parameters = next((each for _, each in reversed(taken) if each != NO_STEP), NO_STEP)
+            hyper_parameters = next((each for _, each, _ in reversed(taken) if each != NO_STEP), NO_STEP)
             of_blocks = {block: self._take(queue, step) for block, queue in self._queues.items()}
         gradients = {
             block: self._merge_block(block, waiting) for block, waiting in of_blocks.items() if waiting
@@ -137,7 +151,17 @@ class GradientQueues:
         with self._lock:
             for block, waiting in of_blocks.items():
                 self._free[block] += waiting
-        return Merged(step, hyper_parameters, gradients)
+        return Merged(step, hyper_parameters, gradients, self._merge_rows([of for _, _, of in taken]))
+
+    def _merge_rows(self, of_steps: Sequence[OfRows]) -> OfRows:
+        merged = {}
+        for name in dict.fromkeys(name for of_rows in of_steps for name in of_rows):
+            given = [RowGradients(*of_rows[name]) for of_rows in of_steps if name in of_rows]
+            total = merge(given) if len(given) > 1 else given[0]
+            if len(given) > 1 and name not in self._summed_tables:
+                total.values.div_(len(given))
+            merged[name] = total.ids, total.values
+        return merged
 
     @staticmethod
     def _take(queue: deque[tuple[int, Tensor]], step: int) -> list[Tensor]:
@@ -197,6 +221,7 @@ class HalfAsyncTrainer:
         self._queues = GradientQueues(session.plan, max_merge_var_num)
         self._size = send_queue_size
         self._hyper: HyperParameters = ()
+        self._of_rows: OfRows = NO_ROWS
         self._work = threading.Condition()
         self._reached = Reached()
         self._sending = False
@@ -222,12 +247,17 @@ class HalfAsyncTrainer:
         """Copy a gradient into its queue."""
         self._queues.put(block, self._session.step, payload)
 
+    def queue_rows(self, gradients: OfRows) -> None:
+        """Copy the gradients of a step's rows."""
+        self._of_rows = {name: (ids, rows.clone()) for name, (ids, rows) in gradients.items() if ids.size}
+
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
         """End the step; adopt the newest values that are complete, and wait while the queues are full."""
         del absent
         session = self._session
         session.check()
-        self._queues.complete(session.step, self._hyper)
+        self._queues.complete(session.step, self._hyper, self._of_rows)
+        self._of_rows = NO_ROWS
         session.advance()
         self._adopt_but(self._size)
 
@@ -250,7 +280,9 @@ class HalfAsyncTrainer:
         self.close()
         session.request_values()
         session.wait_for_values()
+        session.wait_for_rows()
         session.adopt_values()
+        session.adopt_rows()
 
     def close(self) -> None:
         """End both threads."""
@@ -278,6 +310,7 @@ class HalfAsyncTrainer:
         with self._work:
             if self._reached.landed:
                 self._session.adopt_values()
+                self._session.adopt_rows()
                 self._reached.adopt()
             self._work.notify_all()
 
@@ -298,7 +331,7 @@ class HalfAsyncTrainer:
             merged = self._queues.merge()
             if merged is not None:
                 payloads = {block: bytes_of(gradient) for block, gradient in merged.gradients.items()}
-                self._session.send_step(merged.step, merged.hyper_parameters, payloads)
+                self._session.send_step(merged.step, merged.hyper_parameters, payloads, merged.of_rows)
                 self._session.flush()
             with self._work:
                 self._sending = False
@@ -322,6 +355,7 @@ class HalfAsyncTrainer:
                 sent = self._reached.sent
             self._session.request_values()
             self._session.wait_for_values(background=True)
+            self._session.wait_for_rows(background=True)
             with self._work:
                 self._reached.land(sent)
                 self._work.notify_all()

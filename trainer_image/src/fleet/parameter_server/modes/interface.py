@@ -19,6 +19,7 @@ from fleet.parameter_server.naming import name_servers, name_trainers
 from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.store import Target, Update, step_by_optimizer
 from fleet.parameter_server.transport.lazy import LazyBytes
+from fleet.process.finite import NO_ROWS, OfRows
 from fleet.tables import RowGradients
 from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.config import DistributedMode
@@ -35,6 +36,7 @@ __all__ = [
     "Missing",
     "Mode",
     "NormExchange",
+    "QueuesRows",
     "ResumesEach",
     "ServerMode",
     "Session",
@@ -256,6 +258,14 @@ class Settling(Protocol):
         """Send what is left, and take the values that follow; training goes on afterwards."""
 
 
+@runtime_checkable
+class QueuesRows(Protocol):
+    """A trainer's half that sends gradients of rows itself, with its own steps; others have them sent."""
+
+    def queue_rows(self, gradients: OfRows) -> None:
+        """Take the gradients of a step's rows, between the last `send` and `finish`; they are copied."""
+
+
 class Waiting(Protocol):
     """What a trainer's half with threads of its own waits with; a part of `Session`."""
 
@@ -298,9 +308,13 @@ class Session(Waiting, Protocol):
         """Announce that nothing more comes, and for which blocks nothing came."""
 
     def send_step(
-        self, step: int, hyper_parameters: HyperParameters, gradients: Mapping[int, memoryview]
+        self,
+        step: int,
+        hyper_parameters: HyperParameters,
+        gradients: Mapping[int, memoryview],
+        of_rows: OfRows = NO_ROWS,
     ) -> None:
-        """Enqueue a whole step at once, gradients by block; a thread of the mode's own may do it."""
+        """Enqueue a whole step at once, gradients by block and table; a thread of the mode's own may."""
 
     def flush(self) -> None:
         """Wait until the servers have what was enqueued: its memory may change then."""
@@ -320,6 +334,16 @@ class Session(Waiting, Protocol):
 
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
         """Make the values that have landed the parameters, all or some; only the training thread may."""
+
+    @property
+    def rows_settled(self) -> bool:
+        """Whether every server has stepped the rows whose gradients were sent last."""
+
+    def wait_for_rows(self, *, background: bool = False) -> None:
+        """Wait until every server has stepped the rows whose gradients were sent last."""
+
+    def adopt_rows(self) -> None:
+        """Make rows that servers have told those of this trainer; only the training thread may."""
 
     def wait_for_ends(self) -> None:
         """Wait until no other trainer makes a step any more; DeadlineExceededError if that takes too long."""
@@ -366,8 +390,8 @@ class Mode(ABC):
         """Build what keeps the tables of one server in step; of a mode that knows no tables, refuse."""
         del num_trainers
         raise ConfigurationError(
-            f"the mode {self.name!r} steps no tables, and the model has {store.describe()}; expected the "
-            "mode 'sync' or 'async', or torch.nn.Embedding in place of the table"
+            f"the mode {self.name!r} steps no tables, and the model has {store.describe()}; expected one of "
+            "the modes sync, async, half_async and geo, or torch.nn.Embedding in place of the table"
         )
 
     @abstractmethod

@@ -65,8 +65,6 @@ class Client:
         self.barriers = Barriers(lambda: self.calls.first, settings, self.waits.check)
         """Barriers and reductions."""
         self.values = AwaitedValues(plan.blocks, self.waits)
-        self.session = Session(plan, store, self.values, self.barriers, self.waits)
-        """What a mode asks for."""
         self.rows = TrainerRows(
             plan.tables,
             plan.endpoints,
@@ -75,6 +73,8 @@ class Client:
             in_step=agreement.in_step(plan),
         )
         """What tables are read through."""
+        self.session = Session(plan, store, self.values, self.barriers, self.waits, self.rows)
+        """What a mode asks for."""
         self._job = job
         self._agreement = {**plan.agreement, **settings.agreement, **(facts or {})}
         self._heartbeat: Heartbeat | None = None

@@ -20,7 +20,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from fleet.errors import ConfigurationError, FleetError
-from fleet.parameter_server.modes import TrainerMode
+from fleet.parameter_server.modes import QueuesRows, TrainerMode
 from fleet.parameter_server.trainer.marks import Recorder, SentGradient, version_of
 from fleet.parameter_server.trainer.overlap import NO_OVERLAP, Overlap
 from fleet.parameter_server.trainer.rows import TrainerRows
@@ -191,15 +191,25 @@ class GradientFlow:
                 absent += self._blocks[name]
             else:
                 self._send(name, parameter.grad)
-        if self._rows is not None:
-            self._rows.send(of_rows if finite else {})
-        self._mode.finish(absent)
-        if self._rows is not None:
-            self._rows.end_step()
+        self._finish(absent, of_rows if finite else {})
         if self._earlier is not None:
             self._earlier = self._sent
         self._sent, self._hyper = {}, None
         self._overlap.recorder.round += 1
+
+    def _finish(self, absent: Sequence["PlannedBlock"], of_rows: OfRows) -> None:
+        """Send the gradients of rows, and end the step."""
+        if self._rows is None:
+            self._mode.finish(absent)
+            return
+        if isinstance(self._mode, QueuesRows):
+            self._mode.queue_rows(of_rows)
+            self._mode.finish(absent)
+        else:
+            self._rows.send(of_rows)
+            self._mode.finish(absent)
+            self._rows.end_step()
+        self._rows.gathered.forget()
 
     def _lets_step(self, of_rows: OfRows) -> bool:
         if self._finite is None:

@@ -28,7 +28,7 @@ from fleet.wire.rows import PART_BYTES, most_rows, pack_row_gradient, read_row_g
 if TYPE_CHECKING:
     from fleet.parameter_server.transport.stream import ResumableStream
 
-__all__ = ["TrainerRows"]
+__all__ = ["TrainerRows", "write_rows"]
 
 
 class TrainerRows:
@@ -70,8 +70,8 @@ class TrainerRows:
         """The servers and tables whose step is awaited."""
         self._made = 0
         """How many steps these have made then."""
-        self._changed: list[tuple[Parameter, NDArray[np.int64], Tensor]] = []
-        """Rows that servers have told, which become the weights' in ``step()``."""
+        self._told: list[tuple[TablePlan, NDArray[np.int64], Tensor]] = []
+        """Rows that servers have told."""
 
     def __bool__(self) -> bool:
         """Whether there are tables."""
@@ -108,10 +108,17 @@ class TrainerRows:
         """Take note of rows that have a gradient; a second backward pass adds to the same."""
         self.gathered.add(name, touched)
 
-    def send(self, gradients: OfRows) -> None:
-        """Send each table's gradient to every server, an empty one where none of its rows has one."""
+    def send(self, gradients: OfRows, step: int | None = None) -> None:
+        """Send each table's gradient to every server, an empty one where none of its rows has one.
+
+        Parameters
+        ----------
+        gradients : mapping of name to (ids, Tensor)
+        step : int, optional
+            Whose they are; the trainer's present one.
+        """
         self.wait()
-        step = self._step()
+        step = self._step() if step is None else step
         with self._waits.changed:
             self._open = {
                 (server, number) for server in range(len(self._endpoints)) for number in self._plans
@@ -128,19 +135,29 @@ class TrainerRows:
                     self._check_size(plan, at.size)
                     payload = pack_row_gradient(ids[at], values.numpy()[at])
                 stream.send(Kind.ROW_GRADIENT, payload, step=step, block=number)
-        self.gathered.forget()
 
     def end_step(self) -> None:
-        """End a step that was sent: what `wait` does, or nothing where trainers are not in step.
+        """End a step that was sent: wait for it and adopt rows, or nothing where trainers are not in step.
 
         Then each server takes the trainer's gradient before its next look-up, which follows on the same
         stream; and the next step waits for this one. Rows that this trainer holds too are awaited.
         """
         if self._awaits_each:
             self.wait()
+            self.adopt()
 
-    def wait(self) -> None:
-        """Wait until every server has made the step of every table.
+    @property
+    def settled(self) -> bool:
+        """Whether every server has made the step that was sent last."""
+        return not self._open
+
+    def wait(self, *, background: bool = False) -> None:
+        """Wait until every server has made the step of every table that was sent last.
+
+        Parameters
+        ----------
+        background : bool
+            Whether training goes on meanwhile, so that this is no time that it waits.
 
         Raises
         ------
@@ -148,10 +165,19 @@ class TrainerRows:
             A server reported an error, came back without its state, or vanished.
         """
         waited = self._waits.wait_until(lambda: not self._open, self._describe)
-        progress.count("wait_seconds", waited)
-        changed, self._changed = self._changed, []
-        for weight, ids, rows in changed:
-            _write(weight, ids, rows)
+        progress.count("wait_seconds", 0.0 if background else waited)
+
+    def take_told(self) -> list[tuple[TablePlan, NDArray[np.int64], Tensor]]:
+        """Return the rows that servers have told since the last call, by table, in turn."""
+        with self._waits.changed:
+            told, self._told = self._told, []
+        return told
+
+    def adopt(self) -> None:
+        """Make rows that servers have told those of this trainer; only the training thread may."""
+        for plan, ids, rows in self.take_told():
+            if plan.own is not None:
+                write_rows(plan.own, ids, rows)
 
     def take_all(self) -> None:
         """Take all rows of the tables that this trainer holds too."""
@@ -160,7 +186,7 @@ class TrainerRows:
                 num_rows, most = len(plan.own), max(1, PART_BYTES // (4 * plan.config.dimension))
                 for begin in range(0, num_rows, most):
                     ids = np.arange(begin, min(begin + most, num_rows), dtype=np.int64)
-                    _write(plan.own, ids, self.look_up(plan.name, ids))
+                    write_rows(plan.own, ids, self.look_up(plan.name, ids))
 
     def landed(self, server: int, header: Header, payload: memoryview) -> None:
         """Take what a server tells of a table; called by its receiving thread.
@@ -179,18 +205,20 @@ class TrainerRows:
                     f"the server tells that table {header.block} has made {header.step} steps, which nobody "
                     f"awaits; expected {self._made} steps of one of {sorted(self._open)}"
                 )
-            weight, dimension = self._plans[header.block].own, self._plans[header.block].config.dimension
-            if weight is not None:
-                ids, rows = read_row_gradient(payload, dimension)
-                if ids.size and not 0 <= int(ids[0]) <= int(ids[-1]) < len(weight):
-                    raise RemoteProtocolError(
-                        f"the server tells of rows {ids[0]} to {ids[-1]} of table {header.block}, expected 0 "
-                        f"to {len(weight) - 1}"
-                    )
-                self._changed.append((weight, ids, torch.from_numpy(rows)))
+            self._take_told(self._plans[header.block], payload)
             self._open.discard((server, header.block))
             if not self._open:
                 self._waits.changed.notify_all()
+
+    def _take_told(self, plan: TablePlan, payload: memoryview) -> None:
+        ids, rows = read_row_gradient(payload, plan.config.dimension)
+        if plan.own is not None and ids.size and not 0 <= int(ids[0]) <= int(ids[-1]) < len(plan.own):
+            raise RemoteProtocolError(
+                f"the server tells of rows {ids[0]} to {ids[-1]} of table {plan.number}, expected 0 to "
+                f"{len(plan.own) - 1}"
+            )
+        if ids.size:
+            self._told.append((plan, ids, torch.from_numpy(rows)))
 
     def _check_size(self, plan: TablePlan, count: int) -> None:
         if count > (most := most_rows(4 * plan.config.dimension)):
@@ -207,5 +235,6 @@ class TrainerRows:
 
 
 @torch.no_grad()
-def _write(weight: Parameter, ids: NDArray[np.int64], rows: Tensor) -> None:
+def write_rows(weight: Parameter, ids: NDArray[np.int64], rows: Tensor) -> None:
+    """Put rows in the place of those of a weight."""
     weight[torch.from_numpy(ids).to(weight.device)] = rows.to(weight.device)

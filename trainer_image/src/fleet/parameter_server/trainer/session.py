@@ -13,10 +13,12 @@ from fleet.parameter_server.trainer.agreement import in_step
 from fleet.parameter_server.trainer.awaited import AwaitedValues
 from fleet.parameter_server.trainer.barriers import Barriers
 from fleet.parameter_server.trainer.parameters import ParameterStore
+from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.server_connection import ServerConnection
 from fleet.parameter_server.trainer.waits import LOOK_SECONDS, Waits
 from fleet.parameter_server.waiting import WaitLog
 from fleet.process import progress
+from fleet.process.finite import NO_ROWS, OfRows
 from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import Kind
@@ -59,6 +61,8 @@ class Session(_Waiting):
     values : AwaitedValues
     barriers : Barriers
     waits : Waits
+    rows : TrainerRows
+        The tables that live on the servers.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Session(_Waiting):
         values: AwaitedValues,
         barriers: Barriers,
         waits: Waits,
+        rows: TrainerRows,
     ) -> None:
         super().__init__(waits)
         self.plan = plan
@@ -78,6 +83,7 @@ class Session(_Waiting):
         """One per server, once the trainer has joined."""
         self._values = values
         self._barriers = barriers
+        self._rows = rows
         self._sending = 0
         """The step whose frames are being enqueued."""
         self._turn = threading.RLock()
@@ -109,14 +115,20 @@ class Session(_Waiting):
             connection.send(Kind.STEP_END, numbers, step=self._sending)
 
     def send_step(
-        self, step: int, hyper_parameters: Sequence[dict[str, Any]], gradients: Mapping[int, memoryview]
+        self,
+        step: int,
+        hyper_parameters: Sequence[dict[str, Any]],
+        gradients: Mapping[int, memoryview],
+        of_rows: OfRows = NO_ROWS,
     ) -> None:
-        """Enqueue a whole step at once, gradients by block; a thread of the mode's own may do it."""
+        """Enqueue a whole step at once, gradients by block and table; a thread of the mode's own may."""
         with self._turn:
             self._begin_step(step, hyper_parameters)
             for block in self.plan.blocks:
                 if block.id in gradients:
                     self.send_gradient(block, gradients[block.id])
+            if self._rows:
+                self._rows.send(of_rows, step)
             self.end_step([block for block in self.plan.blocks if block.id not in gradients])
 
     def flush(self) -> None:
@@ -155,6 +167,19 @@ class Session(_Waiting):
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
         """Make the values that have landed the parameters: all of them, or those of these names."""
         self.store.adopt(self._values.unchanged, names)
+
+    @property
+    def rows_settled(self) -> bool:
+        """Whether every server has stepped the rows whose gradients were sent last."""
+        return self._rows.settled
+
+    def wait_for_rows(self, *, background: bool = False) -> None:
+        """Wait until every server has stepped the rows whose gradients were sent last."""
+        self._rows.wait(background=background)
+
+    def adopt_rows(self) -> None:
+        """Make rows that servers have told those of this trainer; only the training thread may."""
+        self._rows.adopt()
 
     def wait_for_ends(self) -> None:
         """Wait until no other trainer makes a step any more: it calls this, has completed or is given up."""

@@ -99,6 +99,7 @@ class Steps:
         if isinstance(self.mode, Settling):
             self.mode.settle()
         self._rows.wait()
+        self._rows.adopt()
 
     def check_settled(self, call: str) -> None:
         """Check that a step's values are here, and none are about to come; FleetError otherwise."""

@@ -1,0 +1,106 @@
+"""Tables in the modes whose trainers do not wait: each beside what it comes to in turn."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fleet.parameter_server.trainer.look_ups import placement_of
+from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
+from fleet.transpiler import DistributeTranspilerConfig
+from tests.support.clicks import ADAGRAD, ADAM, ROWS, SGD, alone, loss_of, on_servers, one_step
+from tests.support.joined import joined
+from tests.support.parameter_server import loopback
+from tests.support.threads import at_once, one_torch_thread
+from tests.support.training import never_minimized
+
+STEPS = 4
+HALF_ASYNC = DistributeTranspilerConfig(sync_mode=False, half_async=True)
+
+models = pytest.mark.parametrize("model", [on_servers, alone], ids=["on-servers", "held-by-trainers"])
+optimizers = pytest.mark.parametrize("optimizer", [SGD, ADAM, ADAGRAD], ids=["sgd", "adam", "adagrad"])
+
+
+def rows_of(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model.embedding(torch.arange(ROWS)).clone()
+    return found
+
+
+def by_one_process(optimizers: Any, *, looked_up: bool) -> Any:
+    """Train one model by gradients that two trainers in turn have of what they saw last; return it.
+
+    Each sees it as its own step has left it; rows that it looks up, as they are.
+    """
+    model, seen = alone(), [alone(), alone()]
+    made = optimizers(model)
+    for step in range(STEPS):
+        for trainer, view in enumerate(seen):
+            if looked_up:
+                view.embedding.load_state_dict(model.embedding.state_dict())
+            view.zero_grad()
+            loss_of(view, step, trainer).backward()
+            for name, parameter in model.named_parameters():
+                parameter.grad = view.get_parameter(name).grad
+            for each in made:
+                each.step()
+            view.load_state_dict(model.state_dict())
+    return model
+
+
+@models
+@optimizers
+def test_half_async_trainers_that_take_turns_train_as_one_process_does_by_their_gradients(model, optimizer):
+    with joined(2, model=model, optimizer=optimizer[0], config=HALF_ASYNC) as made:
+        for step in range(STEPS):
+            for index, each in enumerate(made):
+                one_step(each, step, index)
+                each[0].steps.settle()
+        rows, head = rows_of(made[1][1]), made[1][1].head.weight.detach().clone()
+    expected = by_one_process(optimizer[1], looked_up=model is on_servers)
+    torch.testing.assert_close(rows, rows_of(expected), rtol=0, atol=1e-6)
+    torch.testing.assert_close(head, expected.head.weight.detach(), rtol=0, atol=1e-6)
+
+
+def make(job: Any, index: int, attempt: int = 0) -> tuple[Any, Any, Any]:
+    """Return a trainer with its model and its optimizer, which has not joined."""
+    trainer, model, wrapped = job.make_trainer(index, attempt=attempt)
+    optimizer = DistributedOptimizer(wrapped, never_minimized)
+    optimizer.bind(trainer)
+    return trainer, model, optimizer
+
+
+def rows_on_servers(job: Any) -> torch.Tensor:
+    """Return the rows of the first table, by id."""
+    ids, rows = np.arange(ROWS), alone().embedding.weight.detach()
+    for server, at in placement_of(len(job.servers)).positions(ids).items():
+        rows[torch.from_numpy(at)] = job.servers[server].server._shard.tables.read(0, ids[at])
+    return rows
+
+
+@models
+@pytest.mark.parametrize("config", [HALF_ASYNC], ids=["half-async"])
+def test_the_others_go_on_without_a_lost_trainer_which_comes_back_at_its_own_step(config, model):
+    with (
+        one_torch_thread(),
+        loopback(servers=2, trainers=2, model=model, optimizer=ADAM[0], config=config) as job,
+    ):
+        stays, lost = make(job, 0), make(job, 1)
+        at_once(stays[0].start, lost[0].start)
+        for step in range(2):
+            one_step(lost, step, 1)
+        lost[0].steps.settle()
+        lost[0].close()
+        for step in range(4):
+            one_step(stays, step, 0)
+        stays[0].steps.settle()
+        back = make(job, 1, attempt=1)
+        back[0].start()
+        assert (back[0].current_step, stays[0].current_step) == (2, 4)
+        assert torch.equal(rows_of(back[1]), rows_on_servers(job))
+        one_step(back, 2, 1)
+        at_once(back[0].complete, stays[0].complete)
+        for running in job.servers:
+            running.join()
+            assert running.failure is None
