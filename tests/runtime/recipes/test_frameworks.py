@@ -34,7 +34,13 @@ def trained(folder: Path, script: str, manifest: str, python: Path) -> dict[str,
     return dict(re.findall(r"(rank \d of \d): (\[\[[^]]*\]\])", said))
 
 
-@pytest.mark.parametrize("manifest", ["torchrun.yaml", "torchrun-slots.yaml"])
+@pytest.mark.parametrize(
+    ("manifest", "size"),
+    [
+        pytest.param("torchrun.yaml", 2, id="two-pods"),
+        pytest.param("torchrun-slots.yaml", 4, id="two-pods-of-two-slots"),
+    ],
+)
 @pytest.mark.parametrize(
     ("script", "python"),
     [
@@ -43,9 +49,9 @@ def trained(folder: Path, script: str, manifest: str, python: Path) -> dict[str,
         pytest.param("train_accelerate.py", FRAMEWORKS, id="accelerate", marks=installed),
     ],
 )
-def test_all_ranks_train_one_model(tmp_path: Path, script: str, manifest: str, python: Path):
+def test_all_ranks_train_one_model(tmp_path: Path, script: str, manifest: str, size: int, python: Path):
     said = trained(tmp_path / "run", script, manifest, python)
-    assert said.keys() == {"rank 0 of 2", "rank 1 of 2"}
-    assert said["rank 0 of 2"] == said["rank 1 of 2"]
-    weights = [float(weight) for weight in re.findall(r"[\d.]+", said["rank 0 of 2"])]
+    assert said.keys() == {f"rank {rank} of {size}" for rank in range(size)}
+    (weight,) = set(said.values())
+    weights = [float(each) for each in re.findall(r"[\d.]+", weight)]
     assert weights == pytest.approx([1.0] * 4, abs=0.05)
