@@ -5,16 +5,20 @@ from typing import Any, cast
 import torch
 
 from fleet.collective.copies import Copies
+from fleet.collective.rendezvous import Place
 
 
 class Told:
-    """Stands in for a group: notes what is shared."""
+    """Stands in for a group of two: notes what is shared, which is 1 at trainer 0."""
+
+    place = Place(1, 2, "localhost", 1)
 
     def __init__(self) -> None:
         self.shared: list[str] = []
 
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
         self.shared.append(what)
+        values.fill_(1)
 
 
 def test_the_rest_of_the_model_is_shared_and_described_as_well():
@@ -35,3 +39,19 @@ def test_the_rest_of_the_model_is_shared_and_described_as_well():
         "1.num_batches_tracked () torch.int64",
     ]
     assert [name for name, _ in copies.trained] == ["0.weight"]
+
+
+def test_buffers_travel_together_by_dtype_as_they_are_then():
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2))
+    model.register_buffer("mask", torch.zeros(2, 2, dtype=torch.bool).t())
+    model.register_buffer("gone", torch.zeros(3))
+    group = Told()
+    Copies([], model, cast("Any", group), broadcast_buffers=False).share_buffers()
+    assert not group.shared
+    copies = Copies([], model, cast("Any", group))
+    model.register_buffer("gone", None)
+    model[0].running_var = torch.zeros(2)  # another tensor
+    copies.share_buffers()
+    assert group.shared == [f"trainer 0's buffers of torch.{dtype}" for dtype in ("bool", "float32", "int64")]
+    assert all((buffer == 1).all() for buffer in model.buffers())
+    assert all((parameter != 1).any() for parameter in model[1].parameters())

@@ -81,16 +81,15 @@ class Copies:
             return
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for module, name in self._buffers:
-            value = getattr(module, name)
+            if (value := getattr(module, name)) is None:  # taken away since, by all trainers alike
+                continue
             kinds.setdefault((value.dtype, value.device), []).append(value)
         for (dtype, _), values in kinds.items():
             flat = torch.cat([value.reshape(-1) for value in values])
             self.group.broadcast_(flat, f"trainer 0's buffers of {dtype}")
-            if self.group.place.rank:
-                for value, part in zip(
-                    values, torch.split(flat, [value.numel() for value in values]), strict=True
-                ):
-                    value.data.copy_(part.view(value.shape))  # a graph that was kept may go back once more
+            parts = torch.split(flat, [value.numel() for value in values])
+            for value, part in zip(values, parts, strict=True):
+                value.data.copy_(part.view(value.shape))  # a graph that was kept may go back once more
 
     def describe(self) -> list[str]:
         """Return a line for each, which must be the same on every trainer."""
