@@ -95,6 +95,18 @@ class OneServer:
         return float(np.frombuffer(value or self.shard.store.view(block), dtype=np.float32)[0])
 
 
+class NoRows:
+    """The rows of a session without tables."""
+
+    settled = True
+
+    def wait(self, *, background: bool = False) -> None:
+        """Do nothing."""
+
+    def adopt(self) -> None:
+        """Do nothing."""
+
+
 class ScriptedSession:
     """A session whose server is the test: it records what is sent, and lets values land when told to."""
 
@@ -102,6 +114,7 @@ class ScriptedSession:
         _, self.plan, parameters = plans(mode, trainers, optimizer)
         self.store = ParameterStore(self.plan.blocks, parameters)
         self.parameters = parameters
+        self.rows = NoRows()
         self.step = 0
         self.sent: list[tuple[int, HyperParameters, dict[int, list[float]]]] = []
         self.requests = 0
@@ -177,15 +190,6 @@ class ScriptedSession:
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
         """Make what landed the parameters."""
         self.store.adopt((), names)
-
-    rows_settled = True
-    """There are no tables."""
-
-    def wait_for_rows(self, *, background: bool = False) -> None:
-        """Do nothing."""
-
-    def adopt_rows(self) -> None:
-        """Do nothing."""
 
     def wait_for_ends(self) -> None:
         """Note that the end has come."""

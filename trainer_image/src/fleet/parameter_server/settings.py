@@ -16,20 +16,26 @@ _THREAD_NUMS: Final = ("FLAGS_rpc_send_thread_num", "FLAGS_rpc_get_thread_num")
 """Upper bounds: one thread sends to each server and one receives, which no value forbids."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings(Deadlines):
-    """The deadlines of the job, and what else may be tuned."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bounds(Deadlines):
+    """How much a trainer has under way."""
 
-    socket_buffer_bytes: int | None = None
-    """Size of the data connections' kernel buffers; None lets the kernel tune them."""
-    piece_bytes: int | None = None
-    """How large the pieces are in which a server's blocks travel; None: see `pieces.in_pieces`."""
     send_queue_size: int = 2
     """Half-async: how many gradients of one block may be under way before a step waits."""
     max_merge_var_num: int = 20
     """Half-async: how many of them are merged at most."""
     look_ups_at_once: int = 12
     """How many look-ups of rows may be unanswered by one server, as far as it allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings(_Bounds):
+    """The deadlines of the job, and what else may be tuned."""
+
+    socket_buffer_bytes: int | None = None
+    """Size of the data connections' kernel buffers; None lets the kernel tune them."""
+    piece_bytes: int | None = None
+    """How large the pieces are in which a server's blocks travel; None: see `pieces.in_pieces`."""
     retry_times: int = 3
     """How often a call or a connection that failed is tried again, while the peer seems to live."""
     transport: str = "auto"

@@ -280,9 +280,9 @@ class HalfAsyncTrainer:
         self.close()
         session.request_values()
         session.wait_for_values()
-        session.wait_for_rows()
+        session.rows.wait()
         session.adopt_values()
-        session.adopt_rows()
+        session.rows.adopt()
 
     def close(self) -> None:
         """End both threads."""
@@ -310,7 +310,7 @@ class HalfAsyncTrainer:
         with self._work:
             if self._reached.landed:
                 self._session.adopt_values()
-                self._session.adopt_rows()
+                self._session.rows.adopt()
                 self._reached.adopt()
             self._work.notify_all()
 
@@ -355,7 +355,7 @@ class HalfAsyncTrainer:
                 sent = self._reached.sent
             self._session.request_values()
             self._session.wait_for_values(background=True)
-            self._session.wait_for_rows(background=True)
+            self._session.rows.wait(background=True)
             with self._work:
                 self._reached.land(sent)
                 self._work.notify_all()

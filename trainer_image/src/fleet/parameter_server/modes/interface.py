@@ -282,6 +282,20 @@ class Waiting(Protocol):
         """Raise the error that a thread has found, if there is one."""
 
 
+class SessionRows(Protocol):
+    """What a trainer's half has of the servers' tables; a part of `Session`."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether every server has stepped the rows whose gradients were sent last."""
+
+    def wait(self, *, background: bool = False) -> None:
+        """Wait until they have; in the background where training goes on meanwhile."""
+
+    def adopt(self) -> None:
+        """Make rows that servers have told those of this trainer; only the training thread may."""
+
+
 class Session(Waiting, Protocol):
     """What a trainer's half has of the servers. Every wait has a deadline, and raises what has failed."""
 
@@ -291,6 +305,10 @@ class Session(Waiting, Protocol):
     """The parameters, and where values land."""
     step: int
     """The number of steps that this trainer has made; `advance` counts on."""
+
+    @property
+    def rows(self) -> SessionRows:
+        """The tables on the servers."""
 
     def advance(self) -> None:
         """Count a step as made."""
@@ -334,16 +352,6 @@ class Session(Waiting, Protocol):
 
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
         """Make the values that have landed the parameters, all or some; only the training thread may."""
-
-    @property
-    def rows_settled(self) -> bool:
-        """Whether every server has stepped the rows whose gradients were sent last."""
-
-    def wait_for_rows(self, *, background: bool = False) -> None:
-        """Wait until every server has stepped the rows whose gradients were sent last."""
-
-    def adopt_rows(self) -> None:
-        """Make rows that servers have told those of this trainer; only the training thread may."""
 
     def wait_for_ends(self) -> None:
         """Wait until no other trainer makes a step any more; DeadlineExceededError if that takes too long."""

@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Parameter
 
-from fleet.errors import ConfigurationError, RemoteProtocolError
+from fleet.errors import ConfigurationError
 from fleet.nn.table import Touched
 from fleet.parameter_server.trainer.gathered import Gathered
 from fleet.parameter_server.trainer.look_ups import LookUps, placement_of
+from fleet.parameter_server.trainer.row_steps import RowSteps
 from fleet.parameter_server.trainer.waits import Waits
 from fleet.process import progress
 from fleet.process.finite import OfRows
 from fleet.transpiler.tables import TablePlan
 from fleet.wire import Header, Kind
-from fleet.wire.rows import PART_BYTES, most_rows, pack_row_gradient, read_row_gradient
+from fleet.wire.rows import PART_BYTES, most_rows, pack_row_gradient
 
 if TYPE_CHECKING:
     from fleet.parameter_server.transport.stream import ResumableStream
@@ -59,19 +60,14 @@ class TrainerRows:
         """One to each server, once the trainer has joined."""
         self._plans = {plan.number: plan for plan in plans}
         self._endpoints = endpoints
-        self._waits = waits
         self._step = step
         self._awaits_each = in_step or any(plan.own is not None for plan in plans)
         """Whether ``step()`` ends only when all servers have made it."""
         self._look_ups = LookUps(self.streams, endpoints, waits)
         self.gathered = Gathered({plan.name: plan.own for plan in plans if plan.own is not None})
         """The gradients that have come since the last step."""
-        self._open: set[tuple[int, int]] = set()
-        """The servers and tables whose step is awaited."""
-        self._made = 0
-        """How many steps these have made then."""
-        self._told: list[tuple[TablePlan, NDArray[np.int64], Tensor]] = []
-        """Rows that servers have told."""
+        self.steps = RowSteps(self._plans, endpoints, waits)
+        """Those whose gradients were sent."""
 
     def __bool__(self) -> bool:
         """Whether there are tables."""
@@ -119,11 +115,7 @@ class TrainerRows:
         """
         self.wait()
         step = self._step() if step is None else step
-        with self._waits.changed:
-            self._open = {
-                (server, number) for server in range(len(self._endpoints)) for number in self._plans
-            }
-            self._made = step + 1
+        self.steps.begin(step)
         for number, plan in self._plans.items():
             ids, values = gradients.get(plan.name, (np.zeros(0, dtype=np.int64), None))
             progress.count("row_gradients_sent", ids.size)
@@ -148,34 +140,16 @@ class TrainerRows:
 
     @property
     def settled(self) -> bool:
-        """Whether every server has made the step that was sent last."""
-        return not self._open
+        """Whether every server has stepped the rows whose gradients were sent last."""
+        return self.steps.settled
 
     def wait(self, *, background: bool = False) -> None:
-        """Wait until every server has made the step of every table that was sent last.
-
-        Parameters
-        ----------
-        background : bool
-            Whether training goes on meanwhile, so that this is no time that it waits.
-
-        Raises
-        ------
-        FleetError
-            A server reported an error, came back without its state, or vanished.
-        """
-        waited = self._waits.wait_until(lambda: not self._open, self._describe)
-        progress.count("wait_seconds", 0.0 if background else waited)
-
-    def take_told(self) -> list[tuple[TablePlan, NDArray[np.int64], Tensor]]:
-        """Return the rows that servers have told since the last call, by table, in turn."""
-        with self._waits.changed:
-            told, self._told = self._told, []
-        return told
+        """Wait until they have; see `RowSteps.wait`."""
+        self.steps.wait(background=background)
 
     def adopt(self) -> None:
         """Make rows that servers have told those of this trainer; only the training thread may."""
-        for plan, ids, rows in self.take_told():
+        for plan, ids, rows in self.steps.take_told():
             if plan.own is not None:
                 write_rows(plan.own, ids, rows)
 
@@ -198,27 +172,8 @@ class TrainerRows:
         """
         if header.kind is Kind.ROWS:
             self._look_ups.landed(server, header, payload, self.row_bytes)
-            return
-        with self._waits.changed:
-            if header.step != self._made or (server, header.block) not in self._open:
-                raise RemoteProtocolError(
-                    f"the server tells that table {header.block} has made {header.step} steps, which nobody "
-                    f"awaits; expected {self._made} steps of one of {sorted(self._open)}"
-                )
-            self._take_told(self._plans[header.block], payload)
-            self._open.discard((server, header.block))
-            if not self._open:
-                self._waits.changed.notify_all()
-
-    def _take_told(self, plan: TablePlan, payload: memoryview) -> None:
-        ids, rows = read_row_gradient(payload, plan.config.dimension)
-        if plan.own is not None and ids.size and not 0 <= int(ids[0]) <= int(ids[-1]) < len(plan.own):
-            raise RemoteProtocolError(
-                f"the server tells of rows {ids[0]} to {ids[-1]} of table {plan.number}, expected 0 to "
-                f"{len(plan.own) - 1}"
-            )
-        if ids.size:
-            self._told.append((plan, ids, torch.from_numpy(rows)))
+        else:
+            self.steps.landed(server, header, payload)
 
     def _check_size(self, plan: TablePlan, count: int) -> None:
         if count > (most := most_rows(4 * plan.config.dimension)):
@@ -226,12 +181,6 @@ class TrainerRows:
                 f"a step has gradients of {count} rows of table {plan.name} for one server, expected {most} "
                 "at most; use smaller batches, or more parameter servers"
             )
-
-    def _describe(self) -> str:
-        open_ = sorted(self._open)
-        servers = ", ".join(dict.fromkeys(self._endpoints[server] for server, _ in open_))
-        tables = ", ".join(dict.fromkeys(self._plans[number].name for _, number in open_))
-        return f"step {self._made - 1} of table {tables} from {servers}"
 
 
 @torch.no_grad()

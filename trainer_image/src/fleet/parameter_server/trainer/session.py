@@ -83,7 +83,7 @@ class Session(_Waiting):
         """One per server, once the trainer has joined."""
         self._values = values
         self._barriers = barriers
-        self._rows = rows
+        self.rows = rows
         self._sending = 0
         """The step whose frames are being enqueued."""
         self._turn = threading.RLock()
@@ -127,8 +127,8 @@ class Session(_Waiting):
             for block in self.plan.blocks:
                 if block.id in gradients:
                     self.send_gradient(block, gradients[block.id])
-            if self._rows:
-                self._rows.send(of_rows, step)
+            if self.rows:
+                self.rows.send(of_rows, step)
             self.end_step([block for block in self.plan.blocks if block.id not in gradients])
 
     def flush(self) -> None:
@@ -167,19 +167,6 @@ class Session(_Waiting):
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
         """Make the values that have landed the parameters: all of them, or those of these names."""
         self.store.adopt(self._values.unchanged, names)
-
-    @property
-    def rows_settled(self) -> bool:
-        """Whether every server has stepped the rows whose gradients were sent last."""
-        return self._rows.settled
-
-    def wait_for_rows(self, *, background: bool = False) -> None:
-        """Wait until every server has stepped the rows whose gradients were sent last."""
-        self._rows.wait(background=background)
-
-    def adopt_rows(self) -> None:
-        """Make rows that servers have told those of this trainer; only the training thread may."""
-        self._rows.adopt()
 
     def wait_for_ends(self) -> None:
         """Wait until no other trainer makes a step any more: it calls this, has completed or is given up."""
