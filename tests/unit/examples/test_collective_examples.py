@@ -27,6 +27,7 @@ def load(monkeypatch: pytest.MonkeyPatch):
     ("path", "model", "classes_or_words", "expected"),
     [
         pytest.param("resnet50/model.py", "ResNet", 1000, 25_557_032, id="resnet-50"),
+        pytest.param("transformer/model.py", "Transformer", 37_000, 63_082_496, id="the-base-transformer"),
     ],
 )
 def test_by_default_a_model_has_the_papers_number_of_parameters(
@@ -41,11 +42,84 @@ def test_by_default_a_model_has_the_papers_number_of_parameters(
     ("path", "options", "expected"),
     [
         pytest.param("resnet50/model.py", (4, 10), {0: 0.25, 3: 1.0, 4: 1.0, 7: 0.5, 10: 0.0}, id="cosine"),
+        pytest.param("transformer/model.py", (256, 16), {3: 1 / 256, 15: 1 / 64, 63: 1 / 128}, id="noam"),
     ],
 )
 def test_a_learning_rate_grows_and_falls(load, path, options, expected):
     rate = load(path).rate
     assert {step: rate(step, *options) for step in expected} == pytest.approx(expected)
+
+
+MAN, DOG = ("man", None, True), ("dog", None, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "english", "german"),
+    [
+        pytest.param(
+            ("statement", "see", MAN, ("bird", "small", False)),
+            "the man sees a small bird .",
+            "der Mann sieht einen kleinen Vogel .",
+            id="an-object-has-the-accusative",
+        ),
+        pytest.param(
+            ("question", "know", ("horse", "big", True), ("child", "old", False)),
+            "does the big horse know an old child ?",
+            "kennt das große Pferd ein altes Kind ?",
+            id="a-question-begins-with-the-verb",
+        ),
+        pytest.param(
+            ("denial", "hear", ("woman", "old", False), MAN),
+            "an old woman does not hear the man .",
+            "eine alte Frau hört den Mann nicht .",
+            id="what-is-definite-is-denied-at-the-end",
+        ),
+        pytest.param(
+            ("denial", "look for", DOG, ("cat", "old", False)),
+            "a dog does not look for an old cat .",
+            "ein Hund sucht keine alte Katze .",
+            id="what-is-not-is-denied-by-its-article",
+        ),
+        pytest.param(
+            ("today", "look for", ("teacher", "young", False), ("girl", "quiet", True)),
+            "today a young teacher looks for the quiet girl .",
+            "heute sucht ein junger Lehrer das stille Mädchen .",
+            id="behind-an-adverb-comes-the-verb",
+        ),
+    ],
+)
+def test_the_grammar_speaks_german(load, words, english, german):
+    assert load("transformer/grammar.py").sentence(*words) == (english, german)
+
+
+def test_generated_pairs_are_the_same_each_time_and_no_two_are_alike(load):
+    pairs = load("transformer/grammar.py").pairs
+    assert pairs(600) == pairs(600)
+    assert len({english for english, _ in pairs(600)}) == 600
+
+
+def test_a_file_of_pairs_is_read_and_a_line_without_a_tabulator_is_named(load, tmp_path):
+    read = load("transformer/sentences.py").read
+    file = tmp_path / "pairs"
+    file.write_text("one\teins\ntwo\n")
+    with pytest.raises(SystemExit, match=r"pairs:2: found 'two'; expected two sentences and a tabulator"):
+        read(file)
+    file.write_text("one\teins\n")
+    assert read(file) == [("one", "eins")]
+
+
+def test_no_word_of_a_translation_depends_on_those_behind_it(load):
+    module = load("transformer/model.py")
+    torch.manual_seed(0)
+    model = module.Transformer(20, 1, 16, 2).eval()
+    source, target = torch.tensor([[1, 7, 8, 2, 0]]), torch.tensor([[1, 5, 6, 7]])
+    changed = torch.tensor([[1, 5, 9, 4]])
+    logits, others = model(source, target), model(source, changed)
+    assert torch.allclose(logits[:, :2], others[:, :2], atol=1e-6)
+    assert not torch.allclose(logits[:, 2:], others[:, 2:], atol=1e-6)
+    assert torch.allclose(
+        model(source[:, :4], target), logits, atol=1e-6
+    )  # what pads a batch is not looked at
 
 
 def test_a_picture_shows_its_middle_or_another_part_in_each_epoch(load, tmp_path):
