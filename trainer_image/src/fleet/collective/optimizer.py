@@ -28,10 +28,10 @@ class _Distributed:
         with self.fleet_synchronizer.paused():
             yield
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, as every optimizer does."""
+    def zero_grad(self, *given: Any, **options: Any) -> None:
+        """Clear the gradients, as the script's optimizer does."""
         self.fleet_synchronizer.on_zero_grad()
-        super().zero_grad(set_to_none)  # type: ignore[misc]
+        super().zero_grad(*given, **options)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002 (as every optimizer's)
         """Refuse parameters that the other trainers know nothing of."""
