@@ -170,7 +170,7 @@ def test_a_gradient_that_the_other_end_has_is_let_go_of(pair):
     weakref.finalize(gradient, freed.set)
     hyper = pack_hyper([{"lr": 0.1}])
     stream.send(Kind.HYPER, hyper, step=0)
-    stream.send(Kind.GRAD, memoryview(gradient), step=0, block=0)
+    stream.send(Kind.GRAD, gradient.data, step=0, block=0)
     del gradient
     receive(there, 2 * HEADER_BYTES + len(hyper) + BLOCK_BYTES)
     assert not freed.is_set()
