@@ -115,6 +115,7 @@ class ScriptedSession:
         self.store = ParameterStore(self.plan.blocks, parameters)
         self.parameters = parameters
         self.rows = NoRows()
+        self.local_rows = None
         self.step = 0
         self.sent: list[tuple[int, HyperParameters, dict[int, list[float]]]] = []
         self.requests = 0

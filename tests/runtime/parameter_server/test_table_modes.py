@@ -9,13 +9,14 @@ import torch
 from fleet.parameter_server.trainer.look_ups import placement_of
 from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.transpiler import DistributeTranspilerConfig
-from tests.support.clicks import ADAGRAD, ADAM, DIM, ROWS, SGD, alone, loss_of, on_servers, one_step
+from tests.support.clicks import ADAGRAD, ADAM, DIM, ROWS, SGD, alone, batch, loss_of, on_servers, one_step
 from tests.support.joined import joined
 from tests.support.parameter_server import loopback
 from tests.support.threads import at_once, one_torch_thread
 from tests.support.training import never_minimized
 
 STEPS = 4
+GEO = DistributeTranspilerConfig(sync_mode=False, geo_sgd_mode=True, geo_sgd_need_push_nums=2)
 HALF_ASYNC = DistributeTranspilerConfig(sync_mode=False, half_async=True)
 
 models = pytest.mark.parametrize("model", [on_servers, alone], ids=["on-servers", "held-by-trainers"])
@@ -63,6 +64,79 @@ def test_half_async_trainers_that_take_turns_train_as_one_process_does_by_their_
     torch.testing.assert_close(head, expected.head.weight.detach(), rtol=0, atol=1e-6)
 
 
+class Exchanged:
+    """What GEO comes to in one process: two models, stepped each for itself, and what servers would hold."""
+
+    def __init__(self, optimizers: Any, *, looked_up: bool) -> None:
+        self.server = alone()
+        self.trainers = [alone(), alone()]
+        self._made = [optimizers(each) for each in self.trainers]
+        self._agreed = [alone(), alone()]
+        self._stepped: list[set[int]] = [set(), set()]
+        self._touched: list[set[int]] = [set(), set()]
+        self._looked_up = looked_up
+
+    @torch.no_grad()
+    def look_up(self, trainer: int, ids: Any) -> None:
+        """Take the rows that a trainer has not stepped from the server, if it holds none."""
+        for row in set(ids) - self._stepped[trainer] if self._looked_up else ():
+            for model in (self.trainers[trainer], self._agreed[trainer]):
+                model.embedding.weight[row] = self.server.embedding.weight[row]
+
+    def step(self, trainer: int, step: int) -> None:
+        """Step one trainer's model."""
+        ids = set(batch(step, trainer)[0].flatten().tolist())
+        self.look_up(trainer, ids)
+        self._stepped[trainer] |= ids
+        self._touched[trainer] |= ids
+        self.trainers[trainer].zero_grad()
+        loss_of(self.trainers[trainer], step, trainer).backward()
+        for each in self._made[trainer]:
+            each.step()
+
+    @torch.no_grad()
+    def exchange(self, trainer: int) -> None:
+        """Give the server half of what a trainer has changed, and take what the other has; rows by id."""
+        touched = torch.tensor(sorted(self._touched[trainer]))
+        for name, mine in self.trainers[trainer].named_parameters():
+            at = touched if name == "embedding.weight" else slice(None)
+            held, agreed = self.server.get_parameter(name), self._agreed[trainer].get_parameter(name)
+            half = (mine[at] - agreed[at]) / 2
+            held[at] += half
+            mine[at] += held[at] - (agreed[at] + half)
+            agreed[at] = held[at]
+        self._touched[trainer].clear()
+
+
+@models
+@optimizers
+def test_geo_trainers_exchange_the_rows_that_they_have_stepped(model, optimizer):
+    expected = Exchanged(optimizer[1], looked_up=model is on_servers)
+    with (
+        one_torch_thread(),
+        loopback(servers=2, trainers=2, model=model, optimizer=optimizer[0], config=GEO) as job,
+    ):
+        made = [make(job, index) for index in range(2)]
+        at_once(*(each[0].start for each in made))
+        for step in range(2 * STEPS):
+            for index, each in enumerate(made):
+                one_step(each, step, index)
+                expected.step(index, step)
+                if step % 2:
+                    each[0].steps.settle()
+                    expected.exchange(index)
+        for index, each in enumerate(made):
+            expected.look_up(index, range(ROWS))
+            torch.testing.assert_close(rows_of(each[1]), rows_of(expected.trainers[index]), rtol=0, atol=2e-6)
+            head = each[1].head.weight.detach()
+            torch.testing.assert_close(head, expected.trainers[index].head.weight, rtol=0, atol=2e-6)
+        torch.testing.assert_close(rows_on_servers(job), rows_of(expected.server), rtol=0, atol=2e-6)
+        at_once(*(each[0].complete for each in made))
+        if model is alone:
+            assert torch.equal(rows_of(made[0][1]), rows_on_servers(job))
+            assert torch.equal(rows_of(made[1][1]), rows_on_servers(job))
+
+
 def make(job: Any, index: int, attempt: int = 0) -> tuple[Any, Any, Any]:
     """Return a trainer with its model and its optimizer, which has not joined."""
     trainer, model, wrapped = job.make_trainer(index, attempt=attempt)
@@ -80,7 +154,7 @@ def rows_on_servers(job: Any) -> torch.Tensor:
 
 
 @models
-@pytest.mark.parametrize("config", [HALF_ASYNC], ids=["half-async"])
+@pytest.mark.parametrize("config", [HALF_ASYNC, GEO], ids=["half-async", "geo"])
 def test_the_others_go_on_without_a_lost_trainer_which_comes_back_at_its_own_step(config, model):
     with (
         one_torch_thread(),

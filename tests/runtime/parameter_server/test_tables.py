@@ -162,7 +162,6 @@ def test_an_async_trainer_alone_trains_as_one_process():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"config": DistributeTranspilerConfig(sync_mode=False, geo_sgd_mode=True)}, "the mode 'geo' knows"),
         (
             {
                 "config": DistributeTranspilerConfig(
@@ -174,7 +173,7 @@ def test_an_async_trainer_alone_trains_as_one_process():
         ({"grad_clip": fleet.ClipGradByGlobalNorm(1.0)}, "strategy.grad_clip knows no tables"),
         ({"mode": Async()}, "the mode 'async' knows no tables"),
     ],
-    ids=["geo", "dc-asgd", "clipping", "a-mode-of-ones-own"],
+    ids=["dc-asgd", "clipping", "a-mode-of-ones-own"],
 )
 def test_what_tables_are_not_trained_with_is_refused_by_name(options, words):
     with pytest.raises(TranspileError, match=words):

@@ -71,7 +71,13 @@ class Touched:
         """Return the gradient of the ids, in memory of the host; None where it was dropped."""
         if self.rows.grad is None:
             return None
-        whole = self.rows.grad.detach()
+        return self._at(self.rows.grad.detach())
+
+    def values(self) -> Tensor:
+        """Return the ids' rows as they were looked up, in memory of the host."""
+        return self._at(self.rows.detach())
+
+    def _at(self, whole: Tensor) -> Tensor:
         return (whole if self.at is None else whole[torch.from_numpy(self.at).to(whole.device)]).cpu()
 
 

@@ -2,7 +2,7 @@
 
 As of dense parameters, a trainer sends the N-th part of what it has changed since it agreed with the servers,
 and counts it as agreed; servers add it. When the servers' rows arrive, what the others have changed is added:
-``w += ps - old; old = ps``. Rows that were never touched are agreed: all begin with their first values.
+``w += ps - old; old = ps``. A row that a trainer touches first is agreed at the value that it has seen.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,11 @@ from torch import Tensor
 
 from fleet.errors import ConfigurationError
 from fleet.tables.config import TableConfig
+from fleet.tables.index import MISSING, RowIndex
 from fleet.tables.merging import RowGradients
+from fleet.tables.row_types import Float32
 from fleet.tables.rules import Rows, Slot
+from fleet.tables.saved import TableRows
 from fleet.tables.table import Table
 
 __all__ = ["Added", "GeoRows", "server_config"]
@@ -53,15 +56,23 @@ class GeoRows:
     """
 
     def __init__(self, config: TableConfig, num_trainers: int) -> None:
-        if config.admission is not None or config.eviction:
-            raise ConfigurationError(
-                f"table {config.name}: rules of admission and eviction follow from all updates, which in GEO "
-                "nobody has; expected none of them, or another mode"
-            )
+        served = server_config(config)
         self._num_trainers = num_trainers
         self._local = Table(config)
-        self._agreed = Table(server_config(config))
+        self._own = RowIndex()
+        self._agreed = Table(replace(served, row_type=Float32()))
         self._touched: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+    def has(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which ids the trainer has touched; bool[n]."""
+        own: NDArray[np.bool_] = self._own.find(ids) != MISSING
+        return own
+
+    def learn(self, ids: NDArray[np.int64], values: Tensor) -> None:
+        """Agree on rows that were not touched before, at values that the servers gave: float32[n, dim]."""
+        self._own.add(ids)
+        for table in (self._local, self._agreed):
+            table.load(TableRows(ids, values, {}))
 
     def look_up(self, ids: NDArray[np.int64]) -> Tensor:
         """Return the trainer's values of ids; float32[n, dimension]."""
@@ -71,6 +82,7 @@ class GeoRows:
         self, ids: NDArray[np.int64], gradient: Tensor, step: int, options: Mapping[str, Any] | None = None
     ) -> None:
         """Step rows by the trainer's rule; as `Table.update`."""
+        self._own.find_or_add(ids)
         self._local.update(ids, gradient, step, options)
         self._touched = np.union1d(self._touched, ids)
 
@@ -100,10 +112,21 @@ class GeoRows:
             How many steps the trainer has made.
         """
         by_others = values - self._agreed.look_up(ids)
-        self._local.update(ids, by_others.clone(), step, rule=Added())
-        self._agreed.update(ids, by_others, step)
+        self._local.update(ids, by_others, step, rule=Added())
+        self._agreed.load(TableRows(ids, values, {}))
 
 
 def server_config(config: TableConfig) -> TableConfig:
-    """Return what the servers' table is: the trainers' rows, to which changes are added."""
+    """Return what the servers' table is: the trainers' rows, to which changes are added.
+
+    Raises
+    ------
+    ConfigurationError
+        There is a rule of admission or eviction: these would decide otherwise on each trainer.
+    """
+    if config.admission is not None or config.eviction:
+        raise ConfigurationError(
+            f"table {config.name}: rules of admission and eviction follow from all updates, which in GEO "
+            "nobody has; expected none of them, or another mode"
+        )
     return replace(config, rule=Added(), options={})

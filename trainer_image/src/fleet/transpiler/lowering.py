@@ -20,7 +20,7 @@ from fleet.transpiler.clipping import ClippingPlan, lower_clipping
 from fleet.transpiler.config import DistributedMode, TrainingMode
 from fleet.transpiler.placement import Placement, blocks_told, part_of
 from fleet.transpiler.slicing import Slice
-from fleet.transpiler.tables import TablePlan, lower_tables, shards_on
+from fleet.transpiler.tables import TablePlan, lower_tables, served, shards_on
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -293,7 +293,7 @@ def server_plan(program: Program) -> ServerPlan:
         clipping=lower_clipping(operators, tuple(program.attr("endpoints"))),
         agreement=dict(program.attr("agreement")),
         custom=_custom_mode(program, mode),
-        tables=lower_tables(program),
+        tables=served(lower_tables(program), mode),
     )
 
 

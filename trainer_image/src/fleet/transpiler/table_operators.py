@@ -37,8 +37,7 @@ def check_tables(
     tables = tables_of(program)
     clipped = any(op.type in CLIP_TYPES for op in program.global_block().ops)
     refused = {
-        f"the mode {custom.name if custom is not None else mode.name.lower()!r}": custom is not None
-        or mode is DistributedMode.GEO,
+        f"the mode {custom.name if custom is not None else mode.name.lower()!r}": custom is not None,
         "enable_dc_asgd": mode is DistributedMode.ASYNC and config.enable_dc_asgd,
         "strategy.grad_clip": clipped,
     }
@@ -46,7 +45,7 @@ def check_tables(
         if tables and found:
             raise TranspileError(
                 f"{what} knows no tables, and the model has {', '.join(tables)} on the parameter servers; "
-                "expected one of the modes sync, async and half_async of the strategy, without delay "
+                "expected one of the modes sync, async, half_async and geo of the strategy, without delay "
                 "compensation and clipping there, or torch.nn.Embedding in place of the table, with "
                 "sparse=False"
             )

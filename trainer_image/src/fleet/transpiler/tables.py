@@ -1,11 +1,12 @@
 """The tables of a job as a plan has them, read from the objects behind a program."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from fleet.errors import TranspileError
 from fleet.program.ir import CapturedTable, OwnTable
 from fleet.program.program import Program
+from fleet.transpiler.config import DistributedMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from fleet.tables import TableConfig
 
-__all__ = ["TablePlan", "lower_tables", "shards_on"]
+__all__ = ["TablePlan", "lower_tables", "served", "shards_on"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,21 @@ def lower_tables(program: Program) -> tuple[TablePlan, ...]:
             "the source of one that was captured with it: program.source = captured.source"
         )
     return tuple(_plan(number, known[name]) for number, name in enumerate(names))
+
+
+def served(plans: "Sequence[TablePlan]", mode: DistributedMode) -> tuple[TablePlan, ...]:
+    """Return tables as servers have them: in GEO they add what trainers have changed.
+
+    Raises
+    ------
+    ConfigurationError
+        A table's rules need to see each gradient.
+    """
+    if mode is not DistributedMode.GEO:
+        return tuple(plans)
+    from fleet.tables.geo import server_config  # as above
+
+    return tuple(replace(plan, config=server_config(plan.config), group=None) for plan in plans)
 
 
 def _plan(number: int, table: CapturedTable) -> TablePlan:

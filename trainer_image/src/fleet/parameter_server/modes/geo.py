@@ -2,7 +2,8 @@
 
 A trainer keeps the value it agreed on with the servers last, `old`. It sends the N-th part of what it has
 changed since, and counts it as agreed; the servers add it. When their value `ps` arrives, what the others
-have changed is added to the parameters: ``w += ps - old; old = ps``. Local steps go on in between. At the
+have changed is added to the parameters: ``w += ps - old; old = ps``. Local steps go on in between. Of a
+table only those rows travel that the trainer has stepped since the last time. At the
 end they wait for each other, so that all of them end with one and the same model.
 """
 
@@ -15,10 +16,13 @@ import torch
 
 from fleet.errors import ConfigurationError, DeadlineExceededError
 from fleet.parameter_server.modes.immediate import ImmediateServer
-from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TrainerMode
+from fleet.parameter_server.modes.immediate_tables import ImmediateTables
+from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TableServer, TrainerMode
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.store import Target, Update
+from fleet.parameter_server.table_store import TableStore
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
+from fleet.process.finite import NO_ROWS
 from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.config import DistributedMode
 from fleet.wire import HyperParameters
@@ -60,6 +64,10 @@ class Geo(Mode):
         """Build the server's half."""
         return ImmediateServer(shard, num_trainers)
 
+    def make_tables(self, store: TableStore, num_trainers: int) -> TableServer:
+        """Build what adds to rows what trainers have changed."""
+        return ImmediateTables(store, num_trainers, adds=True)
+
     def make_trainer(self, session: Session) -> TrainerMode:
         """Build the trainer's half."""
         return GeoTrainer(session, self.push_nums)
@@ -78,6 +86,7 @@ class GeoTrainer:
     def __init__(self, session: Session, push_nums: int) -> None:
         self._session = session
         self._push_nums = push_nums
+        self._rows = session.local_rows
         parameters = session.store.parameters
         extents = {name: Extent(value.dtype, tuple(value.shape)) for name, value in parameters.items()}
         self._agreed = Arena(extents)
@@ -97,6 +106,8 @@ class GeoTrainer:
             )
         for name, parameter in self._session.store.parameters.items():
             self._agreed[name].copy_(parameter.detach())
+        if self._rows is not None:
+            self._rows.begin()
 
     def begin(self, hyper_parameters: HyperParameters) -> None:
         """Do nothing: the trainer's own optimizer has the hyper-parameters."""
@@ -109,7 +120,7 @@ class GeoTrainer:
         del absent
         session = self._session
         session.advance()
-        if self._in_flight and session.values_arrived:
+        if self._in_flight and session.values_arrived and session.rows.settled:
             self._receive()
         if session.step % self._push_nums == 0:
             if self._in_flight:  # the memory of what was sent is still in use
@@ -134,6 +145,8 @@ class GeoTrainer:
         self._session.request_values()
         self._session.wait_for_values()
         self._session.adopt_values()
+        if self._rows is not None:
+            self._rows.end()
 
     def close(self) -> None:
         """Do nothing: there is no thread."""
@@ -152,7 +165,8 @@ class GeoTrainer:
             size = self._delta[block.param].element_size()
             whole = bytes_of(self._delta[block.param])
             payloads[block.id] = whole[block.begin * size : block.end * size]
-        session.send_step(session.step - 1, (), payloads)
+        leaving = NO_ROWS if self._rows is None else self._rows.leaving()
+        session.send_step(session.step - 1, (), payloads, leaving)
         self._in_flight, self._pushed_to = True, session.step
 
     @torch.no_grad()
@@ -163,4 +177,7 @@ class GeoTrainer:
             landed, agreed = session.store.landed(name), self._agreed[name]
             parameter.add_((landed - agreed).to(parameter.device))
             agreed.copy_(landed)
+        if self._rows is not None:
+            session.rows.wait()
+            self._rows.arrived()
         self._in_flight = False

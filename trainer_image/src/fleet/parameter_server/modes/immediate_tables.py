@@ -30,10 +30,13 @@ class ImmediateTables:
     store : TableStore
     num_trainers : int
         How many trainers take part from the beginning; others may be admitted later.
+    adds : bool
+        Whether what comes is added to rows, and its trainer is told of these, as in GEO.
     """
 
-    def __init__(self, store: TableStore, num_trainers: int) -> None:
+    def __init__(self, store: TableStore, num_trainers: int, *, adds: bool = False) -> None:
         self._store = store
+        self._adds = adds
         self._incarnations = dict.fromkeys(range(num_trainers), 0)
         self._hyper: dict[int, HyperParameters] = dict.fromkeys(range(num_trainers), ())
         self._steps = {trainer: dict.fromkeys(store.names, 0) for trainer in range(num_trainers)}
@@ -70,7 +73,11 @@ class ImmediateTables:
         self._incarnations[trainer] = incarnation
         with self._telling:  # from here on: it looks all rows up
             self._untold.update(
-                {(trainer, each): [] for each in self._store.names if self._store.tells(each)}
+                {
+                    (trainer, each): []
+                    for each in self._store.names
+                    if self._store.tells(each) and not self._adds
+                }
             )
         if trainer in self._steps:
             return
@@ -99,12 +106,18 @@ class ImmediateTables:
         self._store.check(table, gradient.ids)
         if step >= self._steps[trainer][table]:
             hyper = self._hyper[trainer]
-            if hyper != NO_STEP:
+            if hyper != NO_STEP or self._adds:
                 origin = Origin(trainer, self._incarnations[trainer], step)
                 self._store.apply(RowUpdate(table, gradient, hyper, (origin,)))
             self._steps[trainer][table] = step + 1
-        changed = self._changed(trainer, table, gradient.ids) if self._store.tells(table) else None
-        return [Answer(table, step + 1, (trainer,), value=changed, of_table=True)]
+        told = self._told(trainer, table, gradient.ids)
+        return [Answer(table, step + 1, (trainer,), value=told, of_table=True)]
+
+    def _told(self, trainer: int, table: int, ids: NDArray[np.int64]) -> memoryview | None:
+        """Return the rows that a trainer is told of which has sent these, if it is told of any."""
+        if self._adds:
+            return pack_row_gradient(ids, self._store.read(table, ids).numpy())
+        return self._changed(trainer, table, ids) if self._store.tells(table) else None
 
     def _changed(self, trainer: int, table: int, ids: NDArray[np.int64]) -> memoryview:
         """Return the rows that have changed since a trainer was told last, after it has sent some itself."""

@@ -296,6 +296,22 @@ class SessionRows(Protocol):
         """Make rows that servers have told those of this trainer; only the training thread may."""
 
 
+class LocalRows(Protocol):
+    """A trainer's own copies of rows, which it steps by itself."""
+
+    def begin(self) -> None:
+        """Have no copies: rows are the servers' until they are stepped."""
+
+    def leaving(self) -> OfRows:
+        """Return what has changed since the last call, by table."""
+
+    def arrived(self) -> None:
+        """Take the rows that servers have told."""
+
+    def end(self) -> None:
+        """End with the servers' rows."""
+
+
 class Session(Waiting, Protocol):
     """What a trainer's half has of the servers. Every wait has a deadline, and raises what has failed."""
 
@@ -309,6 +325,10 @@ class Session(Waiting, Protocol):
     @property
     def rows(self) -> SessionRows:
         """The tables on the servers."""
+
+    @property
+    def local_rows(self) -> LocalRows | None:
+        """The trainer's copies of rows, where it steps them itself and there are tables."""
 
     def advance(self) -> None:
         """Count a step as made."""

@@ -15,6 +15,7 @@ from fleet.parameter_server.trainer import agreement
 from fleet.parameter_server.trainer.awaited import AwaitedValues
 from fleet.parameter_server.trainer.barriers import Barriers
 from fleet.parameter_server.trainer.calls import ServerCalls
+from fleet.parameter_server.trainer.local_tables import LocalTables
 from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.trainer.route import Route
 from fleet.parameter_server.trainer.rows import TrainerRows
@@ -25,6 +26,7 @@ from fleet.parameter_server.trainer.waits import Waits
 from fleet.parameter_server.waiting import wait_for_ports
 from fleet.process import progress
 from fleet.process.clock import WatchClock
+from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import Identity, Kind, job_hash
 
@@ -73,7 +75,9 @@ class Client:
             in_step=agreement.in_step(plan),
         )
         """What tables are read through."""
-        self.session = Session(plan, store, self.values, self.barriers, self.waits, self.rows)
+        geo = plan.mode is DistributedMode.GEO and bool(plan.tables)
+        local = LocalTables(plan.tables, plan.trainers, self.rows) if geo else None
+        self.session = Session(plan, store, self.values, self.barriers, self.waits, self.rows, local)
         """What a mode asks for."""
         self._job = job
         self._agreement = {**plan.agreement, **settings.agreement, **(facts or {})}

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -57,6 +60,24 @@ class Gathered:
             for name, of_table in parts.items()
             for total in ([of_table[0]] if len(of_table) == 1 else [merge(of_table)])
         }
+
+    def seen(self, name: str, ids: NDArray[np.int64]) -> Tensor:
+        """Return the values with which rows that have a gradient were looked up; the first look-up's.
+
+        Parameters
+        ----------
+        name : str
+            The table's.
+        ids : int64[n]
+
+        Returns
+        -------
+        float32[n, dimension]
+        """
+        touched = [each for (of, _), each in sorted(self._touched.items()) if of == name]
+        known, places = np.unique(np.concatenate([each.ids for each in touched]), return_index=True)
+        values = torch.cat([each.values() for each in touched])
+        return values[torch.from_numpy(places[np.searchsorted(known, ids)])]
 
     def leaves(self) -> list[Tensor]:
         """Return the gradients as backward passes have left them, for what changes them in place."""

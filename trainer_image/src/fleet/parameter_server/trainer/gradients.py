@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from fleet.transpiler.block import PlannedBlock
 
-__all__ = ["GradientFlow"]
+__all__ = ["GradientFlow", "hyper_parameters_of"]
 
 
 def _refuse_own_step(optimizer: Optimizer, *_: object) -> None:
@@ -47,7 +47,8 @@ def _refuse_own_step(optimizer: Optimizer, *_: object) -> None:
     )
 
 
-def _hyper_parameters(optimizer: Optimizer) -> HyperParameters:
+def hyper_parameters_of(optimizer: Optimizer) -> HyperParameters:
+    """Return the options of an optimizer's param groups, without those that say how it computes."""
     groups: Sequence[dict[str, Any]] = optimizer.param_groups
     return tuple(
         {
@@ -168,7 +169,7 @@ class GradientFlow:
         FleetError
             A gradient or a hyper-parameter changed after it was sent; or the servers failed.
         """
-        hyper = _hyper_parameters(self._optimizer)
+        hyper = hyper_parameters_of(self._optimizer)
         self._overlap.look_back(self._parameters, hyper, scaled=scaling is not None)
         _check_hyper(self._hyper, hyper)
         for name, sent in self._sent.items():
@@ -261,7 +262,7 @@ class GradientFlow:
         if not self._overlap.listens:
             return
         if self._overlap.watches:
-            self._overlap.see(name, self._parameters[name], _hyper_parameters(self._optimizer))
+            self._overlap.see(name, self._parameters[name], hyper_parameters_of(self._optimizer))
             return
         if name in self._sent:
             raise FleetError(
@@ -274,7 +275,7 @@ class GradientFlow:
             return
         with self._beginning:  # there is a backward thread for each device
             if self._hyper is None:
-                self._begin(_hyper_parameters(self._optimizer))
+                self._begin(hyper_parameters_of(self._optimizer))
         self._send(name, gradient, early=True)
 
     def _begin(self, hyper: HyperParameters) -> None:

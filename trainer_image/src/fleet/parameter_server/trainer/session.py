@@ -12,6 +12,7 @@ from fleet.errors import DeadlineExceededError, FleetError
 from fleet.parameter_server.trainer.agreement import in_step
 from fleet.parameter_server.trainer.awaited import AwaitedValues
 from fleet.parameter_server.trainer.barriers import Barriers
+from fleet.parameter_server.trainer.local_tables import LocalTables
 from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.server_connection import ServerConnection
@@ -63,6 +64,8 @@ class Session(_Waiting):
     waits : Waits
     rows : TrainerRows
         The tables that live on the servers.
+    local_rows : LocalTables, optional
+        This trainer's copies of their rows, where it steps them itself.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Session(_Waiting):
         barriers: Barriers,
         waits: Waits,
         rows: TrainerRows,
+        local_rows: LocalTables | None = None,
     ) -> None:
         super().__init__(waits)
         self.plan = plan
@@ -84,6 +88,7 @@ class Session(_Waiting):
         self._values = values
         self._barriers = barriers
         self.rows = rows
+        self.local_rows = local_rows
         self._sending = 0
         """The step whose frames are being enqueued."""
         self._turn = threading.RLock()

@@ -120,7 +120,7 @@ class Steps:
         if self.crosses:
             half = self._across_steps(half)
         if self._kind.steps_locally:
-            return half, LocalSteps(source.optimizer, half)
+            return half, LocalSteps(source.optimizer, half, self._finite, self._session.local_rows)
         flow = GradientFlow(
             self._session.plan,
             source.parameters,

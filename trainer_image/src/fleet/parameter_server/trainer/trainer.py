@@ -121,7 +121,7 @@ class Trainer:
         self.steps.restart()  # with the blocks that the servers hold
         for table in self._source.tables:
             if table.name not in self._source.own_tables:
-                table.declared.bind(self._client.rows)
+                table.declared.bind(self._client.session.local_rows or self._client.rows)
         _log.info(
             "trainer %d joined %s at step %d with %s in mode %s",
             self.plan.trainer_id,
@@ -181,13 +181,13 @@ class Trainer:
                 f"fleet.push_parameters() does nothing that the mode {self._kind.name!r} knows of; expected "
                 "one of the modes sync, async, half_async and geo"
             )
-        if self.steps_locally:
-            return
         if self._source.own_tables:
             raise ConfigurationError(
                 f"fleet.push_parameters() carries no rows of {', '.join(self._source.own_tables)}, which the "
                 "servers step by row; write before fleet.init_worker(), in every role alike"
             )
+        if self.steps_locally:
+            return
         self.steps.check_settled("fleet.push_parameters()")
         if self.plan.mode is DistributedMode.SYNC:
             push_together(self._client)

@@ -1,0 +1,121 @@
+"""Tables that a trainer steps by itself, as in GEO: its own copies of the rows that it has stepped.
+
+A row that it has not stepped is the servers'. Its own copy begins with what it has looked up, or with what
+its weight holds where trainers hold the table too; from then on it reads the copy, and what others make of
+the row reaches it with the next exchange after it has stepped it again.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import Parameter
+
+from fleet.nn.table import Touched
+from fleet.parameter_server.trainer.rows import TrainerRows, write_rows
+from fleet.process.finite import OfRows
+from fleet.tables.geo import GeoRows
+from fleet.tables.rules import options_of
+from fleet.transpiler.tables import TablePlan
+from fleet.wire import HyperParameters
+
+__all__ = ["LocalTables"]
+
+
+class LocalTables:
+    """A `fleet.nn.RowSource`, and what `modes.LocalRows` says.
+
+    Parameters
+    ----------
+    plans : sequence of TablePlan
+    num_trainers : int
+    rows : TrainerRows
+        The tables on the servers.
+
+    Raises
+    ------
+    ConfigurationError
+        A table's rules need to see each gradient.
+    """
+
+    def __init__(self, plans: Sequence[TablePlan], num_trainers: int, rows: TrainerRows) -> None:
+        self._plans = {plan.name: plan for plan in plans}
+        self._num_trainers = num_trainers
+        self._rows = rows
+        self._steps = 0
+        """How often rows were stepped since `begin`, which is what their state begins with."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Have no copies: rows are the servers' until they are stepped."""
+        self._steps = 0
+        self._tables = {name: GeoRows(plan.config, self._num_trainers) for name, plan in self._plans.items()}
+
+    def look_up(self, name: str, ids: NDArray[np.int64]) -> Tensor:
+        """Return rows: this trainer's copies, else the servers'; as of `fleet.nn.RowSource`."""
+        own = self._tables[name].has(ids)
+        if not own.any():
+            return self._rows.look_up(name, ids)
+        rows = self._tables[name].look_up(ids)
+        if not own.all():
+            rows[torch.from_numpy(~own)] = self._rows.look_up(name, ids[~own])
+        return rows
+
+    def touched(self, name: str, touched: Touched) -> None:
+        """Take note of rows that have a gradient."""
+        self._rows.touched(name, touched)
+
+    @property
+    def weights(self) -> list[Parameter]:
+        """The weights of tables that trainers hold too."""
+        return [plan.own for plan in self._plans.values() if plan.own is not None]
+
+    def gradients(self) -> OfRows:
+        """Return the gradients of rows that have come since the last step, by table."""
+        return self._rows.gathered.sums()
+
+    def leaves(self) -> list[Tensor]:
+        """Return the gradients as backward passes have left them."""
+        return self._rows.gathered.leaves()
+
+    def step(self, gradients: OfRows, hyper_parameters: HyperParameters) -> None:
+        """Step the rows that have a gradient, by each table's rule."""
+        self._steps += 1
+        for name, (ids, gradient) in gradients.items():
+            plan, table = self._plans[name], self._tables[name]
+            if (new := ids[~table.has(ids)]).size:
+                table.learn(new, self._seen(plan, new))
+            options = options_of(plan.config.rule, {} if plan.group is None else hyper_parameters[plan.group])
+            table.update(ids, gradient.clone(), self._steps, options)
+            if plan.own is not None:
+                write_rows(plan.own, ids, table.look_up(ids))
+
+    def forget(self) -> None:
+        """Drop the gradients that have come."""
+        self._rows.gathered.forget()
+
+    def leaving(self) -> OfRows:
+        """Return what has changed since the last call, by table."""
+        changed = {name: table.leaving(self._steps) for name, table in self._tables.items()}
+        return {name: (change.ids, change.values) for name, change in changed.items() if change.ids.size}
+
+    def arrived(self) -> None:
+        """Add what others have changed of the rows that servers have told."""
+        for plan, ids, rows in self._rows.steps.take_told():
+            table = self._tables[plan.name]
+            table.arrived(ids, rows, self._steps)
+            if plan.own is not None:
+                write_rows(plan.own, ids, table.look_up(ids))
+
+    def end(self) -> None:
+        """End with the servers' rows."""
+        self.begin()
+        self._rows.take_all()
+
+    def _seen(self, plan: TablePlan, ids: NDArray[np.int64]) -> Tensor:
+        """Return what this trainer has seen rows as that it has no copy of; float32[n, dimension]."""
+        if plan.own is not None:
+            return plan.own.detach()[torch.from_numpy(ids).to(plan.own.device)].cpu()
+        return self._rows.gathered.seen(plan.name, ids)
