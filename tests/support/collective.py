@@ -1,9 +1,20 @@
-"""The environment of a collective job's trainers, as processes of this machine."""
+"""The trainers of a collective job, as processes of this machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["environments"]
+from tests.support.forked_python import ForkedPython
+
+__all__ = ["ForkedTrainer", "environments"]
+
+
+class ForkedTrainer(ForkedPython):
+    """A trainer's program.
+
+    torch's optimizers import TorchDynamo in their first step, which takes more than all else that it does.
+    """
+
+    preloaded = (*ForkedPython.preloaded, "torch._dynamo")
 
 
 def environments(directory: Path, ports: Sequence[int]) -> list[dict[str, str]]:

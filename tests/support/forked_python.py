@@ -1,9 +1,10 @@
 """Python programs that start in a tenth of a second: forked from a process that has imported torch already.
 
 Each is a process of its own, as good to kill as any other; it ends as a program does that was started from
-the command line, by its last line, an exception or a signal. What this project's packages do when they are
-imported happens in each: only what is not ours is there before. For tests of what a program does, not of how
-it is started.
+the command line, by its last line, an exception or a signal, but for what Python takes apart after all else:
+each would copy what it has been forked with, and that takes longer than most programs. What this project's
+packages do when they are imported happens in each: only what is not ours is there before. For tests of what a
+program does, not of how it is started.
 
 Run as a program this module is the process that the others are forked from. It gets one packet for each: the
 request as JSON, with the descriptors of its output and of a pipe, on which it answers with the process's id
@@ -12,7 +13,10 @@ and, when that has ended, with its exit status.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
+import gc
 import json
 import os
 import runpy
@@ -21,12 +25,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, ClassVar, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 PRELOADED = ("numpy", "torch", "torch.distributed", "torch.utils.data", "safetensors.torch")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads would not live through a fork
@@ -48,7 +53,14 @@ class ForkedPython:
         Where its standard output and standard error go; they may be one file.
     cwd : Path, optional
         Where it runs.
+
+    Attributes
+    ----------
+    preloaded : tuple of str
+        What is imported already, and not this project's.
     """
+
+    preloaded: ClassVar[tuple[str, ...]] = PRELOADED
 
     def __init__(
         self,
@@ -63,7 +75,7 @@ class ForkedPython:
         request = {"argv": [str(script), *arguments], "env": dict(env), "cwd": str(cwd or Path.cwd())}
         try:
             descriptors = [output.fileno(), errors.fileno(), write]
-            socket.send_fds(_forker(), [json.dumps(request).encode()], descriptors)
+            socket.send_fds(_forker(self.preloaded), [json.dumps(request).encode()], descriptors)
         finally:
             os.close(write)
         self._answers = os.fdopen(answers, "rb", buffering=0)
@@ -104,24 +116,20 @@ class ForkedPython:
         return int.from_bytes(answer, "big", signed=True)
 
 
-_connection: socket.socket | None = None
-
-
-def _forker() -> socket.socket:
-    """Return the connection to this process's forker, which ends when it is closed."""
-    global _connection
-    if _connection is None:
-        _connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            _connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST_REQUEST)
-            subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno())],
-                env=os.environ | ONE_THREAD,
-                cwd=Path(__file__).parents[2],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
-    return _connection
+@functools.cache
+def _forker(preloaded: Sequence[str]) -> socket.socket:
+    """Return the connection to this process's forker with these modules, which ends when it is closed."""
+    connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST_REQUEST)
+        subprocess.Popen(
+            [sys.executable, "-m", __name__, str(theirs.fileno()), *preloaded],
+            env=os.environ | ONE_THREAD,
+            cwd=Path(__file__).parents[2],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+    return connection
 
 
 def _serve(requests: socket.socket) -> dict[str, Any] | None:
@@ -155,8 +163,8 @@ def _watched(request: dict[str, Any], output: int, errors: int, answers: int) ->
     os._exit(0)
 
 
-def _become(request: dict[str, Any]) -> None:
-    """Be the program that was asked for."""
+def _become(request: dict[str, Any]) -> NoReturn:
+    """Be the program that was asked for, to its end."""
     import numpy as np
 
     np.random.seed()  # noqa: NPY002 as in a process that has just started, no two have the same numbers
@@ -168,16 +176,38 @@ def _become(request: dict[str, Any]) -> None:
     sys.path[0] = str(Path(request["argv"][0]).parent.resolve())
     sys.stdout.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
     time.tzset()
-    runpy.run_path(request["argv"][0], run_name="__main__")
+    status = _run(request["argv"][0])
+    threading._shutdown()  # type: ignore[attr-defined] # waits for threads that are no daemons
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _run(script: str) -> int:
+    """Run a script; return its exit status, once it was said what Python says of an exception."""
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        print(end.code, file=sys.stderr)
+        return 1
+    except Exception:  # noqa: BLE001 any that a script may end with
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
 
 
 def _main() -> None:
-    for name in PRELOADED:
+    for name in sys.argv[2:]:
         __import__(name)
+    gc.freeze()  # no program need look through it, and so copy it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that wait for programs are not waited for
     request = _serve(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:
         _become(request)
+    os._exit(0)
 
 
 if __name__ == "__main__":

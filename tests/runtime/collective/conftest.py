@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.collective import environments
-from tests.support.forked_python import ForkedPython
+from tests.support.collective import ForkedTrainer, environments
 from tests.support.processes import free_ports
 
 PRELUDE = """
@@ -34,7 +33,7 @@ def loss_of(model, step, rank):
 """
 
 
-class Trainer(ForkedPython):
+class Trainer(ForkedTrainer):
     """One rank, which runs the script of its folder."""
 
     def __init__(self, folder: Path, rank: int, env: Mapping[str, str]) -> None:

@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from tests.support.collective import environments
-from tests.support.forked_python import ForkedPython
+from tests.support.collective import ForkedTrainer, environments
 from tests.support.processes import free_ports
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -97,13 +96,13 @@ class Outputs:
     variants: list[str]
 
 
-def start(script: Path, directory: Path, *flags: str, **environ: str) -> tuple[ForkedPython, Path]:
+def start(script: Path, directory: Path, *flags: str, **environ: str) -> tuple[ForkedTrainer, Path]:
     log = directory / f"{len(list(directory.glob('*.log')))}.log"
     with log.open("wb") as output:
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(("PADDLE_", "FLEET_"))
         }
-        process = ForkedPython(script, *flags, env=inherited | environ, output=output, errors=output)
+        process = ForkedTrainer(script, *flags, env=inherited | environ, output=output, errors=output)
     return process, log
 
 
