@@ -25,9 +25,11 @@ ORDER = ("controlplane", "runtime", "unit")
 """Folders by how long their longest tests take: whatever comes last should be short."""
 
 SHARING = (
+    "test_collective_twins.py",
     "test_equality.py",
     "test_golden.py",
     "test_local_address.py",
+    "test_own_loops.py",
     "test_wheels.py",
     "test_wire_faults.py",
 )
@@ -55,13 +57,16 @@ def arrange(items: list[pytest.Item], root: Path) -> None:
 
 
 class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
-    """Hands out tests one by one, and to one process those that share something."""
+    """Hands out tests one by one, and to one process those that share something.
+
+    Those of a unit are short, and handed out together.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
         if "/controlplane/" in module:
             return "controlplane"
-        return module if module.endswith(SHARING) else nodeid
+        return module if "/unit/" in module or module.endswith(SHARING) else nodeid
 
 
 class Turns:
