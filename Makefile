@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo fmt lint types check assets test test-oldest e2e newcomer wheels image bench bench-network bench-operator docs lock crds proto pod-fields
+.PHONY: help setup demo fmt lint types check assets test test-oldest test-torchrec e2e newcomer wheels image bench bench-network bench-operator docs lock crds proto pod-fields
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -62,6 +62,10 @@ endef
 .venv-oldest/.installed: .venv/.installed tests/oldest.lock
 	$(call fill,.venv-oldest,tests/oldest.lock)
 
+# TorchRec wants the FBGEMM of its version, and that the torch that it was built for: 1.4 the oldest that we take.
+.venv-torchrec/.installed: .venv/.installed tools/bootstrap.lock tests/torchrec.lock
+	$(call fill,.venv-torchrec,tools/bootstrap.lock tests/torchrec.lock)
+
 # --- daily work -----------------------------------------------------------------------------------
 
 demo: setup  ## train the digits example on this machine: 2 parameter servers, 2 trainers
@@ -99,6 +103,9 @@ OLDEST := tests/unit/fleet tests/unit/fleet_operator tests/runtime --ignore=test
 
 test-oldest: setup .venv-oldest/.installed  ## unit and runtime tests with the oldest packages that the distributions take
 	.venv-oldest/bin/pytest $(OLDEST) $(PARALLEL) $(PYTEST_FLAGS)
+
+test-torchrec: setup .venv-torchrec/.installed  ## TorchRec's DLRM with our tables, in an environment of its own
+	$(BIN)/pytest tests/torchrec $(PYTEST_FLAGS)
 
 e2e: setup assets  ## the same jobs on a Kubernetes cluster: KUBECONFIG, else one made by kind
 	$(BIN)/pytest tests/e2e --verbose --capture=tee-sys $(PYTEST_FLAGS)
@@ -157,6 +164,9 @@ lock:  ## bring the lock files up to what the pyproject files ask for
 	  operator/pyproject.toml trainer_image/pyproject.toml - -o tests/frameworks.lock
 	$(COMPILE) --no-annotate --resolution lowest-direct --group test operator/pyproject.toml trainer_image/pyproject.toml \
 	  --extra cli --extra examples -o tests/oldest.lock
+	printf '%s\n' torchrec==1.4.0 fbgemm-gpu-cpu==1.4.0 | $(COMPILE) --no-annotate -c tests/oldest.lock \
+	  --override <(echo 'fbgemm-gpu; python_version < "0"') \
+	  operator/pyproject.toml trainer_image/pyproject.toml - -o tests/torchrec.lock
 	printf '%s\n' editables hatchling uv | $(COMPILE) --no-annotate -c requirements.lock - -o tools/bootstrap.lock
 
 CRD := crds/fleetjobs.fleetjob.dev.yaml

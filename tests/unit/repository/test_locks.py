@@ -18,6 +18,7 @@ PARTS = [
 ]
 FRAMEWORKS = Path("tests/frameworks.lock")
 OLDEST = Path("tests/oldest.lock")
+TORCHREC = Path("tests/torchrec.lock")
 
 
 def pins(lock: Path) -> dict[str, frozenset[str]]:
@@ -26,7 +27,7 @@ def pins(lock: Path) -> dict[str, frozenset[str]]:
     return {name: frozenset(re.findall(r"--hash=(sha256:[0-9a-f]{64})", rest)) for name, rest in entries}
 
 
-@pytest.mark.parametrize("lock", [WHOLE, *PARTS, FRAMEWORKS, OLDEST], ids=str)
+@pytest.mark.parametrize("lock", [WHOLE, *PARTS, FRAMEWORKS, OLDEST, TORCHREC], ids=str)
 def test_every_pin_has_hashes_and_no_address(lock):
     found = pins(lock)
     assert found
@@ -46,6 +47,16 @@ def test_other_frameworks_are_tried_with_what_the_whole_pins_and_are_no_part_of_
     assert names.isdisjoint({"lightning", "accelerate"})
     shared = {pin: hashes for pin, hashes in tried.items() if pin.partition("==")[0] in names}
     assert {pin: hashes for pin, hashes in shared.items() if whole.get(pin) != hashes} == {}
+
+
+def test_torchrec_is_tried_with_the_oldest_packages_and_the_fbgemm_of_its_version_without_cuda():
+    oldest, tried = pins(OLDEST), pins(TORCHREC)
+    names = {pin.partition("==")[0] for pin in oldest}
+    shared = {pin: hashes for pin, hashes in tried.items() if pin.partition("==")[0] in names}
+    assert {pin: hashes for pin, hashes in shared.items() if oldest.get(pin) != hashes} == {}
+    versions = dict(pin.split("==") for pin in tried)
+    assert versions["torchrec"] == versions["fbgemm-gpu-cpu"]
+    assert "fbgemm-gpu" not in versions
 
 
 def test_the_operators_image_holds_neither_torch_nor_the_kubernetes_client():
