@@ -6,6 +6,9 @@ direction. In sync mode a trainer's step asks for the distinct rows of its batch
 and sends ids with a gradient for each. These follow on each other, so a step takes at least as long as its
 busiest link takes for all of them: ids of 8 bytes and rows, both ways, at that part of the rate which is
 payload. It needs root and iproute2, and removes all that it makes.
+
+What is held against the limit is less than that: ids travel as gaps, and a link's bucket lets some bytes
+through at once (`benchmarks.network.BUCKET`), in each direction. So slow links may come to more than 1.
 """
 
 import argparse

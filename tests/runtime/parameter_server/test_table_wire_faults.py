@@ -11,6 +11,7 @@ import fleet
 from fleet.errors import FleetError
 from fleet.wire import Kind
 from fleet.wire.messages import pack_hyper
+from fleet.wire.rows import pack_ids, pack_row_gradient
 from tests.runtime.parameter_server.test_wire_faults import ATTEMPTS, Peer, peer_of
 from tests.support.parameter_server import Loopback, loopback
 
@@ -45,11 +46,12 @@ def step_of(peer: Peer) -> int:
 
 
 def ids(*numbers: int) -> bytes:
-    return np.array(numbers, dtype="<i8").tobytes()
+    return bytes(pack_ids(np.array(numbers)))
 
 
-def rows(count: int) -> bytes:
-    return bytes(4 * DIM * count)
+def gradient(*numbers: int, num_rows: int | None = None) -> bytes:
+    rows = np.zeros((len(numbers) if num_rows is None else num_rows, DIM), dtype=np.float32)
+    return bytes(pack_row_gradient(np.array(numbers), rows))
 
 
 @pytest.mark.parametrize(
@@ -60,11 +62,12 @@ def rows(count: int) -> bytes:
         pytest.param(Kind.LOOK_UP, ids(50), {}, "id 50 at position 0, expected 0 to 49", id="out-of-range"),
         pytest.param(Kind.LOOK_UP, ids(-1), {}, "id -1 at position 0", id="a-negative-id"),
         pytest.param(Kind.LOOK_UP, ids(1), {"block": 9}, "names table 9", id="another-table"),
-        pytest.param(Kind.LOOK_UP, ids(1)[:5], {}, "expected a multiple of 8", id="half-an-id"),
+        pytest.param(Kind.LOOK_UP, ids(1)[:5], {}, "carries 5 bytes, expected 0 or 16 to", id="half-an-id"),
         pytest.param(Kind.LOOK_UP, b"", {"payload_bytes": HUGE}, f"carries {HUGE} bytes", id="a-huge-frame"),
         pytest.param(Kind.LOOK_UP, ids(1), {"step": 10**6}, "of step 1000000", id="a-step-far-ahead"),
-        pytest.param(Kind.ROW_GRADIENT, ids(1) + rows(1), {}, "in the state 'open'", id="out-of-a-step"),
-        pytest.param(Kind.ROWS, rows(1), {}, "in the state 'open'", id="a-servers-kind"),
+        pytest.param(Kind.LOOK_UP, ids(1, 300)[:-1], {}, "17 bytes with ids of a table", id="half-a-gap"),
+        pytest.param(Kind.ROW_GRADIENT, gradient(1), {}, "in the state 'open'", id="out-of-a-step"),
+        pytest.param(Kind.ROWS, bytes(4 * DIM), {}, "in the state 'open'", id="a-servers-kind"),
     ],
 )
 def test_a_frame_that_breaks_the_protocol_is_refused_by_name(job, kind, payload, changes, words):
@@ -77,9 +80,9 @@ def test_a_frame_that_breaks_the_protocol_is_refused_by_name(job, kind, payload,
 @pytest.mark.parametrize(
     ("payload", "words"),
     [
-        pytest.param(ids(1) + rows(2), "expected a multiple of 24", id="a-row-without-an-id"),
-        pytest.param(ids(60) + rows(1), "ids 60 to 60 of table clicks, expected 0 to 49", id="out-of-range"),
-        pytest.param(ids(2, 1) + rows(2), "1 follows 2", id="in-another-order"),
+        pytest.param(gradient(1, num_rows=2), "48 bytes with ids of a table", id="a-row-without-an-id"),
+        pytest.param(gradient(60), "ids 60 to 60 of table clicks, expected 0 to 49", id="out-of-range"),
+        pytest.param(gradient(2, 1), "1 follows 2", id="in-another-order"),
     ],
 )
 def test_a_gradient_that_breaks_the_protocol_is_refused_by_name(job, payload, words):

@@ -19,13 +19,13 @@ from fleet.wire import (
     Side,
     State,
 )
-from fleet.wire.rows import most_rows
+from fleet.wire.rows import bounds
 
 IDENTITY = Identity(job=11, trainer=1, attempt=2)
 BLOCKS = {3: 400, 5: 8}
 TABLES = {2: 12}
 OF_A_BLOCK = {Kind.GRAD, Kind.PARAM, Kind.UNCHANGED}
-OF_A_TABLE = {Kind.LOOK_UP: 16, Kind.ROWS: 24, Kind.ROW_GRADIENT: 40, Kind.STEPPED: 20}
+OF_A_TABLE = {Kind.LOOK_UP: 16, Kind.ROWS: 24, Kind.ROW_GRADIENT: 41, Kind.STEPPED: 28}
 PATHS = {
     Side.TRAINER: {
         State.START: (),
@@ -243,20 +243,20 @@ def test_what_is_no_tensor_follows_its_header():
             Kind.LOOK_UP, {"block": 3}, "names table 3, expected one of the 1 tables", id="no-table"
         ),
         pytest.param(
-            Kind.LOOK_UP, {"payload_bytes": 12}, "carries 12 bytes, expected a multiple of 8", id="half-an-id"
+            Kind.LOOK_UP, {"payload_bytes": 12}, "carries 12 bytes, expected 0 or 16 to", id="half-an-id"
         ),
-        pytest.param(Kind.ROW_GRADIENT, {"payload_bytes": 24}, "expected a multiple of 20", id="half-a-row"),
+        pytest.param(Kind.ROW_GRADIENT, {"payload_bytes": 24}, "expected 0 or 28 to", id="half-a-row"),
         pytest.param(Kind.ROW_GRADIENT, {"step": 1}, "expected the step that began, 0", id="another-step"),
         pytest.param(
             Kind.ROW_GRADIENT,
-            {"payload_bytes": 20 * (most_rows(12) + 1)},
-            f"at most {20 * most_rows(12)}",
+            {"payload_bytes": bounds(Kind.ROW_GRADIENT, 12)[1] + 1},
+            f"0 or 28 to {bounds(Kind.ROW_GRADIENT, 12)[1]}",
             id="more-than-a-frame-may-carry",
         ),
         pytest.param(
             Kind.LOOK_UP,
-            {"payload_bytes": 8 * (most_rows(12) + 1)},
-            f"at most {8 * most_rows(12)}",
+            {"payload_bytes": bounds(Kind.LOOK_UP, 12)[1] + 1},
+            f"0 or 16 to {bounds(Kind.LOOK_UP, 12)[1]}",
             id="more-rows-than-the-answers-frame-may-carry",
         ),
         pytest.param(Kind.LOOK_UP, {"shared": True}, "no memory is shared", id="in-shared-memory"),
@@ -271,5 +271,5 @@ def test_a_frame_of_a_table_carries_whole_ids_and_rows_within_a_bound(kind, chan
 
 def test_a_word_about_a_tables_step_carries_whole_rows_or_nothing():
     conversation(Side.SERVER, State.OPEN).advance(frame(Kind.STEPPED, payload_bytes=0))
-    with pytest.raises(RemoteProtocolError, match="carries 4 bytes, expected a multiple of 20"):
+    with pytest.raises(RemoteProtocolError, match="carries 4 bytes, expected 0 or 28 to"):
         conversation(Side.SERVER, State.OPEN).advance(frame(Kind.STEPPED, payload_bytes=4))

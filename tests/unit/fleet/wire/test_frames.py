@@ -70,7 +70,7 @@ def test_a_field_that_does_not_fit_is_our_own_mistake(field, value):
 
 
 def test_the_layout_is_the_documented_one():
-    expected = struct.pack("<4sBBHIIIQQQQ", b"FLET", 3, 4, 0, 3, 1, 7, 2**63, 10**12, 5, 2**40)
+    expected = struct.pack("<4sBBHIIIQQQQ", b"FLET", 4, 4, 0, 3, 1, 7, 2**63, 10**12, 5, 2**40)
     assert pack_header(SOME) == expected
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from fleet.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from fleet.wire.frames import NO_BLOCK, Header, Kind
 from fleet.wire.messages import MAX_TEXT_BYTES
-from fleet.wire.rows import item_bytes, most_rows
+from fleet.wire.rows import bounds
 from fleet.wire.states import RESUMED, TRANSITIONS, Position, Side, State
 
 __all__ = ["NO_TABLES", "Conversation", "Identity"]
@@ -165,17 +165,14 @@ class Conversation:
             )
 
     def _check_rows(self, header: Header) -> None:
-        """Check that a frame of a table carries whole ids and rows, and of no more rows than one frame may.
-
-        So what a look-up asks for goes into one frame too.
-        """
+        """Check that a frame of a table carries no more than one may; who reads it looks at how many ids."""
         row_bytes, found = self._row_bytes[header.block], header.payload_bytes
-        item = item_bytes(header.kind, row_bytes)
-        most = most_rows(row_bytes) * item
-        if found > most or (found % item if item else found):
-            expected = f"a multiple of {item}, at most {most}" if item else "none"
+        low, high = bounds(header.kind, row_bytes)
+        whole = header.kind is not Kind.ROWS or found % row_bytes == 0
+        if found and not (low <= found <= high and whole):
+            multiple = f"a multiple of {row_bytes}, " if header.kind is Kind.ROWS else ""
             named = f"{header.kind.name} frame of table {header.block}"
-            raise self._error(f"a {named} carries {found} bytes, expected {expected}")
+            raise self._error(f"a {named} carries {found} bytes, expected {multiple}0 or {low} to {high}")
 
     def _check_step(self, header: Header) -> None:
         if header.kind is Kind.HYPER:

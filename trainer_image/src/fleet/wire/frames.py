@@ -28,7 +28,7 @@ from fleet.errors import LocalProtocolError, RemoteProtocolError
 __all__ = ["HEADER_BYTES", "NO_BLOCK", "VERSION", "Header", "Kind", "job_hash", "pack_header", "read_header"]
 
 MAGIC: Final = b"FLET"
-VERSION: Final = 3
+VERSION: Final = 4
 NO_BLOCK: Final = 0xFFFFFFFF
 _HEADER: Final = struct.Struct("<4sBBHIIIQQQQ")
 HEADER_BYTES: Final = _HEADER.size

@@ -1,5 +1,22 @@
-"""The payloads of frames about tables: ids as 64-bit numbers, and rows of float32, both little endian."""
+"""The payloads of frames about tables: ids, and rows of float32; little endian.
 
+Ids come in ascending order, each once, so they travel as the first one and the gaps to the next, which are as
+wide as the largest needs.
+
+=======  ================  ================================================================
+offset   bytes             what
+=======  ================  ================================================================
+0        8                 the first id
+8        1                 bytes of a gap: 1, 2, 4 or 8
+9        7                 zeros
+16       rows              the rows, where the frame has some: one for each id
+         the rest          the gaps: one less than ids
+=======  ================  ================================================================
+
+A frame about no ids has no payload.
+"""
+
+import struct
 import sys
 from typing import Final
 
@@ -13,7 +30,7 @@ __all__ = [
     "MOST_LOOK_UPS",
     "MOST_ROW_BYTES",
     "PART_BYTES",
-    "item_bytes",
+    "bounds",
     "most_rows",
     "pack_ids",
     "pack_row_gradient",
@@ -30,48 +47,46 @@ PART_BYTES: Final = 16 << 20
 MOST_LOOK_UPS: Final = MOST_ROW_BYTES // PART_BYTES
 """How many look-ups a trainer may leave unanswered by one server."""
 _ID_BYTES: Final = 8
+"""Of an id, or of the widest gap between two."""
+_FIRST: Final = struct.Struct("<qB7x")
+_WIDTHS: Final = (1, 2, 4, 8)
 _SWAPS: Final = sys.byteorder == "big"
 
 Ids = NDArray[np.int64]
 Rows = NDArray[np.float32]
 
 
-def item_bytes(kind: Kind, row_bytes: int) -> int:
-    """Return how many bytes a frame of this kind has for each id; 0 where it has no payload."""
-    return {
-        Kind.LOOK_UP: _ID_BYTES,
-        Kind.ROWS: row_bytes,
-        Kind.ROW_GRADIENT: _ID_BYTES + row_bytes,
-        Kind.STEPPED: _ID_BYTES + row_bytes,
-    }.get(kind, 0)
+def bounds(kind: Kind, row_bytes: int) -> tuple[int, int]:
+    """Return the least and the most bytes of a frame of this kind that has a payload; 0 where none has."""
+    most = most_rows(row_bytes)
+    of_rows = row_bytes if kind is not Kind.LOOK_UP else 0
+    if kind is Kind.ROWS:
+        return row_bytes, most * row_bytes
+    if kind not in (Kind.LOOK_UP, Kind.ROW_GRADIENT, Kind.STEPPED):
+        return 0, 0
+    return _FIRST.size + of_rows, _FIRST.size + most * of_rows + (most - 1) * _ID_BYTES
 
 
 def most_rows(row_bytes: int) -> int:
     """Return how many rows one frame may be about, whichever its kind."""
-    return MOST_ROW_BYTES // (_ID_BYTES + row_bytes)
+    return (MOST_ROW_BYTES - _FIRST.size) // (_ID_BYTES + row_bytes)
 
 
 def pack_ids(ids: Ids) -> memoryview:
-    """Encode ids; their memory must not change until they have been sent."""
-    return _bytes_of(ids)
+    """Encode ids, which are in ascending order."""
+    return _packed(ids, memoryview(b""))
 
 
-def read_ids(payload: memoryview) -> Ids:
-    """Decode ids, each of which comes once, in ascending order.
+def read_ids(payload: memoryview, row_bytes: int) -> Ids:
+    """Decode the ids of a look-up of rows so long.
 
     Raises
     ------
     RemoteProtocolError
-        One comes twice, or they are in another order.
+        One comes twice, they are in another order, or more than one frame may be about; or the payload ends
+        within a gap.
     """
-    ids: Ids = np.frombuffer(payload, dtype="<i8").astype(np.int64, copy=False)
-    if ids.size > 1 and not bool((ids[1:] > ids[:-1]).all()):
-        at = int(np.flatnonzero(ids[1:] <= ids[:-1])[0])
-        raise RemoteProtocolError(
-            f"ids of a table: {ids[at + 1]} follows {ids[at]} at position {at + 1}, expected ascending ones, "
-            "each once"
-        )
-    return ids
+    return _unpacked(payload, 0, most_rows(row_bytes))[0]
 
 
 def pack_rows(rows: Rows) -> memoryview:
@@ -86,23 +101,61 @@ def read_rows(payload: memoryview, dimension: int) -> Rows:
 
 
 def pack_row_gradient(ids: Ids, rows: Rows) -> memoryview:
-    """Encode ids with a row for each: first all ids, then all rows."""
-    packed = bytearray(ids.nbytes + rows.nbytes)
-    whole = memoryview(packed)
-    whole[: ids.nbytes] = _bytes_of(ids)
-    whole[ids.nbytes :] = _bytes_of(rows)
-    return whole
+    """Encode ids, which are in ascending order, with a row for each."""
+    return _packed(ids, _bytes_of(rows))
 
 
 def read_row_gradient(payload: memoryview, dimension: int) -> tuple[Ids, Rows]:
-    """Decode what `pack_row_gradient` has encoded; raises as `read_ids`.
-
-    The caller has checked that the payload has whole ids and rows.
-    """
-    ids_bytes = len(payload) // (_ID_BYTES + 4 * dimension) * _ID_BYTES
-    return read_ids(payload[:ids_bytes]), read_rows(payload[ids_bytes:], dimension)
+    """Decode what `pack_row_gradient` has encoded; raises as `read_ids`."""
+    ids, rows = _unpacked(payload, 4 * dimension, most_rows(4 * dimension))
+    return ids, read_rows(rows, dimension)
 
 
-def _bytes_of(array: Ids | Rows) -> memoryview:
+def _packed(ids: Ids, rows: memoryview) -> memoryview:
+    if not ids.size:
+        return memoryview(b"")
+    gaps = np.diff(ids.view(np.uint64))  # modulo 2**64, so that ids of both signs have them too
+    largest = int(gaps.max()) if gaps.size else 0
+    width = next(width for width in _WIDTHS if largest < 1 << (8 * width))
+    end = _FIRST.size + len(rows)
+    packed = bytearray(end + width * gaps.size)
+    _FIRST.pack_into(packed, 0, int(ids[0]), width)
+    packed[_FIRST.size : end] = rows
+    packed[end:] = gaps.astype(f"<u{width}").view(np.uint8).data
+    return memoryview(packed)
+
+
+def _unpacked(payload: memoryview, row_bytes: int, most: int) -> tuple[Ids, memoryview]:
+    """Return the ids, and the bytes of the rows."""
+    if not len(payload):
+        return np.zeros(0, dtype=np.int64), payload
+    first, width = _FIRST.unpack_from(payload) if len(payload) >= _FIRST.size else (0, 0)
+    number, left = (
+        divmod(len(payload) - _FIRST.size + width, row_bytes + width) if width in _WIDTHS else (0, 1)
+    )
+    if left or not 1 <= number <= most:
+        raise RemoteProtocolError(
+            f"{len(payload)} bytes with ids of a table, whose gaps have {width}, and rows of {row_bytes}; "
+            f"expected 1 to {most} of them, and gaps of {', '.join(map(str, _WIDTHS))} bytes"
+        )
+    end = _FIRST.size + number * row_bytes
+    ids = np.empty(number, dtype=np.uint64)
+    ids[0] = np.int64(first).view(np.uint64)
+    ids[1:] = np.frombuffer(payload, dtype=f"<u{width}", offset=end)
+    ids = np.cumsum(ids, out=ids).view(np.int64)
+    _check_ascending(ids)
+    return ids, payload[_FIRST.size : end]
+
+
+def _check_ascending(ids: Ids) -> None:
+    if not bool((ids[1:] > ids[:-1]).all()):
+        at = int(np.flatnonzero(ids[1:] <= ids[:-1])[0])
+        raise RemoteProtocolError(
+            f"ids of a table: {ids[at + 1]} follows {ids[at]} at position {at + 1}, expected ascending ones, "
+            "each once"
+        )
+
+
+def _bytes_of(array: Rows) -> memoryview:
     contiguous = np.ascontiguousarray(array)
     return (contiguous.byteswap() if _SWAPS else contiguous).reshape(-1).view(np.uint8).data

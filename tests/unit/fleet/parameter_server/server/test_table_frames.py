@@ -29,7 +29,7 @@ class Stream:
 
 def look_up(frames: TableFrames, taken: int) -> None:
     """Let a trainer look three rows up, which has taken so many frames."""
-    frames.look_up(Header(Kind.LOOK_UP, 0, 0, 0, block=0, taken=taken), pack_ids(np.array([1, 2, 3])))
+    frames.look_up(Header(Kind.LOOK_UP, 0, 0, 0, block=0, taken=taken), pack_ids(np.array([1, 2, 3])), 8)
 
 
 def test_a_trainer_that_asks_on_without_taking_answers_is_refused(monkeypatch):

@@ -19,7 +19,7 @@ from fleet.tables import TableConfig
 from fleet.tables.rules import SGD
 from fleet.transpiler.tables import TablePlan
 from fleet.wire import Header, Kind
-from fleet.wire.rows import pack_row_gradient
+from fleet.wire.rows import pack_row_gradient, read_ids
 from tests.support.processes import wait_for
 
 
@@ -35,7 +35,7 @@ class Stream:
         """Take a frame."""
         if kind is not Kind.LOOK_UP:
             return
-        self.asked.append(len(payload) // 8)
+        self.asked.append(read_ids(payload, self._rows.row_bytes[block]).size)
         if self.answers:
             self.answer(step, block)
 

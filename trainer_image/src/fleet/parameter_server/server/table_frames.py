@@ -33,7 +33,7 @@ class TableFrames:
         self._untaken: deque[tuple[int, int]] = deque()
         """Of each answer that the trainer is not known to have, its number among all frames and its bytes."""
 
-    def look_up(self, header: Header, payload: memoryview) -> None:
+    def look_up(self, header: Header, payload: memoryview, row_bytes: int) -> None:
         """Answer a look-up.
 
         Raises
@@ -43,7 +43,8 @@ class TableFrames:
         """
         self._check_taken(header)
         mode = self._with_tables(header)
-        rows = pack_rows(mode.look_up(self._trainer, header.block, header.step, read_ids(payload)).numpy())
+        ids = read_ids(payload, row_bytes)
+        rows = pack_rows(mode.look_up(self._trainer, header.block, header.step, ids).numpy())
         number = self._stream.send(Kind.ROWS, rows, step=header.step, block=header.block)
         self._untaken.append((number, len(rows)))
 

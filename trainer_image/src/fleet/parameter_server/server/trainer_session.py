@@ -252,7 +252,7 @@ class TrainerSession:
             case Kind.GRAD:
                 self._take_gradient(header)
             case Kind.LOOK_UP:
-                self._tables.look_up(header, memoryview(payload))
+                self._tables.look_up(header, memoryview(payload), self.row_bytes[header.block])
             case Kind.ROW_GRADIENT:
                 of = self.row_bytes[header.block]
                 followed = self._tables.take_gradient(header, memoryview(payload), of)
