@@ -64,6 +64,13 @@ def write_pictures(folder: Path) -> list[str]:
     return [str(folder)]
 
 
+def write_text(path: Path) -> list[str]:
+    """Write 300 words: 32 pairs of pieces of eight to train on, and two."""
+    chance, words = random.Random(0), ("north", "east", "south", "west", "up", "down")  # noqa: S311
+    path.write_text(" ".join(chance.choice(words) for _ in range(300)))
+    return [str(path)]
+
+
 def write_nothing(path: Path) -> list[str]:
     """Leave it to the example, which generates sentences."""
     return []
@@ -83,6 +90,13 @@ TRANSFORMER = Example(
     "--local-sgd=4",
     ["test accuracy"],
     write_nothing,
+)
+BERT = Example(
+    "bert",
+    ("--length=19", "--layers=1", "--width=16", "--heads=2", "--dropout=0", "--lr=1e-3"),
+    "--bf16",
+    ["test loss", "hidden words found", "what follows is told"],
+    write_text,
 )
 
 
@@ -106,7 +120,7 @@ def start(script: Path, directory: Path, *flags: str, **environ: str) -> tuple[F
     return process, log
 
 
-@pytest.fixture(scope="module", params=[RESNET, TRANSFORMER], ids=lambda example: example.name)
+@pytest.fixture(scope="module", params=[RESNET, TRANSFORMER, BERT], ids=lambda example: example.name)
 def outputs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outputs:
     example, directory = request.param, tmp_path_factory.mktemp(request.param.name)
     folder = EXAMPLES / example.name

@@ -28,6 +28,7 @@ def load(monkeypatch: pytest.MonkeyPatch):
     [
         pytest.param("resnet50/model.py", "ResNet", 1000, 25_557_032, id="resnet-50"),
         pytest.param("transformer/model.py", "Transformer", 37_000, 63_082_496, id="the-base-transformer"),
+        pytest.param("bert/model.py", "BERT", 30_522, 110_106_428, id="bert-base-for-both-tasks"),
     ],
 )
 def test_by_default_a_model_has_the_papers_number_of_parameters(
@@ -42,6 +43,7 @@ def test_by_default_a_model_has_the_papers_number_of_parameters(
     ("path", "options", "expected"),
     [
         pytest.param("resnet50/model.py", (4, 10), {0: 0.25, 3: 1.0, 4: 1.0, 7: 0.5, 10: 0.0}, id="cosine"),
+        pytest.param("bert/model.py", (4, 10), {0: 0.25, 3: 1.0, 4: 1.0, 7: 0.5, 10: 0.0}, id="linear"),
         pytest.param("transformer/model.py", (256, 16), {3: 1 / 256, 15: 1 / 64, 63: 1 / 128}, id="noam"),
     ],
 )
@@ -149,3 +151,29 @@ def test_a_picture_shows_its_middle_or_another_part_in_each_epoch(load, tmp_path
 def test_a_folder_without_pictures_is_named(load, tmp_path):
     with pytest.raises(SystemExit, match="has no pictures; expected"):
         load("resnet50/pictures.py").Pictures(tmp_path, 8, by_chance=False)
+
+
+def test_a_piece_of_text_is_followed_by_the_next_one_as_often_as_by_another(load):
+    text = load("bert/text.py")
+    document = [f"w{number}" for number in range(4000)]
+    numbers = text.vocabulary([document], 5000)
+    pieces = text.Pieces([document], numbers, 43)
+    follows = []
+    for words, hidden, is_next in pieces:
+        shown = torch.where(hidden == text.NOT_HIDDEN, words, hidden).tolist()
+        assert [shown[0], shown[21], shown[42]] == [text.BEGIN, text.BETWEEN, text.BETWEEN]
+        assert int((hidden != text.NOT_HIDDEN).sum()) == 6  # 15 % of 40
+        first = shown[1:21]
+        assert first == list(range(first[0], first[0] + 20))
+        follows.append(shown[22] == first[-1] + 1)
+        assert follows[-1] or not is_next
+    assert 0.4 < sum(follows) / len(follows) < 0.6
+    again = pieces[3][0]
+    pieces.set_epoch(1)
+    assert not torch.equal(again, pieces[3][0])
+
+
+def test_a_text_that_is_too_short_is_refused(load):
+    text = load("bert/text.py")
+    with pytest.raises(SystemExit, match="the longest document has 3 words; expected 16 for two pieces"):
+        text.Pieces([["a", "b", "c"]], text.vocabulary([["a"]], 10), 19)
