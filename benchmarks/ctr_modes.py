@@ -99,7 +99,7 @@ def show(found: Mapping[str, Any]) -> None:
 def main() -> None:
     """Run as the command line says."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ctr_modes", description=__doc__)
-    parser.add_argument("--modes", default="Sync,Async", help=f"of {', '.join(MODES)} (default: %(default)s)")
+    parser.add_argument("--modes", default=",".join(MODES), help=f"of {', '.join(MODES)} (default: all)")
     parser.add_argument("--lines", type=int, default=100_000, help="to train on (default: 100000)")
     parser.add_argument("--batch-size", type=int, default=500, help="of each trainer (default: 500)")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate (default: 0.001)")
