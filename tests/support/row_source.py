@@ -13,6 +13,7 @@ class RowSource:
     def __init__(self, weight: torch.Tensor | None = None) -> None:
         self.weight = weight
         self.asked: list[list[int]] = []
+        self.ahead: list[list[int]] = []
         self.kept: list[Any] = []
 
     def look_up(self, name: str, ids: Any) -> torch.Tensor:
@@ -21,6 +22,10 @@ class RowSource:
         if self.weight is not None:
             return self.weight[torch.from_numpy(ids)]
         return torch.from_numpy(ids).float()[:, None].repeat(1, 2)
+
+    def prefetch(self, name: str, ids: Any) -> None:
+        """Note which ids are asked for ahead."""
+        self.ahead.append(ids.tolist())
 
     def touched(self, name: str, touched: Any) -> None:
         """Keep what has a gradient."""

@@ -46,6 +46,7 @@ PUBLIC = [
     "default_main_program",
     "default_startup_program",
     "epochs",
+    "prefetch",
     "report",
     "steps",
 ]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fleet.executor.executor import Executor
     from fleet.executor.parallel import ParallelExecutor
     from fleet.executor.place import CPUPlace, CUDAPlace
-    from fleet.loop import epochs, steps
+    from fleet.loop import epochs, prefetch, steps
     from fleet.program import (
         Block,
         ClipGradByGlobalNorm,
@@ -81,7 +81,7 @@ _MODULE_OF = {
     ),
     "Executor": "fleet.executor.executor",
     "ParallelExecutor": "fleet.executor.parallel",
-    **dict.fromkeys(("epochs", "steps"), "fleet.loop"),
+    **dict.fromkeys(("epochs", "prefetch", "steps"), "fleet.loop"),
     **dict.fromkeys(("CPUPlace", "CUDAPlace"), "fleet.executor.place"),
     **dict.fromkeys(
         (
@@ -160,6 +160,7 @@ __all__ = [
     "default_main_program",
     "default_startup_program",
     "epochs",
+    "prefetch",
     "report",
     "steps",
 ]

@@ -8,5 +8,6 @@ what a checkpoint keeps of that (`place`), and the loops (`loop`).
 
 from fleet.loop.loop import LoopCalls, epochs, steps
 from fleet.loop.place import Loops, Place
+from fleet.loop.prefetch import prefetch
 
-__all__ = ["LoopCalls", "Loops", "Place", "epochs", "steps"]
+__all__ = ["LoopCalls", "Loops", "Place", "epochs", "prefetch", "steps"]

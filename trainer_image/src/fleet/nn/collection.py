@@ -148,6 +148,13 @@ class EmbeddingBagCollection(Module):
             lengths.extend([table.dimension] * len(config.feature_names))
         return KeyedTensor(self._names, lengths, torch.cat(pooled, dim=1))
 
+    def prefetch(self, features: KeyedIds) -> None:
+        """Ask for the rows with which this module is called for the next batch; see `fleet.prefetch`."""
+        batch = _Batch(features, is_weighted=False)
+        for config, table in zip(self._configs, self._tables, strict=True):
+            if config.feature_names:
+                table.prefetch(batch.of(config.feature_names, table.name)[0])
+
 
 class _Batch:
     """A batch of ids by feature, cut into the parts of tables."""

@@ -105,6 +105,10 @@ class DistributedEmbedding(Module):
         rows, positions = self.table.look_up(ids, padding=self.padding_idx)
         return embedding(positions, rows)
 
+    def prefetch(self, ids: Tensor) -> None:
+        """Ask for the rows with which this module is called for the next batch; see `fleet.prefetch`."""
+        self.table.prefetch(ids, padding=self.padding_idx)
+
     def extra_repr(self) -> str:
         """Return what ``print(model)`` shows."""
         padding = f", padding_idx={self.padding_idx}" if self.padding_idx is not None else ""

@@ -87,6 +87,9 @@ class RowSource(Protocol):
     def look_up(self, name: str, ids: NDArray[np.int64]) -> Tensor:
         """Return the rows of distinct ids of the table of this name: float32[n, dimension], on the host."""
 
+    def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
+        """Ask for rows that the next batch needs, without waiting for them."""
+
     def touched(self, name: str, touched: Touched) -> None:
         """Take note that rows have a gradient; called once a look-up, in the backward pass."""
 
@@ -201,18 +204,13 @@ class DistributedTable:
         FleetError
             The servers do not answer.
         """
-        flat = self._checked(ids, what)
-        if self._source is None:
-            raise ConfigurationError(
-                f"table {self.name} is on the parameter servers, and was read without a session; expected "
-                "fleet.init_worker() before, and fleet.stop_worker() after the last look-up"
-            )
+        flat, source = self._checked(ids, what), self._bound()
         distinct, positions = np.unique(flat, return_inverse=True)
         at = np.flatnonzero(distinct != padding) if padding is not None else None
         if at is not None and at.size == distinct.size:
             at = None
         wanted = distinct if at is None else distinct[at]
-        rows = self._source.look_up(self.name, wanted)
+        rows = source.look_up(self.name, wanted)
         if at is not None:
             found, rows = rows, rows.new_zeros(distinct.size, self.dimension)
             rows[torch.from_numpy(at)] = found
@@ -221,9 +219,22 @@ class DistributedTable:
             self._watch(rows.requires_grad_(), wanted, at)
         return LookedUp(rows, torch.from_numpy(positions.reshape(ids.shape)).to(ids.device))
 
+    def prefetch(self, ids: Tensor, *, padding: int | None = None) -> None:
+        """Ask for the distinct rows of the next batch, without waiting for them; raises as `look_up`."""
+        distinct = np.unique(self._checked(ids, ""))
+        self._bound().prefetch(self.name, distinct if padding is None else distinct[distinct != padding])
+
     def check(self, ids: Tensor, what: str) -> None:
         """Refuse ids that cannot be looked up, as `look_up` does."""
         self._checked(ids, what)
+
+    def _bound(self) -> RowSource:
+        if self._source is None:
+            raise ConfigurationError(
+                f"table {self.name} is on the parameter servers, and was read without a session; expected "
+                "fleet.init_worker() before, and fleet.stop_worker() after the last look-up"
+            )
+        return self._source
 
     def _watch(self, rows: Tensor, ids: NDArray[np.int64], at: NDArray[np.int64] | None) -> None:
         """Tell the session of rows once they have a gradient; until then only the graph has them."""

@@ -10,6 +10,7 @@ from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError, St
 from fleet.parameter_server.modes import Answer, Missing
 from fleet.parameter_server.modes.sync_tables import SyncTables
 from fleet.wire import NO_STEP
+from fleet.wire.rows import read_row_gradient
 from tests.support.row_modes import Tables, gradient
 
 
@@ -148,3 +149,38 @@ def test_more_rows_than_one_frame_tells_are_refused_before_a_step_that_trainers_
     with pytest.raises(FleetError, match=r"hold table clicks too, and 3 of its rows .* expected 2 at most"):
         held.send(0, 0, {3: 1.0, 4: 1.0, 5: 1.0})
     assert held.half.step == 0
+
+
+def refreshed(answers: list[Answer]) -> dict[int, dict[int, float]]:
+    """Return by trainer the rows that it is told of."""
+    told: dict[int, dict[int, float]] = {}
+    for answer in answers:
+        ids, rows = read_row_gradient(memoryview(answer.value or b""), 1)
+        for trainer in answer.trainers:
+            told[trainer] = dict(zip(ids.tolist(), rows[:, 0].tolist(), strict=True))
+    return told
+
+
+def test_a_trainer_is_told_what_a_step_has_changed_of_rows_that_it_had_asked_for_ahead():
+    tables = Tables(SyncTables)
+    assert tables.rows(1, 1, 3, 4) == [0.0, 0.0]
+    assert tables.rows(1, 1, 5) == [0.0]
+    tables.send(1, 0, {5: 2.0, 6: 2.0})
+    assert refreshed(tables.send(0, 0, {3: 4.0})) == {0: {}, 1: {3: -2.0, 5: -1.0}}
+    tables.send(1, 1, {})
+    assert refreshed(tables.send(0, 1, {3: 4.0})) == {0: {}, 1: {}}
+
+
+def test_what_an_earlier_life_has_asked_for_ahead_is_forgotten():
+    tables = Tables(SyncTables, 1)
+    tables.rows(0, 1, 3)
+    tables.half.admit(0, 1)
+    assert refreshed(tables.send(0, 0, {3: 4.0})) == {0: {}}
+
+
+def test_a_trainer_that_asks_ahead_for_ever_costs_no_more_than_the_table_is_large():
+    tables = Tables(SyncTables, 1)
+    for _ in range(1000):
+        tables.rows(0, 1, 3, 4)
+    assert sum(ids.size for ids in tables.half._rounds[0].ahead[0]) < 200
+    assert refreshed(tables.send(0, 0, {3: 4.0})) == {0: {3: -4.0}}

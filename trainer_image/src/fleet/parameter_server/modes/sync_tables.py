@@ -32,6 +32,8 @@ from fleet.wire.rows import pack_row_gradient
 
 __all__ = ["SyncTables"]
 
+_MOST_APART = 64
+"""Of how many look-ups ids are kept apart before those that come twice are dropped."""
 _STEP_SECONDS = 600.0
 """How long one step of a table may take."""
 
@@ -45,6 +47,8 @@ class _Round:
     stepping: bool = False
     before: RowGradients | None = None
     """Rows that the last step has changed, as they were before; None where there was no last step here."""
+    ahead: dict[int, list[NDArray[np.int64]]] = field(default_factory=dict)
+    """By trainer, ids whose rows it has asked for before this step, for the next one."""
 
 
 class SyncTables:
@@ -92,6 +96,7 @@ class SyncTables:
             with changed:
                 self._wait_until_stepped(number)
                 self._rounds[number].arrived.pop(trainer, None)
+                self._rounds[number].ahead.pop(trainer, None)
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
         """Take the hyper-parameters of a trainer's step; those of others are compared elsewhere."""
@@ -100,6 +105,9 @@ class SyncTables:
 
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
         """Return the rows that a table had after so many steps.
+
+        Those of the step after the present one are the present ones: once it is made, the trainer is told of
+        those that it has changed.
 
         Raises
         ------
@@ -112,6 +120,10 @@ class SyncTables:
             self._wait_until_stepped(table)
             round_ = self._rounds[table]
             rows = self._store.read(table, ids)
+            if step == round_.step + 1:
+                if not self._store.tells(table):  # a trainer that holds the table is told of all changes
+                    _note(round_.ahead.setdefault(trainer, []), ids)
+                return rows
             if step == round_.step:
                 return rows
             if step == round_.step - 1 and round_.before is not None:
@@ -220,8 +232,14 @@ class SyncTables:
         with changed:
             self._rounds[table] = _Round(round_.step + 1, before=before)
             changed.notify_all()
-            told = tuple(trainer for trainer in trainers if trainer in self._live)
-            return [_tell(self._store, table, self._rounds[table], told)]
+            told = [trainer for trainer in trainers if trainer in self._live]
+            others = tuple(trainer for trainer in told if trainer not in round_.ahead)
+            answers = [_tell(self._store, table, self._rounds[table], others)] if others else []
+            return answers + [
+                _refresh(self._store, table, self._rounds[table], trainer, round_.ahead[trainer])
+                for trainer in told
+                if trainer in round_.ahead
+            ]
 
     def _step(
         self, table: int, trainers: Sequence[int], divisor: int, hyper: HyperParameters
@@ -259,6 +277,23 @@ def _tell(store: TableStore, table: int, round_: _Round, trainers: tuple[int, ..
         ids = round_.before.ids
         changed = pack_row_gradient(ids, store.read(table, ids).numpy())
     return Answer(table, round_.step, trainers, value=changed, of_table=True)
+
+
+def _refresh(
+    store: TableStore, table: int, round_: _Round, trainer: int, ahead: Sequence[NDArray[np.int64]]
+) -> Answer:
+    """Tell a trainer that a table has made its last step, with what has changed of rows that it has."""
+    changed = np.zeros(0, dtype=np.int64) if round_.before is None else round_.before.ids
+    ids = np.intersect1d(np.concatenate(ahead), changed)
+    rows = pack_row_gradient(ids, store.read(table, ids).numpy()) if ids.size else None
+    return Answer(table, round_.step, (trainer,), value=rows, of_table=True)
+
+
+def _note(ahead: list[NDArray[np.int64]], ids: NDArray[np.int64]) -> None:
+    """Remember ids, each once at least now and then: a trainer may ask for many batches in a step."""
+    ahead.append(ids)
+    if len(ahead) > _MOST_APART:
+        ahead[:] = [np.unique(np.concatenate(ahead))]
 
 
 def _with_rows_of(rows: Tensor, ids: NDArray[np.int64], before: RowGradients) -> Tensor:

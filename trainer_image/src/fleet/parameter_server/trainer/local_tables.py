@@ -63,6 +63,10 @@ class LocalTables:
             rows[torch.from_numpy(~own)] = self._rows.look_up(name, ids[~own])
         return rows
 
+    def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
+        """Ask for rows that the next batch needs, and of which there is no copy."""
+        self._rows.prefetch(name, ids[~self._tables[name].has(ids)])
+
     def touched(self, name: str, touched: Touched) -> None:
         """Take note of rows that have a gradient."""
         self._rows.touched(name, touched)

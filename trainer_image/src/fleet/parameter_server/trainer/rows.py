@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError
 from fleet.nn.table import Touched
+from fleet.parameter_server.trainer.ahead import Ahead, RowsAhead
 from fleet.parameter_server.trainer.gathered import Gathered
 from fleet.parameter_server.trainer.look_ups import LookUps, placement_of
 from fleet.parameter_server.trainer.row_steps import RowSteps
@@ -63,6 +64,7 @@ class TrainerRows:
         self._step = step
         self._awaits_each = in_step or any(plan.own is not None for plan in plans)
         """Whether ``step()`` ends only when all servers have made it."""
+        self._ahead = RowsAhead()
         self._look_ups = LookUps(self.streams, endpoints, waits)
         self.gathered = Gathered({plan.name: plan.own for plan in plans if plan.own is not None})
         """The gradients that have come since the last step."""
@@ -97,8 +99,29 @@ class TrainerRows:
         FleetError
             A server refuses, or does not answer in time.
         """
-        plan = next(plan for plan in self._plans.values() if plan.name == name)
-        return self._look_ups.wait(self._look_ups.ask(plan, ids, self._step()))
+        step, rows, open_ = self._step(), None, np.arange(ids.size)
+        for ahead in self._ahead.of(name, step):
+            found, at = ahead.find(ids[open_])
+            if found.any():
+                rows = torch.empty(ids.size, ahead.asked.rows.shape[1]) if rows is None else rows
+                there = self._look_ups.wait(ahead.asked)
+                rows[torch.from_numpy(open_[found])] = there[torch.from_numpy(at)]
+                open_ = open_[~found]
+        if rows is None:
+            return self._look_ups.wait(self._look_ups.ask(self._plan(name), ids, step))
+        if open_.size:
+            asked = self._look_ups.ask(self._plan(name), ids[open_], step)
+            rows[torch.from_numpy(open_)] = self._look_ups.wait(asked)
+        return rows
+
+    def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
+        """Ask for rows that the next batch needs, without waiting for them.
+
+        They are asked for as those of the next step: where trainers are in step, the word that this one is
+        made brings those that it has changed.
+        """
+        step = self._step()
+        self._ahead.keep(Ahead(step, ids, self._look_ups.ask(self._plan(name), ids, step + 1)))
 
     def touched(self, name: str, touched: Touched) -> None:
         """Take note of rows that have a gradient; a second backward pass adds to the same."""
@@ -152,9 +175,12 @@ class TrainerRows:
         for plan, ids, rows in self.steps.take_told():
             if plan.own is not None:
                 write_rows(plan.own, ids, rows)
+            else:
+                self._ahead.refresh(plan.name, ids, rows)
 
     def take_all(self) -> None:
-        """Take all rows of the tables that this trainer holds too."""
+        """Take all rows of the tables that this trainer holds too; what was fetched ahead is dropped."""
+        self._ahead.forget()
         for plan in self._plans.values():
             if plan.own is not None:
                 num_rows, most = len(plan.own), max(1, PART_BYTES // (4 * plan.config.dimension))
@@ -174,6 +200,9 @@ class TrainerRows:
             self._look_ups.landed(server, header, payload, self.row_bytes)
         else:
             self.steps.landed(server, header, payload)
+
+    def _plan(self, name: str) -> TablePlan:
+        return next(plan for plan in self._plans.values() if plan.name == name)
 
     def _check_size(self, plan: TablePlan, count: int) -> None:
         if count > (most := most_rows(4 * plan.config.dimension)):
