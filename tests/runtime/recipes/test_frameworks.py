@@ -22,6 +22,8 @@ installed = pytest.mark.skipif(
     not FRAMEWORKS.exists(), reason="`make .venv-frameworks/.installed` brings Lightning and accelerate"
 )
 
+TWO_PODS, TWO_PODS_OF_TWO_SLOTS = ("torchrun.yaml", 2), ("torchrun-slots.yaml", 4)
+
 
 def trained(folder: Path, script: str, manifest: str, python: Path) -> dict[str, str]:
     """Run a script of the page by a manifest of the page; return what each rank of all says at its end."""
@@ -35,21 +37,18 @@ def trained(folder: Path, script: str, manifest: str, python: Path) -> dict[str,
 
 
 @pytest.mark.parametrize(
-    ("manifest", "size"),
+    ("script", "python", "manifest", "size"),
     [
-        pytest.param("torchrun.yaml", 2, id="two-pods"),
-        pytest.param("torchrun-slots.yaml", 4, id="two-pods-of-two-slots"),
+        # On slots, plain torch.distributed runs in tests/runtime/local/test_killed_rank.py.
+        pytest.param("torchrun.py", Path(sys.executable), *TWO_PODS, id="plain-two-pods"),
+        *(
+            pytest.param(script, FRAMEWORKS, *manifest, id=f"{name}-{where}", marks=installed)
+            for name, script in (("lightning", "train_lightning.py"), ("accelerate", "train_accelerate.py"))
+            for where, manifest in (("two-pods", TWO_PODS), ("two-pods-of-two-slots", TWO_PODS_OF_TWO_SLOTS))
+        ),
     ],
 )
-@pytest.mark.parametrize(
-    ("script", "python"),
-    [
-        pytest.param("torchrun.py", Path(sys.executable), id="plain"),
-        pytest.param("train_lightning.py", FRAMEWORKS, id="lightning", marks=installed),
-        pytest.param("train_accelerate.py", FRAMEWORKS, id="accelerate", marks=installed),
-    ],
-)
-def test_all_ranks_train_one_model(tmp_path: Path, script: str, manifest: str, size: int, python: Path):
+def test_all_ranks_train_one_model(tmp_path: Path, script: str, python: Path, manifest: str, size: int):
     said = trained(tmp_path / "run", script, manifest, python)
     assert said.keys() == {f"rank {rank} of {size}" for rank in range(size)}
     (weight,) = set(said.values())
