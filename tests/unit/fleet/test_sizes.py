@@ -10,7 +10,7 @@ import fleet
 ROOT = Path(fleet.__file__).parent
 MODULES = sorted(path for path in ROOT.rglob("*.py") if not path.stem.startswith("control_pb2"))
 """All but the generated ones."""
-GIVEN = {"Fleet", "DistributeTranspilerConfig", "DistributedStrategy"}
+GIVEN = {"Fleet", "DistributeTranspilerConfig", "DistributedStrategy", "DistributedTable"}
 """What scripts call and set: there is as much of it as a script may ask for."""
 MOST_LINES, MOST_LINES_OF_A_FUNCTION = 500, 60
 MOST_METHODS, MOST_ATTRIBUTES = 15, 12

@@ -13,12 +13,16 @@ from fleet.tables import (
     CountFilter,
     Float32,
     LeastRecentlyUsed,
+    LocalDisk,
     LowestScore,
+    Memory,
     Normal,
     Probability,
     TableConfig,
     TimeToLive,
     Uniform,
+    row_log,
+    storage,
 )
 from fleet.tables.rules import FTRL, SGD, Adagrad, Adam, Momentum, RMSprop, RowwiseAdagrad
 from fleet.tables.shards import SHARDS
@@ -34,6 +38,7 @@ OPTIONS = {
     "num_embeddings": (None, 200_000),
     "first_values": (Normal(0.0, 0.1), Uniform(-1.0, 1.0), Constant(0.5)),
     "dimension": (1, 5, 8),
+    "storage": (Memory(), LocalDisk(memory=1)),
 }
 
 
@@ -66,6 +71,12 @@ CHOICES = covering()
 def configured(chosen):
     given = {kind: OPTIONS[kind][at] for (kind, at) in zip(OPTIONS, chosen, strict=True)}
     return TableConfig(name="t", seed=3, options={"lr": 0.1}, **given)
+
+
+@pytest.fixture(autouse=True)
+def _rows_go_to_the_disk(monkeypatch):
+    monkeypatch.setattr(storage, "_LEAST", 8)
+    monkeypatch.setattr(row_log, "_SEGMENT_BYTES", 1 << 12)
 
 
 def name_of(chosen):

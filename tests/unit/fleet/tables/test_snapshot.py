@@ -1,6 +1,7 @@
 """What a snapshot gives out is the table as of its beginning, whatever happens meanwhile."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,11 +15,15 @@ from fleet.tables import (
     Constant,
     CountFilter,
     LeastRecentlyUsed,
+    LocalDisk,
+    Memory,
     Table,
     TableConfig,
     TableRows,
     TimeToLive,
     Uniform,
+    row_log,
+    storage,
 )
 from fleet.tables import snapshot as module
 from fleet.tables.export import apply_delta
@@ -32,6 +37,8 @@ from tests.support.tables import assert_equal, crowd, updates
 def _small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PART_BYTES", 100)
+        patch.setattr(storage, "_LEAST", 8)
+        patch.setattr(row_log, "_SEGMENT_BYTES", 400)
         yield
 
 
@@ -55,9 +62,10 @@ def trained(config=CONFIG, steps=10):
 
 
 @settings(deadline=None, max_examples=10)
+@pytest.mark.parametrize("where", [Memory(), LocalDisk(1)], ids=["in-memory", "on-disk"])
 @given(pauses=st.lists(st.integers(0, 8), max_size=8), seed=st.integers(0, 100))
-def test_updates_admissions_evictions_and_loads_meanwhile_do_not_show(pauses, seed):
-    table = trained()
+def test_updates_admissions_evictions_and_loads_meanwhile_do_not_show(where, pauses, seed):
+    table = trained(replace(CONFIG, storage=where))
     expected = table.rows()
     later = updates(IDS, 1 + len(pauses), 3, seed)
     snapshot, parts = table.snapshot(), []

@@ -22,6 +22,7 @@ from fleet.tables.eviction import Eviction
 from fleet.tables.first_values import FirstValues, Normal
 from fleet.tables.row_types import Float32, RowType
 from fleet.tables.rules import RowRule, rule_of
+from fleet.tables.storage import IN_MEMORY, Storage
 from fleet.tables.table import TableConfig
 
 __all__ = ["DistributedTable", "LookedUp", "RowSource", "Touched"]
@@ -119,6 +120,8 @@ class DistributedTable:
         Which ids get a row; without it each does with its first update.
     eviction : tuple of Eviction
         Which rows go.
+    storage : Storage
+        Where the servers keep rows: ``fleet.tables.Memory()``, or ``fleet.tables.LocalDisk(memory=…)``.
     """
 
     name: str
@@ -131,6 +134,7 @@ class DistributedTable:
     row_type: RowType = field(default_factory=Float32)
     admission: Admission | None = None
     eviction: tuple[Eviction, ...] = ()
+    storage: Storage = IN_MEMORY
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -180,6 +184,7 @@ class DistributedTable:
             self.row_type,
             self.admission,
             self.eviction,
+            self.storage,
         )
 
     def bind(self, source: RowSource) -> None:

@@ -6,6 +6,7 @@ from fleet.tables.first_values import Constant, FirstValues, Normal, Uniform
 from fleet.tables.merging import RowGradients, merge
 from fleet.tables.row_types import BFloat16, Float32
 from fleet.tables.shards import Placement
+from fleet.tables.storage import LocalDisk, Memory
 from fleet.tables.table import Table, TableConfig, TableRows
 
 __all__ = [
@@ -16,7 +17,9 @@ __all__ = [
     "FirstValues",
     "Float32",
     "LeastRecentlyUsed",
+    "LocalDisk",
     "LowestScore",
+    "Memory",
     "Normal",
     "Placement",
     "Probability",

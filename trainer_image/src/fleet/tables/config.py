@@ -14,6 +14,7 @@ from fleet.tables.eviction import Eviction
 from fleet.tables.first_values import FirstValues, Normal
 from fleet.tables.row_types import Float32, RowType
 from fleet.tables.rules import RowRule
+from fleet.tables.storage import IN_MEMORY, Storage
 
 __all__ = ["TableConfig"]
 
@@ -41,6 +42,8 @@ class TableConfig:
         Which ids get a row; without it each does with its first update.
     eviction : tuple of Eviction
         Which rows go.
+    storage : Storage
+        Where rows lie.
 
     Raises
     ------
@@ -59,6 +62,7 @@ class TableConfig:
     row_type: RowType = field(default_factory=Float32)
     admission: Admission | None = None
     eviction: tuple[Eviction, ...] = ()
+    storage: Storage = IN_MEMORY
 
     def __post_init__(self) -> None:
         for what, value in (("dimension", self.dimension), ("num_embeddings", self.num_embeddings)):

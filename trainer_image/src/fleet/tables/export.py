@@ -1,5 +1,6 @@
 """Tables as plain tensors, for what serves or trains elsewhere."""
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 from fleet.errors import ConfigurationError
 from fleet.tables.config import TableConfig
 from fleet.tables.saved import TableRows
+from fleet.tables.storage import IN_MEMORY
 from fleet.tables.table import Table
 
 __all__ = ["apply_delta", "dense", "pruned"]
@@ -41,7 +43,7 @@ def dense(config: TableConfig, rows: TableRows) -> Tensor:
             "with num_embeddings, or an export as ids and rows"
         )
     values = torch.empty(config.num_embeddings, config.dimension)
-    empty = Table(config)
+    empty = Table(replace(config, storage=IN_MEMORY))
     for begin in range(0, config.num_embeddings, _AT_ONCE):
         end = min(begin + _AT_ONCE, config.num_embeddings)
         values[begin:end] = empty.look_up(np.arange(begin, end))
@@ -62,7 +64,7 @@ def pruned(config: TableConfig, rows: TableRows, ids: Tensor) -> TableRows:
         In any order, each of them any number of times.
     """
     wanted = np.unique(ids.numpy())
-    table = Table(config)
+    table = Table(replace(config, storage=IN_MEMORY))
     values = table.look_up(wanted)
     places = np.searchsorted(rows.ids, wanted)
     there = places < rows.ids.size

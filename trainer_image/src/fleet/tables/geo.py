@@ -20,6 +20,7 @@ from fleet.tables.merging import RowGradients
 from fleet.tables.row_types import Float32
 from fleet.tables.rules import Rows, Slot
 from fleet.tables.saved import TableRows
+from fleet.tables.storage import IN_MEMORY
 from fleet.tables.table import Table
 
 __all__ = ["Added", "GeoRows", "server_config"]
@@ -58,9 +59,9 @@ class GeoRows:
     def __init__(self, config: TableConfig, num_trainers: int) -> None:
         served = server_config(config)
         self._num_trainers = num_trainers
-        self._local = Table(config)
+        self._local = Table(replace(config, storage=IN_MEMORY))  # the servers' directory is not here
         self._own = RowIndex()
-        self._agreed = Table(replace(served, row_type=Float32()))
+        self._agreed = Table(replace(served, row_type=Float32(), storage=IN_MEMORY))
         self._touched: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
     def has(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -33,7 +33,7 @@ class Layout:
         for slot in config.rule.slots:
             begin, end = end, end + (config.dimension if slot.per_element else 1)
             self._columns[slot.name] = slice(begin, end)
-        self.last_column = end
+        self._last = end
         """The column of the step of the last update, an int32."""
         names = [mark for policy in config.eviction for mark in policy.marks]
         self._marks = {name: end + 1 + number for number, name in enumerate(names)}
@@ -49,7 +49,7 @@ class Layout:
 
     def last(self, words: Tensor) -> NDArray[np.int32]:
         """Return the step of the last update of rows; int32[n]."""
-        return words[:, self.last_column].numpy().view(np.int32)
+        return words[:, self._last].numpy().view(np.int32)
 
     def marks(self, words: Tensor) -> dict[str, NDArray[np.float32]]:
         """Return what rules of eviction keep of rows; float32[n] by name."""
@@ -92,7 +92,7 @@ class Layout:
         for slot in self._slots:
             begun = 0.0 if slot.initial_option is None else self._options[slot.initial_option]
             words[:, self._columns[slot.name]] = state.get(slot.name, torch.tensor(float(begun)))
-        words.view(torch.int32)[:, self.last_column] = last
+        words.view(torch.int32)[:, self._last] = last
         for name, column in self._marks.items():
             words[:, column] = torch.as_tensor(marks.get(name, 0.0))
         return words

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.errors import ConfigurationError
 from fleet.tables.direct_index import DirectIndex
-from fleet.tables.index import RowIndex
+from fleet.tables.index import MISSING, RowIndex
 from fleet.tables.pages import PagedArray
 from fleet.tables.shards import SHARDS, shard_of
+from fleet.tables.storage import IN_MEMORY, Storage
 
 __all__ = ["RowMemory"]
 
@@ -34,14 +34,15 @@ class RowMemory:
         Words of 32 bits in a row.
     num_ids : int, optional
         Ids are 0 to it, exclusive; who calls has checked that. Without it any id is one.
+    storage : Storage
+        Where rows lie.
     """
 
-    def __init__(self, width: int, num_ids: int | None = None) -> None:
+    def __init__(self, width: int, num_ids: int | None = None, storage: Storage = IN_MEMORY) -> None:
         self._index: RowIndex | DirectIndex = RowIndex()
         self._num_ids = num_ids
-        self._type = np.dtype((np.void, 4 * width))
-        self._rows = PagedArray(_LEAST, self._type)
-        """Rows as records: numpy moves one of them as a whole, which is faster than by its elements."""
+        self._rows = storage.rows(width)
+        self._rows.resize(_LEAST)
         self._shards = PagedArray(_LEAST, np.int16)
         """By row, one more than its shard; 0 where there is no row."""
         self.num_rows = np.zeros(SHARDS, dtype=np.int64)
@@ -54,7 +55,7 @@ class RowMemory:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that rows and their index take."""
-        return self._rows.values.nbytes + self._shards.values.nbytes + self._index.nbytes
+        return self._rows.nbytes + self._shards.values.nbytes + self._index.nbytes
 
     @property
     def end(self) -> int:
@@ -79,8 +80,8 @@ class RowMemory:
                 "at most; use more parameter servers, or an eviction"
             )
         rows = self._index.add(ids)
-        if (end := self._index.numbers.end) > self._rows.values.size:
-            size = max(end, int(self._rows.values.size * _GROWTH))
+        if (end := self._index.numbers.end) > self._shards.values.size:
+            size = max(end, int(self._shards.values.size * _GROWTH))
             self._rows.resize(size)
             self._shards.resize(size)
         if (
@@ -102,25 +103,27 @@ class RowMemory:
 
     def read(self, rows: NDArray[np.int64], num_words: int | None = None) -> Tensor:
         """Return copies of rows, or of their first words; float32[n, num_words]."""
-        if num_words is None:
-            return self._words_of(self._rows.values.take(rows))
-        return torch.index_select(self._words_of(self._rows.values)[:, :num_words], 0, torch.from_numpy(rows))
+        return self._rows.read(rows, num_words)
 
     def write(self, rows: NDArray[np.int64], words: Tensor) -> None:
         """Put words into rows."""
-        self._rows.values.put(rows, words.contiguous().numpy().view(self._type))
+        self._rows.write(rows, words)
+
+    def expect(self, ids: NDArray[np.int64]) -> None:
+        """Take note that rows of ids will be read: those on a disk are on their way from now on."""
+        rows = self.find(ids)
+        self._rows.expect(rows[rows != MISSING])
 
     def ids_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ids of rows."""
         return self._index.numbers.of_rows[rows]
 
-    def run(self, begin: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.bool_], Tensor]:
-        """Return copies of rows that follow each other.
+    def at(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_], Tensor]:
+        """Return copies of rows of any numbers.
 
         Parameters
         ----------
-        begin, end : int
-            The first number, and one past the last.
+        rows : int64[n]
 
         Returns
         -------
@@ -129,18 +132,14 @@ class RowMemory:
             Whether there is a row of this number; otherwise id and words are what was there.
         words : float32[n, width]
         """
-        of_run = slice(begin, end)
-        there = self._shards.values[of_run] > 0
-        return (
-            self._index.numbers.of_rows[of_run].copy(),
-            there,
-            self._words_of(self._rows.values[of_run].copy()),
-        )
+        return self.ids_of(rows), self._shards.values[rows] > 0, self._rows.read(rows)
 
-    def column(self, begin: int, end: int, word: int) -> tuple[NDArray[np.bool_], NDArray[np.int32]]:
-        """Return of rows that follow each other whether they are there, and a copy of one word of each."""
-        words = self._words_of(self._rows.values[begin:end])[:, word]
-        return self._shards.values[begin:end] > 0, words.clone().numpy().view(np.int32)
+    def runs(self, end: int, at_once: int) -> Iterator[NDArray[np.int64]]:
+        """Yield the numbers of rows below this one, some at a time, as is best to read them.
+
+        Rows may be written in between. Each number comes once at least.
+        """
+        return self._rows.runs(end, at_once)
 
     def items(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return all ids, ascending, and the numbers of their rows."""
@@ -160,7 +159,3 @@ class RowMemory:
             ids = self._index.numbers.of_rows[mine]
             order = np.argsort(ids)
             yield shard, ids[order], mine[order]
-
-    def _words_of(self, rows: NDArray[np.void]) -> Tensor:
-        """Return the words of records; float32[n, width]."""
-        return torch.from_numpy(rows.view(np.float32).reshape(rows.size, self._type.itemsize // 4))

@@ -59,16 +59,13 @@ class Snapshot:
         self.policies = policies
         self._memory = memory
         self._layout = layout
-        self._begin, self._end = 0, memory.end
-        """Between them lie the rows that are still to be given out; those from the end on are new."""
+        self._given = np.zeros(memory.end, dtype=np.bool_)
+        """By number, which rows were given out; those of higher numbers are new."""
+        self.is_done = not memory.end
+        """Whether nothing is to be set aside any more."""
         self._before = RowMemory(layout.width + _BESIDE)
         """Rows as they were, by their number."""
         self.num_rows = self._count()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is to be set aside any more."""
-        return self._begin >= self._end
 
     @property
     def nbytes(self) -> int:
@@ -82,14 +79,14 @@ class Snapshot:
 
     def close(self) -> None:
         """Let go what was set aside; rows that were not given out are lost."""
-        self._begin = self._end
+        self.is_done = True
         self._before = RowMemory(self._layout.width + _BESIDE)
 
     def parts(self) -> Iterator[TableRows]:
         """Yield all rows, some at a time, in no order, without policies. To be called once."""
-        at_once = max(1, PART_BYTES // (4 * self._layout.width))
-        while not self.is_done:
-            yield self._part(min(self._begin + at_once, self._end))
+        for numbers in self._runs():
+            numbers = numbers[~self._given[numbers]]
+            yield self._part(numbers)
         self.close()
 
     def keep(self, rows: NDArray[np.int64], *, existed: bool = True) -> None:
@@ -102,7 +99,8 @@ class Snapshot:
         existed : bool
             False for numbers that are about to be those of new rows.
         """
-        rows = rows[(rows >= self._begin) & (rows < self._end)]
+        rows = rows[(rows >= 0) & (rows < self._given.size)]
+        rows = rows[~self._given[rows]]
         rows = rows[self._before.find(rows) == MISSING]
         if not rows.size:
             return
@@ -115,11 +113,10 @@ class Snapshot:
             words[:, -1] = 1.0
         self._before.write(self._before.add(rows), words)
 
-    def _part(self, end: int) -> TableRows:
-        begin, self._begin = self._begin, end
-        ids, there, words = self._memory.run(begin, end)
+    def _part(self, numbers: NDArray[np.int64]) -> TableRows:
+        self._given[numbers] = True
+        ids, there, words = self._memory.at(numbers)
         if len(self._before):
-            numbers = np.arange(begin, end)
             kept = self._before.find(numbers)
             at = np.flatnonzero(kept != MISSING)
             before = self._before.read(kept[at])
@@ -136,10 +133,11 @@ class Snapshot:
     def _count(self) -> int:
         if self.since is None:
             return len(self._memory)
-        at_once, found = PART_BYTES // 4, 0
-        for begin in range(0, self._end, at_once):
-            there, last = self._memory.column(
-                begin, min(begin + at_once, self._end), self._layout.last_column
-            )
-            found += int(np.count_nonzero(there & self._wanted(last)))
-        return found
+        found = (self._memory.at(numbers) for numbers in self._runs())
+        return sum(
+            int(np.count_nonzero(there & self._wanted(self._layout.last(words)))) for _, there, words in found
+        )
+
+    def _runs(self) -> Iterator[NDArray[np.int64]]:
+        """Yield the numbers of all rows, as many at a time as a part has, in the order in which they lie."""
+        return self._memory.runs(self._given.size, max(1, PART_BYTES // (4 * self._layout.width)))

@@ -43,7 +43,7 @@ class Table:
         self._key = generator_key(config.seed, config.name)
         self._options = {**config.rule.defaults(), **config.options}
         self._layout = Layout(config)
-        self._memory = RowMemory(self._layout.width, config.num_embeddings)
+        self._memory = RowMemory(self._layout.width, config.num_embeddings, config.storage)
         self.statistics = TableStatistics(self._memory)
         self._candidates = config.admission.candidates(self._key) if config.admission else None
         self._evictor = Evictor(config.eviction, self._memory, self._layout, self.remove)

@@ -1,0 +1,324 @@
+"""How fast ctr's network trains on a table of which a tenth fits in memory, beside one in memory.
+
+``python -m benchmarks.sparse_tier`` trains one table twice, in a process each, in turns: once with all rows
+in memory, and once with `fleet.tables.LocalDisk`, under a memory limit (cgroup, which takes root on Linux) of
+a tenth of the rows on top of what the process, its ids and its index take. Each step looks up the distinct
+rows of a batch, computes the network forward and backward, and steps the rows with Adam, in one thread. Ids
+are zipf distributed. Printed beside: how many random reads of 4 KiB a second the disk answers, past caches.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleet.tables import Constant, LocalDisk, Memory, Table, TableConfig, TableRows
+from fleet.tables.rules import Adam
+
+__all__ = [
+    "PROGRAM_BYTES",
+    "ROW_BYTES",
+    "Cgroup",
+    "Process",
+    "anonymous_bytes",
+    "main",
+    "random_reads",
+    "zipf_ranks",
+]
+
+SLOTS: Final = 26
+SAMPLES: Final = 1000
+DIMENSION: Final = 10
+SKEW: Final = 1.05
+GOAL: Final = 0.5
+ROW_BYTES: Final = 4 * (3 * DIMENSION + 1)
+"""Values, Adam's two slots, and the step of the last update."""
+LOADED_AT_ONCE: Final = 1 << 16
+READ_SECONDS: Final = 2.0
+PROGRAM_BYTES: Final = 32 << 20
+"""Of memory for the pages of programs, and what the system keeps of files and addresses."""
+CGROUPS: Final = Path("/sys/fs/cgroup")
+
+Ids = NDArray[np.int64]
+
+
+class Training:
+    """A table and ctr's network, in one process and one thread.
+
+    Parameters
+    ----------
+    num_rows : int
+        All of them were updated before.
+    memory : int
+        Bytes for rows in memory; 0 for all of them.
+    directory : str
+        Of the others.
+    """
+
+    def __init__(self, num_rows: int, memory: int, directory: str) -> None:
+        torch.manual_seed(0)
+        widths = (SLOTS * DIMENSION, 400, 400, 400, 1)
+        layers: list[torch.nn.Module] = []
+        for into, out in pairwise(widths):
+            layers += [torch.nn.Linear(into, out), torch.nn.ReLU()]
+        self._network = torch.nn.Sequential(*layers[:-1])
+        self._optimizer = torch.optim.Adam(self._network.parameters(), lr=1e-3)
+        self._target = torch.rand(SAMPLES, 1)
+        self._random = np.random.default_rng(1)
+        self._num_rows = num_rows
+        storage = LocalDisk(memory, directory) if memory else Memory()
+        config = TableConfig("tier", DIMENSION, Adam(), num_rows, Constant(0.0), storage=storage)
+        self.table, self._step = Table(config), 0
+        names = self._random.permutation(num_rows)  # as hashes are: what is frequent lies anywhere
+        self._names = names.astype(np.int32)
+        for begin in range(0, num_rows, LOADED_AT_ONCE):  # the most frequent first, as they come in training
+            ids = names[begin : begin + LOADED_AT_ONCE]
+            self.table.load(TableRows(ids, torch.zeros(ids.size, DIMENSION), {}))
+
+    def turn(self, steps: int) -> float:
+        """Return the seconds of some steps."""
+        batches = [self._batch() for _ in range(steps)]
+        begun = time.perf_counter()
+        for ids, positions in batches:
+            gradient = self._compute(self.table.look_up(ids), positions)
+            self._step += 1
+            self.table.update(ids, gradient, self._step)
+        return time.perf_counter() - begun
+
+    def _batch(self) -> tuple[Ids, Ids]:
+        """Return the distinct ids of a batch, and which of them each place has."""
+        ranks = zipf_ranks(self._random, self._num_rows)
+        distinct, positions = np.unique(self._names[ranks].astype(np.int64), return_inverse=True)
+        return distinct, positions
+
+    def _compute(self, rows: Tensor, positions: Ids) -> Tensor:
+        """Make a step of the network; return the gradient of the rows."""
+        leaf = rows.requires_grad_()
+        self._optimizer.zero_grad()
+        inputs = torch.nn.functional.embedding(torch.from_numpy(positions), leaf).view(SAMPLES, -1)
+        (self._network(inputs) - self._target).square().mean().backward()
+        self._optimizer.step()
+        assert leaf.grad is not None
+        return leaf.grad
+
+
+def zipf_ranks(random: np.random.Generator, num_rows: int) -> Ids:
+    """Return how frequent the ids of a batch are, from 0 on, which is the most frequent one."""
+    share = 1.0 - SKEW
+    drawn = random.random(SAMPLES * SLOTS) * (num_rows**share - 1.0) + 1.0
+    ranks: Ids = np.minimum((drawn ** (1.0 / share)).astype(np.int64) - 1, num_rows - 1)
+    return ranks
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Be one of the two processes: make turns as lines of the standard input ask for them."""
+    torch.set_num_threads(1)
+    training = Training(arguments.rows, arguments.memory, arguments.directory)
+    for line in sys.stdin:
+        seconds = training.turn(int(line))
+        print(json.dumps({"seconds": seconds, "bytes": anonymous_bytes()}), flush=True)
+
+
+class Process:
+    """A process that makes turns, of as many steps as it is told, and says how long each took.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        The module and its arguments.
+    group : Cgroup, optional
+        That it is in from its beginning.
+    """
+
+    def __init__(self, arguments: Sequence[str], group: "Cgroup | None" = None) -> None:
+        command = [sys.executable, "-m", *arguments]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if group is not None:
+            group.add(self._process.pid)
+        self.bytes = 0
+        """Of memory that no file is behind, after the last turn."""
+
+    def turn(self, steps: int) -> float:
+        """Return the seconds of some steps."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a process of the benchmark ended with {self._process.wait()}; see above")
+        answer = json.loads(line)
+        self.bytes = answer["bytes"]
+        return float(answer["seconds"])
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class Cgroup:
+    """A group of processes with a memory limit, of version 2 or 1.
+
+    Parameters
+    ----------
+    name : str
+    """
+
+    def __init__(self, name: str) -> None:
+        second = CGROUPS / "cgroup.controllers"
+        try:
+            if second.exists() and "memory" in second.read_text().split():
+                (CGROUPS / "cgroup.subtree_control").write_text("+memory")
+                parent, self._file = CGROUPS, "memory.max"
+            else:
+                parent, self._file = CGROUPS / "memory", "memory.limit_in_bytes"
+            self._path = parent / f"fleet-{name}-{os.getpid()}"
+            self._path.mkdir()
+        except OSError as error:
+            raise SystemExit(
+                f"this benchmark limits a process's memory by a cgroup, and cannot make one here: {error}; "
+                "run it as root, where /sys/fs/cgroup may be written to"
+            ) from error
+
+    def add(self, process: int) -> None:
+        """Put a process into the group."""
+        (self._path / "cgroup.procs").write_text(str(process))
+
+    def limit(self, num_bytes: int) -> None:
+        """Limit the group's memory, pages of files included."""
+        (self._path / self._file).write_text(str(num_bytes))
+
+    def close(self) -> None:
+        """Remove the group, of which no process is left."""
+        self._path.rmdir()
+
+
+def anonymous_bytes() -> int:
+    """Return the bytes of memory of this process that no file is behind."""
+    return int(re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[0]) << 10
+
+
+def random_reads(directory: str, threads: int, num_bytes: int = 1 << 30) -> float:
+    """Return how many random reads of 4 KiB a second the disk answers to so many threads, past the caches."""
+    with tempfile.NamedTemporaryFile(dir=directory) as file:
+        for _ in range(num_bytes >> 20):
+            file.write(os.urandom(1 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+        descriptor = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
+        counts = [0] * threads
+        end = time.monotonic() + READ_SECONDS
+
+        def read(thread: int) -> None:
+            room, random = mmap.mmap(-1, 4096), np.random.default_rng(thread)
+            while time.monotonic() < end:
+                os.preadv(descriptor, [room], int(random.integers(num_bytes >> 12)) << 12)
+                counts[thread] += 1
+
+        readers = [threading.Thread(target=read, args=(each,)) for each in range(threads)]
+        for each in readers:
+            each.start()
+        for each in readers:
+            each.join()
+        os.close(descriptor)
+    return sum(counts) / READ_SECONDS
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train in turns; return samples a second and the ratios within each round."""
+    reads = {threads: random_reads(arguments.directory, threads) for threads in (1, 32)}
+    rows, group = arguments.rows * ROW_BYTES, Cgroup("tier")
+    memory = int(arguments.share * rows / 10)
+    given = [
+        "benchmarks.sparse_tier",
+        "--serve",
+        f"--rows={arguments.rows}",
+        f"--directory={arguments.directory}",
+    ]
+    whole, tier = Process(given), Process([*given, f"--memory={memory}"], group)
+    try:
+        whole.turn(arguments.steps)
+        tier.turn(arguments.steps)
+        limit = tier.bytes - memory + PROGRAM_BYTES + rows // 10
+        group.limit(limit)
+        tier.turn(arguments.warm_steps)
+        rounds = [[each.turn(arguments.steps) for each in (whole, tier)] for _ in range(arguments.rounds)]
+    finally:
+        whole.close()
+        tier.close()
+        group.close()
+    samples = arguments.steps * SAMPLES
+    return {
+        "benchmark": "sparse_tier",
+        "rows": arguments.rows,
+        "row_bytes": rows,
+        "limit_bytes": limit,
+        "random_reads_per_second": reads,
+        "load_average": os.getloadavg()[0],
+        "samples_per_second": [
+            statistics.median(samples / each[which] for each in rounds) for which in (0, 1)
+        ],
+        "ratios": sorted(whole_seconds / tier_seconds for whole_seconds, tier_seconds in rounds),
+    }
+
+
+def show(summary: dict[str, Any]) -> None:
+    """Print the summary."""
+    beside, tenth = summary["limit_bytes"] - summary["row_bytes"] // 10, summary["row_bytes"] // 10
+    print(f"{summary['rows']} rows of {ROW_BYTES} bytes; memory is limited to {tenth / 1e6:.0f} MB for rows,")
+    print(f"a tenth, and {beside / 1e6:.0f} MB for the process, ids and index")
+    for threads, reads in summary["random_reads_per_second"].items():
+        print(f"random reads of 4 KiB a second, {threads} at once: {reads:.0f}")
+    whole, tier = summary["samples_per_second"]
+    ratios = summary["ratios"]
+    print(f"samples/s in memory: {whole:.0f}; with a tenth of the rows in memory: {tier:.0f}")
+    middle = statistics.median(ratios)
+    print(f"ratio within a round: {middle:.2f} [{ratios[0]:.2f}-{ratios[-1]:.2f}] (goal {GOAL})")
+    print(f"load average {summary['load_average']:.1f}")
+
+
+def main() -> None:
+    """Run the benchmark as the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse_tier", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=20, help="a turn (default: %(default)s)")
+    parser.add_argument("--warm-steps", type=int, default=200, help="before (default: %(default)s)")
+    parser.add_argument("--directory", default=".", help="on the disk (default: where you are)")
+    parser.add_argument(
+        "--share", type=float, default=0.8, help="of the tenth, for rows; the rest caches pages"
+    )
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--memory", type=int, default=0, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(arguments)
+        return
+    summary = measure(arguments)
+    if arguments.json:
+        print(json.dumps(summary))
+    else:
+        show(summary)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Rows on a disk: what is written is read, whatever has gone to the file, which stays small."""
+
+import numpy as np
+import pytest
+import torch
+
+from fleet.errors import ConfigurationError
+from fleet.tables import LocalDisk, row_log, storage
+from fleet.tables.storage import Memory
+
+WIDTH = 5
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "_LEAST", 40)
+    monkeypatch.setattr(row_log, "_SEGMENT_BYTES", 100 * 4 * WIDTH)
+
+
+def test_it_holds_what_memory_would_and_a_file_of_a_few_times_the_rows():
+    disk, memory = LocalDisk(memory=1).rows(WIDTH), Memory().rows(WIDTH)
+    random, size = np.random.default_rng(0), 0
+    for turn in range(400):
+        if turn % 40 == 0:
+            size += 150
+            disk.resize(size)
+            memory.resize(size)
+        numbers = random.choice(size, int(random.integers(0, 70)), replace=False)
+        words = torch.from_numpy(random.normal(size=(numbers.size, WIDTH)).astype(np.float32))
+        for each in (disk, memory):
+            each.write(numbers, words)
+        some = random.choice(size, 30)
+        disk.expect(some)
+        assert torch.equal(disk.read(some), memory.read(some))
+        assert torch.equal(disk.read(some, 2), memory.read(some, 2))
+    assert torch.equal(disk.read(np.arange(size)), memory.read(np.arange(size)))
+    log = disk._log  # type: ignore[attr-defined]
+    assert log.num_live == np.count_nonzero(disk._where.values <= -2)  # type: ignore[attr-defined]
+    assert log.num_places <= 2 * log.num_live + 300
+    assert disk._slots.values.size == 40  # type: ignore[attr-defined]
+
+
+def test_a_directory_that_is_not_there_is_named():
+    with pytest.raises(ConfigurationError, match=r"directory='/none'.: .*No such file.*expected a dir"):
+        LocalDisk(1, "/none").rows(WIDTH)
+    with pytest.raises(ConfigurationError, match=r"memory=0.: expected the bytes"):
+        LocalDisk(0)
+
+
+def test_a_file_has_no_name(tmp_path):
+    disk = LocalDisk(1, str(tmp_path)).rows(WIDTH)
+    disk.resize(500)
+    disk.write(np.arange(500), torch.ones(500, WIDTH))
+    assert not list(tmp_path.iterdir())
