@@ -12,6 +12,8 @@ from tests.support.replicas import Replica, job
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 LOSS = 1e-5
 """By how much a loss in sync mode may be another than the twin's."""
+GEO = 0.2
+"""By how much the test loss in GEO may be another than one process's, which begins at 4.16."""
 ASYNC = 0.03
 """By how much the result in async mode may be after a few steps, of which no two runs make the same."""
 
@@ -51,6 +53,8 @@ EXAMPLES_WITH_TWINS = [
     Example("simnet_bow", ("--generate=2600", "--words=20000"), 128, 10, "test accuracy"),
     Example("word2vec", ("--words=2500", "--dimension=20", "--lr=30"), 500, 19, "test loss"),
 ]
+IN_GEO = Example("word2vec", ("--words=2500", "--dimension=20", "--lr=10"), 50, 199, "test loss")
+"""Of twice as many steps as lie between two exchanges."""
 IN_ASYNC_MODE = [each for each in EXAMPLES_WITH_TWINS if each.name == "deepfm"]
 """Those that are so near to their twin after a few steps; READMEs tell of longer runs of the others."""
 
@@ -99,3 +103,12 @@ def test_in_async_mode_the_trainer_that_ends_last_is_as_good_as_one_process(exam
     last = max(trainers, key=lambda each: each.log.stat().st_mtime)
     expected = float(result(example, twin.output))
     assert float(result(example, last.output)) == pytest.approx(expected, abs=ASYNC)
+
+
+@pytest.mark.timeout(240)
+def test_in_geo_trainers_that_exchange_now_and_then_are_about_as_good_as_one_process(tmp_path):
+    twin, trainers = run(IN_GEO, tmp_path, "Geo", IN_GEO.batch_size)
+    expected = float(result(IN_GEO, twin.output))
+    for trainer in trainers:
+        assert len(losses(trainer.output)) == IN_GEO.steps
+        assert float(result(IN_GEO, trainer.output)) == pytest.approx(expected, abs=GEO)

@@ -1,17 +1,32 @@
 """Tables in the modes whose trainers do not wait: each beside what it comes to in turn."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import fleet
+from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.trainer.look_ups import placement_of
 from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.transpiler import DistributeTranspilerConfig
-from tests.support.clicks import ADAGRAD, ADAM, DIM, ROWS, SGD, alone, batch, loss_of, on_servers, one_step
+from tests.support.clicks import (
+    ADAGRAD,
+    ADAM,
+    DIM,
+    ROWS,
+    SGD,
+    Clicks,
+    alone,
+    batch,
+    loss_of,
+    on_servers,
+    one_step,
+)
 from tests.support.joined import joined
-from tests.support.parameter_server import loopback
+from tests.support.parameter_server import Loopback, loopback
 from tests.support.threads import at_once, one_torch_thread
 from tests.support.training import never_minimized
 
@@ -178,3 +193,41 @@ def test_the_others_go_on_without_a_lost_trainer_which_comes_back_at_its_own_ste
         for running in job.servers:
             running.join()
             assert running.failure is None
+
+
+def test_in_geo_a_row_gradient_that_is_no_number_is_refused_with_its_row():
+    with joined(1, {"non_finite": "stop"}, model=on_servers, optimizer=SGD[0], config=GEO) as (made,):
+        _, model, wrapped = made
+        (model.embedding(torch.tensor([[3, 7]])).flatten(1)[0, DIM:] * float("nan")).sum().backward()
+        with pytest.raises(FleetError, match="the gradient of row 7 of table clicks holds NaN"):
+            wrapped.step()
+
+
+def test_in_geo_rules_that_need_to_see_every_gradient_are_refused_with_their_table():
+    def admitting() -> Any:
+        table = fleet.nn.DistributedTable("clicks", DIM, ROWS, admission=fleet.tables.CountFilter(2))
+        return Clicks(fleet.nn.DistributedEmbedding(ROWS, DIM, table=table))
+
+    job = Loopback(model=admitting, optimizer=SGD[0], config=GEO)
+    for start in (job.make_trainer, partial(job.start_server, 0)):
+        with pytest.raises(ConfigurationError, match="table clicks: rules of admission and eviction follow"):
+            start()
+
+
+def test_in_geo_what_a_script_writes_to_rows_that_trainers_hold_is_not_pushed():
+    with (
+        joined(1, model=alone, optimizer=SGD[0], config=GEO) as ((trainer, _, _),),
+        pytest.raises(ConfigurationError, match=r"carries no rows of embedding\.weight"),
+    ):
+        trainer.push()
+
+
+def test_a_scale_is_taken_out_of_gradients_of_rows_in_geo_too():
+    for model in (on_servers, alone):
+        with joined(1, model=model, optimizer=SGD[0], config=GEO) as ((_, net, wrapped),):
+            before = rows_of(net)
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+            scaler.scale(net.embedding(torch.tensor([3, 7])).sum()).backward()
+            scaler.step(wrapped)
+            before[[3, 7]] -= 0.5
+            assert torch.equal(rows_of(net), before)
