@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fleet
 from fleet.checkpoint import Manifest, TrainStatus, write_rows
-from fleet.errors import CheckpointError, FleetError
+from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.parameter_server.server import keeper
 from fleet.tables import TimeToLive, snapshot
 from tests.support.joined import joined
@@ -152,3 +152,20 @@ def test_one_that_is_cut_short_or_has_lost_its_base_is_passed_over(tmp_path, mon
         job(1, tmp_path / "checkpoint-1"),
     ):
         pass
+
+
+def test_an_exported_model_has_the_rows_of_given_ids():
+    with job() as (made,):
+        train(made, range(2))
+        exported = made[0].export({"t": torch.tensor([7, 3, 7, 39])})
+        assert exported["t.ids"].tolist() == [3, 7, 39]
+        assert torch.equal(exported["t.rows"], rows_of(made)[[3, 7, 39]])
+        assert set(exported) == {"t.ids", "t.rows"}  # there is nothing else in this model
+        with pytest.raises(ConfigurationError, match="the rows of table t are on the parameter servers"):
+            made[0].export()
+        with pytest.raises(
+            ConfigurationError, match="table_ids has 'u', and the tables on the servers are t"
+        ):
+            made[0].export({"t": [1], "u": [1]})
+        with pytest.raises(ConfigurationError, match="table t: id 40 at position"):
+            made[0].export({"t": [40]})

@@ -35,7 +35,8 @@ SAVING = {
     "save_persistables": "(executor=None, dirname=None, main_program=None, *, state=None)",
     "load_persistables": "(executor=None, dirname=None, main_program=None)",
     "save_inference_model": (
-        "(executor=None, dirname=None, feeded_var_names=(), target_vars=(), main_program=None)"
+        "(executor=None, dirname=None, feeded_var_names=(), target_vars=(), main_program=None, *, "
+        "table_ids=None)"
     ),
     "export_state_dict": "()",
     "save_check_point": (

@@ -39,8 +39,8 @@ class Savable(Protocol):
     def load(self, directory: str) -> TrainStatus | None:
         """Go on from the newest checkpoint in a directory; None when there is none."""
 
-    def export(self) -> dict[str, Tensor]:
-        """Return the model as one process's ``load_state_dict`` takes it."""
+    def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+        """Return the model as one process's ``load_state_dict`` takes it, and rows of tables on servers."""
 
 
 class SavingCalls(ABC):
@@ -269,6 +269,8 @@ class SavingCalls(ABC):
         feeded_var_names: Sequence[str] = (),
         target_vars: Sequence[Any] = (),
         main_program: Program | None = None,
+        *,
+        table_ids: Mapping[str, Any] | None = None,
     ) -> None:
         """Write the model, without its optimizers, to ``model.safetensors`` in a directory of this trainer.
 
@@ -284,6 +286,10 @@ class SavingCalls(ABC):
         feeded_var_names : sequence of str, optional
         target_vars : sequence, optional
             Names of what goes in and what comes out, or their Variables; noted in the file's description.
+        table_ids : mapping of str to int[n], optional
+            By the name of each table on the servers, the ids that are served: the file has ``{table}.ids``,
+            int64[m], ascending and each once, and ``{table}.rows``, float32[m, dimension]. It is needed
+            where there are such tables.
 
         Raises
         ------
@@ -295,4 +301,4 @@ class SavingCalls(ABC):
         if self.is_first_worker():
             targets = [str(getattr(target, "name", target)) for target in target_vars]
             facts = {"step": training.current_step, "feeds": list(feeded_var_names), "targets": targets}
-            write_model(Path(directory), training.export(), facts)
+            write_model(Path(directory), training.export(table_ids), facts)

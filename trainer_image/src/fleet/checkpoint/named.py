@@ -36,4 +36,5 @@ def named_state(source: Source, values: Mapping[str, Tensor]) -> dict[str, Tenso
     return {
         name: trained[tensor] if tensor in trained else tensor.detach().cpu().clone()
         for name, tensor in source.module.state_dict(keep_vars=True).items()
+        if not hasattr(tensor, "fleet_table")  # stands for a table on the servers, and has no elements
     }

@@ -208,8 +208,13 @@ class CollectiveTraining:
         self._loops.resume(Place(*part.loop) if part.loop is not None else None)
         return part.status
 
-    def export(self) -> dict[str, Tensor]:
+    def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """Return the model as one process's ``load_state_dict`` takes it; see `named_state`."""
+        if table_ids:
+            raise ConfigurationError(
+                f"table_ids are of {', '.join(table_ids)}, and a collective job has no tables on servers; "
+                "expected none"
+            )
         source = self._described()[1]
         values = {name: value.detach().cpu().clone() for name, value in source.parameters.items()}
         return named_state(source, values)

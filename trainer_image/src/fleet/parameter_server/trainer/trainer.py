@@ -1,7 +1,7 @@
 """One trainer's training: what the loop form and the program form both run on."""
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -19,6 +19,7 @@ from fleet.parameter_server.trainer.client import Client
 from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.trainer.pushing import push_alone, push_together
 from fleet.parameter_server.trainer.scaling import Scaling
+from fleet.parameter_server.trainer.served_rows import rows_of_tables
 from fleet.parameter_server.trainer.state import read_state
 from fleet.parameter_server.trainer.steps import Steps
 from fleet.process.finite import FiniteCheck, tell_of_weights
@@ -274,17 +275,21 @@ class Trainer:
         _log.info("trainer %d has completed, at step %d", self.plan.trainer_id, self.current_step)
         return known
 
-    def export(self) -> dict[str, Tensor]:
+    def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """Return the model as one process's ``load_state_dict`` takes it; see `named_state`.
 
         The values are the servers'; once this trainer has completed, those that the module keeps.
+
+        Parameters
+        ----------
+        table_ids : mapping of str to int[n], optional
+            By table on the servers, the ids whose rows are to be there too; see `rows_of_tables`.
+
+        Raises
+        ------
+        ConfigurationError
+            A table has no ids, or there is none of that name; or this trainer has completed.
         """
-        if tables := [each.name for each in self._source.tables if each.name not in self._source.own_tables]:
-            raise ConfigurationError(
-                f"the rows of table {', '.join(tables)} are on the parameter servers, and no state dict of "
-                "one process has them; expected a checkpoint (fleet.save_persistables or save_check_point), "
-                "whose files have the ids and rows"
-            )
         if self.completed:
             values = {
                 name: parameter.detach().cpu().clone() for name, parameter in self._source.parameters.items()
@@ -292,7 +297,7 @@ class Trainer:
         else:
             self.steps.settle()
             values = self.checkpoints.values()
-        return named_state(self._source, values)
+        return named_state(self._source, values) | rows_of_tables(self._source, table_ids or {})
 
     def close(self) -> None:
         """End without a word: to the servers this trainer is lost."""
