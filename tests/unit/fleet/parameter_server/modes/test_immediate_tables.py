@@ -1,5 +1,7 @@
 """Tables in the modes without a barrier: each gradient steps its rows at once."""
 
+from functools import partial
+
 import pytest
 
 from fleet.errors import ConfigurationError, RemoteProtocolError
@@ -97,3 +99,14 @@ def test_more_changed_rows_than_one_frame_tells_are_refused_with_what_to_do(monk
     tables.send(0, 0, {3: 1.0, 4: 1.0})
     with pytest.raises(ConfigurationError, match=r"3 of its rows .* use smaller batches"):
         tables.send(1, 0, {5: 1.0})
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["looked-up", "held-by-trainers"])
+def test_in_geo_a_trainer_is_told_of_the_rows_alone_that_it_has_sent(held):
+    tables = Tables(partial(ImmediateTables, adds=True), held=held)
+    for trainer in range(2):
+        tables.half.admit(trainer, 0)
+    assert tables.told(0, 0, {3: 1.0, 4: 1.0}) == {3: -1.0, 4: -1.0}
+    assert tables.told(1, 0, {4: 2.0}) == {4: -3.0}
+    assert tables.told(1, 0, {4: 2.0}) == {4: -3.0}, "what comes again is not applied again"
+    assert tables.half._untold == {}
