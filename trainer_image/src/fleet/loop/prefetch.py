@@ -18,6 +18,7 @@ def prefetch(batches: Iterable[Batch], ids: Mapping[Any, Callable[[Batch], Any]]
 
     ``for x, y in fleet.prefetch(loader, {model.users: lambda batch: batch[0]}):``
 
+    The first batch is looked up when it is needed, as is one of the same step as the batch before.
     In sync mode the training is the same to the bit. In the others a batch's rows are those from before the
     step that it follows.
 
@@ -51,9 +52,9 @@ def prefetch(batches: Iterable[Batch], ids: Mapping[Any, Callable[[Batch], Any]]
 def _one_ahead(batches: Iterable[Batch], ids: Mapping[Any, Callable[[Batch], Any]]) -> Iterator[Batch]:
     before: Any = _END
     for batch in batches:
-        for module, of in ids.items():
-            module.prefetch(of(batch))
         if before is not _END:
+            for module, of in ids.items():
+                module.prefetch(of(batch))
             yield before
         before = batch
     if before is not _END:

@@ -1,5 +1,6 @@
 """A trainer's part in tables, without servers: what it asks for, and what it takes."""
 
+from collections.abc import Callable
 from concurrent import futures
 from typing import Any, cast
 
@@ -51,7 +52,10 @@ def header(kind: Kind, step: int, table: int) -> Header:
 
 
 def rows_of(
-    *dimensions: int, own: Parameter | None = None, look_ups_at_once: int = 12
+    *dimensions: int,
+    own: Parameter | None = None,
+    look_ups_at_once: int = 12,
+    step: Callable[[], int] = lambda: 0,
 ) -> tuple[TrainerRows, Stream]:
     """Return the tables of a trainer with one server, of these dimensions."""
     plans = [
@@ -60,7 +64,7 @@ def rows_of(
     ]
     settings = Settings(look_ups_at_once=look_ups_at_once)
     waits = Waits(settings, WatchClock(settings.glance_seconds))
-    rows = TrainerRows(plans, ["a:1"], waits, lambda: 0, in_step=True)
+    rows = TrainerRows(plans, ["a:1"], waits, step, in_step=True)
     stream = Stream(rows)
     rows.streams.append(cast("Any", stream))
     return rows, stream
@@ -123,3 +127,21 @@ def test_a_server_is_asked_for_no_more_than_may_be_unanswered(monkeypatch):
         for _ in range(3):
             stream.answer()
         assert found.result(10).tolist() == [[1.0, 1.0]] * 8
+
+
+@pytest.mark.parametrize(
+    ("at", "asks"),
+    [
+        pytest.param(0, [2], id="not-in-the-step-in-which-they-were-asked-for"),
+        pytest.param(1, [1], id="in-the-next-one-and-others-are-asked-for"),
+        pytest.param(2, [2], id="not-later"),
+    ],
+)
+def test_rows_that_were_fetched_ahead_are_those_of_the_next_step(at, asks):
+    made = [0]
+    rows, stream = rows_of(2, step=lambda: made[0])
+    rows.prefetch("t0", np.array([3, 5, 8]))
+    made[0] = at
+    stream.asked.clear()
+    assert rows.look_up("t0", np.array([5, 7])).tolist() == [[1.0, 1.0]] * 2
+    assert stream.asked == asks

@@ -54,8 +54,11 @@ class RowsAhead:
         self._kept.setdefault(ahead.asked.table.name, deque(maxlen=_BATCHES)).append(ahead)
 
     def of(self, table: str, step: int) -> list[Ahead]:
-        """Return what is there for a trainer that has made so many steps: asked for in the last or since."""
-        return [each for each in self._kept.get(table, ()) if step - each.step <= 1]
+        """Return what was asked for in the last step of a trainer that has made so many.
+
+        Not what was asked for in this one: a trainer that came back may have been given rows of the next.
+        """
+        return [each for each in self._kept.get(table, ()) if each.step + 1 == step]
 
     def refresh(self, table: str, ids: NDArray[np.int64], rows: Tensor) -> None:
         """Put rows that have changed in the place of those that came before."""
