@@ -45,7 +45,7 @@ def render(helm: Path, *values: str) -> list[dict[str, Any]]:
     sets = [word for value in values for word in ("--set", value)]
     ended = helm_says(helm, "template", "fleet", str(CHART), "--namespace", "fleet-system", *sets)
     assert ended.returncode == 0, ended.stderr
-    return [manifest for manifest in yaml.safe_load_all(ended.stdout) if manifest]
+    return [manifest for manifest in yaml.load_all(ended.stdout, yaml.CSafeLoader) if manifest]
 
 
 def one(manifests: list[dict[str, Any]], kind: str, name: str | None = None) -> dict[str, Any]:
