@@ -22,6 +22,7 @@ from fleet.tables import (
     TableRows,
     TimeToLive,
     Uniform,
+    removed,
     row_log,
     storage,
 )
@@ -150,7 +151,7 @@ def test_an_id_that_comes_back_is_not_removed():
 
 @pytest.mark.parametrize(
     ("whole_at", "said"),
-    [(None, r"and none was made"), (10, r"and the last one is of step 10")],
+    [(None, r"and none is known"), (10, r"and the last one is of step 10")],
 )
 def test_a_step_of_which_nobody_knows_what_went_is_refused(whole_at, said):
     table = trained()
@@ -168,3 +169,26 @@ def test_what_went_is_forgotten_with_each_snapshot_of_the_whole():
         table.snapshot().close()
         sizes.append(table.removed._steps.nbytes)
     assert max(sizes) < 2000
+
+
+def test_ids_that_come_and_go_are_forgotten_once_they_outnumber_the_rows_there_were(monkeypatch):
+    monkeypatch.setattr(removed, "_LEAST", 150)
+    table = Table(TableConfig("t", 1, SGD(), first_values=Constant(0.0), eviction=(TimeToLive(1),)))
+    table.snapshot().close()
+    known = []
+    for step in range(1, 40):
+        table.update(np.arange(step * 100, step * 100 + 100), torch.ones(100, 1), step)
+        known.append(table.removed.knows(0))
+    assert known[0]
+    assert not known[-1]
+    assert table.removed.nbytes < 2000
+    assert table.snapshot().num_rows == len(table)
+
+
+def test_the_memory_of_ids_that_have_gone_is_told():
+    table = Table(TableConfig("t", 1, SGD(), first_values=Constant(0.0)))
+    table.update(np.arange(1000), torch.ones(1000, 1), 1)
+    table.snapshot().close()
+    before = table.nbytes
+    table.remove(np.arange(1000))
+    assert table.nbytes > before + 1000 * (8 + 4)

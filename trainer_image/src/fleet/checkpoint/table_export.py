@@ -99,7 +99,7 @@ class _SavedTable:
         self._after = -1 if earlier is None else _updates(earlier, table)
         """Rows whose last update came later are written."""
         self._newer = _changed(checkpoint, table)
-        """Ids of rows of a base that have changed or gone since."""
+        """Ids of rows of a base that have changed or gone since, ascending."""
         self.none = rows_at(next(self._read(_KEYS)), np.zeros(0, dtype=np.int64))
         self.num_rows = sum(int(np.count_nonzero(self._wanted(part))) for part in self._read(_KEYS[::2]))
         self.removed = np.zeros(0, dtype=np.int64)
@@ -124,18 +124,27 @@ class _SavedTable:
         for found, file, _ in files_of(self._checkpoint, self._table, _ALL):
             for _, part in parts_of(found, file, self._table, columns):
                 if found is not self._checkpoint:
-                    part = rows_at(part, np.flatnonzero(~np.isin(part.ids, self._newer)))
+                    part = rows_at(part, np.flatnonzero(~_among(part.ids, self._newer)))
                 yield part
 
 
 def _changed(checkpoint: Checkpoint, table: str) -> NDArray[np.int64]:
-    """Return the ids of which a base's rows count no more; none for a checkpoint without a base."""
+    """Return the ids of which a base's rows count no more, ascending; none for one without a base."""
     changed = [np.zeros(0, dtype=np.int64)]
     for found, file, record in files_of(checkpoint, table, _ALL):
         if found is checkpoint and record.base is not None:
             for removed, rows in parts_of(found, file, table, _KEYS[:1]):
                 changed += [removed, rows.ids]
-    return np.concatenate(changed)
+    return np.unique(np.concatenate(changed))
+
+
+def _among(ids: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which ids are among some others, which are not sorted anew for each part; bool[n]."""
+    if not ascending.size:
+        return np.zeros(ids.size, dtype=np.bool_)
+    at = np.minimum(np.searchsorted(ascending, ids), ascending.size - 1)
+    found: NDArray[np.bool_] = ascending[at] == ids
+    return found
 
 
 def _updates(checkpoint: Checkpoint, table: str) -> int:

@@ -1,5 +1,7 @@
 """Which ids have lost their rows since the last snapshot of a whole table."""
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,19 +12,36 @@ from fleet.tables.memory import RowMemory
 
 __all__ = ["RemovedIds"]
 
+_LEAST: Final = 1 << 16
+"""So many ids are remembered at least, however few rows the table had."""
+
 
 class RemovedIds:
-    """Ids with the step at which their rows went; nothing is remembered before a snapshot of the whole."""
+    """Ids with the step at which their rows went; nothing is remembered before a snapshot of the whole.
+
+    Once they are more than the rows of that snapshot, all are forgotten: what has changed since would be no
+    smaller than a new one of the whole, and ids that come and go would fill the memory.
+    """
 
     def __init__(self) -> None:
         self._steps = IdNumbers()
         self._base: int | None = None
         """The step of the last snapshot of the whole table."""
+        self._most = 0
+        """How many ids are remembered at most."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the ids take."""
+        return self._steps.nbytes
 
     def add(self, ids: NDArray[np.int64], step: int) -> None:
         """Remember ids that have lost their rows."""
-        if self._base is not None:
-            self._steps.put(ids, step)
+        if self._base is None:
+            return
+        self._steps.put(ids, step)
+        if len(self._steps) > self._most:
+            self._steps, self._base = IdNumbers(), None
 
     def knows(self, since: int | None) -> bool:
         """Whether all ids are remembered that have lost their rows after a step."""
@@ -46,10 +65,10 @@ class RemovedIds:
             The last snapshot of the whole table is later, or there is none.
         """
         if since is None:
-            self._steps, self._base = IdNumbers(), step
+            self._steps, self._base, self._most = IdNumbers(), step, max(_LEAST, len(memory))
             return np.zeros(0, dtype=np.int64)
         if not self.knows(since):
-            latest = "none was made" if self._base is None else f"the last one is of step {self._base}"
+            latest = "none is known" if self._base is None else f"the last one is of step {self._base}"
             raise ConfigurationError(
                 f"table {table}: a snapshot since step {since} needs one of the whole table that is not "
                 f"newer, and {latest}; expected Table.snapshot() without a step first"

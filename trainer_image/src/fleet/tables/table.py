@@ -59,8 +59,9 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that rows, their state and the index take, and what admission remembers."""
-        return self._memory.nbytes + (self._candidates.nbytes if self._candidates else 0)
+        """Bytes of memory that rows, their state and the index take, and what is remembered of other ids."""
+        of_others = self.removed.nbytes + (self._candidates.nbytes if self._candidates else 0)
+        return self._memory.nbytes + of_others
 
     def look_up(self, ids: NDArray[np.int64]) -> Tensor:
         """Return the values of ids. Nothing is admitted or stored, and only `statistics` counts it.

@@ -110,7 +110,9 @@ def test_a_step_with_more_rows_than_a_frame_takes_is_the_scripts_mistake(monkeyp
     monkeypatch.setattr(module, "most_rows", lambda _: 1)
     rows, _ = rows_of(2)
     with pytest.raises(
-        ConfigurationError, match="gradients of 2 rows of table t0 for one server, expected 1"
+        ConfigurationError,
+        match=r"gradients of 2 rows of table t0 for one server, expected 1 .*; use smaller batches, more "
+        "parameter servers, or fewer steps at once: geo_sgd_need_push_nums, max_merge_var_num",
     ):
         rows.send({"t0": (np.array([3, 4]), torch.ones(2, 2))})
 

@@ -207,8 +207,9 @@ class TrainerRows:
     def _check_size(self, plan: TablePlan, count: int) -> None:
         if count > (most := most_rows(4 * plan.config.dimension)):
             raise ConfigurationError(
-                f"a step has gradients of {count} rows of table {plan.name} for one server, expected {most} "
-                "at most; use smaller batches, or more parameter servers"
+                f"what is sent at once has gradients of {count} rows of table {plan.name} for one server, "
+                f"expected {most} at most; use smaller batches, more parameter servers, or fewer steps at "
+                "once: geo_sgd_need_push_nums, max_merge_var_num"
             )
 
 
