@@ -54,3 +54,30 @@ def test_buffers_follow_trainer_0s_unless_they_are_not_to(trainers):
     for process in trainers(TRAINED):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
+
+
+OF_OTHER_SHAPES = """
+fleet.init()
+model = build(seed=0)
+for name in ("taken", "seen"):
+    model.register_buffer(name, torch.zeros(4))
+sgd = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+del model.taken
+for step in range(3):
+    if step == 1:
+        model.seen = torch.zeros(6)
+    if step == 2 and fleet.worker_index() == 0:
+        model.seen = torch.zeros(1)
+    sgd.zero_grad()
+    loss_of(model, step, fleet.worker_index()).backward()
+    assert step < 2
+    sgd.step()
+"""
+
+
+def test_a_buffer_of_another_shape_is_named_before_values_come_to_lie_elsewhere(trainers):
+    for process in trainers(OF_OTHER_SHAPES):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 2, err
+        assert "has the buffer seen (" in err
+        assert "expected buffers of the same shapes on every trainer" in err

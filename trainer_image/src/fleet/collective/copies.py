@@ -2,12 +2,14 @@
 
 import logging
 import sys
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 import torch
 
 from fleet.collective.group import Group
+from fleet.errors import ConfigurationError
 
 __all__ = ["Copies", "is_sharded"]
 
@@ -44,6 +46,7 @@ class Copies:
         self.others = _others(model, known) if model is not None else []
         """What else the model has: it takes trainer 0's values as well, and is nobody's to average."""
         self._buffers = _buffers(model) if model is not None and broadcast_buffers else []
+        self._agreed = self._shapes()
 
     @property
     def trained(self) -> list[tuple[str, torch.Tensor]]:
@@ -80,9 +83,7 @@ class Copies:
         if self.group.place.size == 1:
             return
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-        for module, name in self._buffers:
-            if (value := getattr(module, name)) is None:  # taken away since, by all trainers alike
-                continue
+        for value in self._present_buffers().values():
             kinds.setdefault((value.dtype, value.device), []).append(value)
         for (dtype, _), values in kinds.items():
             flat = torch.cat([value.reshape(-1) for value in values])
@@ -90,6 +91,41 @@ class Copies:
             parts = torch.split(flat, [value.numel() for value in values])
             for value, part in zip(values, parts, strict=True):
                 value.data.copy_(part.view(value.shape))  # a graph that was kept may go back once more
+
+    @property
+    def digest(self) -> int:
+        """A number of 32 bits for what `share_buffers` takes to be everybody's: 0 for what all began with."""
+        shapes = self._shapes()
+        return 0 if shapes == self._agreed else zlib.crc32("\n".join(shapes).encode())
+
+    def compare_buffers(self) -> None:
+        """Compare the buffers' shapes with every trainer's, in a call that each makes.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer's differ, so that its values would come to lie in other buffers.
+        """
+        ours, place = self._shapes(), self.group.place
+        for rank, text in self.group.agree("the shapes of buffers", "\n".join(ours)).items():
+            if text != "\n".join(ours):
+                theirs = text.splitlines()
+                found = next(iter(sorted(set(theirs) - set(ours))), "fewer buffers")
+                expected = next(iter(sorted(set(ours) - set(theirs))), "fewer buffers")
+                raise ConfigurationError(
+                    f"{place.name(rank)} has {found} where this trainer, {place.rank}, has {expected}; "
+                    "expected buffers of the same shapes on every trainer: give them shapes that do not "
+                    "follow a trainer's own batches, or set DistributedStrategy(broadcast_buffers=False)"
+                )
+
+    def _shapes(self) -> list[str]:
+        present = self._present_buffers().items()
+        return [f"the buffer {name} {tuple(value.shape)} {value.dtype}" for name, value in present]
+
+    def _present_buffers(self) -> dict[str, torch.Tensor]:
+        """Return the buffers by name, but those that have been taken away since."""
+        found = ((name, getattr(module, own, None)) for name, module, own in self._buffers)
+        return {name: value for name, value in found if isinstance(value, torch.Tensor)}
 
     def describe(self) -> list[str]:
         """Return a line for each, which must be the same on every trainer."""
@@ -109,11 +145,11 @@ def is_sharded(value: torch.Tensor) -> bool:
     return module is not None and isinstance(value, module.DTensor)
 
 
-def _buffers(model: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
-    """Return the modules that have a buffer, each with its name there: another tensor may take its place."""
+def _buffers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, str]]:
+    """Return each buffer's name, its module and its name there: another tensor may take its place."""
     return [
-        (module, name)
-        for module in model.modules()
+        (f"{path}.{name}" if path else name, module, name)
+        for path, module in model.named_modules()
         for name, value in module.named_buffers(recurse=False)
         if not is_sharded(value)
     ]

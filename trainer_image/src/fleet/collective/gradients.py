@@ -147,7 +147,7 @@ class GradientAverager(Synchronizer):
                     thawed.append(parameter)
                 rest.append((parameter, torch.zeros_like(parameter)))
         self._ending = _Ending([position for position, has in enumerate(present) if not has], thawed)
-        return [*rest, (notes.leaf, notes.gradient(present, self.steps.digest))]
+        return [*rest, (notes.leaf, notes.gradient(present, self.steps.digest ^ self._copies.digest))]
 
     def collect(self) -> None:
         """Hand the averages back; see `Reached`."""
@@ -158,6 +158,7 @@ class GradientAverager(Synchronizer):
             parameter.requires_grad_(False)
         if not notes.all_alike():
             self.steps.compare(f"steps (at the average of step {self.steps.number}'s gradients)")
+            self._copies.compare_buffers()
         unused = notes.nobodys(ending.absent)
         if not reducer.ordered:  # which gives the gradients other places
             with self._group.waiting("the order of the gradients", device=self.device):

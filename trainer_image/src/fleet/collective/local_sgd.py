@@ -103,7 +103,7 @@ class ParameterAverager(Synchronizer):
         began = time.monotonic()
         device = values[0].device if values else torch.device("cpu")  # all are sharded
         notes = Notes(0, self._group.place.size, device, later=0)
-        notes.leaf.grad = notes.gradient((), self.steps.digest)
+        notes.leaf.grad = notes.gradient((), self.steps.digest ^ self._copies.digest)
         buckets = [(members, self._flat(members)) for members in (*_buckets(values), [notes.leaf.grad])]
         with self._group.waiting(what, Way.EXCHANGE, device):
             works = [dist.all_reduce(flat, group=self._channel, async_op=True) for _, flat in buckets]
@@ -118,6 +118,7 @@ class ParameterAverager(Synchronizer):
         progress.count("wait_seconds", time.monotonic() - began)
         if not notes.all_alike():
             self.steps.compare(f"steps (at {what})")
+            self._copies.compare_buffers()
         self._copies.share_buffers()
 
     def _flat(self, members: Sequence[torch.Tensor]) -> torch.Tensor:
