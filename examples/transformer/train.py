@@ -19,7 +19,9 @@ from fleet.collective import fleet
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, help="a pair in each line, a tabulator between both")
-    parser.add_argument("--generate", type=int, default=600, help="pairs of a small grammar, without a file")
+    parser.add_argument(
+        "--generate", type=int, default=100_000, help="pairs of a small grammar, without a file"
+    )
     parser.add_argument("--test", type=int, default=100, help="pairs at the end that are not trained on")
     parser.add_argument("--words", type=int, default=37_000, help="size of the vocabulary at most")
     parser.add_argument("--epochs", type=int, default=20)

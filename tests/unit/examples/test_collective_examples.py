@@ -1,5 +1,6 @@
 """The models of the collective examples are those of the papers, and their data is what it is said to be."""
 
+import re
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,3 +178,14 @@ def test_a_text_that_is_too_short_is_refused(load):
     text = load("bert/text.py")
     with pytest.raises(SystemExit, match="the longest document has 3 words; expected 16 for two pieces"):
         text.Pieces([["a", "b", "c"]], text.vocabulary([["a"]], 10), 19)
+
+
+@pytest.mark.parametrize("script", ["single.py", "train.py"])
+def test_by_default_sixteen_translating_trainers_have_a_batch_each(script):
+    """So many the README speaks of: eight in each of two pods."""
+    text = (EXAMPLES / "transformer" / script).read_text()
+    pairs, test, batch = (
+        int(re.search(rf'"--{flag}", type=int, default=([0-9_]+)', text)[1])
+        for flag in ("generate", "test", "batch-size")
+    )
+    assert (pairs - test) // 16 >= batch
