@@ -185,7 +185,7 @@ def test_by_default_sixteen_translating_trainers_have_a_batch_each(script):
     """So many the README speaks of: eight in each of two pods."""
     text = (EXAMPLES / "transformer" / script).read_text()
     pairs, test, batch = (
-        int(re.search(rf'"--{flag}", type=int, default=([0-9_]+)', text)[1])
+        int(re.findall(rf'"--{flag}", type=int, default=([0-9_]+)', text)[0])
         for flag in ("generate", "test", "batch-size")
     )
     assert (pairs - test) // 16 >= batch
