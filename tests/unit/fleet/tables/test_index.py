@@ -66,6 +66,28 @@ def test_ids_at_any_distance_are_found_again(start, distance):
     assert len(set(rows.tolist())) == 2000
 
 
+def test_ids_of_one_mark_are_told_apart():
+    inverse = pow(0x9E3779B97F4A7C15, -1, 2**64)  # ids whose hashes differ in their lower half alone
+    ids = (np.arange(7 << 40, (7 << 40) + 300, dtype=np.uint64) * np.uint64(inverse)).view(np.int64)
+    index = RowIndex()
+    assert len(set(index._hashed(ids)[1].tolist())) == 1
+    rows = index.add(ids[:200])
+    assert np.array_equal(index.find(ids), [*rows, *[MISSING] * 100])
+    assert sorted(index.remove(ids[50:250]).tolist()) == sorted(rows[50:].tolist())
+    assert np.array_equal(index.find(ids), [*rows[:50], *[MISSING] * 250])
+
+
+def test_most_ids_are_in_their_first_bucket_even_when_an_index_is_about_to_grow():
+    index = RowIndex()
+    ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, int(0.7 * 2**16))
+    index.add(ids[: 2**15])
+    index.add(ids[2**15 :])
+    assert index._used > 0.69 * index._places.size
+    buckets, marks = index._hashed(ids)
+    _, found = index._beside(index._read(buckets), marks)
+    assert found.mean() > 0.8
+
+
 def test_ids_that_come_and_go_take_no_more_memory():
     index = RowIndex()
     for start in range(0, 200_000, 500):

@@ -1,11 +1,13 @@
 """Where the row of an id lies: a hash index of 64-bit ids in vector code.
 
-Open addressing with linear probing. A place of the index holds the number of a row, and the row knows its id;
-so an id that is found costs two random reads, and an index takes 12 to 20 bytes a row. Every call takes many
-ids at once: those whose first place is not the right one go on to the next together.
+Open addressing with linear probing, of buckets of four places. A place holds the number of a row, and the row
+knows its id; so an id that is found costs two random reads, and an index takes 12 to 20 bytes a row. The bits
+that numbers of rows leave free hold a mark, which is more of the id's hash: a place of another id is known by
+it, nearly always, without a read of that id. Every call takes many ids at once: those that are not in their
+first bucket, one in twenty or so, go on to the next together.
 """
 
-import itertools
+import sys
 from typing import Final
 
 import numpy as np
@@ -19,15 +21,23 @@ __all__ = ["MISSING", "RowIndex"]
 MISSING: Final = -1
 """The row of an id that has none."""
 
-_FREE: Final = -1
-_REMOVED: Final = -2
+_FREE: Final = np.uint32(0xFFFFFFFF)
+_REMOVED: Final = np.uint32(0xFFFFFFFE)
 """A place whose id was removed: a search goes on past it."""
+_ENTRY_BITS: Final = 31
+"""Of the number of a row and its mark together; the highest bit is that of places without a row."""
+_ENTRY: Final = np.uint32((1 << _ENTRY_BITS) - 1)
+_HIGH_HALVES: Final = slice(int(sys.byteorder == "little"), None, 2)
+"""The higher 32 bits of each of some 64-bit numbers, seen as 32-bit ones."""
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio: multiplied by it, neighbouring ids lie far apart."""
 _FULL: Final = 0.7
 """The share of places in use at which the index grows."""
-_WIDTHS: Final = (1, 2, 8)
-"""How many places a search reads at once, one turn after the other."""
+_BUCKET: Final = 4
+_BUCKET_TYPE: Final = np.dtype((np.void, 4 * _BUCKET))
+"""Numpy reads a bucket as one element."""
+_AT_ONCE: Final = 4
+"""How many buckets a search reads in a turn, after the first ones."""
 _LEAST: Final = 64
 
 Ids = NDArray[np.int64]
@@ -41,16 +51,8 @@ class RowIndex:
     """
 
     def __init__(self) -> None:
-        self._pages = PagedArray(_LEAST, np.int32)
-        self._places[:] = _FREE
-        self._used = 0
-        """Places that are not free, removed ones among them."""
         self.numbers = RowNumbers()
-
-    @property
-    def _places(self) -> NDArray[np.int32]:
-        """The number of a row, `_FREE` or `_REMOVED` at each place."""
-        return self._pages.values
+        self._clear(_LEAST)
 
     @property
     def nbytes(self) -> int:
@@ -69,13 +71,13 @@ class RowIndex:
         int64[n]
             `MISSING` for an id that has no row.
         """
-        places = self._first_places(ids)
-        rows = self._places.take(places, mode="clip").astype(np.int64)
-        found = self.numbers.of_rows.take(rows, mode="clip") == ids
-        found &= rows >= 0
+        buckets, marks = self._hashed(ids)
+        rows, found = self._beside(self._read(buckets), marks)
+        found &= self.numbers.of_rows.take(rows, mode="wrap") == ids
         if not found.all():
             open_ = np.flatnonzero(~found)
-            rows[open_] = self._search(ids[open_], places[open_])
+            places = self._places_of(ids[open_], buckets[open_], marks[open_])
+            rows[open_] = np.where(places == MISSING, MISSING, self._numbers_at(places))
         return rows
 
     def find_or_add(self, ids: Ids) -> tuple[Rows, NDArray[np.bool_]]:
@@ -114,66 +116,104 @@ class RowIndex:
         ids : int64[n]
             None of them twice; those that have no row are passed over.
         """
-        places = self._places_of(ids)
-        rows = self._places[places].astype(np.int64)
+        places = self._places_of(ids, *self._hashed(ids))
+        places = places[places != MISSING]
+        rows = self._numbers_at(places)
         self._places[places] = _REMOVED
         self.numbers.give_back(rows)
         return rows
 
-    def _first_places(self, ids: Ids) -> NDArray[np.int64]:
-        bits = np.uint64(64 - (self._places.size.bit_length() - 1))
-        return ((ids.view(np.uint64) * _GOLDEN) >> bits).view(np.int64)
+    def _hashed(self, ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+        """Return the first buckets of ids, and their marks: what an entry has above the number of its row."""
+        hashed = ids.view(np.uint64) * _GOLDEN
+        marks = hashed.view(np.uint32)[_HIGH_HALVES] << self._number_bits
+        marks &= _ENTRY
+        hashed >>= np.uint64(64 - (self._buckets.size.bit_length() - 1))
+        return hashed.view(np.int64), marks
 
-    def _search(self, ids: Ids, places: NDArray[np.int64]) -> Rows:
-        """Return the rows of ids of which none is at its first place."""
-        rows = self._places.take(places, mode="clip")
+    def _read(self, buckets: NDArray[np.int64]) -> NDArray[np.uint32]:
+        """Return copies of the entries of buckets; uint32[n, 4]."""
+        # All are in range; "wrap" is the mode in which numpy waits least for one read to begin the next.
+        return self._buckets.take(buckets, mode="wrap").view(np.uint32).reshape(buckets.size, _BUCKET)
+
+    def _numbers_at(self, places: NDArray[np.int64]) -> Rows:
+        """Return the numbers of rows at places that have one."""
+        return (self._places[places] & (self._num_numbers - np.uint32(1))).astype(np.int64)
+
+    def _beside(
+        self, entries: NDArray[np.uint32], marks: NDArray[np.uint32]
+    ) -> tuple[Rows, NDArray[np.bool_]]:
+        """Return of each bucket the least number beside a mark, and whether there is one; else any number.
+
+        Parameters
+        ----------
+        entries : uint32[n, 4]
+        marks : uint32[n]
+        """
+        numbers = entries[:, 0] ^ marks
+        for column in range(1, _BUCKET):
+            np.minimum(numbers, entries[:, column] ^ marks, out=numbers)
+        found = numbers < self._num_numbers
+        numbers &= self._num_numbers - np.uint32(1)
+        return numbers.astype(np.int64), found
+
+    def _places_of(
+        self, ids: Ids, buckets: NDArray[np.int64], marks: NDArray[np.uint32]
+    ) -> NDArray[np.int64]:
+        """Return the places of ids, or `MISSING`; of several with an id's mark, that whose row has the id."""
         result = np.full(ids.size, MISSING, dtype=np.int64)
-        open_ = np.flatnonzero(rows != _FREE)
-        places = places[open_]
-        # Neighbouring places are read together: few ids go far, and each turn has its price.
-        for width in itertools.chain(_WIDTHS, itertools.repeat(_WIDTHS[-1])):
-            if not open_.size:
-                return result
-            reached = (places[:, None] + np.arange(1, width + 1)) & (self._places.size - 1)
-            rows = self._places.take(reached, mode="clip")
-            found = (self.numbers.of_rows.take(rows, mode="clip") == ids[open_, None]) & (rows >= 0)
-            at, column = np.nonzero(found)
-            result[open_[at]] = rows[at, column]
-            goes_on = np.flatnonzero(~(found | (rows == _FREE)).any(axis=1))
-            open_, places = open_[goes_on], places[goes_on] + width
-        raise AssertionError("widths never end")
-
-    def _places_of(self, ids: Ids) -> NDArray[np.int64]:
-        """Return the places of those ids that have one."""
-        at = []
-        places, open_ids = self._first_places(ids), ids
-        while open_ids.size:
-            rows = self._places.take(places)
-            found = (self.numbers.of_rows.take(rows, mode="clip") == open_ids) & (rows >= 0)
-            at.append(places[found])
-            goes_on = ~found & (rows != _FREE)
-            places, open_ids = (places[goes_on] + 1) & (self._places.size - 1), open_ids[goes_on]
-        return np.concatenate(at) if at else np.zeros(0, dtype=np.int64)
+        open_ = np.arange(ids.size)
+        while open_.size:
+            # Neighbouring buckets are read together: few ids go far, and each turn has its price.
+            reached = (buckets[:, None] + np.arange(_AT_ONCE)) & (self._buckets.size - 1)
+            entries = self._read(reached.ravel()).reshape(buckets.size, -1)
+            # Places of a bucket are taken in their order, so one that has room has it at its last place.
+            goes_on = np.maximum.reduce(entries[:, _BUCKET - 1 :: _BUCKET].T) != _FREE
+            entries ^= marks[:, None]
+            marked = np.flatnonzero(entries < self._num_numbers)
+            of, column = np.divmod(marked, entries.shape[1])
+            right = self.numbers.of_rows.take(entries.ravel()[marked], mode="clip") == ids[of]
+            of, column = of[right], column[right]
+            result[open_[of]] = (buckets[of] * _BUCKET + column) & (self._places.size - 1)
+            goes_on[of] = False
+            going = np.flatnonzero(goes_on)
+            open_, ids, marks, buckets = open_[going], ids[going], marks[going], buckets[going] + _AT_ONCE
+        return result
 
     def _place(self, ids: Ids, rows: Rows) -> None:
         """Enter rows at the first free places of their ids."""
         self._used += rows.size
-        rows = rows.astype(np.int32)
-        places = self._first_places(ids)
-        while rows.size:
-            free = self._places.take(places) == _FREE
-            self._places[places[free]] = rows[free]
-            # Several rows may have taken one free place: the last one has it, and the others go on.
-            lost = self._places.take(places) != rows
-            places, rows = (places[lost] + 1) & (self._places.size - 1), rows[lost]
+        buckets, entries = self._hashed(ids)
+        entries |= rows.astype(np.uint32)
+        while entries.size:
+            free = self._read(buckets) == _FREE
+            column = free.argmax(axis=1)
+            room = free[np.arange(entries.size), column]
+            places = buckets * _BUCKET + column
+            self._places[places[room]] = entries[room]
+            # Several rows may have taken one free place: the last one has it, and the others try again.
+            lost = np.flatnonzero(self._places[places] != entries)
+            buckets, entries = (buckets[lost] + ~room[lost]) & (self._buckets.size - 1), entries[lost]
 
     def _rehash(self) -> None:
         """Enter every row anew, in as many places as are needed; places of removed ids are free again."""
         size = _LEAST
         while len(self.numbers) > _FULL * size * 0.75:
             size *= 2
-        self._pages = PagedArray(size, np.int32)
-        self._places[:] = _FREE
-        self._used = 0
+        self._clear(size)
         for rows in self.numbers.parts():
             self._place(self.numbers.of_rows[rows], rows)
+
+    def _clear(self, size: int) -> None:
+        """Make so many places, all of them free."""
+        self._pages = PagedArray(size // _BUCKET, _BUCKET_TYPE)
+        self._buckets = self._pages.values
+        self._places = self._buckets.view(np.uint32)
+        """At each place the number of a row below its mark, `_FREE` or `_REMOVED`."""
+        self._places[:] = _FREE
+        self._used = 0
+        """Places that are not free, removed ones among them."""
+        # No row has a number beyond these bits before the next call: there are never more rows than places.
+        bits = min(_ENTRY_BITS, max(size.bit_length() - 1, self.numbers.end.bit_length()))
+        self._number_bits = np.uint32(bits)
+        self._num_numbers = np.uint32(1 << bits)

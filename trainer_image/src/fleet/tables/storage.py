@@ -131,7 +131,8 @@ class _InMemory:
 
     def read(self, numbers: Numbers, num_words: int | None = None) -> Tensor:
         if num_words is None:
-            return _words(self._records.values.take(numbers))
+            # All are in range; "wrap" is the mode in which numpy waits least for one read to begin the next.
+            return _words(self._records.values.take(numbers, mode="wrap"))
         return torch.index_select(_words(self._records.values)[:, :num_words], 0, torch.from_numpy(numbers))
 
     def write(self, numbers: Numbers, words: Tensor) -> None:
