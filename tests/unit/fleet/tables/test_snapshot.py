@@ -192,3 +192,21 @@ def test_the_memory_of_ids_that_have_gone_is_told():
     before = table.nbytes
     table.remove(np.arange(1000))
     assert table.nbytes > before + 1000 * (8 + 4)
+
+
+@pytest.mark.parametrize("storage_", [Memory(), LocalDisk(1)], ids=["in-memory", "on-disk"])
+def test_rows_are_counted_part_by_part_as_they_were_while_updates_go_on(storage_):
+    config = replace(CONFIG, storage=storage_)
+    table, other = trained(config), trained(config)
+    for each in (table, other):
+        each.snapshot().close()
+        for ids, gradient, step in updates(IDS[:40], 3, 3):
+            each.update(ids, gradient, 10 + step)
+    expected = join(list(other.snapshot(10).parts()))
+    snapshot, step = table.snapshot(10), 13
+    while snapshot.count_on():
+        step += 1
+        table.update(IDS, torch.ones(IDS.size, 3), step)
+    assert step > 16
+    assert snapshot.num_rows == expected.ids.size > 0
+    assert_equal(join(list(snapshot.parts())), expected)

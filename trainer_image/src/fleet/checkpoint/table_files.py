@@ -27,13 +27,15 @@ class Source(Protocol):
         Only rows that were updated after this step are in it.
     removed : int64[n]
         Ids whose rows have gone since.
-    num_rows : int
     """
 
     step: int
     since: int | None
     removed: NDArray[np.int64]
-    num_rows: int
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
 
     @property
     def none(self) -> TableRows:

@@ -107,6 +107,13 @@ class RowCopy:
                 return
             yield part
 
+    def count(self) -> None:
+        """Count its rows, some at a time, before they are read."""
+        counting = True
+        while counting:
+            with self.lock:
+                counting = self.snapshot.count_on()
+
     def close(self) -> None:
         """Let go what is not read yet: updates set nothing aside any more."""
         with self.lock:

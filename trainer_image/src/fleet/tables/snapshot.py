@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fleet.tables.index import MISSING
 from fleet.tables.layout import Layout
@@ -40,8 +41,6 @@ class Snapshot:
         Of a snapshot since a step: ids whose rows have gone since, ascending.
     policies : mapping of name to array
         As in `TableRows`, of all shards.
-    num_rows : int
-        How many rows it gives out.
     """
 
     def __init__(
@@ -65,7 +64,8 @@ class Snapshot:
         """Whether nothing is to be set aside any more."""
         self._before = RowMemory(layout.width + _BESIDE)
         """Rows as they were, by their number."""
-        self.num_rows = self._count()
+        self._num_rows = len(memory)
+        self._counting = self._count() if since is not None else iter(())
 
     @property
     def nbytes(self) -> int:
@@ -76,6 +76,21 @@ class Snapshot:
     def none(self) -> TableRows:
         """No rows, in the types and shapes of the parts."""
         return self._layout.table_rows(np.zeros(0, dtype=np.int64), torch.empty(0, self._layout.width))
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows it gives out."""
+        while self.count_on():
+            pass
+        return self._num_rows
+
+    def count_on(self) -> bool:
+        """Count the rows of one more part; return whether some are left.
+
+        Of a snapshot since a step all rows have to be looked at. Updates may go on between two calls, as
+        between two parts; all calls come before the first part.
+        """
+        return next(self._counting, False)
 
     def close(self) -> None:
         """Let go what was set aside; rows that were not given out are lost."""
@@ -114,7 +129,16 @@ class Snapshot:
         self._before.write(self._before.add(rows), words)
 
     def _part(self, numbers: NDArray[np.int64]) -> TableRows:
+        ids, there, words = self._as_they_were(numbers)
         self._given[numbers] = True
+        self._before.remove(numbers)
+        chosen = np.flatnonzero(there & self._wanted(self._layout.last(words)))
+        return self._layout.table_rows(ids[chosen], words[torch.from_numpy(chosen)])
+
+    def _as_they_were(
+        self, numbers: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], Tensor]:
+        """Return rows that were not given out, as of the snapshot's moment; as `RowMemory.at`."""
         ids, there, words = self._memory.at(numbers)
         if len(self._before):
             kept = self._before.find(numbers)
@@ -123,20 +147,19 @@ class Snapshot:
             words[torch.from_numpy(at)] = before[:, :-_BESIDE]
             ids[at] = before.numpy()[:, -_BESIDE:-1].copy().view(np.int64)[:, 0]
             there[at] = before[:, -1] > 0.0
-            self._before.remove(numbers[at])
-        chosen = np.flatnonzero(there & self._wanted(self._layout.last(words)))
-        return self._layout.table_rows(ids[chosen], words[torch.from_numpy(chosen)])
+        return ids, there, words
 
     def _wanted(self, last: NDArray[np.int32]) -> NDArray[np.bool_]:
         return np.ones(last.size, dtype=np.bool_) if self.since is None else last > self.since
 
-    def _count(self) -> int:
-        if self.since is None:
-            return len(self._memory)
-        found = (self._memory.at(numbers) for numbers in self._runs())
-        return sum(
-            int(np.count_nonzero(there & self._wanted(self._layout.last(words)))) for _, there, words in found
-        )
+    def _count(self) -> Iterator[bool]:
+        self._num_rows, counted = 0, np.zeros(self._given.size, dtype=np.bool_)
+        for numbers in self._runs():
+            numbers = numbers[~counted[numbers]]
+            counted[numbers] = True
+            _, there, words = self._as_they_were(numbers)
+            self._num_rows += int(np.count_nonzero(there & self._wanted(self._layout.last(words))))
+            yield True
 
     def _runs(self) -> Iterator[NDArray[np.int64]]:
         """Yield the numbers of all rows, as many at a time as a part has, in the order in which they lie."""

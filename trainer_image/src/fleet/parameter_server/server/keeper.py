@@ -217,6 +217,7 @@ class Keeper:
     def _write_rows(self, path: Path, save: str, copy: RowCopy, base: BaseRecord | None) -> FileRecord:
         table, shards = self._shard.tables.names[copy.table], self._plan.table_shards
         record = RowsRecord(table, shards, copy.updates, base)
+        copy.count()
         return write_rows(path, save, f"{self._name}-table-{copy.table}", record, copy.snapshot, copy.parts())
 
     def _check_may_write(self, path: Path, rows: Iterable[RowCopy]) -> ExitStack:
