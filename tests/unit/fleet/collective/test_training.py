@@ -21,13 +21,15 @@ class Alone:
         return {0: value}
 
 
-def make(step: int = 0, job: JobIdentity | None = None) -> tuple[CollectiveTraining, torch.optim.Optimizer]:
+def make(
+    step: int = 0, job: JobIdentity | None = None, loops: Loops | None = None
+) -> tuple[CollectiveTraining, torch.optim.Optimizer]:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     synchronizer = cast("Any", SimpleNamespace(steps=SimpleNamespace(number=step), settle=lambda _: None))
     claims = Claims("trainer-0", job or JobIdentity())
     return CollectiveTraining(
-        optimizer, model, synchronizer, cast("Any", Alone()), claims, Loops()
+        optimizer, model, synchronizer, cast("Any", Alone()), claims, loops or Loops()
     ), optimizer
 
 
@@ -76,3 +78,24 @@ def test_what_is_written_in_the_background_is_the_copy_that_was_made(tmp_path, m
     training.background.wait()
     training.load(str(tmp_path))
     assert torch.equal(parameter.detach(), expected)
+
+
+@pytest.mark.parametrize(
+    ("begun_at", "saved_at", "begins_at"),
+    [
+        pytest.param(3, 5, 5 - 2, id="the-loop-before-made-fewer-steps-than-it-has"),
+        pytest.param(12, 5, 5, id="an-earlier-checkpoint-was-loaded-meanwhile"),
+    ],
+)
+def test_a_checkpoint_can_be_loaded_wherever_the_loops_are(tmp_path, begun_at, saved_at, begins_at):
+    loops = Loops()
+    loops.end(loops.begin("fleet.steps", 0, 10, 1), 10)
+    loops.begin("fleet.steps", begun_at, 20, 1)
+    training, _ = make(saved_at, loops=loops)
+    training.save(str(tmp_path / "checkpoint"), TrainStatus(0))
+    training.background.wait()
+    loops = Loops()
+    again, _ = make(loops=loops)
+    assert again.load(str(tmp_path / "checkpoint")) == TrainStatus(0, step=saved_at)
+    loops.end(loops.begin("fleet.steps", saved_at, 10, 1), 10)
+    assert loops.begin("fleet.steps", saved_at, 20, 1) == begins_at

@@ -80,6 +80,7 @@ class Loops:
         if self._resumed is not None and per_epoch is not None:
             steps = self._resumed.steps_of(self._begun, per_epoch, epochs)
             base = base if steps is None else made - steps
+        base = min(base, made)  # the loops before may have made fewer steps than they have
         self._present = (self._begun, base, per_epoch)
         self._begun += 1
         return base
@@ -91,7 +92,8 @@ class Loops:
     def place(self, made: int) -> Place | None:
         """Return where a training is that has made so many steps; None where that is not known."""
         loop, base, per_epoch = self._present
-        return Place(loop, made - base, per_epoch) if per_epoch else None
+        # A checkpoint that was loaded meanwhile may be older than the loop.
+        return Place(loop, max(0, made - base), per_epoch) if per_epoch else None
 
     def resume(self, place: Place | None) -> None:
         """Let the loops to come go on at a place, as far as they come before it."""
