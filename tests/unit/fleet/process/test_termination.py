@@ -41,8 +41,12 @@ def test_what_is_too_long_loses_points_then_counters_then_metrics(metrics, count
 def test_tables_are_told_last_too_if_they_fit():
     def told(length: int) -> Any:
         subject = Progress()
+        subject.report(loss=1, auc=0.5)
+        subject.count("non_finite_parameters")
         subject.show_tables(lambda: [{"name": "t" * length, "rows": 1, "bytes": each} for each in range(20)])
-        return json.loads(termination.progress_message(subject.snapshot()))["tables"]
+        state = json.loads(termination.progress_message(subject.snapshot()))
+        assert (len(state["counters"]), len(state["metrics"])) == (1, 1)
+        return state["tables"]
 
     assert [table["bytes"] for table in told(10)] == list(range(19, 9, -1))
     assert told(1000) == []

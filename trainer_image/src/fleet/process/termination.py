@@ -68,7 +68,7 @@ def progress_message(state: Mapping[str, Any]) -> str:
     """Render a progress snapshot as one line of JSON that fits.
 
     At most 64 points of the history stay, evenly spaced and the last among them, and the ten largest tables;
-    what is still too long loses more points, then its counters, then its metrics, then its tables.
+    what is still too long loses more points, then its tables, then its counters, then its metrics.
     """
     short = dict(state) | {"tables": state["tables"][:MAX_TABLES]}
     points = [[step, float(f"{loss:.6g}")] for step, loss in state["history"]]
@@ -79,7 +79,7 @@ def progress_message(state: Mapping[str, Any]) -> str:
             return text
         keep //= 2
     short["history"] = []
-    for key, none in (("counters", {}), ("metrics", {}), ("tables", [])):
+    for key, none in (("tables", []), ("counters", {}), ("metrics", {})):
         if len(text := _one_line(short)) <= MAX_PROGRESS_BYTES:
             return text
         short[key] = none
