@@ -72,10 +72,14 @@ class RowIndex:
             `MISSING` for an id that has no row.
         """
         buckets, marks = self._hashed(ids)
-        rows, found = self._beside(self._read(buckets), marks)
-        found &= self.numbers.of_rows.take(rows, mode="wrap") == ids
+        entries = self._read(buckets)
+        rows, marked = self._beside(entries, marks)
+        found = marked & (self.numbers.of_rows.take(rows, mode="wrap") == ids)
         if not found.all():
             open_ = np.flatnonzero(~found)
+            rows[open_] = MISSING
+            # A bucket with room, which is at its last place, was never full: no id went on from it.
+            open_ = open_[marked[open_] | (entries[open_, -1] != _FREE)]
             places = self._places_of(ids[open_], buckets[open_], marks[open_])
             rows[open_] = np.where(places == MISSING, MISSING, self._numbers_at(places))
         return rows
