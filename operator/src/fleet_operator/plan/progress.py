@@ -178,7 +178,8 @@ def _tables(tables: Any) -> tuple[TableSize, ...]:
         told = table if isinstance(table, dict) else {}
         name, rows, size = told.get("name"), _whole(told.get("rows")), _whole(told.get("bytes"))
         if isinstance(name, str) and rows is not None and size is not None:
-            found.append(TableSize(name=name[:MAX_TABLE_NAME], rows=rows, bytes=size))
+            shown = "".join(each if each.isprintable() else "?" for each in name[:MAX_TABLE_NAME])
+            found.append(TableSize(name=shown, rows=rows, bytes=size))
     return tuple(found)
 
 

@@ -210,3 +210,9 @@ def test_a_job_that_is_suspended_has_no_progress():
     story.edit(suspend=True)
     story.sees(*RUNNING, after=5)
     assert story.job.status.progress is None
+
+
+def test_what_a_terminal_or_the_status_could_not_take_of_a_tables_name_is_replaced():
+    told = parse_progress(r'{"step": 1, "tables": [{"name": "\ud800 \u001b[2Jé", "rows": 1, "bytes": 1}]}')
+    assert told is not None
+    assert [table.name for table in told.tables] == ["? ?[2Jé"]
