@@ -339,3 +339,13 @@ def test_the_loop_of_the_documentation_goes_on_in_the_middle():
     exec(block, {**names, "model": model, "loss_fn": torch.nn.functional.mse_loss})  # noqa: S102
     assert training.made == 30 * 2
     assert scheduler.last_epoch == 30
+
+
+def test_loops_follow_each_other_where_the_count_of_steps_comes_late():
+    """As in GEO, where it is of the steps that the servers know of."""
+    loops = Loops()
+    begun = []
+    for made in (0, 8, 20):
+        begun.append(loops.begin("fleet.steps", made, 10, 1))
+        loops.end(begun[-1], 10)
+    assert begun == [0, 10, 20]

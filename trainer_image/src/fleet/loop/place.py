@@ -80,8 +80,8 @@ class Loops:
         if self._resumed is not None and per_epoch is not None:
             steps = self._resumed.steps_of(self._begun, per_epoch, epochs)
             base = base if steps is None else made - steps
-        base = min(base, made)  # the loops before may have made fewer steps than they have
-        self._present = (self._begun, base, per_epoch)
+        # The loops before may have made fewer steps than they have.
+        self._present = (self._begun, min(base, made), per_epoch)
         self._begun += 1
         return base
 
