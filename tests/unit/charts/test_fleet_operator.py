@@ -61,7 +61,7 @@ def container(manifests: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def test_whatever_the_chart_renders_is_an_object(helm):
+def test_the_chart_is_not_valid(helm):
     for values in ([], NAMES, [f"features.{feature}=true" for feature in FEATURES]):
         for document in render(helm, *values):
             assert {"apiVersion", "kind", "metadata"} <= document.keys()
