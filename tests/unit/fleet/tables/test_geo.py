@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fleet.errors import ConfigurationError
-from fleet.tables import Constant, CountFilter, Table, TableConfig
+from fleet.tables import Constant, CountFilter, Table, TableConfig, geo
 from fleet.tables.geo import GeoRows, server_config
 from fleet.tables.rules import SGD, Momentum
 
@@ -50,6 +50,23 @@ def test_only_the_ids_that_were_touched_since_the_last_time_leave():
     assert exchange(trainer, server, 3).ids.tolist() == [-5]
     assert exchange(trainer, server, 3).ids.tolist() == []
     assert len(server) == 4
+
+
+def test_ids_of_many_updates_are_sorted_now_and_then_only(monkeypatch):
+    monkeypatch.setattr(geo, "_LEAST", 10)
+    sorts, unique = [], np.unique
+
+    def counted(ids):
+        sorts.append(ids.size)
+        return unique(ids)
+
+    monkeypatch.setattr(np, "unique", counted)
+    trainer = GeoRows(config(), 2)
+    for step in range(1, 101):
+        trainer.update(np.array([step % 3, 50]), torch.ones(2, 2), step)
+    assert trainer.leaving(100).ids.tolist() == [0, 1, 2, 50]
+    assert len(sorts) < 20
+    assert max(sorts) < 20
 
 
 def test_what_each_of_two_has_changed_reaches_the_other_by_half():

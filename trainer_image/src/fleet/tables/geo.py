@@ -7,7 +7,7 @@ and counts it as agreed; servers add it. When the servers' rows arrive, what the
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from fleet.tables.storage import IN_MEMORY
 from fleet.tables.table import Table
 
 __all__ = ["Added", "GeoRows", "server_config"]
+
+_LEAST: Final = 1 << 16
+"""So many ids of updates are kept as they came, at least."""
 
 
 class Added:
@@ -62,7 +65,8 @@ class GeoRows:
         self._local = Table(replace(config, storage=IN_MEMORY))  # the servers' directory is not here
         self._own = RowIndex()
         self._agreed = Table(replace(served, row_type=Float32(), storage=IN_MEMORY))
-        self._touched: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._touched: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)]
+        """Ids since the last exchange: each once in the first array, and those of the updates after it."""
 
     def has(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which ids the trainer has touched; bool[n]."""
@@ -85,7 +89,10 @@ class GeoRows:
         """Step rows by the trainer's rule; as `Table.update`."""
         self._own.find_or_add(ids)
         self._local.update(ids, gradient, step, options)
-        self._touched = np.union1d(self._touched, ids)
+        self._touched.append(ids)
+        # Not at each update: it would sort everything that has come before.
+        if sum(each.size for each in self._touched[1:]) > max(_LEAST, self._touched[0].size):
+            self._touched = [self._all_touched()]
 
     def leaving(self, step: int) -> RowGradients:
         """Return what is to be added to the servers' rows: of the ids touched since the last call, ascending.
@@ -95,7 +102,7 @@ class GeoRows:
         step : int
             How many steps the trainer has made.
         """
-        ids, self._touched = self._touched, np.zeros(0, dtype=np.int64)
+        ids, self._touched = self._all_touched(), [np.zeros(0, dtype=np.int64)]
         change = (self._local.look_up(ids) - self._agreed.look_up(ids)) / self._num_trainers
         self._agreed.update(ids, change.clone(), step)
         return RowGradients(ids, change)
@@ -115,6 +122,10 @@ class GeoRows:
         by_others = values - self._agreed.look_up(ids)
         self._local.update(ids, by_others, step, rule=Added())
         self._agreed.load(TableRows(ids, values, {}))
+
+    def _all_touched(self) -> NDArray[np.int64]:
+        """Return the ids touched since the last exchange, ascending, each once."""
+        return np.unique(np.concatenate(self._touched))
 
 
 def server_config(config: TableConfig) -> TableConfig:
