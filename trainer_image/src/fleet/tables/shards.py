@@ -78,7 +78,11 @@ class Placement:
 
     def positions(self, ids: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
         """Return by server where in `ids` its own are, in their order; a server without any is left out."""
+        if not ids.size:
+            return {}
+        if len(set(self.servers)) == 1:
+            return {self.servers[0]: np.arange(ids.size)}
         of = np.array(self.servers, dtype=np.int64)[shard_of(ids)]
         order = np.argsort(of, kind="stable")
         servers, begins = np.unique(of[order], return_index=True)
-        return dict(zip(servers.tolist(), np.split(order, begins[1:]), strict=True)) if ids.size else {}
+        return dict(zip(servers.tolist(), np.split(order, begins[1:]), strict=True))

@@ -63,12 +63,14 @@ class Table:
         of_others = self.removed.nbytes + (self._candidates.nbytes if self._candidates else 0)
         return self._memory.nbytes + of_others
 
-    def look_up(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return the values of ids. Nothing is admitted or stored, and only `statistics` counts it.
+    def look_up(self, ids: NDArray[np.int64], *, counted: bool = True) -> Tensor:
+        """Return the values of ids. Nothing is admitted or stored.
 
         Parameters
         ----------
         ids : int64[n]
+        counted : bool
+            Whether `statistics` counts it, as it does where a trainer asks.
 
         Returns
         -------
@@ -84,7 +86,8 @@ class Table:
         rows = self._memory.find(ids)
         new = rows == MISSING
         num_new = int(np.count_nonzero(new))
-        self.statistics.count(ids.size, ids.size - num_new)
+        if counted:
+            self.statistics.count(ids.size, ids.size - num_new)
         words = self._memory.read(np.where(new, 0, rows) if num_new else rows, self._layout.value_words)
         values = self._layout.values(words)
         if num_new:

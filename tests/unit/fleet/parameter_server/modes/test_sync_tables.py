@@ -24,6 +24,15 @@ def test_a_table_is_stepped_by_the_mean_once_every_trainers_gradient_has_come():
     assert (tables.half.step, tables.half.missing()) == (1, None)
 
 
+def test_only_what_trainers_ask_for_is_counted_as_looked_up():
+    tables = Tables(SyncTables, 1)
+    tables.send(0, 0, {3: 1.0, 5: 1.0})
+    tables.rows(0, 1, 3, 4)
+    tables.send(0, 1, {3: 1.0})
+    (told,) = tables.store.statistics()
+    assert (told["lookedUp"], told["found"]) == (2, 1)
+
+
 def test_an_empty_gradient_counts_as_one():
     tables = Tables(SyncTables)
     tables.send(0, 0, {})
@@ -116,15 +125,15 @@ def test_a_gradient_of_a_step_that_nobody_began_ends_the_server_with_its_reason(
 def test_a_look_up_holds_up_nobody_who_asks_for_rows_of_another_table(monkeypatch):
     reading, seen = threading.Event(), threading.Event()
     tables = Tables(SyncTables, number=2)
-    read = tables.store.read
+    look_up = tables.store.look_up
 
     def wait(table, ids):
         if table == 0:
             reading.set()
             assert seen.wait(10)
-        return read(table, ids)
+        return look_up(table, ids)
 
-    monkeypatch.setattr(tables.store, "read", wait)
+    monkeypatch.setattr(tables.store, "look_up", wait)
     with futures.ThreadPoolExecutor() as pool:
         first = pool.submit(tables.rows, 0, 0, 3)
         assert reading.wait(10)

@@ -93,7 +93,7 @@ class ImmediateTables:
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
         """Return the present rows, whatever step the trainer is at."""
         del trainer, step
-        return self._store.read(table, ids)
+        return self._store.look_up(table, ids)
 
     def gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
         """Apply a gradient, unless an earlier life of the trainer has brought this step's.

@@ -119,7 +119,7 @@ class SyncTables:
         with self._changed[table]:
             self._wait_until_stepped(table)
             round_ = self._rounds[table]
-            rows = self._store.read(table, ids)
+            rows = self._store.look_up(table, ids)
             if step == round_.step + 1:
                 if not self._store.tells(table):  # a trainer that holds the table is told of all changes
                     _note(round_.ahead.setdefault(trainer, []), ids)
