@@ -13,7 +13,14 @@ SMALL = Settings(piece_bytes=4096)
 
 
 def plans(
-    settings=SMALL, endpoints=ENDPOINTS, *, clip=None, config=None, optimizer=torch.optim.SGD, model=None
+    settings=SMALL,
+    endpoints=ENDPOINTS,
+    *,
+    clip=None,
+    config=None,
+    optimizer=torch.optim.SGD,
+    model=None,
+    trainers=2,
 ):
     """Return a trainer's plan and the servers', in pieces."""
     model = model or torch.nn.Sequential(torch.nn.Linear(64, 1000), torch.nn.Linear(1000, 3))
@@ -23,7 +30,7 @@ def plans(
         0,
         program=program,
         pservers=",".join(endpoints),
-        trainers=2,
+        trainers=trainers,
         startup_program=program.startup_program,
     )
     servers = [
@@ -79,6 +86,12 @@ def test_by_itself_a_block_is_cut_where_a_network_lies_between(endpoints, cut):
     wide = torch.nn.Linear(1024, 1024)
     trainer, _ = plans(Settings(), endpoints, model=wide)
     assert is_cut(trainer) is cut
+
+
+@pytest.mark.parametrize(("trainers", "kib"), [(1, 256), (4, 256), (8, 128), (100, 128)])
+def test_pieces_are_smaller_where_many_trainers_fill_a_servers_port(trainers, kib):
+    trainer, _ = plans(Settings(), model=torch.nn.Linear(1024, 1024), trainers=trainers)
+    assert max(piece.numel * 4 for piece in trainer.blocks) == kib << 10
 
 
 @pytest.mark.parametrize("clip", [ClipGradByNorm(1.0), ClipGradByGlobalNorm(1.0)])

@@ -20,7 +20,8 @@ from fleet.transpiler.lowering import ServerPlan
 
 __all__ = ["by_block", "in_pieces", "lead_bytes"]
 
-_PIECE_BYTES: Final = 1 << 18
+_OF_ALL_BYTES: Final = 1 << 20
+_LEAST_BYTES, _MOST_BYTES = 1 << 17, 1 << 18
 _VECTOR: Final = 64
 """Pieces hold a multiple of so many elements: kernels may round otherwise what does not fill a vector."""
 
@@ -32,9 +33,10 @@ def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:
     ----------
     plan : ServerPlan
     settings : Settings
-        Their `piece_bytes` say how large a piece may be. Without, it is 256 KiB, and blocks stay whole where
-        every server has an address of the loopback interface: copies are the limit there, and not a network.
-        A row is never cut, so one that is larger is a piece of its own.
+        Their `piece_bytes` say how large a piece may be. Without, it is 256 KiB, of more than four trainers
+        1 MiB divided by their number and at least 128 KiB; and blocks stay whole where every server has an
+        address of the loopback interface: copies are the limit there, and not a network. A row is never
+        cut, so one that is larger is a piece of its own.
 
     Returns
     -------
@@ -69,7 +71,7 @@ def _most_bytes(plan: ServerPlan, settings: Settings) -> int | None:
     """Return how large a piece may be; None where blocks stay whole."""
     if settings.piece_bytes is None and all(_is_loopback(endpoint) for endpoint in plan.endpoints):
         return None
-    return settings.piece_bytes or _PIECE_BYTES
+    return settings.piece_bytes or max(_LEAST_BYTES, min(_MOST_BYTES, _OF_ALL_BYTES // plan.trainers))
 
 
 def by_block(pieces: Iterable[PlannedBlock]) -> list[list[PlannedBlock]]:
