@@ -118,31 +118,6 @@ def test_two_processes_train_on_the_cpu_of_a_machine_with_one_gpu(trainers):
         assert process.returncode == 0, err
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU on this machine")
-@pytest.mark.parametrize("size", [1, 2], ids=["by-nccl", "by-gloo-where-two-share-a-gpu"])
-def test_a_model_may_move_to_the_gpu_after_it_is_distributed(trainers, size):
-    body = """
-    fleet.init()
-    alone, model = build(0), build(0)
-    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    model.cuda()
-    rank, size = fleet.worker_index(), fleet.worker_num()
-    x, y = batch(0, rank)
-    torch.nn.functional.cross_entropy(model(x.cuda()), y.cuda()).backward()
-    optimizer.step()
-    sum(loss_of(alone, 0, other) / size for other in range(size)).backward()
-    torch.optim.SGD(alone.parameters(), lr=0.1).step()
-    for one, other in zip(alone.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(one, other.cpu())
-    fleet.stop_worker()
-    """
-    one_gpu = 'os.environ |= {"LOCAL_RANK": os.environ["RANK"], "CUDA_VISIBLE_DEVICES": "0"}\n'
-    for process in trainers(one_gpu + textwrap.dedent(body), ranks=tuple(range(size)), size=size):
-        _, err = process.communicate(timeout=100)
-        assert process.returncode == 0, err
-
-
 def test_a_trainer_with_another_version_of_pytorch_is_named_to_all(trainers):
     body = """
     if os.environ["RANK"] == "1":

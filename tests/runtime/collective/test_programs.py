@@ -1,6 +1,7 @@
 """Programs of collective training, run by executors: what they learn is what one process learns."""
 
 import pytest
+import torch
 
 PROGRAMS = """
 import fleet
@@ -38,12 +39,23 @@ one = fleet.Executor(fleet.CPUPlace())
 for number in range(4):
     one.run(program, feed=feed(number, range(2)), fetch_list=["loss"])
 for found, expected in zip(model.parameters(), alone.parameters(), strict=True):
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found.cpu(), expected)
 """
 
 
 @pytest.mark.parametrize("mode", ["nccl2", "collective"])
 def test_two_trainers_learn_what_one_process_learns(trainers, mode):
     for process in trainers(PROGRAMS.replace("MODE", repr(mode))):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU on this machine")
+@pytest.mark.parametrize("mode", ["nccl2", "collective"])
+def test_two_trainers_that_share_a_gpu_learn_it_too(trainers, mode):
+    on_one_gpu = 'os.environ |= {"LOCAL_RANK": os.environ["RANK"], "CUDA_VISIBLE_DEVICES": "0"}\n'
+    programs = PROGRAMS.replace("CPUPlace()", "CUDAPlace(0)", 1).replace("use_cuda=False", "use_cuda=True")
+    for process in trainers(on_one_gpu + programs.replace("MODE", repr(mode))):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
