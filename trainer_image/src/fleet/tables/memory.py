@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fleet.errors import ConfigurationError
 from fleet.tables.direct_index import DirectIndex
-from fleet.tables.index import MISSING, RowIndex
+from fleet.tables.index import RowIndex
 from fleet.tables.pages import PagedArray
 from fleet.tables.shards import SHARDS, shard_of
 from fleet.tables.storage import IN_MEMORY, Storage
@@ -108,11 +108,6 @@ class RowMemory:
     def write(self, rows: NDArray[np.int64], words: Tensor) -> None:
         """Put words into rows."""
         self._rows.write(rows, words)
-
-    def expect(self, ids: NDArray[np.int64]) -> None:
-        """Take note that rows of ids will be read: those on a disk are on their way from now on."""
-        rows = self.find(ids)
-        self._rows.expect(rows[rows != MISSING])
 
     def ids_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ids of rows."""

@@ -83,7 +83,7 @@ class RowLog:
         """Let records be dead."""
         self._live -= np.bincount(places // self._per_segment, minlength=self._live.size)
 
-    def expect(self, places: Places) -> None:
+    def _expect(self, places: Places) -> None:
         """Have the system begin to read records, all at once: it would wait for one after the other."""
         begins = self._offsets(places)
         pages = np.unique(np.concatenate([begins, begins + (self._dtype.itemsize - 1)]) // _PAGE)
@@ -93,7 +93,7 @@ class RowLog:
 
     def read(self, places: Places) -> NDArray[np.void]:
         """Return copies of records."""
-        self.expect(places)
+        self._expect(places)
         found = np.empty(places.size, self._dtype)
         of = places // self._per_segment
         for segment in np.unique(of).tolist():

@@ -38,9 +38,6 @@ class RowStore(Protocol):
     def resize(self, size: int) -> None:
         """Have room for rows of numbers up to this one, exclusive."""
 
-    def expect(self, numbers: Numbers) -> None:
-        """Take note that rows will be read: those on a disk are on their way from now on."""
-
     def read(self, numbers: Numbers, num_words: int | None = None) -> Tensor:
         """Return copies of rows, or of their first words; float32[n, num_words]."""
 
@@ -126,9 +123,6 @@ class _InMemory:
     def resize(self, size: int) -> None:
         self._records.resize(size)
 
-    def expect(self, numbers: Numbers) -> None:
-        """Do nothing: they are here."""
-
     def read(self, numbers: Numbers, num_words: int | None = None) -> Tensor:
         if num_words is None:
             # All are in range; "wrap" is the mode in which numpy waits least for one read to begin the next.
@@ -172,10 +166,6 @@ class _OnDisk:
         before = self._where.values.size
         self._where.resize(size)
         self._where.values[before:] = _NOWHERE
-
-    def expect(self, numbers: Numbers) -> None:
-        where = self._where.values.take(numbers)
-        self._log.expect(_FIRST - where[where <= _FIRST].astype(np.int64))
 
     def read(self, numbers: Numbers, num_words: int | None = None) -> Tensor:
         where = self._where.values.take(numbers).astype(np.int64)
