@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.support.replicas import Job, Replica, job
 
@@ -22,13 +24,17 @@ def rows_of(running: Job, trainers: list[Replica]) -> str:
     return str(digest)
 
 
-def test_servers_tell_of_their_tables_and_trainer_0_of_all(tmp_path):
+def test_servers_tell_of_their_tables_and_trainer_0_exports_the_rows_that_are_served(tmp_path):
     words = tmp_path / "words"
     with job(tmp_path, servers=2, trainers=1, rounds=2) as running:
         port = int(running.endpoints[-1].rpartition(":")[2]) + 1
         running.server(0, SCRIPT, str(STEPS), FLEET_METRICS_PORT=str(port))
         running.server(1, SCRIPT, str(STEPS), FLEET_TERMINATION_LOG=str(tmp_path / "other"))
-        told = {"METRICS": f"127.0.0.1:{port}", "FLEET_TERMINATION_LOG": str(words)}
+        told = {
+            "METRICS": f"127.0.0.1:{port}",
+            "FLEET_TERMINATION_LOG": str(words),
+            "EXPORT": str(tmp_path),
+        }
         trainer = running.trainer(0, SCRIPT, str(STEPS), **told)
         rows_of(running, [trainer])
     metrics = dict(re.findall(r'^fleet_table_(\w+){table="rows"} (\S+)$', trainer.output, re.M))
@@ -42,6 +48,10 @@ def test_servers_tell_of_their_tables_and_trainer_0_of_all(tmp_path):
     ]
     assert 0 < int(metrics["ids_found_total"]) < int(metrics["ids_looked_up_total"])
     assert float(metrics["shard_skew"]) >= 1.0
+    model, rows = load_file(tmp_path / "model.safetensors"), torch.load(tmp_path / "rows.pt")
+    assert model["rows.ids"].tolist() == [3, 7, 199]
+    assert torch.equal(model["rows.rows"], rows[[3, 7, 199]])
+    assert set(model) == {"rows.ids", "rows.rows", "2.weight", "2.bias"}
 
 
 def test_a_killed_trainer_comes_back_and_no_row_is_another(tmp_path):
