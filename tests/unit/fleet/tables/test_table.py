@@ -88,6 +88,8 @@ def test_an_id_out_of_range_is_named_with_its_position(numbers):
         tried.look_up(ids(*numbers))
     with pytest.raises(ConfigurationError, match=expected):
         tried.update(ids(*numbers), torch.zeros(len(numbers), 3), 1)
+    with pytest.raises(ConfigurationError, match=expected):
+        tried.remove(ids(*numbers))
     assert len(tried) == 0
 
 

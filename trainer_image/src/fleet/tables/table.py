@@ -159,7 +159,14 @@ class Table:
                 found.load({name.removeprefix(f"{rule}."): loaded.policies[name] for name in names})
 
     def remove(self, ids: NDArray[np.int64]) -> None:
-        """Forget the rows of ids, none of which comes twice; those that have none are passed over."""
+        """Forget the rows of ids, none of which comes twice; those that have none are passed over.
+
+        Raises
+        ------
+        ConfigurationError
+            An id is out of range.
+        """
+        self.config.check_ids(ids)
         self._keep(self._memory.find(ids))
         self.removed.add(ids, self._step)
         self._memory.remove(ids)
