@@ -14,6 +14,17 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 
+def tell(model: Transformer, vocabulary: Vocabulary, test: list[tuple[str, str]], device: str) -> None:
+    """Print translations of the test's first sentences, and how many of all are right to the word."""
+    model.eval()
+    source, _ = padded(list(Pairs(test, vocabulary)))
+    found = [vocabulary.decode(each) for each in translate(model, source.to(device), 2 * source.shape[1])]
+    for (sentence, _), translation in list(zip(test, found, strict=True))[:3]:
+        print(f"{sentence} -> {translation}")
+    right = sum(translation == wanted for translation, (_, wanted) in zip(found, test, strict=True))
+    print(f"test accuracy: {right / len(test):.4f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, help="a pair in each line, a tabulator between both")
@@ -67,13 +78,7 @@ def main() -> None:
             scheduler.step()
             if scheduler.last_epoch % options.print_every == 0:
                 print(f"step {scheduler.last_epoch} of {steps}: loss {mean.item():.7f}")
-    model.eval()
-    source, _ = padded(list(Pairs(test, vocabulary)))
-    found = [vocabulary.decode(each) for each in translate(model, source.to(device), 2 * source.shape[1])]
-    for (sentence, _), translation in list(zip(test, found, strict=True))[:3]:
-        print(f"{sentence} -> {translation}")
-    right = sum(translation == wanted for translation, (_, wanted) in zip(found, test, strict=True))
-    print(f"test accuracy: {right / len(test):.4f}")
+    tell(model, vocabulary, test, device)
 
 
 if __name__ == "__main__":
