@@ -16,6 +16,9 @@ __all__ = ["Copies", "is_sharded"]
 _NAMED: Final = 3
 _log = logging.getLogger(__name__)
 
+_Shape = tuple[str, torch.Size, torch.dtype]
+"""Of a buffer, with its name."""
+
 
 class Copies:
     """What all trainers have a copy of.
@@ -96,7 +99,7 @@ class Copies:
     def digest(self) -> int:
         """A number of 32 bits for what `share_buffers` takes to be everybody's: 0 for what all began with."""
         shapes = self._shapes()
-        return 0 if shapes == self._agreed else zlib.crc32("\n".join(shapes).encode())
+        return 0 if shapes == self._agreed else zlib.crc32("\n".join(_lines(shapes)).encode())
 
     def compare_buffers(self) -> None:
         """Compare the buffers' shapes with every trainer's, in a call that each makes.
@@ -106,21 +109,20 @@ class Copies:
         ConfigurationError
             Another trainer's differ, so that its values would come to lie in other buffers.
         """
-        ours, place = self._shapes(), self.group.place
-        for rank, text in self.group.agree("the shapes of buffers", "\n".join(ours)).items():
-            if text != "\n".join(ours):
-                theirs = text.splitlines()
-                found = next(iter(sorted(set(theirs) - set(ours))), "fewer buffers")
-                expected = next(iter(sorted(set(ours) - set(theirs))), "fewer buffers")
+        ours, place = "\n".join(_lines(self._shapes())), self.group.place
+        for rank, theirs in self.group.agree("the shapes of buffers", ours).items():
+            if theirs != ours:
+                of_other, own = set(theirs.splitlines()), set(ours.splitlines())
+                found = min(of_other - own, default="fewer buffers")
+                expected = min(own - of_other, default="fewer buffers")
                 raise ConfigurationError(
                     f"{place.name(rank)} has {found} where this trainer, {place.rank}, has {expected}; "
                     "expected buffers of the same shapes on every trainer: give them shapes that do not "
                     "follow a trainer's own batches, or set DistributedStrategy(broadcast_buffers=False)"
                 )
 
-    def _shapes(self) -> list[str]:
-        present = self._present_buffers().items()
-        return [f"the buffer {name} {tuple(value.shape)} {value.dtype}" for name, value in present]
+    def _shapes(self) -> list[_Shape]:
+        return [(name, value.shape, value.dtype) for name, value in self._present_buffers().items()]
 
     def _present_buffers(self) -> dict[str, torch.Tensor]:
         """Return the buffers by name, but those that have been taken away since."""
@@ -137,6 +139,10 @@ class Copies:
         ]
         others = [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in self.others]
         return [*lines, "no more parameters", *others]
+
+
+def _lines(shapes: Iterable[_Shape]) -> list[str]:
+    return [f"the buffer {name} {tuple(shape)} {dtype}" for name, shape, dtype in shapes]
 
 
 def is_sharded(value: torch.Tensor) -> bool:

@@ -14,9 +14,10 @@ from typing import Any, cast
 import torch
 
 from fleet.collective.backward import BackwardPass
-from fleet.collective.buckets import Buckets
+from fleet.collective.buckets import Buckets, Compression
 from fleet.collective.copies import Copies
 from fleet.collective.own_gradients import OwnGradients
+from fleet.collective.reducer import BUCKET_BYTES
 from fleet.collective.steps import Steps
 from fleet.collective.synchronizer import Synchronizer
 from fleet.errors import ConfigurationError, FleetError
@@ -41,17 +42,25 @@ class GradientAverager(Synchronizer):
     copies : Copies
     backward : BackwardPass
         One for all optimizers.
-    **options
+    bucket_bytes, compression
         As of `Buckets`.
     """
 
-    def __init__(self, copies: Copies, backward: BackwardPass, **options: Any) -> None:
+    def __init__(
+        self,
+        copies: Copies,
+        backward: BackwardPass,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        compression: Compression | None = None,
+    ) -> None:
         super().__init__(Steps(copies.group))
         self._copies = copies
         self._group = copies.group
         self._named = copies.trained
         self._backward = backward
-        self._buckets = Buckets(copies.group, [parameter for _, parameter in self._named], **options)
+        parameters = [parameter for _, parameter in self._named]
+        self._buckets = Buckets(copies.group, parameters, bucket_bytes=bucket_bytes, compression=compression)
         self._arrived: set[int] = set()
         self._ending: _Ending | None = None
         self._own = OwnGradients(self._named)

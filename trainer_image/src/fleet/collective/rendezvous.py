@@ -247,6 +247,7 @@ def _reach(place: Place, wait: Wait) -> Store:
     """Connect with the store of trainer 0, or of torchrun's agent, once it listens."""
     door = None
     if place.key and not place.launcher_has_store:
+        # Given up before torch's client gives up, which would log a stack.
         door = door_to(place.host, place.port, place.key, min(0.8 * TRY_SECONDS, wait.left))
     here_only = not place.key and not place.launcher_has_store and loopback_of(place.host) is None
     if door is not None:

@@ -124,7 +124,7 @@ def _selected(gpus: str, environ: Mapping[str, str]) -> str:
     if not visible:
         raise ConfigurationError(
             f"--selected_gpus is {gpus!r}, and CUDA_VISIBLE_DEVICES is {said!r}, which hides every GPU; "
-            "expected one of them to be left out"
+            "expected GPUs in CUDA_VISIBLE_DEVICES, or no --selected_gpus"
         )
     for text in gpus.split(","):
         if int(text) >= len(visible):

@@ -3,7 +3,8 @@
 A trainer that is started again, or that joins late, makes the steps that are left of the plan, on the batches
 that one which was never stopped would make them on. What that takes is in four modules: which batches are
 left (`batches`), how often schedulers have been stepped (`schedulers`), which steps are which loop's, and
-what a checkpoint keeps of that (`place`), and the loops (`loop`).
+what a checkpoint keeps of that (`place`), and the loops (`loop`). Beside them, `prefetch` reads batches one
+ahead, so that their rows of tables are fetched meanwhile.
 """
 
 from fleet.loop.loop import LoopCalls, epochs, steps

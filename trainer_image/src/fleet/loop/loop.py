@@ -133,7 +133,8 @@ class LoopCalls(ABC):
 
         The schedulers are those that step by epoch, and those that step by step.
         """
-        base, start = self._begin_loop(call, None if length is None else length // per_step, epochs)
+        per_epoch = None if length is None else length // per_step
+        base, start = self._begin_loop(call, per_epoch, epochs)
         entry = _entry_of(loader, order, epochs, start, per_step)
         advance(*schedulers, entry.epochs, entry.steps)
         if start:
@@ -146,7 +147,7 @@ class LoopCalls(ABC):
             if length is not None:
                 expected = (length - (entry.batch if epoch == entry.epoch else 0)) // per_step
                 self._compare_steps(epoch, before, expected)
-        self._end_loop(base, None if length is None else epochs * (length // per_step))
+        self._end_loop(base, None if per_epoch is None else epochs * per_epoch)
 
     def steps(
         self,
@@ -179,7 +180,8 @@ class LoopCalls(ABC):
         by_step, length, order = schedulers_of(call, scheduler), length_of(batches), Order(batches, seed)
 
         def loop() -> Iterator[Batch]:
-            base, start = self._begin_loop(call, None if length is None else length // batches_per_step, 1)
+            per_epoch = None if length is None else length // batches_per_step
+            base, start = self._begin_loop(call, per_epoch, 1)
             made = start * batches_per_step
             if length is not None:
                 made = min(made, length - length % batches_per_step)
@@ -190,7 +192,7 @@ class LoopCalls(ABC):
                 _log.info("the training is at step %d: going on after %d%s batches", base + start, made, of)
                 _warn_of_unknown(order)
             yield from rest_of(batches, made)
-            self._end_loop(base, None if length is None else length // batches_per_step)
+            self._end_loop(base, per_epoch)
 
         return loop()
 

@@ -1,7 +1,8 @@
 """Batches whose rows of tables are fetched while the batch before is trained on."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from itertools import chain, pairwise
+from typing import Any, TypeVar
 
 from fleet.errors import ConfigurationError
 from fleet.loop.batches import Batches
@@ -9,8 +10,6 @@ from fleet.loop.batches import Batches
 __all__ = ["prefetch"]
 
 Batch = TypeVar("Batch")
-
-_END: Final = object()
 
 
 def prefetch(batches: Iterable[Batch], ids: Mapping[Any, Callable[[Batch], Any]]) -> Batches[Batch]:
@@ -50,12 +49,9 @@ def prefetch(batches: Iterable[Batch], ids: Mapping[Any, Callable[[Batch], Any]]
 
 
 def _one_ahead(batches: Iterable[Batch], ids: Mapping[Any, Callable[[Batch], Any]]) -> Iterator[Batch]:
-    before: Any = _END
-    for batch in batches:
-        if before is not _END:
+    ended: Any = object()
+    for batch, following in pairwise(chain(batches, (ended,))):
+        if following is not ended:
             for module, of in ids.items():
-                module.prefetch(of(batch))
-            yield before
-        before = batch
-    if before is not _END:
-        yield before
+                module.prefetch(of(following))
+        yield batch
