@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.sparse_systems import DIMENSION, ROWS, SLOTS, End, Step, id_batches
-from benchmarks.workload import Config, build_layers
+from benchmarks.sparse_systems import DIMENSION, ROWS, SLOTS, id_batches
+from benchmarks.workload import Config, End, Step, build_layers
 
 __all__ = ["WIDTHS", "fleet_serve", "fleet_trainer", "torch_trainer"]
 

@@ -1,7 +1,7 @@
 """Which store of rows on a disk reads and writes the rows of batches fastest, under a memory limit.
 
 ``python -m benchmarks.row_stores`` puts rows of 124 bytes into each store, in a process each, under a memory
-limit (cgroup, as of `benchmarks.sparse_tier`) of a tenth of them on top of what the process takes, and in
+limit (cgroup) of a tenth of them on top of what the process takes, and in
 turns reads and writes back the distinct rows of zipf distributed batches: a log with the newest rows in
 memory (`fleet.tables.LocalDisk`), one memory-mapped file with each row at its place, and LMDB, which is left
 out where ``pip install lmdb`` was not called.
@@ -22,15 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.sparse_tier import (
-    PROGRAM_BYTES,
-    ROW_BYTES,
-    Cgroup,
-    Process,
-    anonymous_bytes,
-    random_reads,
-    zipf_ranks,
-)
+from benchmarks.limited import PROGRAM_BYTES, Cgroup, Process, anonymous_bytes, random_reads
+from benchmarks.sparse_tier import ROW_BYTES, zipf_ranks
 from fleet.tables import LocalDisk
 
 __all__ = ["main"]

@@ -17,14 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import rpc
 
-from benchmarks.workload import LEARNING_RATE, Config, build_layers
+from benchmarks.workload import LEARNING_RATE, Config, End, Step, build_layers
 
 __all__ = [
     "DIMENSION",
     "ROWS",
     "SLOTS",
-    "End",
-    "Step",
     "fleet_serve",
     "fleet_trainer",
     "grpc_serve",
@@ -42,9 +40,6 @@ _BATCHES: Final = 16
 _SAMPLES: Final = 1000
 _SKEW: Final = 1.05
 _MESSAGES: Final = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-
-Step = Callable[[int], None]
-End = Callable[[], None]
 
 
 def id_batches(index: int) -> list[Tensor]:

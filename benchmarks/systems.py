@@ -17,7 +17,7 @@ from torch.distributed import rpc
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from benchmarks import ctr_systems, grpc_stream, sparse_systems
-from benchmarks.workload import LEARNING_RATE, Config, batch, build_layers
+from benchmarks.workload import LEARNING_RATE, Config, End, Step, batch, build_layers
 from fleet.averaging import LocalSGD
 
 __all__ = ["ENCRYPTED", "SYSTEMS", "System", "rpc_part"]
@@ -40,10 +40,6 @@ COLLECTIVE: dict[str, dict[str, Any]] = {
 }
 """What our collective systems differ in."""
 ENCRYPTED = frozenset({"tls"})
-
-Step = Callable[[int], None]
-"""Makes one step on a batch of this many samples."""
-End = Callable[[], None]
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The dense workload: a multi-layer perceptron on random data, of 25 million parameters or of 10 kB."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,6 +14,8 @@ __all__ = [
     "TINY_WIDTHS",
     "WIDTHS",
     "Config",
+    "End",
+    "Step",
     "batch",
     "build_layers",
     "count_parameters",
@@ -23,6 +26,10 @@ MAX_BATCH = 64
 LEARNING_RATE = 0.01
 WIDTHS = (1024, *[2048] * 6, 1000)
 TINY_WIDTHS = (16, 26, 26, 26, 26)
+
+Step = Callable[[int], None]
+"""Makes one step on a batch of this many samples."""
+End = Callable[[], None]
 
 
 def count_parameters(widths: tuple[int, ...]) -> int:
