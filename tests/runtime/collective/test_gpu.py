@@ -10,6 +10,7 @@ ON_ONE_GPU = 'os.environ |= {"LOCAL_RANK": os.environ["RANK"], "CUDA_VISIBLE_DEV
 ON_ONE_EACH = 'os.environ["LOCAL_RANK"] = os.environ["RANK"]\n'
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason="PyTorch finds no GPU on this machine")]
+needs_two = pytest.mark.skipif(GPUS < 2, reason="PyTorch finds fewer than two GPUs on this machine")
 
 
 @pytest.mark.parametrize(
@@ -17,12 +18,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason="PyTorch find
     [
         pytest.param(1, ON_ONE_GPU, id="by-nccl"),
         pytest.param(2, ON_ONE_GPU, id="by-gloo-where-two-share-a-gpu"),
-        pytest.param(
-            2,
-            ON_ONE_EACH,
-            id="by-nccl-on-two-gpus",
-            marks=pytest.mark.skipif(GPUS < 2, reason="PyTorch finds fewer than two GPUs on this machine"),
-        ),
+        pytest.param(2, ON_ONE_EACH, id="by-nccl-on-two-gpus", marks=needs_two),
     ],
 )
 def test_a_model_may_move_to_the_gpu_after_it_is_distributed(trainers, size, gpus):
@@ -72,5 +68,41 @@ def test_a_hundred_graphs_are_captured_while_the_watch_runs(trainers):
     fleet.stop_worker()
     """
     for process in trainers(ON_ONE_GPU + textwrap.dedent(body), FLEET_HEARTBEAT_SECONDS="0.05"):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+
+
+@needs_two
+def test_synchronized_statistics_are_those_of_all_trainers_batches(trainers):
+    """By torch: no buffer is broadcast here."""
+    body = """
+    fleet.init()
+    rank, size = fleet.worker_index(), fleet.worker_num()
+
+    def built():
+        model = build(0)
+        model.insert(1, torch.nn.BatchNorm1d(8))
+        return model.cuda()
+
+    def trained(model, strategy, ranks):
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = sgd if strategy is None else fleet.distributed_optimizer(sgd, strategy, model=model)
+        for step in range(4):
+            optimizer.zero_grad()
+            x, y = (torch.cat(parts).cuda() for parts in zip(*(batch(step, each) for each in ranks)))
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        return model.state_dict()
+
+    strategy = fleet.DistributedStrategy(broadcast_buffers=False)
+    found = trained(torch.nn.SyncBatchNorm.convert_sync_batchnorm(built()), strategy, [rank])
+    every = torch.cat([found[f"1.running_{each}"] for each in ("mean", "var")]).cpu().numpy()
+    most, least = (fleet.all_reduce_worker(every, mode=mode) for mode in ("max", "min"))
+    assert (most == least).all()
+    for name, expected in trained(built(), None, range(size)).items():
+        torch.testing.assert_close(found[name], expected, msg=lambda said: f"{name}: {said}")
+    fleet.stop_worker()
+    """
+    for process in trainers(ON_ONE_EACH + textwrap.dedent(body)):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 0, err

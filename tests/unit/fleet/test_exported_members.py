@@ -68,6 +68,22 @@ def test_an_unknown_name_is_an_attribute_error():
         _ = fleet.DistributedTranspiler
 
 
+INSTEAD = {
+    "CompiledProgram": "fleet.Executor, in one process for each device (python -m fleet.launch)",
+    "BuildStrategy": "PyTorch runs the model, and has settings of its own",
+    "ExecutionStrategy": "PyTorch runs the model, and has settings of its own",
+    "DGCMomentumOptimizer": "see strategy.wire_dtype and strategy.power_sgd",
+}
+
+
+@pytest.mark.parametrize("name", fleet._NOT_HERE)
+def test_a_name_of_the_originals_says_what_to_do_instead(name):
+    with pytest.raises(AttributeError) as error:
+        getattr(fleet, name)
+    assert str(error.value).startswith(f"fleet has no {name}: ")
+    assert INSTEAD[name] in str(error.value)
+
+
 @pytest.mark.programs
 def test_importing_the_package_and_its_pure_parts_does_not_import_torch():
     program = (

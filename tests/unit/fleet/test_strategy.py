@@ -6,6 +6,7 @@ import pytest
 import fleet
 from fleet import DistributedStrategy
 from fleet.errors import ConfigurationError, TranspileError
+from fleet.options import ORIGINALS
 from fleet.role_maker.variables import SYNC_MODES
 from fleet.strategy import strategy_of
 from fleet.transpiler import DistributedMode, DistributeTranspilerConfig
@@ -74,13 +75,37 @@ def test_what_is_set_later_is_checked_at_once_and_the_whole_when_it_is_read():
     [
         pytest.param("overlapp", r"\(did you mean overlap\?\); its fields are sync_mode", id="a-mistake"),
         pytest.param("nccl_comm_num", r"set strategy\.transpiler\.nccl_comm_num", id="the-config-s"),
-        pytest.param("use_local_sgd", r"strategy.local_sgd = fleet.LocalSGD\(k_steps=8\)", id="paddle-s"),
-        pytest.param("adaptive_localsgd", r"its k would follow the loss, .*\(k_steps=8", id="not-simple"),
     ],
 )
 def test_setting_a_field_that_there_is_not_says_what_there_is(name, words):
     with pytest.raises(AttributeError, match=f"no field '{name}'.*{words}"):
         setattr(DistributedStrategy(), name, True)
+
+
+INSTEAD = {
+    **dict.fromkeys(
+        ("use_local_sgd", "local_sgd_config", "localsgd", "localsgd_configs"),
+        "set strategy.local_sgd = fleet.LocalSGD(k_steps=8)",
+    ),
+    **dict.fromkeys(
+        ("adaptive_localsgd", "adaptive_localsgd_configs"),
+        "set strategy.local_sgd = fleet.LocalSGD(k_steps=8, begin_step=30)",
+    ),
+    "use_dgc": "wire_dtype='bfloat16' halves it, power_sgd makes it narrow",
+    **dict.fromkeys(("use_amp", "amp_loss_scaling"), "under torch.autocast"),
+    **dict.fromkeys(("forward_recompute", "recompute_checkpoints"), "use torch.utils.checkpoint"),
+    "fuse_all_reduce_ops": "in buckets anyway",
+    "sync_batch_norm": "give torch.nn.SyncBatchNorm.convert_sync_batchnorm the model, on GPUs",
+    **dict.fromkeys(("exec_strategy", "build_strategy"), "PyTorch runs the model"),
+}
+
+
+@pytest.mark.parametrize("name", ORIGINALS)
+def test_a_field_of_the_originals_says_what_to_do_instead(name):
+    with pytest.raises(AttributeError) as error:
+        setattr(DistributedStrategy(), name, True)
+    assert str(error.value).startswith(f"DistributedStrategy has no field {name!r}: ")
+    assert INSTEAD[name] in str(error.value)
 
 
 def test_a_config_alone_is_a_strategy():
