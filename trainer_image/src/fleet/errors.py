@@ -19,6 +19,7 @@ so the reserved codes below are part of the contract between the two distributio
         └── DeadlineExceededError         a wait passed its deadline
 """
 
+import errno
 from typing import ClassVar
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "RoleError",
     "StateLostError",
     "TranspileError",
+    "disk_error",
 ]
 
 EXIT_FAILURE = 1
@@ -69,6 +71,12 @@ class CheckpointError(ConfigurationError):
 
 class DiskFullError(FleetError):
     """A disk has no room for what was to be written; there may be some later."""
+
+
+def disk_error(raised: Exception, sentence: str) -> FleetError:
+    """Return a sentence about what a disk has refused as the error that it is."""
+    full = isinstance(raised, OSError) and raised.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return (DiskFullError if full else FleetError)(sentence)
 
 
 class RoleError(ConfigurationError):

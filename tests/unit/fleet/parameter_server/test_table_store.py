@@ -3,12 +3,17 @@
 import threading
 
 import numpy as np
+import pytest
 import torch
 
+from fleet.errors import FleetError
+from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.modes.immediate_tables import ImmediateTables
 from fleet.parameter_server.table_store import RowPut, RowUpdate, TableStore
-from fleet.tables import Constant, Table, TableConfig, TableRows
+from fleet.tables import Constant, LocalDisk, RowGradients, Table, TableConfig, TableRows
 from fleet.tables.rules import SGD
+from fleet.transpiler.tables import TablePlan
+from tests.support.full_disk import no_room_beyond
 from tests.support.row_modes import RATE_OF_ONE, Tables, gradient
 
 
@@ -45,3 +50,19 @@ def test_a_checkpoints_rows_take_the_place_of_all_rows():
     store.apply(RowPut(0, loaded, updates=9))
     assert store.read(0, np.array([3, 5]))[:, 0].tolist() == [0.0, 7.0]
     assert updates_of(store) == 9
+
+
+def test_a_disk_without_room_ends_the_server_and_rows_are_stepped_no_more(tmp_path):
+    storage = LocalDisk(1, str(tmp_path))
+    config = TableConfig("clicks", 1, SGD(), first_values=Constant(), storage=storage)
+    store = TableStore([TablePlan(0, config, 0)], FailedStep("a:1"))
+    update = RowUpdate(0, RowGradients(np.arange(3000), torch.ones(3000, 1)), RATE_OF_ONE, ())
+    refused = (
+        rf"parameter server a:1 could not be stepped: rows of a table .* written to {tmp_path}: .*; expected"
+    )
+    with no_room_beyond(1 << 20), pytest.raises(FleetError, match=refused):
+        store.apply(update)
+    with pytest.raises(FleetError, match=refused):
+        store.apply(RowUpdate(0, gradient({3: 1.0}), RATE_OF_ONE, ()))
+    with pytest.raises(FleetError, match=refused):
+        store.failed.check()

@@ -1,12 +1,15 @@
 """Rows on a disk: what is written is read, whatever has gone to the file, which stays small."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 
-from fleet.errors import ConfigurationError
+from fleet.errors import ConfigurationError, DiskFullError
 from fleet.tables import LocalDisk, row_log, storage
 from fleet.tables.storage import Memory
+from tests.support.full_disk import no_room_beyond
 
 WIDTH = 5
 
@@ -51,3 +54,17 @@ def test_a_file_has_no_name(tmp_path):
     disk.resize(500)
     disk.write(np.arange(500), torch.ones(500, WIDTH))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_without_room_is_named_and_rows_can_still_be_read(tmp_path):
+    disk = LocalDisk(1, str(tmp_path)).rows(WIDTH)
+    disk.resize(1 << 16)
+    rows = torch.arange(WIDTH << 16, dtype=torch.float32).reshape(-1, WIDTH)
+    disk.write(np.arange(200), rows[:200])
+    refused = (
+        rf"to {re.escape(str(tmp_path))}: \[Errno 27\] .*; their file has [1-9]\d+ bytes, and \d+ are "
+        r"free there; expected room for .*: free some, or set .* in LocalDisk"
+    )
+    with no_room_beyond(1 << 18), pytest.raises(DiskFullError, match=refused):
+        disk.write(np.arange(200, 1 << 16), rows[200:])
+    assert torch.equal(disk.read(np.arange(200)), rows[:200])

@@ -4,7 +4,6 @@ All of them get the mode that the process gives to any new file (its umask), who
 """
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -20,12 +19,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
-from fleet.errors import DiskFullError, FleetError
+from fleet.errors import disk_error
 
 __all__ = ["TEMPORARY", "naming", "publish", "write_bytes", "write_parts", "write_tensors"]
 
 TEMPORARY: Final = ".tmp"
-_FULL: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def write_bytes(path: Path, data: bytes) -> str:
@@ -185,10 +183,10 @@ def naming(path: Path) -> Iterator[None]:
         for left in path.parent.glob(f"{path.name}*{TEMPORARY}"):
             with contextlib.suppress(OSError):
                 left.unlink()
-        full = isinstance(error, OSError) and error.errno in _FULL
-        raise (DiskFullError if full else FleetError)(
+        raise disk_error(
+            error,
             f"{path} could not be written: {error}; expected a directory that this process may write to, "
-            "with room for the whole checkpoint"
+            "with room for the whole checkpoint",
         ) from error
 
 

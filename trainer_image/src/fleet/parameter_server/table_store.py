@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
+from fleet.errors import ConfigurationError, RemoteProtocolError
 from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.store import Origin
 from fleet.process import progress
@@ -216,8 +216,8 @@ class TableStore:
         Raises
         ------
         FleetError
-            The rule refuses the update by such an error; or it has failed at this one or one before, by any
-            other: then rows may be half changed, `failed` says so, and the server ends.
+            A ConfigurationError refuses the update. Any other is of this one or one before: then rows may be
+            half changed, `failed` says so, and the server ends.
         """
         entry = self._entries[update.table]
         with entry.lock:
@@ -233,7 +233,7 @@ class TableStore:
             options = self._options(entry, update.hyper_parameters)
             try:
                 entry.table.update(update.gradient.ids, update.gradient.values, entry.updates, options)
-            except FleetError:
+            except ConfigurationError:
                 raise
             except BaseException as error:
                 raise self.failed.note(error) from error

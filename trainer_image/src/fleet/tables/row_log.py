@@ -13,6 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.errors import disk_error
+
 __all__ = ["RowLog"]
 
 _SEGMENT_BYTES: Final = 16 << 20
@@ -40,6 +42,7 @@ class RowLog:
 
     def __init__(self, dtype: "np.dtype[np.void]", directory: str | None) -> None:
         self._dtype = dtype
+        self._directory = directory or tempfile.gettempdir()
         self._file = tempfile.TemporaryFile(prefix="fleet-rows-", dir=directory)  # noqa: SIM115 - closed with it
         self._map = mmap.mmap(-1, _PAGE)
         self._per_segment = max(1, _SEGMENT_BYTES // dtype.itemsize)
@@ -66,17 +69,20 @@ class RowLog:
 
         Raises
         ------
-        OSError
-            The disk is full; nothing has changed.
+        FleetError
+            The disk refuses, as a `DiskFullError` where it has no room; the records of before can be read.
         """
         places = []
-        while records.size:
-            room = -self._next % self._per_segment
-            if not room or not self._live.size:
-                self._begin_segment()
-                room = self._per_segment
-            places.append(self._write(numbers[:room], records[:room]))
-            numbers, records = numbers[room:], records[room:]
+        try:
+            while records.size:
+                room = -self._next % self._per_segment
+                if not room or not self._live.size:
+                    self._begin_segment()
+                    room = self._per_segment
+                places.append(self._write(numbers[:room], records[:room]))
+                numbers, records = numbers[room:], records[room:]
+        except OSError as error:
+            raise disk_error(error, self._refused(error)) from error
         return np.concatenate(places)
 
     def forget(self, places: Places) -> None:
@@ -154,6 +160,15 @@ class RowLog:
             self._map.madvise(mmap.MADV_RANDOM)
         self._next = self._live.size * self._per_segment
         self._live = np.append(self._live, 0)
+
+    def _refused(self, error: OSError) -> str:
+        disk = os.fstatvfs(self._file.fileno())
+        return (
+            f"rows of a table could not be written to {self._directory}: {error}; their file has "
+            f"{self._live.size * self._segment_bytes} bytes, and {disk.f_bavail * disk.f_frsize} are free "
+            "there; expected room for about twice the rows that are not in memory: free some, or set another "
+            "directory or more memory in LocalDisk, or use more parameter servers"
+        )
 
     def _offsets(self, places: Places) -> NDArray[np.int64]:
         return (

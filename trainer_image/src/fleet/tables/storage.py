@@ -42,7 +42,13 @@ class RowStore(Protocol):
         """Return copies of rows, or of their first words; float32[n, num_words]."""
 
     def write(self, numbers: Numbers, words: Tensor) -> None:
-        """Put rows, none of them twice, in the place of others."""
+        """Put rows, none of them twice, in the place of others.
+
+        Raises
+        ------
+        FleetError
+            A disk refuses; rows can be read, but none can be written any more.
+        """
 
     def runs(self, end: int, at_once: int) -> Iterator[Numbers]:
         """Yield the numbers below this one, each once at least, in the order in which rows lie."""

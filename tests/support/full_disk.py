@@ -1,0 +1,18 @@
+"""A disk that has no more room."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["no_room_beyond"]
+
+
+@contextmanager
+def no_room_beyond(num_bytes: int) -> Iterator[None]:
+    """Let the system refuse to make any file of this process larger."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
