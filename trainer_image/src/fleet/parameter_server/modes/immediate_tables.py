@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.modes.interface import Answer, Missing
+from fleet.parameter_server.modes.noted import note
 from fleet.parameter_server.store import Origin
 from fleet.parameter_server.table_store import RowUpdate, TableStore
 from fleet.tables import RowGradients
@@ -17,9 +17,6 @@ from fleet.wire import NO_STEP, HyperParameters
 from fleet.wire.rows import pack_row_gradient
 
 __all__ = ["ImmediateTables"]
-
-_MOST_APART: Final = 64
-"""Of how many gradients ids are kept apart before those that come twice are dropped."""
 
 
 class ImmediateTables:
@@ -124,9 +121,7 @@ class ImmediateTables:
         with self._telling:
             for (_, of), untold in self._untold.items():
                 if of == table:
-                    untold.append(ids)
-                if len(untold) > _MOST_APART:
-                    untold[:] = [np.unique(np.concatenate(untold))]
+                    note(untold, ids)
             told = self._untold.get((trainer, table), [])
             parts = [ids, *told]
             told.clear()

@@ -24,6 +24,7 @@ from torch import Tensor
 from fleet.errors import DeadlineExceededError, RemoteProtocolError, StateLostError
 from fleet.parameter_server.modes.hyper import AgreedHyper
 from fleet.parameter_server.modes.interface import Answer, Missing, Work
+from fleet.parameter_server.modes.noted import note
 from fleet.parameter_server.store import Origin
 from fleet.parameter_server.table_store import RowUpdate, TableStore
 from fleet.tables import RowGradients, merge
@@ -32,8 +33,6 @@ from fleet.wire.rows import pack_row_gradient
 
 __all__ = ["SyncTables"]
 
-_MOST_APART = 64
-"""Of how many look-ups ids are kept apart before those that come twice are dropped."""
 _STEP_SECONDS = 600.0
 """How long one step of a table may take."""
 
@@ -122,7 +121,7 @@ class SyncTables:
             rows = self._store.look_up(table, ids)
             if step == round_.step + 1:
                 if not self._store.tells(table):  # a trainer that holds the table is told of all changes
-                    _note(round_.ahead.setdefault(trainer, []), ids)
+                    note(round_.ahead.setdefault(trainer, []), ids)
                 return rows
             if step == round_.step:
                 return rows
@@ -287,13 +286,6 @@ def _refresh(
     ids = np.intersect1d(np.concatenate(ahead), changed)
     rows = pack_row_gradient(ids, store.read(table, ids).numpy()) if ids.size else None
     return Answer(table, round_.step, (trainer,), value=rows, of_table=True)
-
-
-def _note(ahead: list[NDArray[np.int64]], ids: NDArray[np.int64]) -> None:
-    """Remember ids, each once at least now and then: a trainer may ask for many batches in a step."""
-    ahead.append(ids)
-    if len(ahead) > _MOST_APART:
-        ahead[:] = [np.unique(np.concatenate(ahead))]
 
 
 def _with_rows_of(rows: Tensor, ids: NDArray[np.int64], before: RowGradients) -> Tensor:
