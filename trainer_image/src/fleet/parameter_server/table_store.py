@@ -271,8 +271,8 @@ class TableStore:
         copies = []
         for number, entry in self._entries.items():
             with entry.lock:
-                begin = (since or {}).get(number)
-                snapshot = entry.table.snapshot(begin if entry.table.removed.knows(begin) else None)
+                of = (since or {}).get(number)
+                snapshot = entry.table.snapshot(of if entry.table.removed.knows(of) else None)
                 copies.append(RowCopy(number, entry.updates, snapshot, entry.lock))
         return copies
 

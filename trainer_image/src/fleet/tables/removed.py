@@ -35,6 +35,10 @@ class RemovedIds:
         """Bytes of memory that the ids take."""
         return self._steps.nbytes
 
+    def begin(self, step: int, num_rows: int) -> None:
+        """Forget all ids: a snapshot of the whole table, which has so many rows, is made at this step."""
+        self._steps, self._base, self._most = IdNumbers(), step, max(_LEAST, num_rows)
+
     def add(self, ids: NDArray[np.int64], step: int) -> None:
         """Remember ids that have lost their rows."""
         if self._base is None:
@@ -47,26 +51,14 @@ class RemovedIds:
         """Whether all ids are remembered that have lost their rows after a step."""
         return since is not None and self._base is not None and since >= self._base
 
-    def since(self, since: int | None, step: int, memory: RowMemory, table: str) -> NDArray[np.int64]:
+    def since(self, since: int, memory: RowMemory, table: str) -> NDArray[np.int64]:
         """Return the ids that have lost their rows after a step and have none now, ascending.
-
-        Parameters
-        ----------
-        since : int, optional
-            Without it a snapshot of the whole table begins: all is forgotten.
-        step : int
-            The newest step.
-        memory : RowMemory
-        table : str
 
         Raises
         ------
         ConfigurationError
             The last snapshot of the whole table is later, or there is none.
         """
-        if since is None:
-            self._steps, self._base, self._most = IdNumbers(), step, max(_LEAST, len(memory))
-            return np.zeros(0, dtype=np.int64)
         if not self.knows(since):
             latest = "none is known" if self._base is None else f"the last one is of step {self._base}"
             raise ConfigurationError(

@@ -200,7 +200,11 @@ class Table:
                 f"table {self.config.name}: a snapshot of step {self._snapshot.step} is still under way; "
                 "expected that its parts are read to the end, or that it is closed, before the next"
             )
-        removed = self.removed.since(since, self._step, self._memory, self.config.name)
+        removed = None
+        if since is None:
+            self.removed.begin(self._step, len(self))
+        else:
+            removed = self.removed.since(since, self._memory, self.config.name)
         self._snapshot = Snapshot(self._memory, self._layout, self._step, self._policies(), since, removed)
         return self._snapshot
 
