@@ -18,6 +18,7 @@ from fleet.checkpoint.reader import Checkpoint
 from fleet.checkpoint.rows import files_of, parts_of
 from fleet.checkpoint.table_files import write_rows
 from fleet.errors import CheckpointError, ConfigurationError
+from fleet.tables.ascending import find_among
 from fleet.tables.saved import TableRows, rows_at
 from fleet.tables.shards import SHARDS
 
@@ -124,7 +125,7 @@ class _SavedTable:
         for found, file, _ in files_of(self._checkpoint, self._table, _ALL):
             for _, part in parts_of(found, file, self._table, columns):
                 if found is not self._checkpoint:
-                    part = rows_at(part, np.flatnonzero(~_among(part.ids, self._newer)))
+                    part = rows_at(part, np.flatnonzero(~find_among(part.ids, self._newer)[0]))
                 yield part
 
 
@@ -136,15 +137,6 @@ def _changed(checkpoint: Checkpoint, table: str) -> NDArray[np.int64]:
             for removed, rows in parts_of(found, file, table, _KEYS[:1]):
                 changed += [removed, rows.ids]
     return np.unique(np.concatenate(changed))
-
-
-def _among(ids: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which ids are among some others, which are not sorted anew for each part; bool[n]."""
-    if not ascending.size:
-        return np.zeros(ids.size, dtype=np.bool_)
-    at = np.minimum(np.searchsorted(ascending, ids), ascending.size - 1)
-    found: NDArray[np.bool_] = ascending[at] == ids
-    return found
 
 
 def _updates(checkpoint: Checkpoint, table: str) -> int:

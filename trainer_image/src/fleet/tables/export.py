@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fleet.errors import ConfigurationError
+from fleet.tables.ascending import find_among
 from fleet.tables.config import TableConfig
 from fleet.tables.saved import TableRows
 from fleet.tables.storage import IN_MEMORY
@@ -66,10 +67,8 @@ def pruned(config: TableConfig, rows: TableRows, ids: Tensor) -> TableRows:
     wanted = np.unique(ids.numpy())
     table = Table(replace(config, storage=IN_MEMORY))
     values = table.look_up(wanted)
-    places = np.searchsorted(rows.ids, wanted)
-    there = places < rows.ids.size
-    there[there] = rows.ids[places[there]] == wanted[there]
-    values[torch.from_numpy(there)] = rows.values[torch.from_numpy(places[there])]
+    there, places = find_among(wanted, rows.ids)
+    values[torch.from_numpy(there)] = rows.values[torch.from_numpy(places)]
     return TableRows(wanted, values, {})
 
 

@@ -28,6 +28,7 @@ from fleet.parameter_server.modes.noted import note
 from fleet.parameter_server.store import Origin
 from fleet.parameter_server.table_store import RowUpdate, TableStore
 from fleet.tables import RowGradients, merge
+from fleet.tables.ascending import find_among
 from fleet.wire import NO_STEP, HyperParameters
 from fleet.wire.rows import pack_row_gradient
 
@@ -290,9 +291,6 @@ def _refresh(
 
 def _with_rows_of(rows: Tensor, ids: NDArray[np.int64], before: RowGradients) -> Tensor:
     """Return rows with those of some ids replaced."""
-    if not before.ids.size:
-        return rows
-    at = np.minimum(np.searchsorted(before.ids, ids), before.ids.size - 1)
-    found = np.flatnonzero(before.ids[at] == ids)
-    rows[torch.from_numpy(found)] = before.values[torch.from_numpy(at[found])]
+    found, at = find_among(ids, before.ids)
+    rows[torch.from_numpy(found)] = before.values[torch.from_numpy(at)]
     return rows

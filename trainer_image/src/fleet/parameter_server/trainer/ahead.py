@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.parameter_server.trainer.look_ups import LookUp
+from fleet.tables.ascending import find_among
 
 __all__ = ["Ahead", "RowsAhead"]
 
@@ -34,14 +35,6 @@ class Ahead:
     ids: NDArray[np.int64]
     asked: LookUp
 
-    def find(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Return which ids are among these, bool[n], and where those are."""
-        if not self.ids.size:
-            return np.zeros(ids.size, dtype=bool), self.ids
-        at = np.minimum(np.searchsorted(self.ids, ids), self.ids.size - 1)
-        found: NDArray[np.bool_] = self.ids[at] == ids
-        return found, at[found]
-
 
 class RowsAhead:
     """What was asked for ahead, by table. Used by the training thread."""
@@ -63,7 +56,7 @@ class RowsAhead:
     def refresh(self, table: str, ids: NDArray[np.int64], rows: Tensor) -> None:
         """Put rows that have changed in the place of those that came before."""
         for each in self._kept.get(table, ()):
-            found, at = each.find(ids)
+            found, at = find_among(ids, each.ids)
             each.asked.rows[torch.from_numpy(at)] = rows[torch.from_numpy(found)]
 
     def forget(self) -> None:

@@ -23,6 +23,7 @@ from fleet.parameter_server.trainer.row_steps import RowSteps
 from fleet.parameter_server.trainer.waits import Waits
 from fleet.process import progress
 from fleet.process.finite import OfRows
+from fleet.tables.ascending import find_among
 from fleet.transpiler.tables import TablePlan
 from fleet.wire import Header, Kind
 from fleet.wire.rows import PART_BYTES, most_rows, pack_row_gradient
@@ -101,7 +102,7 @@ class TrainerRows:
         """
         step, rows, open_ = self._step(), None, np.arange(ids.size)
         for ahead in self._ahead.of(name, step):
-            found, at = ahead.find(ids[open_])
+            found, at = find_among(ids[open_], ahead.ids)
             if found.any():
                 rows = torch.empty(ids.size, ahead.asked.rows.shape[1]) if rows is None else rows
                 there = self._look_ups.wait(ahead.asked)
