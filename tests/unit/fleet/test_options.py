@@ -14,9 +14,11 @@ import fleet as package
 from fleet import DistributedStrategy, DistributeTranspilerConfig
 from fleet.collective import Fleet as CollectiveFleet
 from fleet.errors import ConfigurationError
+from fleet.executor import collective as collective_steps
 from fleet.options import MODES, OPTIONS, Verdict, Where, refusal, rule_for
 from fleet.parameter_server import Fleet, sessions
 from fleet.process import lifecycle
+from fleet.program import Program
 from fleet.role_maker import JobIdentity, Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
 from fleet.role_maker.variables import SYNC_MODES
 from fleet.transpiler import DistributedMode
@@ -74,13 +76,21 @@ TRIALS: dict[str, tuple[Any, ...]] = {
     "config.collective_mode": ("grad_allreduce", "local_sgd", "single_process_multi_thread"),
     "FLEET_SYNC_MODE": SYNC_MODES[1:],
 }
-ELSEWHERE = {"transpile.current_endpoint", "Executor.place"}
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "DistributeTranspiler.mode": (OWN,),
+    "transpile.sync_mode": (False,),
+    "transpile.pservers": ("10.0.0.7:6174", "10.0.0.7:6174,10.0.0.8:6174"),
+    "get_trainer_program.wait_port": (False,),
+}
+ELSEWHERE = {*ARGUMENTS, "transpile.current_endpoint", "Executor.place"}
 """Options that are tried below, or by the test that their row names."""
 WAYS = [
     *(Where(True, mode, by_executor) for mode in MODES for by_executor in (False, True)),
     Where(False),
     Where(False, by_executor=True),
 ]
+BY_HAND = Where(False, by_executor=True)
+ALONE = "127.0.0.1:1"
 MODE_SAID: dict[tuple[str, Any], DistributedMode] = {
     ("strategy.sync_mode", True): DistributedMode.SYNC,
     ("strategy.sync_mode", False): DistributedMode.HALF_ASYNC,
@@ -131,6 +141,9 @@ def train(name: str, value: Any, where: Where, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("FLEET_SYNC_MODE", job)
     model = torch.nn.Linear(3, 1)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    if where == BY_HAND and not name.startswith("strategy."):
+        start_by_hand(name, value, monkeypatch)
+        return None
     if not where.servers:
         fleet: Any = CollectiveFleet()
         if name == "FLEET_SYNC_MODE":
@@ -147,6 +160,40 @@ def train(name: str, value: Any, where: Where, monkeypatch: pytest.MonkeyPatch) 
     if where.by_executor:
         optimizer.minimize(lambda model, x: model(x).mean())
     return DistributedMode(fleet.main_program.attr("distributed_mode"))
+
+
+class Unmet(CollectiveFleet):
+    """A fleet that meets nobody: it goes as far as the options that it is given, and keeps the strategy."""
+
+    given: DistributedStrategy
+
+    def distributed_optimizer(self, optimizer: Any, strategy: Any = None, model: Any = None) -> Any:
+        self.given = strategy
+        return super().distributed_optimizer(optimizer, strategy, model)
+
+
+def start_by_hand(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> Unmet:
+    """Have an Executor start up a program of collective training, until it would meet the other trainers."""
+    config = DistributeTranspilerConfig(mode="collective")
+    if name.startswith("config."):
+        setattr(config, name.removeprefix("config."), value)
+    main = captured()
+    transpile_alone(package.DistributeTranspiler(config), main)
+    fleet = Unmet()
+    if name != "FLEET_SYNC_MODE":
+        monkeypatch.setattr(fleet, "init", lambda _: None)
+    monkeypatch.setattr(collective_steps, "fleet", fleet)
+    try:
+        package.Executor().run(main.startup_program)
+    except ConfigurationError as error:
+        if "fleet.init was not called" not in str(error):
+            raise
+    return fleet
+
+
+def transpile_alone(transpiler: package.DistributeTranspiler, main: Program, **arguments: Any) -> None:
+    """Transpile for a job of one trainer without servers."""
+    transpiler.transpile(0, main, trainers=ALONE, current_endpoint=ALONE, **arguments)
 
 
 def refusal_of(call: Callable[[], object]) -> str:
@@ -205,6 +252,66 @@ def test_a_transpiler_called_by_hand_carries_each_value_out_or_refuses_it(name, 
         if rule.verdict is not Verdict.SAYS_THE_MODE:
             assert bool(message) == (rule.verdict is Verdict.REFUSED)
         assert not message or names(message, name, value)
+
+
+@pytest.mark.parametrize("name", [name for name in TRIALS if name.startswith("config.")])
+@pytest.mark.parametrize("mode", ["nccl2", "collective"])
+def test_a_transpiler_called_by_hand_for_collective_training_refuses_what_its_fleet_does(name, mode):
+    for value in TRIALS[name]:
+        config = DistributeTranspilerConfig(**{"mode": mode} | {name.removeprefix("config."): value})
+        rule = rule_for(name, config.split_method if name.endswith("method") else value, BY_HAND)
+        main = captured()
+        message = refusal_of(partial(transpile_alone, package.DistributeTranspiler(config), main))
+        refused = rule.verdict is Verdict.REFUSED
+        assert bool(message) == refused == ("transpiled" not in main.attrs), (value, message)
+        if refused:
+            assert names(message, name, value)
+            assert "in collective training" in message
+            assert rule.text in message
+
+
+def make_alone(mode: str, main: Program, name: str, value: Any) -> None:
+    """Make a trainer's program of collective training, with one argument of one of the calls."""
+    call, _, argument = name.partition(".")
+    given = {"DistributeTranspiler": {}, "transpile": {}, "get_trainer_program": {}, call: {argument: value}}
+    config = DistributeTranspilerConfig(mode=mode)
+    transpiler = package.DistributeTranspiler(config, **given["DistributeTranspiler"])
+    transpile_alone(transpiler, main, **given["transpile"])
+    transpiler.get_trainer_program(**given["get_trainer_program"])
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("mode", ["nccl2", "collective"])
+def test_an_argument_that_only_servers_give_a_meaning_is_refused(name, mode):
+    for value in ARGUMENTS[name]:
+        main = captured()
+        message = refusal_of(partial(make_alone, mode, main, name, value))
+        assert f"{name} = {value!r} is not carried out in collective training" in message
+        assert ("transpiled" in main.attrs) == name.startswith("get_trainer_program")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param({}, id="nothing"),
+        pytest.param({"sync_mode": True, "pservers": "127.0.0.1:6174"}, id="the-defaults"),
+        pytest.param({"pservers": ["127.0.0.1:6174"]}, id="the-default-as-a-list"),
+        pytest.param({"pservers": ""}, id="no-servers"),
+        pytest.param({"pservers": []}, id="no-servers-as-a-list"),
+    ],
+)
+def test_what_asks_for_nothing_of_servers_is_accepted(arguments):
+    transpiler = package.DistributeTranspiler(DistributeTranspilerConfig(mode="nccl2"))
+    transpile_alone(transpiler, captured(), **arguments)
+    assert transpiler.get_trainer_program(wait_port=True).attrs["role"] == "collective"
+
+
+@pytest.mark.parametrize(
+    ("value", "averaged"), [(None, None), ("grad_allreduce", None), ("local_sgd", package.LocalSGD())]
+)
+def test_what_a_program_of_collective_training_averages_reaches_the_fleet(monkeypatch, value, averaged):
+    fleet = start_by_hand("config.collective_mode", value, monkeypatch)
+    assert fleet.given.parameters_averaged() == averaged
 
 
 class _Completed:

@@ -38,7 +38,8 @@ class Where:
         One of `MODES`; empty in collective training, and where it is not known yet.
     by_executor : bool
         An `Executor` makes the steps, of a program of ``minimize()`` or of a transpiler called by hand; a
-        loop of the script's own otherwise.
+        loop of the script's own otherwise. In collective training: a transpiler called by hand makes the
+        programs; a strategy says the same there with ``minimize()`` and without.
     """
 
     servers: bool
@@ -114,8 +115,17 @@ def _says_the_mode(text: str) -> Rule:
     )
 
 
-def _done_in_collective(text: str, shown_by: str, *, values: tuple[object, ...] = ()) -> Rule:
-    return Rule(verdict=Verdict.CARRIED_OUT, text=text, shown_by=shown_by, servers=False, values=values)
+def _done_in_collective(
+    text: str, shown_by: str, *, values: tuple[object, ...] = (), by_executor: bool | None = None
+) -> Rule:
+    return Rule(
+        verdict=Verdict.CARRIED_OUT,
+        text=text,
+        shown_by=shown_by,
+        servers=False,
+        values=values,
+        by_executor=by_executor,
+    )
 
 
 def _not_with_servers(text: str, *modes: str, by_executor: bool | None = None) -> Rule:
@@ -319,9 +329,16 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
             "tests/unit/fleet/test_options.py::test_each_value_is_carried_out_or_refused_by_name",
             values=("collective",),
         ),
+        _done_in_collective(
+            "nccl2: of a transpiler called by hand; trainers meet in the startup program, and it chooses no "
+            "backend",
+            "tests/runtime/collective/test_programs.py::test_two_trainers_learn_what_one_process_learns",
+            values=("nccl2",),
+            by_executor=True,
+        ),
         _not_in_collective(
             "NCCL carries gradients that are on a GPU, and gloo those that are not, whatever the script "
-            "says; 'collective' is accepted"
+            "says; 'collective' is accepted, and 'nccl2' of a transpiler that is called by hand"
         ),
     ),
     "config.print_log": (
@@ -384,6 +401,34 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
             values=("local_sgd",),
         ),
         _not_in_collective("one process has one device; 'grad_allreduce' and 'local_sgd' are accepted"),
+    ),
+    "DistributeTranspiler.mode": (
+        _done(
+            "trains in a mode of your own",
+            f"{_RUNS}test_own_mode.py::test_a_program_does_not_run_without_the_modes_object",
+        ),
+        _ALWAYS_TOGETHER,
+    ),
+    "transpile.sync_mode": (
+        _says_the_mode("False: the asynchronous mode that the config asks for, else half_async"),
+        Rule(
+            verdict=Verdict.CHANGES_NOTHING,
+            text="a mode of your own is asked for, and counts",
+            collective=False,
+            modes=("own",),
+        ),
+        _ALWAYS_TOGETHER,
+    ),
+    "transpile.pservers": (
+        _done("the servers", f"{_PROGRAMS}test_dispatch.py::test_parameter_and_gradient_share_a_server"),
+        _NO_SERVERS,
+    ),
+    "get_trainer_program.wait_port": (
+        _done(
+            "False: as config.wait_port",
+            f"{_PROGRAMS}test_transpiler.py::test_wait_port_needs_both_and_holds_for_the_startup_program_too",
+        ),
+        _NO_SERVERS,
     ),
     "transpile.current_endpoint": (
         Rule(

@@ -12,16 +12,10 @@ from fleet.program.ir import Attribute, Block, OpRole, Variable
 from fleet.program.program import Program
 from fleet.transpiler.config import DistributeTranspilerConfig
 
-__all__ = ["COLLECTIVE_MODES", "build_collective"]
+__all__ = ["COLLECTIVE_MODES", "build_collective", "refuse_argument"]
 
 COLLECTIVE_MODES = ("nccl2", "collective")
 _DIST = int(OpRole.DIST)
-_OF_COLLECTIVE = (
-    "nccl_comm_num",
-    "use_hierarchical_allreduce",
-    "hierarchical_allreduce_inter_nranks",
-    "collective_mode",
-)
 
 
 def build_collective(
@@ -31,6 +25,7 @@ def build_collective(
     trainer_id: int,
     trainers: str | Iterable[str] | int,
     current_endpoint: str,
+    arguments: Iterable[tuple[str, object, object]],
 ) -> Program:
     """Build what a trainer of a collective job runs at each step, and rewrite its startup program in place.
 
@@ -45,18 +40,18 @@ def build_collective(
         Every trainer's endpoint, ``host:port``, by number.
     current_endpoint : str
         This trainer's.
+    arguments : iterable of tuple
+        What the transpiler was given beside these: name in `fleet.options`, value, default.
 
     Raises
     ------
     TranspileError
         An argument or a field that cannot be honoured; nothing has changed then.
     """
-    for name in _OF_COLLECTIVE:
-        default = getattr(DistributeTranspilerConfig(), name)
-        reason = refusal(f"config.{name}", getattr(config, name), default, Where(servers=False))
-        if reason is not None:
-            raise TranspileError(reason)
     endpoints = _endpoints(config.mode, trainers)
+    config.check_collective()
+    for argument in arguments:
+        refuse_argument(*argument)
     if isinstance(trainer_id, bool) or not isinstance(trainer_id, int):
         raise TranspileError(f"trainer_id is {trainer_id!r}; expected a whole number")
     if not 0 <= trainer_id < len(endpoints) or endpoints[trainer_id] != current_endpoint:
@@ -84,6 +79,12 @@ def build_collective(
     startup.attrs = dict(attrs)
     program.startup_program = startup
     return program
+
+
+def refuse_argument(name: str, value: object, default: object) -> None:
+    """Raise TranspileError, which names an argument, if programs of collective training pass it over."""
+    if (reason := refusal(name, value, default, Where(servers=False, by_executor=True))) is not None:
+        raise TranspileError(reason)
 
 
 def _endpoints(mode: str, trainers: str | Iterable[str] | int) -> list[str]:

@@ -126,8 +126,8 @@ class DistributeTranspilerConfig:
         """
         if self.mode not in ("pserver", "nccl2", "collective"):
             raise TranspileError(
-                f"config.mode is {self.mode!r}; expected 'pserver' (the original's others, nccl2 and "
-                "collective, belong to fleet.collective)"
+                f"config.mode is {self.mode!r}; expected 'pserver' (or, of a transpiler that is called by "
+                "hand, 'nccl2' or 'collective', for collective training)"
             )
         for field in fields(self):
             if isinstance(field.default, bool):
@@ -149,6 +149,17 @@ class DistributeTranspilerConfig:
             raise TranspileError(
                 f"config.geo_sgd_need_push_nums is {pushes!r}; expected a whole number of steps, at least 1"
             )
+
+    def check_collective(self) -> None:
+        """Check that programs of collective training carry out every field that is not at its default.
+
+        Raises
+        ------
+        TranspileError
+            They do not; the message names the first such field.
+        """
+        for field in fields(self):
+            self._refuse(field.name, Where(servers=False, by_executor=True))
 
     def _refuse(self, name: str, where: Where) -> None:
         default = self.__dataclass_fields__[name].default

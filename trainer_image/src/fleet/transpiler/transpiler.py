@@ -3,13 +3,14 @@
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Final
 
 from fleet.environment.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import TranspileError
 from fleet.program.forward_writes import refuse_forward_writes
 from fleet.program.program import Program, default_main_program, default_startup_program
 from fleet.transpiler.clipping import check_clipping
-from fleet.transpiler.collective import COLLECTIVE_MODES, build_collective
+from fleet.transpiler.collective import COLLECTIVE_MODES, build_collective, refuse_argument
 from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 from fleet.transpiler.layout import Layout, lay_out
 from fleet.transpiler.pserver import build_pserver_program, build_pserver_startup
@@ -17,6 +18,8 @@ from fleet.transpiler.report import print_layout
 from fleet.transpiler.trainer import build_trainer_program, rewrite_startup
 
 __all__ = ["DistributeTranspiler"]
+
+_ENDPOINT: Final = "127.0.0.1:6174"
 
 
 class DistributeTranspiler:
@@ -54,11 +57,11 @@ class DistributeTranspiler:
         self,
         trainer_id: int,
         program: Program | None = None,
-        pservers: str | Iterable[str] = "127.0.0.1:6174",
+        pservers: str | Iterable[str] = _ENDPOINT,
         trainers: int | str | Iterable[str] = 1,
         sync_mode: bool = True,
         startup_program: Program | None = None,
-        current_endpoint: str = "127.0.0.1:6174",
+        current_endpoint: str = _ENDPOINT,
     ) -> None:
         """Work out every replica's programs; the `get_` methods then return them in any order.
 
@@ -70,11 +73,12 @@ class DistributeTranspiler:
             The captured program; `fleet.default_main_program()` otherwise. It stays as it is, but cannot
             be transpiled again.
         pservers : str or iterable of str
-            The parameter servers' endpoints, ``host:port``, comma separated.
+            The parameter servers' endpoints, ``host:port``, comma separated; none where `config.mode` is
+            ``nccl2`` or ``collective``.
         trainers : int, str or iterable of str
             Number of trainers; their endpoints where `config.mode` is ``nccl2`` or ``collective``.
         sync_mode : bool
-            False for asynchronous training, which the config can ask for too.
+            False for asynchronous training, which the config can ask for too. Collective training has none.
         startup_program : Program, optional
             The startup program of `program`; its own otherwise. Rewritten in place into the trainer's.
         current_endpoint : str
@@ -90,7 +94,17 @@ class DistributeTranspiler:
         _check_untouched(main, startup)
         if self.config.mode in COLLECTIVE_MODES:
             self._trainer_program = build_collective(
-                main, startup, self.config, trainer_id, trainers, current_endpoint
+                main,
+                startup,
+                self.config,
+                trainer_id,
+                trainers,
+                current_endpoint,
+                [
+                    ("DistributeTranspiler.mode", self._mode, None),
+                    ("transpile.sync_mode", sync_mode, True),
+                    ("transpile.pservers", ",".join(split_endpoints(pservers)) or _ENDPOINT, _ENDPOINT),
+                ],
             )
             main.attrs |= {name: startup.attrs[name] for name in ("trainers", "trainer_id")}
             main.attrs["transpiled"] = True
@@ -118,7 +132,7 @@ class DistributeTranspiler:
         ----------
         wait_port : bool
             Wait for the servers' ports before the first step. `config.wait_port` must agree. It holds for
-            the startup program too.
+            the startup program too. Collective training has no such ports.
 
         Returns
         -------
@@ -128,10 +142,12 @@ class DistributeTranspiler:
         Raises
         ------
         TranspileError
-            `transpile` has not been called.
+            `transpile` has not been called; or there are no ports, and they are not to be waited for.
         """
         if "role" not in self._trainer_program.attrs:
             self._transpiled()
+        if self._trainer_program.attrs["role"] == "collective":
+            refuse_argument("get_trainer_program.wait_port", wait_port, True)
         waits = bool(wait_port and self._wait_port)
         for program in (self._trainer_program, self._trainer_program.startup_program):
             if program is not None:
