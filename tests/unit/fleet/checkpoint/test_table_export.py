@@ -1,13 +1,14 @@
 """Tables of a checkpoint as files for what serves: all rows, or what has changed."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from fleet.checkpoint import __main__ as command
-from fleet.checkpoint import export_tables
+from fleet.checkpoint import export_tables, files, reader
 from fleet.checkpoint.table_files import read_rows
 from fleet.errors import CheckpointError, ConfigurationError
 from fleet.tables import Table
@@ -27,6 +28,13 @@ def test_a_file_has_all_rows_whether_the_checkpoint_has_them_or_its_base(folder)
     assert np.array_equal(rows.ids, table.rows().ids)
     assert torch.equal(rows.values, table.rows().values)
     assert removed.tolist() == []
+
+
+def test_each_file_is_checked_once_however_often_it_is_read(folder, monkeypatch):
+    path, checked = folder[0], Mock(wraps=files.sha256_of)
+    monkeypatch.setattr(reader, "sha256_of", checked)
+    export_tables(path / "checkpoint-1", path / "served")
+    assert [call.args[0].parent.name for call in checked.call_args_list] == ["checkpoint-0", "checkpoint-1"]
 
 
 @pytest.mark.parametrize("base", [True, False], ids=["of-changes", "of-all-rows"])

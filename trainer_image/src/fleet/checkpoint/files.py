@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fleet.errors import disk_error
 
-__all__ = ["TEMPORARY", "naming", "publish", "write_bytes", "write_parts", "write_tensors"]
+__all__ = ["TEMPORARY", "naming", "publish", "sha256_of", "write_bytes", "write_parts", "write_tensors"]
 
 TEMPORARY: Final = ".tmp"
 
@@ -74,8 +74,8 @@ def write_parts(
     num_rows: int,
     parts: Iterable[Mapping[str, Tensor]],
     metadata: Mapping[str, str],
-) -> tuple[int, str]:
-    """Write a safetensors file of tensors that come in parts, of which it holds one at a time.
+) -> int:
+    """Write a safetensors file of tensors that come in parts, one held at a time; return its bytes.
 
     Parameters
     ----------
@@ -90,12 +90,6 @@ def write_parts(
         The rows that follow each other in the file.
     metadata : mapping of str to str
 
-    Returns
-    -------
-    bytes : int
-    sha256 : str
-        The file is read once for it: the parts do not come in its order.
-
     Raises
     ------
     RuntimeError
@@ -106,7 +100,7 @@ def write_parts(
     shapes |= {name: (tensor.dtype, (num_rows, *tensor.shape[1:])) for name, tensor in none.items()}
     header, begins, end = _header(shapes, metadata)
     temporary = path.with_name(path.name + TEMPORARY)
-    with temporary.open("w+b", buffering=0) as file:
+    with temporary.open("wb", buffering=0) as file:
         _write_all(file.fileno(), memoryview(header))
         for name, tensor in whole.items():
             _write_at(file, begins[name], tensor)
@@ -117,10 +111,14 @@ def write_parts(
             done += len(next(iter(part.values())))
         if done != num_rows:
             raise RuntimeError(f"{path.name} has got {done} rows, expected {num_rows}")
-        file.seek(0)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
     publish(temporary, path)
-    return end, digest
+    return end
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, which is read for it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _header(

@@ -1,6 +1,5 @@
 """Reading: what a process needs of a checkpoint, however it was cut, or an error that names the file."""
 
-import hashlib
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
@@ -13,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fleet.checkpoint.fields import PARSE_ERRORS
+from fleet.checkpoint.files import sha256_of
 from fleet.checkpoint.manifest import MANIFEST_NAME, BlockRecord, FileRecord, Manifest
 from fleet.checkpoint.piece import Piece, cut_state
 from fleet.checkpoint.values import decode
@@ -269,8 +269,7 @@ class Checkpoint:
         if file.name in self._whole:
             return path
         self.check_size(file)
-        with path.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        digest = sha256_of(path)
         if digest != file.sha256:
             raise CheckpointError(
                 f"{path} has the SHA-256 {digest}, expected {file.sha256}: {self._whose(path)}; load another "

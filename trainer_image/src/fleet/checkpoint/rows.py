@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fleet.checkpoint.fields import PARSE_ERRORS
-from fleet.checkpoint.files import naming, write_parts
+from fleet.checkpoint.files import naming, sha256_of, write_parts
 from fleet.checkpoint.manifest import BaseRecord, FileRecord, RowsRecord
 from fleet.checkpoint.reader import Checkpoint
 from fleet.checkpoint.writer import announce
@@ -69,7 +69,7 @@ def write_rows(
     path = directory / f"shard-{shard}-{save_name}.safetensors"
     with naming(path):
         announce(path, save_name)
-        size, digest = write_parts(
+        size = write_parts(
             path,
             whole,
             _columns(snapshot.none),
@@ -77,7 +77,7 @@ def write_rows(
             map(_columns, parts),
             {"format": "pt", "save": save_name},
         )
-    return FileRecord(path.name, size, digest, rows=record)
+        return FileRecord(path.name, size, sha256_of(path), rows=record)
 
 
 def check_rows(checkpoint: Checkpoint, table: str, shards: Collection[int]) -> None:

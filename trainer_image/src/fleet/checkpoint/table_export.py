@@ -5,6 +5,7 @@ whole but ids: a table may be larger than memory.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Final
@@ -24,8 +25,6 @@ from fleet.tables.shards import SHARDS
 
 __all__ = ["export_tables"]
 
-_ALL: Final = range(SHARDS)
-_KEYS: Final = ("ids", "values", "marks.last")
 _TYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -92,52 +91,60 @@ def export_tables(
 class _SavedTable:
     """What of a table is to be written; see `fleet.checkpoint.table_files.Source`."""
 
-    def __init__(self, checkpoint: Checkpoint, table: str, earlier: Checkpoint | None) -> None:
+    def __init__(self, checkpoint: Checkpoint, table: str, earlier: Checkpoint | None = None) -> None:
         self._checkpoint = checkpoint
         self._table = table
+        self._files = files_of(checkpoint, table, range(SHARDS))
         self.step = checkpoint.manifest.step
-        self.since = None if earlier is None else earlier.manifest.step
-        self._after = -1 if earlier is None else _updates(earlier, table)
-        """Rows whose last update came later are written."""
-        self._newer = _changed(checkpoint, table)
-        """Ids of rows of a base that have changed or gone since, ascending."""
-        self.none = rows_at(next(self._read(_KEYS)), np.zeros(0, dtype=np.int64))
-        self.num_rows = sum(int(np.count_nonzero(self._wanted(part))) for part in self._read(_KEYS[::2]))
+        self.since: int | None = None
         self.removed = np.zeros(0, dtype=np.int64)
+        self._after = -1
+        """Rows whose last update came later are written."""
         if earlier is not None:
-            self.removed = np.setdiff1d(_SavedTable(earlier, table, None).ids(), self.ids())
+            before = _SavedTable(earlier, table)
+            self.since, self._after = before.step, before.updates()
+            self.removed = np.setdiff1d(before.ids(), self.ids())
 
     def ids(self) -> NDArray[np.int64]:
         """Return the ids that have a row."""
-        return np.concatenate([part.ids for part in self._read(_KEYS[:1])])
+        return np.concatenate([part.ids for part in self._read("ids")])
+
+    def updates(self) -> int:
+        """Return how many updates the table has had."""
+        return max(record.updates for _, _, record in self._files)
+
+    @cached_property
+    def none(self) -> TableRows:
+        """No rows."""
+        return rows_at(next(self._read("ids", "values")), np.zeros(0, dtype=np.int64))
+
+    @cached_property
+    def num_rows(self) -> int:
+        """How many rows are to be written."""
+        return sum(part.ids.size for part in self._wanted("ids", "marks.last"))
 
     def parts(self) -> Iterator[TableRows]:
         """Yield the rows that are to be written."""
-        for part in self._read(_KEYS):
-            yield rows_at(part, np.flatnonzero(self._wanted(part)))
+        return self._wanted("ids", "values", "marks.last")
 
-    def _wanted(self, part: TableRows) -> NDArray[np.bool_]:
-        wanted: NDArray[np.bool_] = part.marks["last"].numpy() > self._after
-        return wanted
+    def _wanted(self, *columns: str) -> Iterator[TableRows]:
+        for part in self._read(*columns):
+            yield rows_at(part, np.flatnonzero(part.marks["last"].numpy() > self._after))
 
-    def _read(self, columns: Sequence[str]) -> Iterator[TableRows]:
+    def _read(self, *columns: str) -> Iterator[TableRows]:
         """Yield all rows, each once, with some of their columns."""
-        for found, file, _ in files_of(self._checkpoint, self._table, _ALL):
+        for found, file, _ in self._files:
             for _, part in parts_of(found, file, self._table, columns):
                 if found is not self._checkpoint:
                     part = rows_at(part, np.flatnonzero(~find_among(part.ids, self._newer)[0]))
                 yield part
 
-
-def _changed(checkpoint: Checkpoint, table: str) -> NDArray[np.int64]:
-    """Return the ids of which a base's rows count no more, ascending; none for one without a base."""
-    changed = [np.zeros(0, dtype=np.int64)]
-    for found, file, record in files_of(checkpoint, table, _ALL):
-        if found is checkpoint and record.base is not None:
-            for removed, rows in parts_of(found, file, table, _KEYS[:1]):
-                changed += [removed, rows.ids]
-    return np.unique(np.concatenate(changed))
-
-
-def _updates(checkpoint: Checkpoint, table: str) -> int:
-    return max(record.updates for _, _, record in files_of(checkpoint, table, _ALL))
+    @cached_property
+    def _newer(self) -> NDArray[np.int64]:
+        """Ids of rows of a base that have changed or gone since, ascending; none without a base."""
+        changed = [np.zeros(0, dtype=np.int64)]
+        for found, file, record in self._files:
+            if found is self._checkpoint and record.base is not None:
+                for removed, rows in parts_of(found, file, self._table, ["ids"]):
+                    changed += [removed, rows.ids]
+        return np.unique(np.concatenate(changed))
