@@ -58,9 +58,12 @@ class LocalTables:
         own = self._tables[name].has(ids)
         if not own.any():
             return self._rows.look_up(name, ids)
-        rows = self._tables[name].look_up(ids)
-        if not own.all():
-            rows[torch.from_numpy(~own)] = self._rows.look_up(name, ids[~own])
+        copies = self._tables[name].look_up(ids[own])
+        if own.all():
+            return copies
+        rows = copies.new_empty(ids.size, copies.shape[1])
+        rows[torch.from_numpy(own)] = copies
+        rows[torch.from_numpy(~own)] = self._rows.look_up(name, ids[~own])
         return rows
 
     def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
