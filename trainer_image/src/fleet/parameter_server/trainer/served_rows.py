@@ -1,7 +1,7 @@
 """Rows of tables on the servers, for what serves a model: those of given ids."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,8 +11,6 @@ from fleet.errors import ConfigurationError
 from fleet.program import Source
 
 __all__ = ["rows_of_tables"]
-
-_AT_ONCE: Final = 1 << 16
 
 
 @torch.no_grad()
@@ -50,6 +48,5 @@ def rows_of_tables(source: Source, table_ids: Mapping[str, Any]) -> dict[str, Te
     found: dict[str, Tensor] = {}
     for name, given in table_ids.items():
         ids = torch.from_numpy(np.unique(torch.as_tensor(given).cpu().numpy()))
-        parts = [tables[name].look_up(part).rows for part in torch.split(ids, _AT_ONCE)]
-        found |= {f"{name}.ids": ids.long(), f"{name}.rows": torch.cat(parts).cpu()}
+        found |= {f"{name}.ids": ids.long(), f"{name}.rows": tables[name].look_up(ids).rows}
     return found
