@@ -78,5 +78,8 @@ def test_every_rank_ends_within_ten_seconds_and_the_job_names_the_one(
         wait_for(lambda: not any(map(alive, pids)), "the end of every rank", seconds=10)
         assert run.wait() == 1
         last = len(pids) - 1
+        assert run.result()["state"] == "Failed"
+        _, _, ended = run.stderr.partition("\ntiny: Failed, ")
+        said = ended.splitlines()[1]  # the condition Failed of the job's status
         why = f"(rank {last}: Signal 9|trainer {last} .*vanished)"
-        assert re.search(rf"trainer-\d failed with exit code 1: .*{why}", run.stderr)
+        assert re.match(rf"  tiny-trainer-\d failed with exit code 1: .*{why}", said), run.stderr
