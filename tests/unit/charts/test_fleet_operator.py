@@ -40,10 +40,10 @@ def helm_says(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def render(helm: Path, *values: str) -> list[dict[str, Any]]:
+def render(helm: Path, *values: str, chart: Path = CHART) -> list[dict[str, Any]]:
     """Return the manifests of a release `fleet` in the namespace `fleet-system`."""
     sets = [word for value in values for word in ("--set", value)]
-    ended = helm_says(helm, "template", "fleet", str(CHART), "--namespace", "fleet-system", *sets)
+    ended = helm_says(helm, "template", "fleet", str(chart), "--namespace", "fleet-system", *sets)
     assert ended.returncode == 0, ended.stderr
     return [manifest for manifest in yaml.load_all(ended.stdout, yaml.CSafeLoader) if manifest]
 
@@ -53,6 +53,21 @@ def one(manifests: list[dict[str, Any]], kind: str, name: str | None = None) -> 
         each for each in manifests if each["kind"] == kind and name in (None, each["metadata"]["name"])
     ]
     return found
+
+
+def chart_with_notes(folder: Path) -> Path:
+    """Return a copy of the chart whose notes are an object: helm shows them only to who has a cluster."""
+    chart = shutil.copytree(CHART, folder / "chart")
+    text = (chart / "templates" / "NOTES.txt").read_text()
+    (chart / "templates" / "_notes.tpl").write_text('{{ define "notes" }}' + text + "{{ end }}")
+    (chart / "templates" / "notes.yaml").write_text(
+        '{kind: Notes, metadata: {name: notes}, text: {{ include "notes" . | toJson }}}'
+    )
+    return chart
+
+
+def notes(manifests: list[dict[str, Any]]) -> str:
+    return str(one(manifests, "Notes")["text"])
 
 
 def container(manifests: list[dict[str, Any]]) -> dict[str, Any]:
@@ -307,18 +322,18 @@ def test_the_operators_policy_is_a_value(helm):
     ],
 )
 def test_the_notes_say_who_reaches_the_pods_of_jobs(helm, tmp_path, values, expected):
-    """Helm shows notes to whoever has a cluster only: here they are an object of the chart."""
-    chart = shutil.copytree(CHART, tmp_path / "chart")
-    notes = (chart / "templates" / "NOTES.txt").read_text()
-    (chart / "templates" / "_notes.tpl").write_text('{{ define "notes" }}' + notes + "{{ end }}")
-    (chart / "templates" / "notes.yaml").write_text(
-        '{kind: Notes, metadata: {name: notes}, text: {{ include "notes" . | toJson }}}'
-    )
-    sets = [word for value in values for word in ("--set", value)]
-    ended = helm_says(helm, "template", "fleet", str(chart), *sets)
-    assert ended.returncode == 0, ended.stderr
-    told = one([each for each in yaml.safe_load_all(ended.stdout) if each], "Notes")["text"]
-    assert expected in told
+    assert expected in notes(render(helm, *values, chart=chart_with_notes(tmp_path)))
+
+
+def test_the_notes_say_how_the_lease_is_removed_and_how_long_it_may_be_held(helm, tmp_path):
+    manifests = render(helm, "operator.leaseSeconds=40", chart=chart_with_notes(tmp_path))
+    deployment = one(manifests, "Deployment")
+    env = {each["name"]: each.get("value") for each in container(manifests)["env"]}
+    told = notes(manifests)
+    namespace, lease = deployment["metadata"]["namespace"], env["FLEET_OPERATOR_LEASE"]
+    assert f"\n  kubectl -n {namespace} delete lease {lease}\n" in told
+    assert f"begins to work after {env['FLEET_OPERATOR_LEASE_SECONDS']} s: until then another" in told
+    assert env["FLEET_OPERATOR_LEASE_SECONDS"] == "40"
 
 
 def reader(**selector: Any) -> dict[str, Any]:
