@@ -20,7 +20,6 @@ from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.store import Origin
 from fleet.process import progress
 from fleet.tables import RowGradients, Table, TableRows
-from fleet.tables.rules import options_of
 from fleet.tables.shards import SHARDS, shard_of
 from fleet.tables.snapshot import Snapshot
 from fleet.transpiler.tables import TablePlan
@@ -28,8 +27,6 @@ from fleet.wire import HyperParameters
 from fleet.wire.rows import most_rows
 
 __all__ = ["RowCopy", "RowPut", "RowUpdate", "TableStore"]
-
-_FLOAT_BYTES = 4
 
 
 @dataclass(slots=True)
@@ -154,9 +151,7 @@ class TableStore:
         for entry in self._entries.values():
             if entry.plan.own is not None:
                 entry.table.load(_rows_of(entry.plan.own, shards))
-        self.row_bytes: Mapping[int, int] = {
-            number: entry.plan.config.dimension * _FLOAT_BYTES for number, entry in self._entries.items()
-        }
+        self.row_bytes = {number: entry.plan.row_bytes for number, entry in self._entries.items()}
         """By table, the bytes of a row as it travels."""
 
     def __len__(self) -> int:
@@ -230,7 +225,7 @@ class TableStore:
             if not update.gradient.ids.size:
                 return
             progress.count("rows_stepped", update.gradient.ids.size)
-            options = self._options(entry, update.hyper_parameters)
+            options = entry.plan.options(update.hyper_parameters)
             try:
                 entry.table.update(update.gradient.ids, update.gradient.values, entry.updates, options)
             except ConfigurationError:
@@ -275,14 +270,6 @@ class TableStore:
                 snapshot = entry.table.snapshot(of if entry.table.removed.knows(of) else None)
                 copies.append(RowCopy(number, entry.updates, snapshot, entry.lock))
         return copies
-
-    @staticmethod
-    def _options(entry: _Entry, hyper_parameters: HyperParameters) -> Mapping[str, Any]:
-        """Return the options of a step for a table: its param group's, unless it has a rule of its own."""
-        group = entry.plan.group
-        if group is None:
-            return {}
-        return options_of(entry.plan.config.rule, hyper_parameters[group])
 
 
 def _rows_of(weight: Tensor, shards: Sequence[int]) -> TableRows:

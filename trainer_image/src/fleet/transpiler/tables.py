@@ -1,7 +1,7 @@
 """The tables of a job as a plan has them, read from the objects behind a program."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fleet.errors import TranspileError
 from fleet.program.ir import CapturedTable, OwnTable
@@ -9,11 +9,12 @@ from fleet.program.program import Program
 from fleet.transpiler.config import DistributedMode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch.nn import Parameter
 
     from fleet.tables import TableConfig
+    from fleet.wire import HyperParameters
 
 __all__ = ["TablePlan", "lower_tables", "served", "shards_on"]
 
@@ -35,10 +36,21 @@ class TablePlan:
         """The table's name."""
         return self.config.name
 
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row as it travels: float32, however it is stored."""
+        return 4 * self.config.dimension
+
+    def options(self, hyper_parameters: "HyperParameters") -> "Mapping[str, Any]":
+        """Return the options of a step: those of the table's param group, unless it has a rule of its own."""
+        from fleet.tables.rules import options_of  # here: programs are made and read without torch
+
+        return {} if self.group is None else options_of(self.config.rule, hyper_parameters[self.group])
+
 
 def shards_on(server: int, num_servers: int) -> tuple[int, ...]:
     """Return the virtual shards of every table that one of so many servers holds."""
-    from fleet.tables import Placement  # not above: programs are made and read where no torch is loaded
+    from fleet.tables import Placement  # as above
 
     return Placement.over(num_servers).shards_of(server)
 

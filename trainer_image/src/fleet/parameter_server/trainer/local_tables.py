@@ -17,7 +17,6 @@ from fleet.nn.table import Touched
 from fleet.parameter_server.trainer.rows import TrainerRows, write_rows
 from fleet.process.finite import OfRows
 from fleet.tables.geo import GeoRows
-from fleet.tables.rules import options_of
 from fleet.transpiler.tables import TablePlan
 from fleet.wire import HyperParameters
 
@@ -94,8 +93,7 @@ class LocalTables:
             plan, table = self._plans[name], self._tables[name]
             if (new := ids[~table.has(ids)]).size:
                 table.learn(new, self._seen(plan, new))
-            options = options_of(plan.config.rule, {} if plan.group is None else hyper_parameters[plan.group])
-            table.update(ids, gradient.clone(), self._steps, options)
+            table.update(ids, gradient.clone(), self._steps, plan.options(hyper_parameters))
             if plan.own is not None:
                 write_rows(plan.own, ids, table.look_up(ids))
 

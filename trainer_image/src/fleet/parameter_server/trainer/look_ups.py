@@ -98,7 +98,7 @@ class LookUps:
         """
         self._waits.check()
         asked = LookUp(table, torch.empty(ids.size, table.config.dimension))
-        most = max(1, PART_BYTES // (4 * table.config.dimension))
+        most = max(1, PART_BYTES // table.row_bytes)
         with self._asking:
             parts = [
                 (server, at[begin : begin + most])

@@ -5,7 +5,7 @@ backward passes bring them, and leave in ``step()``, one for each table and serv
 until every server has made the step of every table, so that no table is ever more than a step ahead.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,6 +61,8 @@ class TrainerRows:
         self.streams: list[ResumableStream] = []
         """One to each server, once the trainer has joined."""
         self._plans = {plan.number: plan for plan in plans}
+        self.row_bytes = {plan.number: plan.row_bytes for plan in plans}
+        """By table, the bytes of a row as it travels."""
         self._endpoints = endpoints
         self._step = step
         self._awaits_each = in_step or any(plan.own is not None for plan in plans)
@@ -75,11 +77,6 @@ class TrainerRows:
     def __bool__(self) -> bool:
         """Whether there are tables."""
         return bool(self._plans)
-
-    @property
-    def row_bytes(self) -> Mapping[int, int]:
-        """By table, the bytes of a row as it travels."""
-        return {number: 4 * plan.config.dimension for number, plan in self._plans.items()}
 
     def look_up(self, name: str, ids: NDArray[np.int64]) -> Tensor:
         """Return the rows of ids, as they are after the steps that this trainer has made.
@@ -184,7 +181,7 @@ class TrainerRows:
         self._ahead.forget()
         for plan in self._plans.values():
             if plan.own is not None:
-                num_rows, most = len(plan.own), max(1, PART_BYTES // (4 * plan.config.dimension))
+                num_rows, most = len(plan.own), max(1, PART_BYTES // plan.row_bytes)
                 for begin in range(0, num_rows, most):
                     ids = np.arange(begin, min(begin + most, num_rows), dtype=np.int64)
                     write_rows(plan.own, ids, self.look_up(plan.name, ids))
@@ -206,7 +203,7 @@ class TrainerRows:
         return next(plan for plan in self._plans.values() if plan.name == name)
 
     def _check_size(self, plan: TablePlan, count: int) -> None:
-        if count > (most := most_rows(4 * plan.config.dimension)):
+        if count > (most := most_rows(plan.row_bytes)):
             raise ConfigurationError(
                 f"what is sent at once has gradients of {count} rows of table {plan.name} for one server, "
                 f"expected {most} at most; use smaller batches, more parameter servers, or fewer steps at "
