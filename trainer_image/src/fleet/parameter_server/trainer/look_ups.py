@@ -45,7 +45,7 @@ class LookUp:
 
     table: TablePlan
     rows: Tensor
-    awaited: int = 0
+    awaited: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +97,14 @@ class LookUps:
             A server does not answer in time.
         """
         self._waits.check()
-        asked = LookUp(table, torch.empty(ids.size, table.config.dimension))
         most = max(1, PART_BYTES // table.row_bytes)
+        parts = [
+            (server, at[begin : begin + most])
+            for server, at in placement_of(len(self._endpoints)).positions(ids).items()
+            for begin in range(0, at.size, most)
+        ]
+        asked = LookUp(table, torch.empty(ids.size, table.config.dimension), len(parts))
         with self._asking:
-            parts = [
-                (server, at[begin : begin + most])
-                for server, at in placement_of(len(self._endpoints)).positions(ids).items()
-                for begin in range(0, at.size, most)
-            ]
-            asked.awaited = len(parts)
             for server, at in parts:
                 self._wait_for_room(server)
                 self._asked[server].append(_Part(asked, at))
