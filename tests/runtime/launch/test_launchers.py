@@ -148,6 +148,25 @@ def test_all_end_well_and_each_has_a_log(launch, tmp_path):
     assert "worker 1" in out
 
 
+@pytest.mark.parametrize("show", [True, False])
+def test_workers_of_a_node_that_a_scheduler_has_described_are_listed_and_have_a_log_each(
+    launch, tmp_path, monkeypatch, show
+):
+    port = start_port()[1]
+    described = {"NNODES": "1", "NODE_RANK": "0", "NPROC_PER_NODE": "2", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (described | {"MASTER_PORT": port}).items():
+        monkeypatch.setenv(f"PET_{name}", value)
+    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", f"127.0.0.1:{port},127.0.0.1:{int(port) + 1}")
+    body = "print('I am', me)\nprint('and complain', file=sys.stderr)"
+    own = ["--use_paddlecloud", "--log_dir=logs", f"--print_config={show}"]
+    status, out, err = launch("fleet.launch", body, *own).end()
+    assert (status, err) == (0, "")
+    logs = {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()}
+    assert logs == {f"workerlog.{index}": f"I am TRAINER{index}\nand complain\n" for index in (0, 1)}
+    listed = [f"worker {n}    127.0.0.1:{int(port) + n}  logs/workerlog.{n}" for n in (0, 1)]
+    assert out.splitlines() == (listed if show else [])
+
+
 def test_who_compiles_nothing_does_without_torch_dynamo(launch, tmp_path):
     launched = launch("fleet.launch_ps", TRAIN, *start_port(), "--server_num=1", "--worker_num=1")
     status, _, err = launched.end(90)
