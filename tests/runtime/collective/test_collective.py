@@ -118,19 +118,6 @@ def test_two_processes_train_on_the_cpu_of_a_machine_with_one_gpu(trainers):
         assert process.returncode == 0, err
 
 
-def test_a_trainer_with_another_version_of_pytorch_is_named_to_all(trainers):
-    body = """
-    if os.environ["RANK"] == "1":
-        torch.__version__ = "1.13.0+cpu"
-    fleet.init()
-    """
-    first, second = trainers(body)
-    for process, words in ((first, r"has PyTorch 1.13.0 where this trainer, 0,"), (second, r"has 1.13.0;")):
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 2, err
-        assert words in err
-
-
 @pytest.mark.serial
 def test_a_killed_trainer_is_named_within_five_seconds_though_it_has_forked(trainers, tmp_path):
     body = """
