@@ -10,7 +10,7 @@ from fleet.errors import FleetError
 from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.modes.immediate_tables import ImmediateTables
 from fleet.parameter_server.table_store import RowPut, RowUpdate, TableStore
-from fleet.tables import Constant, LocalDisk, RowGradients, Table, TableConfig, TableRows
+from fleet.tables import Constant, LocalDisk, Memory, RowGradients, Table, TableConfig, TableRows, storage
 from fleet.tables.rules import SGD
 from fleet.transpiler.tables import TablePlan
 from tests.support.full_disk import no_room_beyond
@@ -52,9 +52,22 @@ def test_a_checkpoints_rows_take_the_place_of_all_rows():
     assert updates_of(store) == 9
 
 
+def test_rows_that_lie_on_a_disk_are_told_apart(monkeypatch):
+    monkeypatch.setattr(storage, "_LEAST", 40)
+    configs = [
+        TableConfig(name, 1, SGD(), storage=kind) for name, kind in (("m", Memory()), ("d", LocalDisk(1)))
+    ]
+    plans = [TablePlan(number, config, 0) for number, config in enumerate(configs)]
+    store = TableStore(plans, FailedStep("a:1"))
+    for number in range(2):
+        store.apply(RowUpdate(number, RowGradients(np.arange(100), torch.ones(100, 1)), RATE_OF_ONE, ()))
+    told = [(table["name"], table["rows"], table["rowsOnDisk"]) for table in store.statistics()]
+    assert told == [("m", 100, 0), ("d", 100, 60)]
+
+
 def test_a_disk_without_room_ends_the_server_and_rows_are_stepped_no_more(tmp_path):
-    storage = LocalDisk(1, str(tmp_path))
-    config = TableConfig("clicks", 1, SGD(), first_values=Constant(), storage=storage)
+    disk = LocalDisk(1, str(tmp_path))
+    config = TableConfig("clicks", 1, SGD(), first_values=Constant(), storage=disk)
     store = TableStore([TablePlan(0, config, 0)], FailedStep("a:1"))
     update = RowUpdate(0, RowGradients(np.arange(3000), torch.ones(3000, 1)), RATE_OF_ONE, ())
     refused = (

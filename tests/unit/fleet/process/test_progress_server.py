@@ -36,13 +36,14 @@ def test_prometheus_text():
 
 
 def test_a_server_tells_of_each_table_and_a_trainers_sums_are_no_metrics():
-    told = {"name": 'a"b', "rows": 5, "bytes": 900, "lookedUp": 40, "found": 30, "shardSkew": 1.5}
+    told = {"name": 'a"b', "rows": 5, "bytes": 900, "rowsOnDisk": 2, "lookedUp": 40, "found": 30}
     subject = Progress()
-    subject.show_tables(lambda: [told])
+    subject.show_tables(lambda: [{**told, "shardSkew": 1.5}])
     text = prometheus_text(subject.snapshot(), {})
     assert [line for line in text.splitlines() if line.startswith("fleet_table")] == [
         r'fleet_table_rows{table="a\"b"} 5',
         r'fleet_table_bytes{table="a\"b"} 900',
+        r'fleet_table_rows_on_disk{table="a\"b"} 2',
         r'fleet_table_ids_looked_up_total{table="a\"b"} 40',
         r'fleet_table_ids_found_total{table="a\"b"} 30',
         r'fleet_table_shard_skew{table="a\"b"} 1.5',

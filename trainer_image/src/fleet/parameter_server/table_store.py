@@ -193,6 +193,7 @@ class TableStore:
                 "name": entry.plan.config.name,
                 "rows": len(entry.table),
                 "bytes": entry.table.nbytes,
+                "rowsOnDisk": entry.table.statistics.on_disk,
                 "lookedUp": entry.table.statistics.looked_up,
                 "found": entry.table.statistics.found,
                 "shardSkew": entry.table.statistics.skew(self._num_shards),

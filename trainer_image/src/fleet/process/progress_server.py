@@ -37,6 +37,7 @@ GAUGES = {
 TABLES = {
     "rows": ("fleet_table_rows", "gauge", "Rows of an embedding table that this server holds."),
     "bytes": ("fleet_table_bytes", "gauge", "Bytes of memory that they, their state and their index take."),
+    "rowsOnDisk": ("fleet_table_rows_on_disk", "gauge", "Rows that lie on a disk of this server."),
     "lookedUp": (
         "fleet_table_ids_looked_up_total",
         "counter",

@@ -58,6 +58,11 @@ class RowMemory:
         return self._rows.nbytes + self._shards.values.nbytes + self._index.nbytes
 
     @property
+    def num_on_disk(self) -> int:
+        """How many rows lie on a disk, those included that have gone and whose numbers no others have."""
+        return self._rows.num_on_disk
+
+    @property
     def end(self) -> int:
         """One more than the highest number that a row has, or has had."""
         return self._index.numbers.end

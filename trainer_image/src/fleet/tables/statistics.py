@@ -33,6 +33,11 @@ class TableStatistics:
         self.looked_up += looked_up
         self.found += found
 
+    @property
+    def on_disk(self) -> int:
+        """How many rows lie on a disk; see `RowMemory.num_on_disk`."""
+        return self._memory.num_on_disk
+
     def skew(self, num_shards: int) -> float:
         """Return how many times the mean's rows the fullest virtual shard has; 1 where there are no rows.
 

@@ -35,6 +35,10 @@ class RowStore(Protocol):
     def nbytes(self) -> int:
         """Bytes of memory that it takes."""
 
+    @property
+    def num_on_disk(self) -> int:
+        """How many rows lie on a disk. Any thread may ask."""
+
     def resize(self, size: int) -> None:
         """Have room for rows of numbers up to this one, exclusive."""
 
@@ -126,6 +130,10 @@ class _InMemory:
     def nbytes(self) -> int:
         return self._records.values.nbytes
 
+    @property
+    def num_on_disk(self) -> int:
+        return 0
+
     def resize(self, size: int) -> None:
         self._records.resize(size)
 
@@ -167,6 +175,10 @@ class _OnDisk:
     @property
     def nbytes(self) -> int:
         return sum(each.values.nbytes for each in (self._where, self._slots, self._number_of, self._written))
+
+    @property
+    def num_on_disk(self) -> int:
+        return self._log.num_live
 
     def resize(self, size: int) -> None:
         before = self._where.values.size
