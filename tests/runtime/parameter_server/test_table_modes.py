@@ -203,6 +203,22 @@ def test_in_geo_a_row_gradient_that_is_no_number_is_refused_with_its_row():
             wrapped.step()
 
 
+@models
+def test_in_geo_more_rows_than_one_exchange_takes_are_refused_with_what_to_set(model, monkeypatch):
+    monkeypatch.setattr("fleet.parameter_server.trainer.rows.most_rows", lambda _: 10)
+    with joined(1, servers=1, model=model, optimizer=SGD[0], config=GEO) as ((_, net, wrapped),):
+        net.embedding(torch.arange(6)).sum().backward()
+        wrapped.step()
+        wrapped.zero_grad()
+        net.embedding(torch.arange(4, 12)).sum().backward()
+        with pytest.raises(
+            ConfigurationError,
+            match=r"gradients of 12 rows of table \S+ for one server, expected 10 at most; .* fewer steps at "
+            "once: geo_sgd_need_push_nums",
+        ):
+            wrapped.step()
+
+
 def test_in_geo_rules_that_need_to_see_every_gradient_are_refused_with_their_table():
     def admitting() -> Any:
         table = fleet.nn.DistributedTable("clicks", DIM, ROWS, admission=fleet.tables.CountFilter(2))
