@@ -31,6 +31,7 @@ def trained(folder: Path, script: str, manifest: str, python: Path) -> dict[str,
     path = written(folder, manifest, torchrun=script.removesuffix(".py"))
     with LocalRun(folder, path, python=python) as run:
         assert run.wait(SECONDS) == 0, run.stderr
+        assert run.result()["state"] == "Succeeded"
         said = "".join(log.read_text() for log in run.logs.glob("*.log"))
     # Two ranks of a pod share its log: what they print at once may stand in one line.
     return dict(re.findall(r"(rank \d of \d): (\[\[[^]]*\]\])", said))
@@ -39,13 +40,13 @@ def trained(folder: Path, script: str, manifest: str, python: Path) -> dict[str,
 @pytest.mark.parametrize(
     ("script", "python", "manifest", "size"),
     [
-        # On slots, plain torch.distributed runs in tests/runtime/local/test_killed_rank.py.
-        pytest.param("torchrun.py", Path(sys.executable), *TWO_PODS, id="plain-two-pods"),
-        *(
-            pytest.param(script, FRAMEWORKS, *manifest, id=f"{name}-{where}", marks=installed)
-            for name, script in (("lightning", "train_lightning.py"), ("accelerate", "train_accelerate.py"))
-            for where, manifest in (("two-pods", TWO_PODS), ("two-pods-of-two-slots", TWO_PODS_OF_TWO_SLOTS))
-        ),
+        pytest.param(script, python, *manifest, id=f"{name}-{where}", marks=marks)
+        for name, script, python, marks in (
+            ("plain", "torchrun.py", Path(sys.executable), ()),
+            ("lightning", "train_lightning.py", FRAMEWORKS, installed),
+            ("accelerate", "train_accelerate.py", FRAMEWORKS, installed),
+        )
+        for where, manifest in (("two-pods", TWO_PODS), ("two-pods-of-two-slots", TWO_PODS_OF_TWO_SLOTS))
     ],
 )
 def test_all_ranks_train_one_model(tmp_path: Path, script: str, python: Path, manifest: str, size: int):
