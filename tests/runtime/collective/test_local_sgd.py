@@ -86,6 +86,38 @@ def test_10_steps_and_10_more_from_a_checkpoint_are_20_to_the_bit(trainers):
             assert process.returncode == 0, err
 
 
+SAVED = """
+fleet.init()
+rank, size = fleet.worker_index(), fleet.worker_num()
+model = build(seed=0)
+sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+strategy = fleet.DistributedStrategy(local_sgd=fleet.LocalSGD(k_steps=100))
+optimizer = fleet.distributed_optimizer(sgd, strategy, model=model)
+for step in range(3):
+    optimizer.zero_grad()
+    loss_of(model, step, rank).backward()
+    optimizer.step()
+kept = [*model.parameters(), *(sgd.state[each]["momentum_buffer"] for each in model.parameters())]
+own = [each.detach().numpy().copy() for each in kept]
+expected = [torch.from_numpy(fleet.all_reduce_worker(each / size)) for each in own]
+assert not any(torch.equal(*pair) for pair in zip(kept, expected))
+fleet.save_persistables(dirname="saves")
+fleet.barrier_worker()
+for each in kept:
+    each.detach().zero_()
+assert fleet.load_persistables(dirname="saves").step == 3
+loaded = [*model.parameters(), *(sgd.state[each]["momentum_buffer"] for each in model.parameters())]
+assert all(torch.equal(*pair) for pair in zip(loaded, expected, strict=True))
+fleet.stop_worker()
+"""
+
+
+def test_what_save_persistables_saves_is_the_average(trainers):
+    for process in trainers(SAVED):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+
+
 OTHER_STATE = """
 fleet.init()
 rank = fleet.worker_index()
