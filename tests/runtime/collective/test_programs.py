@@ -3,23 +3,28 @@
 import pytest
 import torch
 
-PROGRAMS = """
+BEGIN = """
 import fleet
 rank, endpoints = int(os.environ["RANK"]), os.environ["PADDLE_TRAINER_ENDPOINTS"]
 
-def captured(seed):
+def momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+def captured(seed, optimizer=momentum):
     model = build(seed)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def loss_fn(model, x, y):
         return torch.nn.functional.cross_entropy(model(x), y)
 
-    return model, fleet.Program.capture(model, loss_fn, sgd)
+    return model, fleet.Program.capture(model, loss_fn, optimizer(model.parameters()))
 
 def feed(step, ranks):
     shares = [batch(step, each) for each in ranks]
     return dict(zip("xy", (torch.cat(columns) for columns in zip(*shares))))
 
+"""
+
+PROGRAMS = """
 model, main = captured(seed=rank)
 transpiler = fleet.DistributeTranspiler(fleet.DistributeTranspilerConfig(mode=MODE))
 mine = endpoints.split(",")[rank]
@@ -45,7 +50,41 @@ for found, expected in zip(model.parameters(), alone.parameters(), strict=True):
 
 @pytest.mark.parametrize("mode", ["nccl2", "collective"])
 def test_two_trainers_learn_what_one_process_learns(trainers, mode):
-    for process in trainers(PROGRAMS.replace("MODE", repr(mode))):
+    for process in trainers(BEGIN + PROGRAMS.replace("MODE", repr(mode))):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+
+
+LOCAL = """
+def adam(parameters):  # for which averages of gradients would come to something else
+    return torch.optim.Adam(parameters, lr=0.05)
+
+model, main = captured(seed=rank, optimizer=adam)
+config = fleet.DistributeTranspilerConfig(mode="collective", collective_mode="local_sgd")
+transpiler = fleet.DistributeTranspiler(config)
+transpiler.transpile(rank, trainers=endpoints, current_endpoint=endpoints.split(",")[rank])
+executor = fleet.Executor(fleet.CPUPlace())
+executor.run(fleet.default_startup_program())
+for number in range(4):
+    executor.run(transpiler.get_trainer_program(), feed=feed(number, [rank]), fetch_list=["loss"])
+executor.close()
+
+alone = [captured(seed=0, optimizer=adam) for _ in range(2)]
+one = fleet.Executor(fleet.CPUPlace())
+for number in range(4):
+    for each, (_, program) in enumerate(alone):
+        one.run(program, feed=feed(number, [each]), fetch_list=["loss"])
+    with torch.no_grad():
+        for values in zip(*(other.parameters() for other, _ in alone)):
+            mean = values[0] / 2 + values[1] / 2
+            for value in values:
+                value.copy_(mean)
+assert all(torch.equal(*pair) for pair in zip(model.parameters(), alone[rank][0].parameters(), strict=True))
+"""
+
+
+def test_local_sgd_of_the_config_averages_parameters_after_every_step(trainers):
+    for process in trainers(BEGIN + LOCAL):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
 
@@ -56,6 +95,6 @@ def test_two_trainers_learn_what_one_process_learns(trainers, mode):
 def test_two_trainers_that_share_a_gpu_learn_it_too(trainers, mode):
     on_one_gpu = 'os.environ |= {"LOCAL_RANK": os.environ["RANK"], "CUDA_VISIBLE_DEVICES": "0"}\n'
     programs = PROGRAMS.replace("CPUPlace()", "CUDAPlace(0)", 1).replace("use_cuda=False", "use_cuda=True")
-    for process in trainers(on_one_gpu + programs.replace("MODE", repr(mode))):
+    for process in trainers(on_one_gpu + BEGIN + programs.replace("MODE", repr(mode))):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
