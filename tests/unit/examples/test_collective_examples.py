@@ -1,5 +1,6 @@
 """The models of the collective examples are those of the papers, and their data is what it is said to be."""
 
+import difflib
 import re
 import runpy
 from pathlib import Path
@@ -51,6 +52,21 @@ def test_by_default_a_model_has_the_papers_number_of_parameters(
 def test_a_learning_rate_grows_and_falls(load, path, options, expected):
     rate = load(path).rate
     assert {step: rate(step, *options) for step in expected} == pytest.approx(expected)
+
+
+def test_what_makes_a_script_a_job_are_the_same_lines_in_all_examples():
+    """So another run of each, with --bf16 or --local-sgd, need not be made in every example."""
+    added = {}
+    for example in ("resnet50", "transformer", "bert"):
+        alone, together = (
+            (EXAMPLES / example / name).read_text().splitlines() for name in ("single.py", "train.py")
+        )
+        added[example] = [line[2:] for line in difflib.ndiff(alone, together) if line.startswith("+ ")]
+    assert added["transformer"] == added["resnet50"]
+    assert added["bert"] == added["resnet50"]
+    text = "\n".join(added["resnet50"])
+    assert re.findall(r'add_argument\("(--[a-z0-9-]+)"', text) == ["--bf16", "--local-sgd"]
+    assert re.findall(r"(\w+)=options\.(\w+)", text) == [("wire_dtype", "bf16"), ("local_sgd", "local_sgd")]
 
 
 MAN, DOG = ("man", None, True), ("dog", None, False)
