@@ -1,5 +1,7 @@
 """LocalSGD by real trainers: what it comes to, what is saved, and what trainers cannot average."""
 
+import pytest
+
 AVERAGED = """
 fleet.init()
 rank, size = fleet.worker_index(), fleet.worker_num()
@@ -9,8 +11,7 @@ def built():
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 model, sgd = built()
-strategy = fleet.DistributedStrategy(local_sgd=fleet.LocalSGD(k_steps=8, begin_step=3))
-optimizer = fleet.distributed_optimizer(sgd, strategy, model=model)
+optimizer = fleet.distributed_optimizer(sgd, STRATEGY, model=model)
 fleet.init_worker()
 for step in range(20):
     optimizer.zero_grad()
@@ -24,7 +25,7 @@ for step in range(20):
         sgd.zero_grad()
         loss_of(other, step, each).backward()
         sgd.step()
-    if step + 1 in (1, 2, 8, 16):
+    if step + 1 in AVERAGED:
         with torch.no_grad():
             for values in zip(*(other.parameters() for other, _ in trainers)):
                 mean = sum(value / size for value in values)
@@ -38,10 +39,25 @@ torch.save(list(model.parameters()), f"end-{rank}.pt")
 """
 
 
-def test_it_is_what_it_is_said_to_be_to_the_bit(trainers, tmp_path):
+@pytest.mark.parametrize(
+    ("strategy", "averaged"),
+    [
+        pytest.param(
+            "fleet.DistributedStrategy(local_sgd=fleet.LocalSGD(k_steps=8, begin_step=3))",
+            (1, 2, 8, 16),
+            id="a-strategy",
+        ),
+        pytest.param(
+            "fleet.DistributeTranspilerConfig(collective_mode='local_sgd')",
+            tuple(range(1, 21)),
+            id="a-transpilers-config-in-place-of-a-strategy",
+        ),
+    ],
+)
+def test_it_is_what_it_is_said_to_be_to_the_bit(trainers, tmp_path, strategy, averaged):
     import torch
 
-    for process in trainers(AVERAGED):
+    for process in trainers(AVERAGED.replace("STRATEGY", strategy).replace("AVERAGED", repr(averaged))):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
     first, second = (torch.load(tmp_path / f"end-{rank}.pt") for rank in (0, 1))

@@ -14,6 +14,7 @@ from fleet.parameter_server import Fleet
 from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.sessions import find_trainer
 from fleet.process import lifecycle
+from fleet.transpiler import DistributedMode
 from tests.support.processes import free_ports
 
 
@@ -27,7 +28,12 @@ FEED = {"x": np.ones((4, 20), dtype=np.float32)}
 class Replica:
     """One replica of a job with one server and one trainer, in this process."""
 
-    def __init__(self, kind: Any, endpoint: str, strategy: package.DistributedStrategy | None = None) -> None:
+    def __init__(
+        self,
+        kind: Any,
+        endpoint: str,
+        strategy: package.DistributedStrategy | package.DistributeTranspilerConfig | None = None,
+    ) -> None:
         torch.manual_seed(0)
         self.fleet = Fleet()
         self.fleet.init(role_maker.UserDefinedRoleMaker(0, kind, 1, [endpoint]))
@@ -151,3 +157,25 @@ def test_what_the_strategy_says_reaches_a_session_of_either_form(endpoint, monke
     thread.join(20)
     assert not thread.is_alive()
     assert (made[0]._settings.fused, made[0]._settings.transport) == (True, "tcp")
+
+
+def test_a_transpilers_config_in_place_of_a_strategy_says_how_a_job_trains(endpoint):
+    config = package.DistributeTranspilerConfig(geo_sgd_mode=True, geo_sgd_need_push_nums=2)
+    served = Replica(role_maker.Role.SERVER, endpoint, config)
+    trainer = Replica(role_maker.Role.WORKER, endpoint, config)
+    for replica in (served, trainer):
+        assert replica.fleet.main_program.attr("distributed_mode") == DistributedMode.GEO
+    served.fleet.init_server()
+    thread = threading.Thread(target=served.fleet.run_server, daemon=True)
+    thread.start()
+    trainer.fleet.init_worker()
+    for _ in range(3):
+        trainer.optimizer.zero_grad()
+        mean_square(trainer.model, torch.ones(4, 20)).backward()
+        trainer.optimizer.step()
+    exported = trainer.fleet.export_state_dict()["weight"]
+    trainer.fleet.stop_worker()
+    thread.join(20)
+    assert not thread.is_alive()
+    torch.testing.assert_close(exported, alone(3))
+    assert config == package.DistributeTranspilerConfig(geo_sgd_mode=True, geo_sgd_need_push_nums=2)

@@ -314,6 +314,24 @@ def test_what_a_program_of_collective_training_averages_reaches_the_fleet(monkey
     assert fleet.given.parameters_averaged() == averaged
 
 
+@pytest.mark.parametrize("servers", [pytest.param(True, id="servers"), pytest.param(False, id="collective")])
+def test_a_config_in_place_of_a_strategy_is_what_a_strategy_that_has_it_is(servers, monkeypatch):
+    monkeypatch.setenv("FLEET_SYNC_MODE", "Sync")
+
+    def asked(given: Any) -> tuple[str, list[Program]]:
+        fleet: Any = Fleet() if servers else CollectiveFleet()
+        if servers:
+            fleet.init(UserDefinedRoleMaker(0, Role.WORKER, 2, ["127.0.0.1:1"]))
+        sgd = torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1)
+        message = refusal_of(partial(fleet.distributed_optimizer, sgd, given))
+        return message, [fleet.main_program] if servers and not message else []
+
+    for name, values in TRIALS.items():
+        for value in values if name.startswith("config.") else ():
+            config = DistributeTranspilerConfig(**{name.removeprefix("config."): value})
+            assert asked(config) == asked(DistributedStrategy(transpiler=config)), (name, value)
+
+
 class _Completed:
     """A trainer that asks no server for anything."""
 
