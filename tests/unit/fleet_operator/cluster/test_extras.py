@@ -66,6 +66,23 @@ async def test_what_a_job_has_beside_its_pods_is_made_seen_and_deleted(api: Fake
         await world.view.close()
 
 
+async def test_an_object_that_changed_unseen_is_not_deleted(api: FakeApi):
+    world, _, group = beside(api)
+    path, delete = f"{GROUPS}/digits-0", DeleteObject(ObjectRef.of(group.manifest))
+    await world.view.start()
+    try:
+        await world.served()
+        await world.cluster.apply(world.job, group)
+        api.put(path, {**api.objects[path], "spec": {"minMember": 7}})  # the watch has not come to it yet
+        with pytest.raises(ConflictError, match="resourceVersion in the precondition"):
+            await world.cluster.apply(world.job, delete)
+        assert path in api.objects
+        await world.cluster.apply(world.job, delete)  # it has been looked at meanwhile
+        assert path not in api.objects
+    finally:
+        await world.view.close()
+
+
 async def test_what_an_object_was_made_from_is_seen_until_it_is_on_its_way_out(api: FakeApi):
     world, claim, group = beside(api)
     await world.view.start()
