@@ -322,8 +322,9 @@ def test_a_config_in_place_of_a_strategy_is_what_a_strategy_that_has_it_is(serve
         fleet: Any = Fleet() if servers else CollectiveFleet()
         if servers:
             fleet.init(UserDefinedRoleMaker(0, Role.WORKER, 2, ["127.0.0.1:1"]))
-        sgd = torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1)
-        message = refusal_of(partial(fleet.distributed_optimizer, sgd, given))
+        model = torch.nn.Linear(3, 1)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        message = refusal_of(partial(fleet.distributed_optimizer, sgd, given, model))
         return message, [fleet.main_program] if servers and not message else []
 
     for name, values in TRIALS.items():
