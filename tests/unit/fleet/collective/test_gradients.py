@@ -159,6 +159,21 @@ def test_buckets_leave_while_the_backward_pass_goes_on(unused):
             assert events.count("leaves") > 4
 
 
+@pytest.mark.parametrize("to_none", [True, False], ids=["set-to-none", "zeroed"])
+def test_gradients_are_views_of_buckets_to_which_those_set_to_none_are_copied(to_none):
+    model = linear()
+    came: dict[torch.Tensor, int] = {}
+    for each in model.parameters():
+        each.register_post_accumulate_grad_hook(lambda each: came.update({each: each.grad.data_ptr()}))
+    optimizer = distributed(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for passes in range(3):
+        optimizer.zero_grad(set_to_none=to_none)
+        model(torch.ones(1, 2)).sum().backward()
+        assert len({each.grad.untyped_storage().data_ptr() for each in model.parameters()}) == 1
+        copied = to_none or not passes
+        assert [came[each] != each.grad.data_ptr() for each in model.parameters()] == [copied, copied]
+
+
 def fail(_: torch.Tensor) -> torch.Tensor:
     raise ValueError("no way back")
 
