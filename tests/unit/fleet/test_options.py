@@ -236,19 +236,20 @@ def test_each_value_is_carried_out_or_refused_by_name(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name in TRIALS if name.startswith("config.")])
-@pytest.mark.parametrize("mode", ["sync", "async", "half_async", "geo"])
+@pytest.mark.parametrize("mode", MODES)
 def test_a_transpiler_called_by_hand_carries_each_value_out_or_refuses_it(name, mode):
     base: dict[str, Any] = {
         "sync": {},
         "async": {"sync_mode": False, "runtime_split_send_recv": True},
         "half_async": {"sync_mode": False, "half_async": True},
         "geo": {"geo_sgd_mode": True},
+        "own": {},
     }[mode]
     for value in TRIALS[name]:
         config = DistributeTranspilerConfig(**base | {name.removeprefix("config."): value})
         rule = rule_for(name, config.split_method if name.endswith("method") else value, Where(True, mode))
-        transpile = partial(package.DistributeTranspiler(config).transpile, 0, captured(), trainers=2)
-        message = refusal_of(transpile)
+        transpiler = package.DistributeTranspiler(config, mode=OWN if mode == "own" else None)
+        message = refusal_of(partial(transpiler.transpile, 0, captured(), trainers=2))
         if rule.verdict is not Verdict.SAYS_THE_MODE:
             assert bool(message) == (rule.verdict is Verdict.REFUSED)
         assert not message or names(message, name, value)

@@ -194,7 +194,7 @@ class DistributeTranspilerConfig:
         return ", ".join(set_fields)
 
     def check_options(self, mode: DistributedMode, *, custom: bool = False) -> None:
-        """Check the fields that have a meaning in one mode only.
+        """Check the fields that have a meaning in one mode only, or ask for one where one is given.
 
         Parameters
         ----------
@@ -207,7 +207,7 @@ class DistributeTranspilerConfig:
         TranspileError
             Such a field is set, and the mode is another.
         """
-        for name in _OF_ONE_MODE:
+        for name in (*_OF_ONE_MODE, "sync_mode", *_MODE_FLAGS) if custom else _OF_ONE_MODE:
             self._refuse(name, Where(servers=True, mode="own" if custom else mode.name.lower()))
         if self.enable_dc_asgd and not self.runtime_split_send_recv:
             say_that_async_follows()
