@@ -6,6 +6,7 @@
 # Build arguments:
 #   BASE_IMAGE         any Debian-like image with Python 3.11 or newer and its venv module
 #   PACKAGES           Debian's packages in the trainer's image; empty where the builder reaches no archive of them
+#   COMPILER           Debian's packages of a C compiler, for the build only; empty as above
 #   PIP_INDEX_URL, PIP_TRUSTED_HOST, HTTP_PROXY, HTTPS_PROXY, NO_PROXY   where and how pip reaches its index
 # A bundle of certificates at .build/ca.crt (`make image CA_BUNDLE=FILE` puts it there) is trusted while
 # pip runs, beside the image's own; nothing needs it afterwards.
@@ -20,7 +21,12 @@ RUN sh /build/install.sh /build/venv /build/bootstrap.lock
 COPY operator/pyproject.toml /build/operator/pyproject.toml
 COPY operator/src /build/operator/src
 RUN cd /build/operator && /build/venv/bin/hatchling build --target wheel --directory /wheels/operator
-COPY trainer_image/pyproject.toml /build/trainer/pyproject.toml
+# What is written in C is compiled where a compiler is; numpy does its work otherwise.
+ARG COMPILER="gcc libc6-dev"
+RUN [ -z "$COMPILER" ] || command -v cc >/dev/null || { apt-get -qq update \
+ && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $COMPILER >/dev/null \
+ && rm -rf /var/lib/apt/lists/*; }
+COPY trainer_image/pyproject.toml trainer_image/hatch_build.py /build/trainer/
 COPY trainer_image/src /build/trainer/src
 RUN cd /build/trainer && /build/venv/bin/hatchling build --target wheel --directory /wheels/trainer
 

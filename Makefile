@@ -7,7 +7,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 BIN := .venv/bin
-CODE := operator/src trainer_image/src tests benchmarks examples tools
+CODE := operator/src trainer_image/hatch_build.py trainer_image/src tests benchmarks examples tools
 
 # What `make image` builds, and on what.
 VERSION := 0.1.0
@@ -40,7 +40,9 @@ setup: .venv/.installed  ## make .venv: uv, every locked package, both distribut
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --require-hashes -r requirements.lock
 	@touch $@
 
-.venv/.installed: .venv/.packages operator/pyproject.toml trainer_image/pyproject.toml
+COMPILED := trainer_image/hatch_build.py trainer_image/src/fleet/tables/find_rows.c
+
+.venv/.installed: .venv/.packages operator/pyproject.toml trainer_image/pyproject.toml $(COMPILED)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-index --no-build-isolation \
 	  --editable operator --editable trainer_image
 	@touch $@
@@ -136,7 +138,7 @@ docs: setup  ## write the generated pages of the documentation
 # Where `make wheels` puts them.
 WHEELS ?= dist
 
-wheels: setup  ## build the wheels of both distributions, to be installed anywhere (WHEELS)
+wheels: setup  ## build the wheels of both distributions, for machines of this kind (WHEELS)
 	for part in operator trainer_image; do \
 	  (cd $$part && $(CURDIR)/$(BIN)/hatchling build --target wheel --directory $(abspath $(WHEELS))); \
 	done

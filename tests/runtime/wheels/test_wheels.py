@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ pytestmark = [
     pytest.mark.timeout(2 * SECONDS),
     pytest.mark.skipif(sys.platform != "linux", reason="/proc shows what a run leaves"),
 ]
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
 TRAINING = """
 import torch
@@ -91,3 +95,20 @@ def test_a_job_trains_where_the_repository_is_not(python: Path, tmp_path: Path):
         assert run.wait(SECONDS) == 0, run.stderr
         assert run.result()["metrics"]["last_loss"] < 0.01
         assert f"trained by {python.parents[1]}" in run.log("trainer-1")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "tag", "libraries"),
+    [
+        pytest.param("missing", "py3-none-any", 0, id="without-a-compiler"),
+        pytest.param("cc", f"py3-none-linux_{os.uname().machine}", 1, id="with-one", marks=needs_compiler),
+    ],
+)
+def test_a_wheel_says_whether_it_holds_what_was_compiled(compiler, tag, libraries, tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", compiler)
+    hatchling = UV.parent / "hatchling"
+    called(hatchling, "build", "--target", "wheel", "--directory", tmp_path, cwd=ROOT / "trainer_image")
+    (wheel,) = tmp_path.iterdir()
+    assert wheel.stem.endswith(tag)
+    with zipfile.ZipFile(wheel) as content:
+        assert sum(name.endswith(".so") for name in content.namelist()) == libraries

@@ -1,11 +1,15 @@
 """The index of rows against a dictionary."""
 
+import shutil
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from fleet.tables.compiled_find import compiled_find
 from fleet.tables.index import MISSING, RowIndex
 
 ENDS = (-(2**63), 2**63 - 1, -1, 0)
@@ -40,8 +44,9 @@ class LikeADictionary(RuleBasedStateMachine):
 
     @rule(ids=st.lists(IDS, max_size=200))
     def find(self, ids):
-        found = self.index.find(np.array(ids, dtype=np.int64)).tolist()
-        assert found == [self.known.get(number, MISSING) for number in ids]
+        expected = [self.known.get(number, MISSING) for number in ids]
+        assert self.index.find(np.array(ids, dtype=np.int64)).tolist() == expected
+        assert self.index.find_by_numpy(np.array(ids, dtype=np.int64)).tolist() == expected
 
     @invariant()
     def rows_are_distinct_and_within_the_end(self):
@@ -86,6 +91,30 @@ def test_most_ids_are_in_their_first_bucket_even_when_an_index_is_about_to_grow(
     buckets, marks = index._hashed(ids)
     _, found = index._beside(index._read(buckets), marks)
     assert found.mean() > 0.8
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler to build it with")
+def test_ids_are_found_by_what_was_compiled():
+    assert compiled_find() is not None
+
+
+def test_ids_that_lie_apart_in_memory_are_found():
+    index = RowIndex()
+    ids = np.arange(1000)
+    rows = index.add(ids)
+    assert np.array_equal(index.find(ids[::3]), rows[::3])
+
+
+def test_a_removed_id_of_a_full_bucket_is_passed_by():
+    """Ids of one first bucket, more than it has places for; then each of them gone in turn."""
+    ids = (np.arange(40) + 1) << 54
+    for gone in range(40):
+        index = RowIndex()
+        rows = index.add(ids)
+        index.remove(ids[gone : gone + 1])
+        rows[gone] = MISSING
+        assert np.array_equal(index.find(ids), rows)
+        assert np.array_equal(index.find_by_numpy(ids), rows)
 
 
 def test_ids_that_come_and_go_take_no_more_memory():

@@ -1,0 +1,46 @@
+"""Compile what is written in C, where there is a compiler; the package does without it, more slowly."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCE = "src/fleet/tables/find_rows.c"
+LIBRARY = "fleet/tables/find_rows.so"
+
+
+class CompileHook(BuildHookInterface[Any]):
+    """Adds the library, and names the kind of machine that the wheel is for.
+
+    Nothing of Python's is needed to load it, so one wheel serves every version.
+    """
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile; say so, and go on, where that is not possible."""
+        in_place = Path(self.root, "src", LIBRARY)
+        if version == "editable":
+            in_place.unlink(missing_ok=True)
+        compiler = shlex.split(os.environ.get("CC") or "cc")
+        if sys.platform != "linux" or shutil.which(compiler[0]) is None:
+            self.app.display_warning(
+                f"no C compiler ({compiler[0]}) on {sys.platform}: ids of tables are found by numpy"
+            )
+            return
+        self._folder = tempfile.TemporaryDirectory(dir=in_place.parent if version == "editable" else None)
+        library = Path(self._folder.name, in_place.name)
+        command = [*compiler, "-O3", "-shared", "-fPIC", "-o", str(library), SOURCE]
+        subprocess.run(command, cwd=self.root, check=True)
+        if version == "editable":
+            library.replace(in_place)
+        else:
+            build_data["force_include"][str(library)] = LIBRARY
+            build_data["pure_python"] = False
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["tag"] = f"py3-none-{platform}"
