@@ -2,6 +2,7 @@
 
 ``python -m benchmarks.collective --json`` trains one model of 25 million parameters with every system, by two
 trainers and by four, in interleaved rounds as `benchmarks.dense_sync` does: ratios are taken within a round.
+With ``--alone`` it tells instead what a step of one trainer by itself takes, beside PyTorch's alone.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks import alone_systems
 from benchmarks.running import Running, Shape, interleave, say, spread
 from benchmarks.workload import MAX_BATCH, NUM_PARAMETERS, WIDTHS
 
@@ -76,6 +78,49 @@ def show(summary: Mapping[str, Any]) -> None:
             print(f"    {ABOUT[name]:<40}{_shown(row['steps_per_second']):>22}{_shown(row['of_ddp']):>26}")
 
 
+def run_alone(model: str, rounds: int, steps: int) -> dict[str, list[float]]:
+    """Measure each way of one trainer once per round; return milliseconds a step, those of each round."""
+    running = {way: Running(f"{model}{way}", Shape(0, 1, ())) for way in alone_systems.WAYS}
+    measured: dict[str, list[float]] = {way: [] for way in running}
+    sizes = [MAX_BATCH] * rounds  # each has a batch of its own
+    for number, of_round in enumerate(interleave(running, sizes, steps, WARM_UP_STEPS, Running.measure)):
+        for way, one in of_round.items():
+            measured[way].append(one.seconds / steps * 1e3)
+        shown = "  ".join(f"{way} {values[-1]:.2f}" for way, values in measured.items())
+        say(f"1 trainer, {model}, round {number + 1} of {rounds}: {shown} ms, load {os.getloadavg()[0]:.1f}")
+    return measured
+
+
+def report_alone(model: str, measured: Mapping[str, Sequence[float]], steps: int) -> dict[str, Any]:
+    """Summarize: milliseconds a step by way, and what that is of PyTorch's alone within each round."""
+    device = alone_systems.device()
+    return {
+        "model": model,
+        "device": device.type,
+        "samples": alone_systems.num_samples(device),
+        "steps_per_round": steps,
+        "load_average": os.getloadavg()[0],
+        "ways": {
+            way: {
+                "milliseconds": spread(values),
+                "of_plain": spread([a / b for a, b in zip(values, measured["plain"], strict=True)]),
+            }
+            for way, values in measured.items()
+        },
+    }
+
+
+def show_alone(summary: Mapping[str, Any]) -> None:
+    """Print the summary of one model, trained by one trainer, as a table."""
+    about = alone_systems.MODELS[summary["model"]]
+    head = f"1 trainer, {about}, on {summary['device']}, load {summary['load_average']:.1f}"
+    print(f"{head:<58}{'ms a step':>24}{'of the first, within a round':>32}")
+    for way, row in summary["ways"].items():
+        print(
+            f"  {alone_systems.WAYS[way]:<56}{_shown(row['milliseconds']):>24}{_shown(row['of_plain']):>32}"
+        )
+
+
 def _shown(row: Mapping[str, float]) -> str:
     return f"{row['median']:.2f} [{row['p10']:.2f}-{row['p90']:.2f}]"
 
@@ -91,6 +136,9 @@ def read_options() -> tuple[argparse.Namespace, list[str], list[int], list[int]]
     )
     parser.add_argument(
         "--systems", default=",".join(ABOUT), help="beside ddp, of them (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--alone", action="store_true", help="measure one trainer, and none of those (default: no)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args()
@@ -113,13 +161,19 @@ def main() -> None:
     options, systems, batches, trainers = read_options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
     summaries = []
-    for number in trainers:
+    for model in alone_systems.MODELS if options.alone else ():
+        alone = run_alone(model, options.rounds, options.steps)
+        summaries.append(report_alone(model, alone, options.steps))
+        if not options.json:
+            show_alone(summaries[-1])
+    for number in () if options.alone else trainers:
         measured = run(number, systems, batches, options.rounds, options.steps)
         summaries.append(report(number, measured, options.steps))
         if not options.json:
             show(summaries[-1])
     if options.json:
-        about = {"benchmark": "collective", "parameters": NUM_PARAMETERS, "cores": os.cpu_count()}
+        about: dict[str, Any] = {"benchmark": "collective", "cores": os.cpu_count()}
+        about |= {"alone": True} if options.alone else {"parameters": NUM_PARAMETERS}
         print(json.dumps(about | {"rounds": options.rounds, "results": summaries}))
 
 

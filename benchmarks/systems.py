@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed import rpc
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-from benchmarks import ctr_systems, grpc_stream, sparse_systems
+from benchmarks import alone_systems, ctr_systems, grpc_stream, sparse_systems
 from benchmarks.workload import LEARNING_RATE, Config, End, Step, batch, build_layers
 from fleet.averaging import LocalSGD
 
@@ -269,6 +269,11 @@ SYSTEMS = {
     "grpc": System(grpc_stream.trainer, grpc_stream.serve),
     **dict.fromkeys(STRATEGIES, System(fleet_trainer, fleet_serve)),
     **dict.fromkeys(COLLECTIVE, System(collective_trainer)),
+    **{
+        f"{model}{way}": System(alone_systems.trainer)
+        for model in alone_systems.MODELS
+        for way in alone_systems.WAYS
+    },
     "rowslocal": System(sparse_systems.local_trainer),
     "rowsrpc": System(sparse_systems.rpc_trainer, sparse_systems.rpc_serve),
     "rowsgrpc": System(sparse_systems.grpc_trainer, sparse_systems.grpc_serve),

@@ -39,6 +39,8 @@ def main() -> None:
         for _ in range(steps):
             step(size)
             times.append(time.perf_counter())
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         _answer(" ".join(["done", *(f"{after - before:.7f}" for before, after in pairwise(times))]))
     end()
 
