@@ -486,34 +486,3 @@ def test_a_process_group_in_another_order_is_named(trainers):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 2, err
         assert "of 2, and to fleet.init it is trainer" in err
-
-
-SHARDED = """
-from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
-fleet.init()
-rank = fleet.worker_index()
-mesh = init_device_mesh("cpu", (2,))
-sharded = torch.nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]))
-plain = torch.nn.Parameter(torch.full((2,), 1.0 + rank))
-optimizer = fleet.distributed_optimizer(torch.optim.SGD([sharded, plain], lr=0.1))
-before = fleet.step
-(sharded * sharded).sum().full_tensor().backward()
-(plain * (1 + rank)).sum().backward()
-optimizer.step()
-assert torch.equal(sharded.full_tensor(), torch.full((4, 2), 0.8)), sharded  # 1 - 0.1 x 2
-torch.testing.assert_close(plain.detach(), torch.full((2,), 1 - 0.1 * 1.5))
-try:
-    fleet.save_check_point("saves")
-except fleet.ConfigurationError as error:
-    assert "torch.distributed.checkpoint" in str(error)
-else:
-    assert rank == 1, "it saved a part"  # trainer 0 saves
-fleet.stop_worker()
-"""
-
-
-def test_sharded_parameters_are_named_and_left_to_what_has_sharded_them(trainers):
-    for process in trainers("import logging\nlogging.basicConfig(level=20)\n" + SHARDED):
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 0, err
-        assert "1 of 2 parameters are sharded (DTensor), and left to what has sharded them: param_0_0" in err
