@@ -6,9 +6,10 @@ from torch import Tensor
 
 from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.modes.interface import Answer, Missing
+from fleet.parameter_server.modes.trainer_steps import TrainerSteps
 from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.shard import Shard
-from fleet.parameter_server.store import DenseStore, Origin, Update
+from fleet.parameter_server.store import DenseStore, Update
 from fleet.parameter_server.transport.arena import Arena, bytes_of
 from fleet.parameter_server.transport.lazy import LazyBytes
 from fleet.wire import HyperParameters
@@ -51,48 +52,29 @@ class ImmediateServer:
         if self._seen is not None:
             for trainer in range(num_trainers):
                 self._seen.begin(trainer)
-        self._hyper: dict[int, HyperParameters] = dict.fromkeys(range(num_trainers), ())
-        self._incarnations = dict.fromkeys(range(num_trainers), 0)
-        self._steps = {trainer: dict.fromkeys(shard.blocks, 0) for trainer in range(num_trainers)}
-        self._entered: dict[int, int] = {}
-        """The step at which each trainer came that was not there from the beginning."""
-        self._resumed: dict[int, int] = {}
+        self._steps = TrainerSteps(shard.blocks, num_trainers)
 
     @property
     def step(self) -> int:
         """The number of steps that the trainer which is ahead has made."""
-        return max((self.step_of(trainer) for trainer in list(self._steps)), default=0)
+        return self._steps.ahead
 
     def step_of(self, trainer: int) -> int:
-        """Return the step that a trainer makes next: the one after its last that is wholly here."""
-        return max(self._entered.get(trainer, 0), min(self._steps[trainer].values(), default=0))
+        """Return the step that a trainer makes next; see `TrainerSteps`, as for what follows."""
+        return self._steps.of(trainer)
 
     def resume(self, step: int) -> None:
-        """Go on at a step that a checkpoint holds: every trainer makes it next."""
-        for trainer in list(self._steps):
-            self._steps[trainer] = dict.fromkeys(self._shard.blocks, step)
+        """Go on at a step that a checkpoint holds."""
+        self._steps.resume(step)
 
     def resume_each(self, steps: Mapping[int, int]) -> None:
-        """Go on with these trainers at these steps, also with one that joins late."""
-        self._resumed = dict(steps)
-        for trainer in steps.keys() & self._steps.keys():
-            self._steps[trainer] = dict.fromkeys(self._shard.blocks, steps[trainer])
+        """Go on with these trainers at these steps."""
+        self._steps.resume_each(steps)
 
     def admit(self, trainer: int, incarnation: int = 0) -> None:
-        """Begin anew with a trainer; what its earlier life has sent is applied already.
-
-        One that was not there from the beginning makes the step next that the one ahead of all makes next:
-        it shares in what is left to do. Another server may have seen it come at another step, and it goes on
-        at the lowest: nothing that it sends has come before.
-        """
-        self._incarnations[trainer] = incarnation
-        if trainer in self._steps:
-            return
-        if self._seen is not None:
+        """Begin anew with a trainer; what its earlier life has sent is applied already."""
+        if self._steps.admit(trainer, incarnation) and self._seen is not None:
             self._seen.begin(trainer)
-        self._hyper[trainer] = ()
-        self._entered[trainer] = self._resumed.get(trainer, self.step)
-        self._steps[trainer] = dict.fromkeys(self._shard.blocks, 0)
 
     def pull(self, trainer: int, step: int) -> Sequence[Answer]:
         """Return the present value of every block, whatever step the trainer is at."""
@@ -115,7 +97,7 @@ class ImmediateServer:
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
         """Take the hyper-parameters of a trainer's step; other trainers may have others."""
         del step
-        self._hyper[trainer] = hyper_parameters
+        self._steps.hyper[trainer] = hyper_parameters
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
         """Apply a gradient, unless an earlier life of the trainer has brought this step's.
@@ -126,12 +108,12 @@ class ImmediateServer:
             It could not be applied; see `Store.apply`.
         """
         try:
-            if step >= self._steps[trainer][block]:
+            if self._steps.is_due(trainer, block, step):
                 gradient = self._shard.buffers.landing(trainer).tensor
-                origin = Origin(trainer, self._incarnations[trainer], step)
+                origin, hyper = self._steps.origin(trainer, step), self._steps.hyper[trainer]
                 seen = self._seen.of(trainer, block) if self._seen is not None else None
-                self._store.apply(Update(block, gradient, self._hyper[trainer], (origin,), seen))
-                self._steps[trainer][block] = step + 1
+                self._store.apply(Update(block, gradient, hyper, (origin,), seen))
+                self._steps.advance(trainer, block, step)
         finally:
             with self._shard.buffers.changed:
                 self._shard.buffers.forget(trainer)
@@ -145,7 +127,7 @@ class ImmediateServer:
         RemoteProtocolError
             A block is unknown, or was neither sent nor is absent.
         """
-        steps, missing = self._steps[trainer], set(absent)
+        steps, missing = self._steps.parts(trainer), set(absent)
         unknown = [block for block in absent if block not in steps]
         early = [
             self._shard.blocks[block].name
@@ -163,7 +145,7 @@ class ImmediateServer:
                 "there is no gradient; expected a word about each block"
             )
         for block in absent:
-            steps[block] = max(steps[block], step + 1)
+            self._steps.advance(trainer, block, step)
         return [self._answer(trainer, block) for block in absent] if self._answers_gradients else []
 
     def complete(self, trainer: int) -> Sequence[Answer]:
@@ -185,7 +167,7 @@ class ImmediateServer:
     def _answer(self, trainer: int, block: int) -> Answer:
         if self._seen is not None:
             self._seen.renew(trainer, block)
-        return Answer(block, self._steps[trainer][block], (trainer,))
+        return Answer(block, self._steps.parts(trainer)[block], (trainer,))
 
 
 class SeenValues:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.modes.interface import Answer, Missing
 from fleet.parameter_server.modes.noted import note
-from fleet.parameter_server.store import Origin
+from fleet.parameter_server.modes.trainer_steps import TrainerSteps
 from fleet.parameter_server.table_store import RowUpdate, TableStore
 from fleet.tables import RowGradients
 from fleet.wire import NO_STEP, HyperParameters
@@ -34,40 +34,31 @@ class ImmediateTables:
     def __init__(self, store: TableStore, num_trainers: int, *, adds: bool = False) -> None:
         self._store = store
         self._adds = adds
-        self._incarnations = dict.fromkeys(range(num_trainers), 0)
-        self._hyper: dict[int, HyperParameters] = dict.fromkeys(range(num_trainers), ())
-        self._steps = {trainer: dict.fromkeys(store.names, 0) for trainer in range(num_trainers)}
+        self._steps = TrainerSteps(store.names, num_trainers)
         self._untold: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
         """Ids of rows that have changed since a trainer was told, by it and table that it holds too."""
         self._telling = threading.Lock()
         """Guards them: trainers send at once."""
-        self._resumed: dict[int, int] = {}
-        self._entered: dict[int, int] = {}
-        """The step at which each trainer came that was not there from the beginning."""
 
     @property
     def step(self) -> int:
         """The number of steps that the trainer which is ahead has made."""
-        return max((self.step_of(trainer) for trainer in list(self._steps)), default=0)
+        return self._steps.ahead
 
     def step_of(self, trainer: int) -> int:
-        """Return the step that a trainer makes next: the one after its last that is wholly here."""
-        return max(self._entered.get(trainer, 0), min(self._steps[trainer].values(), default=0))
+        """Return the step that a trainer makes next; see `TrainerSteps`, as for what follows."""
+        return self._steps.of(trainer)
 
     def resume(self, step: int) -> None:
-        """Go on at a step that a checkpoint holds: every trainer makes it next."""
-        for trainer in list(self._steps):
-            self._steps[trainer] = dict.fromkeys(self._store.names, step)
+        """Go on at a step that a checkpoint holds."""
+        self._steps.resume(step)
 
     def resume_each(self, steps: Mapping[int, int]) -> None:
-        """Go on with these trainers at these steps, also with one that joins late."""
-        self._resumed = dict(steps)
-        for trainer in steps.keys() & self._steps.keys():
-            self._steps[trainer] = dict.fromkeys(self._store.names, steps[trainer])
+        """Go on with these trainers at these steps."""
+        self._steps.resume_each(steps)
 
     def admit(self, trainer: int, incarnation: int) -> None:
         """Begin anew with a trainer; what its earlier life has sent is applied already."""
-        self._incarnations[trainer] = incarnation
         with self._telling:  # from here on: it looks all rows up
             self._untold.update(
                 {
@@ -76,16 +67,12 @@ class ImmediateTables:
                     if self._store.tells(each) and not self._adds
                 }
             )
-        if trainer in self._steps:
-            return
-        self._hyper[trainer] = ()
-        self._entered[trainer] = self._resumed.get(trainer, self.step)
-        self._steps[trainer] = dict.fromkeys(self._store.names, 0)
+        self._steps.admit(trainer, incarnation)
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
         """Take the hyper-parameters of a trainer's step; other trainers may have others."""
         del step
-        self._hyper[trainer] = hyper_parameters
+        self._steps.hyper[trainer] = hyper_parameters
 
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
         """Return the present rows, whatever step the trainer is at."""
@@ -101,12 +88,12 @@ class ImmediateTables:
             An id is none of the table's, or it could not be applied; see `TableStore.apply`.
         """
         self._store.check(table, gradient.ids)
-        if step >= self._steps[trainer][table]:
-            hyper = self._hyper[trainer]
+        if self._steps.is_due(trainer, table, step):
+            hyper = self._steps.hyper[trainer]
             if hyper != NO_STEP or self._adds:
-                origin = Origin(trainer, self._incarnations[trainer], step)
+                origin = self._steps.origin(trainer, step)
                 self._store.apply(RowUpdate(table, gradient, hyper, (origin,)))
-            self._steps[trainer][table] = step + 1
+            self._steps.advance(trainer, table, step)
         told = self._told(trainer, table, gradient.ids)
         return [Answer(table, step + 1, (trainer,), value=told, of_table=True)]
 
@@ -132,7 +119,7 @@ class ImmediateTables:
     def end(self, trainer: int, step: int) -> None:
         """Check that a trainer which ends a step has sent every table's gradient."""
         if open_ := [
-            self._store.names[table] for table, made in self._steps[trainer].items() if made <= step
+            self._store.names[table] for table, made in self._steps.parts(trainer).items() if made <= step
         ]:
             raise RemoteProtocolError(
                 f"trainer {trainer} ends step {step} without a gradient of table {', '.join(open_[:3])}; "
