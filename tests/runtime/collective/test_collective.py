@@ -26,6 +26,7 @@ rank, size = fleet.worker_index(), fleet.worker_num()
 model = build(seed=rank)  # the seeds differ: trainer 0's values win
 model.register_parameter("unused", torch.nn.Parameter(torch.ones(2)))
 model.register_parameter("sometimes", torch.nn.Parameter(torch.ones(3)))
+model.register_parameter("once", torch.nn.Parameter(torch.ones(5)))
 optimizer = fleet.distributed_optimizer(
     torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=0.1), model=model
 )
@@ -41,6 +42,8 @@ for step in range(6):
         loss = loss_of(model, step, rank)
         if rank == 1:
             loss = loss + (model.sometimes ** 2).sum()
+        if step == 0:  # its gradient comes first, and then never again
+            loss = loss + (model.once ** 2).sum()
         loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     optimizer.step()
@@ -56,6 +59,7 @@ fleet.stop_worker()
 ALONE = """
 model = build(seed=0)
 model.register_parameter("sometimes", torch.nn.Parameter(torch.ones(3)))
+model.register_parameter("once", torch.nn.Parameter(torch.ones(5)))
 optimizer = torch.optim.Adam(model.parameters(), lr=0.05, weight_decay=0.1)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 for step in range(6):
@@ -68,6 +72,8 @@ for step in range(6):
             loss = loss_of(model, step, other)
             if other == 1:
                 loss = loss + (model.sometimes ** 2).sum()
+            if step == 0:
+                loss = loss + (model.once ** 2).sum()
         shards.append(loss / size)
     sum(shards).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)

@@ -128,12 +128,20 @@ def test_parameters_that_come_later_are_refused():
         optimizer.step()
 
 
-@pytest.mark.parametrize("unused", [False, True], ids=["all-are-used", "the-last-is-unused"])
-def test_buckets_leave_while_the_backward_pass_goes_on(unused):
-    """From the second on, whatever the order of the optimizer is, and though one gradient never comes."""
+@pytest.mark.parametrize(
+    ("steps_with_last", "from_step"),
+    [
+        pytest.param(None, 1, id="all-are-used"),
+        pytest.param(0, 1, id="the-last-is-never-used"),
+        pytest.param(1, 3, id="the-last-is-used-in-the-first-step"),
+    ],
+)
+def test_buckets_leave_while_the_backward_pass_goes_on(steps_with_last, from_step):
+    """Whatever the order of the optimizer is, and though one gradient never comes, or no more."""
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
-    if unused:
-        model.register_parameter("unused", torch.nn.Parameter(torch.ones(64)))
+    last = torch.nn.Parameter(torch.ones(64))
+    if steps_with_last is not None:
+        model.register_parameter("last", last)
     matrices = [each for each in model.parameters() if each.dim() > 1]
     vectors = [each for each in model.parameters() if each.dim() == 1]  # no weight decay
     groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors}]
@@ -149,11 +157,13 @@ def test_buckets_leave_while_the_backward_pass_goes_on(unused):
     distributed(sgd, model, bucket_bytes=4 * 64 * 64, compression=lambda _: noted)
     for each in model.parameters():
         each.register_post_accumulate_grad_hook(lambda _: events.append("comes"))
-    for step in range(3):
+    for step in range(6):
         events.clear()
-        model(torch.ones(1, 64)).sum().backward()
+        sgd.zero_grad()
+        outputs = model(torch.ones(1, 64))
+        (outputs + last if step < (steps_with_last or 0) else outputs).sum().backward()
         before = events[: events.index("leaves")].count("comes")
-        if step:
+        if step >= from_step:
             assert before < events.count("comes") / 2, events
             assert before <= 4, events
             assert events.count("leaves") > 4

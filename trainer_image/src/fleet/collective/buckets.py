@@ -47,7 +47,7 @@ class Buckets:
         self._bucket_bytes = bucket_bytes
         self._compression = compression
         self._channel: dist.ProcessGroup | None = None
-        self._made = False
+        self._made = self._anew = self._kept = False
 
     def connect(self) -> None:
         """Make the connections; every trainer calls this."""
@@ -62,12 +62,21 @@ class Buckets:
         ConfigurationError
             The parameters are on devices of two kinds.
         """
-        if not self._made or not self.reducer.fits():
+        if self._parameters[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            self._kept, self._anew = True, False
+        if not self._made or self._anew or not self.reducer.fits():
             self.let_go()
             self._group.use(self._parameters, self._channel)
             self._lay_out()
-            self._made = True
+            self._made, self._anew = True, False
         self.reducer.begin()
+
+    def order_anew(self) -> None:
+        """Have the next pass say in which order gradients come; every trainer calls this after the same one.
+
+        Buckets that a graph was captured with stay, as its replays go on in them.
+        """
+        self._anew = not self._kept
 
     def let_go(self) -> None:
         """Let go of the reducer, which has hooks on the parameters."""

@@ -64,6 +64,7 @@ class GradientAverager(Synchronizer):
         self._arrived: set[int] = set()
         self._ending: _Ending | None = None
         self._own = OwnGradients(self._named)
+        self._once_unused: set[int] = set()
         self._paused = False
         self._handles: list[Callable[[], None]] = []
 
@@ -172,6 +173,9 @@ class GradientAverager(Synchronizer):
         if not reducer.ordered:  # which gives the gradients other places
             with self._group.waiting("the order of the gradients", device=self.device):
                 reducer.end()
+        elif not unused <= self._once_unused:  # whose buckets were full early, and now wait for the end
+            self._buckets.order_anew()
+        self._once_unused |= unused
         for position, (_, parameter) in enumerate(self._named):
             # A model that moves sets the data of its gradients, which must not be the reducer's own tensors.
             average = parameter.grad
