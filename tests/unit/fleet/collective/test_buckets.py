@@ -1,0 +1,57 @@
+"""When the buckets of gradients are laid out anew; nothing here has a GPU, so a captured graph is made up."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+from fleet.collective.buckets import Buckets
+from fleet.collective.rendezvous import Place
+
+
+class Alone:
+    """Stands in for a group of one."""
+
+    place = Place(0, 1, "localhost", 1)
+
+    def channel(self) -> None:
+        return None
+
+    def use(self, *_: Any) -> None:
+        pass
+
+
+class OnGpu(torch.nn.Parameter):
+    """Says that it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.fixture(autouse=True)
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["whenever-asked-for", "but-not-those-of-a-graph"])
+def test_buckets_are_laid_out_anew(monkeypatch, captured):
+    parameter = OnGpu(torch.ones(2))
+    buckets = Buckets(cast("Any", Alone()), [parameter])
+    buckets.connect()
+    reducers = []
+    for passes in range(4):
+        monkeypatch.setattr(
+            torch.cuda, "is_current_stream_capturing", lambda now=captured and passes == 1: now
+        )
+        buckets.begin()
+        reducers.append(buckets.reducer)
+        (parameter.sum() + buckets.notes.leaf.sum()).backward()
+        if passes in (0, 2):
+            buckets.order_anew()
+    kept = [one is other for one, other in itertools.pairwise(reducers)]
+    assert kept == ([True] * 3 if captured else [False, True, False])
