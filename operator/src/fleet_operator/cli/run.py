@@ -11,9 +11,7 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import tempfile
-import uuid
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -21,33 +19,28 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import (
     CleanPodPolicy,
-    FailureAction,
-    FailurePolicy,
     JobState,
-    Mode,
     Role,
-    StartupPolicy,
 )
 from fleet_operator.api.names import METRICS_PORT
 from fleet_operator.cli.clock import now
 from fleet_operator.cli.follow import Follower
+from fleet_operator.cli.local_job import claim_port, local_settings, without_cluster
 from fleet_operator.cli.view import JobView
 from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.local_address import (
     Claim,
     LocalHosts,
     claim_addresses,
-    claim_ports,
     job_ports,
 )
-from fleet_operator.cluster.local_gpus import too_few, visible_gpus
+from fleet_operator.cluster.local_gpus import too_few
 from fleet_operator.cluster.local_guard import GuardianLostError
-from fleet_operator.cluster.local_limits import not_applied, refusals
+from fleet_operator.cluster.local_limits import not_applied
 from fleet_operator.cluster.local_volumes import Given
-from fleet_operator.cluster.processes import LocalSettings, ProcessCluster
+from fleet_operator.cluster.processes import ProcessCluster
 from fleet_operator.cluster.progress import fetch_progress
 from fleet_operator.engine import Engine, Observer, Result
-from fleet_operator.errors import InvalidJob
 from fleet_operator.plan.model import PodPhase
 
 if TYPE_CHECKING:
@@ -69,8 +62,6 @@ SILENT_SECONDS = 3.0  # how long the end of a finished job's processes is waited
 REFRESH_SECONDS = 0.25
 MAX_FAILED_PASSES = 6  # some six seconds with the engine's back-off
 TIMED_OUT = 124  # the exit status of timeout(1)
-# Trainers and servers of one machine share memory: glibc then copies tensors without filling the caches.
-COPY_PAST_CACHES = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={2 << 20}"}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -137,30 +128,6 @@ class RunResult:
         return self.stopped_by or 1
 
 
-def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = False) -> FleetJob:
-    """Return the job as it runs here with what it is given, with a uid.
-
-    Where the manifest leaves ``startupPolicy`` out, all replicas start together. Trainers wait for the
-    servers' ports anyway, and on one machine nothing is saved by starting them later. With `no_restart` the
-    first failure fails the job.
-
-    Raises
-    ------
-    InvalidJob
-        The manifest asks for what only a cluster has; every such field is named.
-    """
-    if problems := refusals(job.to_manifest(), given):
-        raise InvalidJob(f"{job.name}, as a run on this machine,", problems)
-    metadata = {"uid": str(uuid.uuid4()), "resource_version": "1", "creation_timestamp": now()}
-    spec = job.spec
-    if "startup_policy" not in spec.model_fields_set:
-        spec = spec.model_copy(update={"startup_policy": StartupPolicy.ANY_ORDER})
-    if no_restart:
-        policy = FailurePolicy(action=FailureAction.FAIL_JOB)
-        spec = spec.model_copy(update={"failure_policy": policy})
-    return job.model_copy(update={"metadata": job.metadata.model_copy(update=metadata), "spec": spec})
-
-
 async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunResult:
     """Run a prepared job to its end.
 
@@ -171,17 +138,17 @@ async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunRe
     """
     claims: list[Claim] = []
     try:
-        job = _claim_ports(job, options, display, claims)
+        job = claim_port(job, options, display, claims)
         ports = job_ports(job)
         addresses = claim_addresses(list(ports.values()), start=os.getpid(), environ=options.environ)
         claims.append(addresses)
         if left_out := not_applied(job.to_manifest(), options.workdirs.values(), options.given):
             display.say(f"not applied on this machine: {', '.join(left_out)}")
-        job = _without_cluster(job)
+        job = without_cluster(job)
         options.logs.mkdir(parents=True, exist_ok=True)
         display.say(f"logs: {options.logs}")
         with tempfile.TemporaryDirectory(prefix="fleetjob-") as scratch:
-            settings = _settings(job, options, Path(scratch))
+            settings = local_settings(job, options, Path(scratch))
             if missing := too_few(settings.gpus, job):
                 display.say(missing)
             view = JobView(job, display.say)
@@ -192,66 +159,6 @@ async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunRe
     finally:
         for claim in claims:
             claim.release()
-
-
-def _without_cluster(job: FleetJob) -> FleetJob:
-    """Take out what would change something here though it is not applied.
-
-    Each pod has an address of its own, and so all of the manifest's ports; the job goes with its run, whose
-    servers end by themselves before.
-    """
-    policy = job.spec.run_policy.model_copy(update={"ttl_seconds_after_finished": None})
-    spec = job.spec.model_copy(update={"network": None, "run_policy": policy})
-    return job.model_copy(update={"spec": spec})
-
-
-def _claim_ports(job: FleetJob, options: RunOptions, display: Display, claims: list[Claim]) -> FleetJob:
-    """Give a collective job a port for its rendezvous that no other run of this machine uses."""
-    if job.spec.mode is not Mode.COLLECTIVE:
-        return job
-    wanted = job.port(Role.TRAINER)
-    claim = claim_ports(wanted, job.slots_per_pod, environ=options.environ)
-    claims.append(claim)
-    if claim.port == wanted:
-        return job
-    display.say(f"port {wanted} is in use on this machine: the trainers use {claim.port} instead")
-    trainer = job.spec.trainer.model_copy(update={"port": claim.port})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"trainer": trainer})})
-
-
-def _settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSettings:
-    loopback = "lo" if sys.platform == "linux" else "lo0"
-    threads = max(1, _num_cores() // sum(job.replicas(role) * _processes(job, role) for role in job.roles))
-    return LocalSettings(
-        workdirs=options.workdirs,
-        logs=options.logs,
-        scratch=scratch,
-        environ=options.environ,
-        python=sys.executable,
-        num_threads=threads,
-        given=options.given,
-        defaults=_defaults(job, options.environ),
-        overrides={f"{library}_SOCKET_IFNAME": loopback for library in ("GLOO", "NCCL", "TP")},
-        gpus=visible_gpus(options.environ, (each.name for each in Path("/dev").iterdir())),
-    )
-
-
-def _defaults(job: FleetJob, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what replicas have whose manifest says nothing else; the user's own tunables stay."""
-    defaults = {"PYTHONUNBUFFERED": "1"}
-    if job.spec.mode is Mode.PARAMETER_SERVER and COPY_PAST_CACHES.keys().isdisjoint(environ):
-        defaults |= COPY_PAST_CACHES
-    return defaults
-
-
-def _processes(job: FleetJob, role: Role) -> int:
-    return job.slots_per_pod if role is Role.TRAINER else 1
-
-
-def _num_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class Stuck(Observer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleet_operator.api import FailureAction, StartupPolicy, parse_job
-from fleet_operator.cli.run import prepare
+from fleet_operator.cli.local_job import prepare
 from tests.support.local import job_manifest
 
 

@@ -1,0 +1,113 @@
+"""What a job is on this machine: what is taken from its manifest, and what its replicas are given."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import FailureAction, FailurePolicy, Mode, Role, StartupPolicy
+from fleet_operator.cli.clock import now
+from fleet_operator.cluster.local_address import Claim, claim_ports
+from fleet_operator.cluster.local_gpus import visible_gpus
+from fleet_operator.cluster.local_limits import refusals
+from fleet_operator.cluster.processes import LocalSettings
+from fleet_operator.errors import InvalidJob
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fleet_operator.api import FleetJob
+    from fleet_operator.cli.display import Display
+    from fleet_operator.cli.run import RunOptions
+    from fleet_operator.cluster.local_volumes import Given
+
+# Trainers and servers of one machine share memory: glibc then copies tensors without filling the caches.
+COPY_PAST_CACHES = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={2 << 20}"}
+
+
+def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = False) -> FleetJob:
+    """Return the job as it runs here with what it is given, with a uid.
+
+    Where the manifest leaves ``startupPolicy`` out, all replicas start together. Trainers wait for the
+    servers' ports anyway, and on one machine nothing is saved by starting them later. With `no_restart` the
+    first failure fails the job.
+
+    Raises
+    ------
+    InvalidJob
+        The manifest asks for what only a cluster has; every such field is named.
+    """
+    if problems := refusals(job.to_manifest(), given):
+        raise InvalidJob(f"{job.name}, as a run on this machine,", problems)
+    metadata = {"uid": str(uuid.uuid4()), "resource_version": "1", "creation_timestamp": now()}
+    spec = job.spec
+    if "startup_policy" not in spec.model_fields_set:
+        spec = spec.model_copy(update={"startup_policy": StartupPolicy.ANY_ORDER})
+    if no_restart:
+        policy = FailurePolicy(action=FailureAction.FAIL_JOB)
+        spec = spec.model_copy(update={"failure_policy": policy})
+    return job.model_copy(update={"metadata": job.metadata.model_copy(update=metadata), "spec": spec})
+
+
+def without_cluster(job: FleetJob) -> FleetJob:
+    """Take out what would change something here though it is not applied.
+
+    Each pod has an address of its own, and so all of the manifest's ports; the job goes with its run, whose
+    servers end by themselves before.
+    """
+    policy = job.spec.run_policy.model_copy(update={"ttl_seconds_after_finished": None})
+    spec = job.spec.model_copy(update={"network": None, "run_policy": policy})
+    return job.model_copy(update={"spec": spec})
+
+
+def claim_port(job: FleetJob, options: RunOptions, display: Display, claims: list[Claim]) -> FleetJob:
+    """Give a collective job a port for its rendezvous that no other run of this machine uses."""
+    if job.spec.mode is not Mode.COLLECTIVE:
+        return job
+    wanted = job.port(Role.TRAINER)
+    claim = claim_ports(wanted, job.slots_per_pod, environ=options.environ)
+    claims.append(claim)
+    if claim.port == wanted:
+        return job
+    display.say(f"port {wanted} is in use on this machine: the trainers use {claim.port} instead")
+    trainer = job.spec.trainer.model_copy(update={"port": claim.port})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"trainer": trainer})})
+
+
+def local_settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSettings:
+    """Return what the replicas have; the machine's cores are shared out among their processes."""
+    loopback = "lo" if sys.platform == "linux" else "lo0"
+    threads = max(1, _num_cores() // sum(job.replicas(role) * _processes(job, role) for role in job.roles))
+    return LocalSettings(
+        workdirs=options.workdirs,
+        logs=options.logs,
+        scratch=scratch,
+        environ=options.environ,
+        python=sys.executable,
+        num_threads=threads,
+        given=options.given,
+        defaults=_defaults(job, options.environ),
+        overrides={f"{library}_SOCKET_IFNAME": loopback for library in ("GLOO", "NCCL", "TP")},
+        gpus=visible_gpus(options.environ, (each.name for each in Path("/dev").iterdir())),
+    )
+
+
+def _defaults(job: FleetJob, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what replicas have whose manifest says nothing else; the user's own tunables stay."""
+    defaults = {"PYTHONUNBUFFERED": "1"}
+    if job.spec.mode is Mode.PARAMETER_SERVER and COPY_PAST_CACHES.keys().isdisjoint(environ):
+        defaults |= COPY_PAST_CACHES
+    return defaults
+
+
+def _processes(job: FleetJob, role: Role) -> int:
+    return job.slots_per_pod if role is Role.TRAINER else 1
+
+
+def _num_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
