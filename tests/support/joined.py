@@ -4,12 +4,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import torch
+
+from fleet.parameter_server.trainer.look_ups import placement_of
 from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
-from tests.support.parameter_server import loopback
+from tests.support.parameter_server import Loopback, loopback
 from tests.support.threads import at_once, one_torch_thread
 from tests.support.training import never_minimized
 
-__all__ = ["joined"]
+__all__ = ["joined", "make", "rows_on_servers"]
 
 
 @contextmanager
@@ -28,11 +32,22 @@ def joined(
         As of `loopback`.
     """
     with one_torch_thread(), loopback(servers=servers, trainers=trainers, **arguments) as job:
-        made = []
-        for index in range(trainers):
-            trainer, model, wrapped = job.make_trainer(index, **(of_trainer or {}))
-            optimizer = DistributedOptimizer(wrapped, never_minimized)
-            optimizer.bind(trainer)
-            made.append((trainer, model, optimizer))
+        made = [make(job, index, **(of_trainer or {})) for index in range(trainers)]
         at_once(*(trainer.start for trainer, _, _ in made))
         yield made
+
+
+def make(job: Loopback, index: int, **of_trainer: Any) -> tuple[Any, Any, Any]:
+    """Return a trainer with its module and its distributed optimizer, which has not joined."""
+    trainer, model, wrapped = job.make_trainer(index, **of_trainer)
+    optimizer = DistributedOptimizer(wrapped, never_minimized)
+    optimizer.bind(trainer)
+    return trainer, model, optimizer
+
+
+def rows_on_servers(job: Loopback, num_rows: int, dimension: int, table: int = 0) -> torch.Tensor:
+    """Return the first rows of a table, by id, as its servers have them."""
+    ids, rows = np.arange(num_rows), torch.empty(num_rows, dimension)
+    for server, at in placement_of(len(job.servers)).positions(ids).items():
+        rows[torch.from_numpy(at)] = job.servers[server].server._shard.tables.read(table, ids[at])
+    return rows

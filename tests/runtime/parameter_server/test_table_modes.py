@@ -3,14 +3,11 @@
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import fleet
 from fleet.errors import ConfigurationError, FleetError
-from fleet.parameter_server.trainer.look_ups import placement_of
-from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.transpiler import DistributeTranspilerConfig
 from tests.support.clicks import (
     ADAGRAD,
@@ -25,10 +22,9 @@ from tests.support.clicks import (
     on_servers,
     one_step,
 )
-from tests.support.joined import joined
+from tests.support.joined import joined, make, rows_on_servers
 from tests.support.parameter_server import Loopback, loopback
 from tests.support.threads import at_once, one_torch_thread
-from tests.support.training import never_minimized
 
 STEPS = 4
 GEO = DistributeTranspilerConfig(sync_mode=False, geo_sgd_mode=True, geo_sgd_need_push_nums=2)
@@ -145,27 +141,13 @@ def test_geo_trainers_exchange_the_rows_that_they_have_stepped(model, optimizer)
             torch.testing.assert_close(rows_of(each[1]), rows_of(expected.trainers[index]), rtol=0, atol=2e-6)
             head = each[1].head.weight.detach()
             torch.testing.assert_close(head, expected.trainers[index].head.weight, rtol=0, atol=2e-6)
-        torch.testing.assert_close(rows_on_servers(job), rows_of(expected.server), rtol=0, atol=2e-6)
+        torch.testing.assert_close(
+            rows_on_servers(job, ROWS, DIM), rows_of(expected.server), rtol=0, atol=2e-6
+        )
         at_once(*(each[0].complete for each in made))
         if model is alone:
-            assert torch.equal(rows_of(made[0][1]), rows_on_servers(job))
-            assert torch.equal(rows_of(made[1][1]), rows_on_servers(job))
-
-
-def make(job: Any, index: int, attempt: int = 0) -> tuple[Any, Any, Any]:
-    """Return a trainer with its model and its optimizer, which has not joined."""
-    trainer, model, wrapped = job.make_trainer(index, attempt=attempt)
-    optimizer = DistributedOptimizer(wrapped, never_minimized)
-    optimizer.bind(trainer)
-    return trainer, model, optimizer
-
-
-def rows_on_servers(job: Any) -> torch.Tensor:
-    """Return the rows of the first table, by id."""
-    ids, rows = np.arange(ROWS), torch.empty(ROWS, DIM)
-    for server, at in placement_of(len(job.servers)).positions(ids).items():
-        rows[torch.from_numpy(at)] = job.servers[server].server._shard.tables.read(0, ids[at])
-    return rows
+            assert torch.equal(rows_of(made[0][1]), rows_on_servers(job, ROWS, DIM))
+            assert torch.equal(rows_of(made[1][1]), rows_on_servers(job, ROWS, DIM))
 
 
 @models
@@ -187,7 +169,7 @@ def test_the_others_go_on_without_a_lost_trainer_which_comes_back_at_its_own_ste
         back = make(job, 1, attempt=1)
         back[0].start()
         assert (back[0].current_step, stays[0].current_step) == (2, 4)
-        assert torch.equal(rows_of(back[1]), rows_on_servers(job))
+        assert torch.equal(rows_of(back[1]), rows_on_servers(job, ROWS, DIM))
         one_step(back, 2, 1)
         at_once(back[0].complete, stays[0].complete)
         for running in job.servers:
