@@ -54,14 +54,27 @@ def test_servers_tell_of_their_tables_and_trainer_0_exports_the_rows_that_are_se
     assert set(model) == {"rows.ids", "rows.rows", "2.weight", "2.bias"}
 
 
-def test_a_killed_trainer_comes_back_and_no_row_is_another(tmp_path):
-    with job(tmp_path, servers=2, trainers=2) as running:
-        expected = rows_of(running, running.start(SCRIPT, str(STEPS))[1])
-    with job(tmp_path, servers=2, trainers=2) as running:
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the digest of the rows of a training that nobody disturbs, and that asks for none ahead."""
+    with job(tmp_path_factory.mktemp("undisturbed"), servers=2, trainers=2) as running:
+        return rows_of(running, running.start(SCRIPT, str(STEPS))[1])
+
+
+@pytest.mark.parametrize(
+    ("environ", "kill"),
+    [
+        pytest.param({}, {}, id="amid-its-step"),
+        pytest.param({"AHEAD": "1"}, {}, id="amid-its-step-with-rows-of-the-next-batch"),
+        pytest.param({"AHEAD": "1"}, {"KILL_ASKED": "1"}, id="as-it-has-asked-for-rows-of-the-next-batch"),
+    ],
+)
+def test_a_killed_trainer_comes_back_and_no_row_is_another(tmp_path, undisturbed, environ, kill):
+    with job(tmp_path, 2, 2, 1, **environ) as running:
         for index in range(2):
             running.server(index, SCRIPT, str(STEPS))
         survivor = running.trainer(0, SCRIPT, str(STEPS))
-        assert running.trainer(1, SCRIPT, str(STEPS), KILL_AT="5").wait(120) == -9
+        assert running.trainer(1, SCRIPT, str(STEPS), KILL_AT="5", **kill).wait(120) == -9
         back = running.trainer(1, SCRIPT, str(STEPS), FLEET_RESTARTS="1")
-        assert rows_of(running, [survivor, back]) == expected
+        assert rows_of(running, [survivor, back]) == undisturbed
         assert "begins at step 5" in back.output

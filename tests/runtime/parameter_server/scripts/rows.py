@@ -1,4 +1,9 @@
-"""Trains a table on parameter servers; a trainer may be killed amid a step. Prints what it ends with."""
+"""Trains a table on parameter servers, and prints what it ends with.
+
+Arguments: the number of steps. ``AHEAD`` fetches the rows of the next batch. ``KILL_AT`` makes a trainer end
+as by kill -9 in that step: between its backward pass and its step; with ``KILL_ASKED``, as soon as it has
+asked for the rows of the batch after it.
+"""
 
 import hashlib
 import os
@@ -15,6 +20,18 @@ from fleet.parameter_server import fleet
 ROWS, DIM = 200, 4
 
 
+def ids_of(step: int) -> torch.Tensor:
+    """Return the ids of this trainer's batch."""
+    generator = torch.Generator().manual_seed(100 * step + fleet.worker_index())
+    return torch.randint(ROWS, (16, 8), generator=generator)
+
+
+def may_die(step: int, *, asked: bool) -> None:
+    """End as by kill -9, if it is to be here."""
+    if str(step) == os.environ.get("KILL_AT") and asked == ("KILL_ASKED" in os.environ):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def main() -> None:
     fleet.init()
     torch.manual_seed(0)
@@ -26,13 +43,13 @@ def main() -> None:
         return
     fleet.init_worker()
     print(f"begins at step {fleet.step}", flush=True)
-    for step in range(fleet.step, int(sys.argv[1])):
-        generator = torch.Generator().manual_seed(100 * step + fleet.worker_index())
-        loss = model(torch.randint(ROWS, (16, 8), generator=generator)).square().mean()
+    steps = range(fleet.step, int(sys.argv[1]))
+    for step in names.prefetch(steps, {table: ids_of} if "AHEAD" in os.environ else {}):
+        may_die(step, asked=True)
+        loss = model(ids_of(step)).square().mean()
         optimizer.zero_grad()
         loss.backward()
-        if str(step) == os.environ.get("KILL_AT"):
-            os.kill(os.getpid(), signal.SIGKILL)
+        may_die(step, asked=False)
         optimizer.step()
     fleet.barrier_worker()
     with torch.no_grad():
