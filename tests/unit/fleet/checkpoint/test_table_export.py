@@ -7,12 +7,23 @@ import numpy as np
 import pytest
 import torch
 
+from fleet.checkpoint import (
+    FileRecord,
+    Manifest,
+    RowsRecord,
+    commit,
+    export_tables,
+    files,
+    reader,
+    write_rows,
+)
 from fleet.checkpoint import __main__ as command
-from fleet.checkpoint import export_tables, files, reader
 from fleet.checkpoint.table_files import read_rows
 from fleet.errors import CheckpointError, ConfigurationError
-from fleet.tables import Table
+from fleet.tables import Table, TableConfig
 from fleet.tables.export import apply_delta
+from fleet.tables.rules import SGD
+from fleet.tables.shards import SHARDS, shard_of
 from tests.support.saved_tables import saved, two_checkpoints
 
 
@@ -53,6 +64,31 @@ def test_a_delta_makes_the_later_table_of_the_earlier(base, folder):
     later = apply_delta(earlier, changed, removed)
     assert np.array_equal(later.ids, table.rows().ids)
     assert torch.equal(later.values, table.rows().values)
+
+
+def test_a_delta_has_what_came_late_to_a_server_whose_part_of_the_earlier_one_lags(tmp_path):
+    shards = [tuple(range(half, SHARDS, 2)) for half in range(2)]
+    tables = [Table(TableConfig("t", 3, SGD())) for _ in shards]
+    ids = [np.array([each for each in range(100) if shard_of(np.array([each]))[0] in of]) for of in shards]
+
+    def save(path: Path, *updates: int) -> None:
+        for half, (table, number) in enumerate(zip(tables, updates, strict=True)):
+            copy, record = table.snapshot(), RowsRecord("t", shards[half], number)
+            written.append(write_rows(path, path.name, f"{half}-of-2-table-0", record, copy, copy.parts()))
+        commit(path, Manifest(path.name, max(updates), {}, tuple(written[-2:])).to_json())
+
+    def update(half: int, step: int) -> None:
+        tables[half].update(ids[half], torch.ones(len(ids[half]), 3), step)
+
+    written = list[FileRecord]()
+    for half, step in ((0, 1), (1, 1), (0, 2)):
+        update(half, step)
+    save(tmp_path / "earlier", 2, 1)  # without a barrier one server may have had more
+    update(1, 2)
+    save(tmp_path / "later", 2, 2)
+    (file,) = export_tables(tmp_path / "later", tmp_path, since=tmp_path / "earlier").values()
+    changed, _ = read_rows(file)
+    assert set(ids[1]) <= set(changed.ids)
 
 
 def test_the_command_writes_files_and_says_which(folder, capsys):

@@ -110,8 +110,8 @@ class _SavedTable:
         return np.concatenate([part.ids for part in self._read("ids")])
 
     def updates(self) -> int:
-        """Return how many updates the table has had."""
-        return max(record.updates for _, _, record in self._files)
+        """Return how many updates every server's part has had: without barriers some have had more."""
+        return min(record.updates for found, _, record in self._files if found is self._checkpoint)
 
     @cached_property
     def none(self) -> TableRows:
