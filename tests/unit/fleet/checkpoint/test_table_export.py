@@ -1,5 +1,6 @@
 """Tables of a checkpoint as files for what serves: all rows, or what has changed."""
 
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -100,6 +101,18 @@ def test_the_command_writes_files_and_says_which(folder, capsys):
     assert torch.equal(rows.values, table.rows().values.bfloat16().float())
     assert command.main([str(served), str(served)]) == 1
     assert "is no checkpoint" in capsys.readouterr().err
+
+
+def test_an_earlier_checkpoint_of_another_model_is_refused_with_what_differs(folder):
+    path, _ = folder
+    manifest = Manifest.read(path / "checkpoint-0")
+    other = replace(manifest, facts={"table t": "of 10**9 ids", "state of the optimizer": "anywhere"})
+    commit(path / "checkpoint-0", other.to_json())
+    with pytest.raises(
+        CheckpointError,
+        match=r"-0 \(here\).*-1 \(there\).*: table t: of 10\*\*9 ids here, [^;]*; expected an earlier",
+    ):
+        export_tables(path / "checkpoint-1", path, since=path / "checkpoint-0")
 
 
 def test_what_cannot_be_written_is_refused(folder):

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fleet.checkpoint.reader import Checkpoint
+from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
 from fleet.checkpoint.rows import files_of, parts_of
 from fleet.checkpoint.table_files import write_rows
 from fleet.errors import CheckpointError, ConfigurationError
+from fleet.program import describe_difference
 from fleet.tables.ascending import find_among
 from fleet.tables.saved import TableRows, rows_at
 from fleet.tables.shards import SHARDS
@@ -46,7 +47,8 @@ def export_tables(
         Gets a file ``{table}.safetensors`` for each table; made where it is missing.
     since : path, optional
         An earlier checkpoint of the same training. Files then have only the rows that have changed since,
-        and in ``removed`` the ids that had a row and have none now.
+        and in ``removed`` the ids that had a row and have none now. Another training of the same model is
+        not told apart, and what is written is then no table's.
     tables : sequence of str
         Which; all of the checkpoint's otherwise.
     dtype : str
@@ -60,7 +62,7 @@ def export_tables(
     Raises
     ------
     CheckpointError
-        One of the checkpoints is not whole, or the earlier one is later.
+        One of the checkpoints is not whole, or the earlier one is later or of another model or optimizer.
     ConfigurationError
         There is no such table or type.
     FleetError
@@ -70,11 +72,8 @@ def export_tables(
         raise ConfigurationError(f"rows as {dtype!r}, expected {' or '.join(_TYPES)}")
     found = Checkpoint(Path(checkpoint))
     earlier = None if since is None else Checkpoint(Path(since))
-    if earlier is not None and earlier.manifest.step > found.manifest.step:
-        raise CheckpointError(
-            f"{earlier.directory} is of step {earlier.manifest.step}, and {found.directory} of step "
-            f"{found.manifest.step}; expected an earlier checkpoint of the same training as since"
-        )
+    if earlier is not None:
+        _check_earlier(earlier, found)
     known = sorted({file.rows.table for file in found.manifest.files if file.rows is not None})
     if unknown := sorted(set(tables).difference(known)):
         raise ConfigurationError(
@@ -86,6 +85,23 @@ def export_tables(
         write_rows(path, _SavedTable(found, table, earlier), _TYPES[dtype])
         written[table] = path
     return written
+
+
+def _check_earlier(earlier: Checkpoint, found: Checkpoint) -> None:
+    """Refuse a checkpoint that is no earlier one of the same training, as far as the manifests tell."""
+    if earlier.manifest.step > found.manifest.step:
+        raise CheckpointError(
+            f"{earlier.directory} is of step {earlier.manifest.step}, and {found.directory} of step "
+            f"{found.manifest.step}; expected an earlier checkpoint of the same training as since"
+        )
+    here, there = dict(earlier.manifest.facts), dict(found.manifest.facts)
+    for facts in (here, there):
+        facts.pop(TRAINERS_STATE, None)  # before its first step a trainer has none
+    if difference := describe_difference(here, there):
+        raise CheckpointError(
+            f"{earlier.directory} (here) and {found.directory} (there) are of two trainings: {difference}; "
+            "expected an earlier checkpoint of the same training as since"
+        )
 
 
 class _SavedTable:
