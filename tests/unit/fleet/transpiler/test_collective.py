@@ -12,11 +12,15 @@ TRAINERS = "10.0.0.1:6174,10.0.0.2:6174"
 TWO = "10.0.0.2:6174"
 
 
-def transpiled(mode: str, main: Program, **fields: Any) -> Program:
+def transpiler_of(mode: str, main: Program, **fields: Any) -> DistributeTranspiler:
     transpiler = DistributeTranspiler(DistributeTranspilerConfig(mode=mode, **fields))
     startup = main.startup_program
     transpiler.transpile(1, main, trainers=TRAINERS, startup_program=startup, current_endpoint=TWO)
-    return transpiler.get_trainer_program()
+    return transpiler
+
+
+def transpiled(mode: str, main: Program, **fields: Any) -> Program:
+    return transpiler_of(mode, main, **fields).get_trainer_program()
 
 
 def types(program: Program) -> list[str]:
@@ -60,6 +64,17 @@ def test_local_sgd_averages_parameters_behind_the_optimizer():
     names = {parameter.name for parameter in program.global_block().all_parameters()}
     assert {op.input("X")[0] for op in ops if op.type == "c_allreduce_sum"} == names
     assert ops[-1].type == "c_allreduce_sum"
+
+
+@pytest.mark.parametrize("mode", ["nccl2", "collective"])
+@pytest.mark.parametrize("name", ["get_pserver_program", "get_pserver_programs", "get_startup_program"])
+def test_programs_of_servers_are_refused_with_what_a_trainer_runs(name, mode):
+    main = captured()
+    transpiler = transpiler_of(mode, main)
+    message = rf"mode is '{mode}', .* no parameter servers: .* get_trainer_program\(\).startup_program"
+    with pytest.raises(TranspileError, match=message):
+        getattr(transpiler, name)(TWO)
+    assert transpiler.get_trainer_program().startup_program is main.startup_program
 
 
 @pytest.mark.parametrize(

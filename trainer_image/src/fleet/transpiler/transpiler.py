@@ -169,7 +169,7 @@ class DistributeTranspiler:
         Raises
         ------
         TranspileError
-            `transpile` has not been called, or the endpoint is not among its servers.
+            `transpile` has not been called, the endpoint is not among its servers, or training is collective.
         """
         return self.get_pserver_programs(endpoint)[0]
 
@@ -204,8 +204,8 @@ class DistributeTranspiler:
         Raises
         ------
         TranspileError
-            `transpile` has not been called, the endpoint is not among its servers, or one of the deprecated
-            arguments is another program than the one that is used.
+            `transpile` has not been called, the endpoint is not among its servers, training is collective, or
+            one of the deprecated arguments is another program than the one that is used.
         """
         layout = self._layout_with(endpoint)
         given = {"pserver_program": pserver_program, "startup_program": startup_program}
@@ -233,6 +233,12 @@ class DistributeTranspiler:
         return self._mode.programs
 
     def _transpiled(self) -> Layout:
+        if self._trainer_program.attrs.get("role") == "collective":
+            raise TranspileError(
+                f"config.mode is {self.config.mode!r}, in which there are no parameter servers: each trainer "
+                "runs get_trainer_program(), and before it the startup program that transpile() was given, "
+                "which is get_trainer_program().startup_program"
+            )
         if self._layout is None:
             raise TranspileError("there is no program yet: call transpile() first")
         return self._layout
