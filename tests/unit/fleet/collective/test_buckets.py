@@ -38,10 +38,17 @@ def process_group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("captured", [False, True], ids=["whenever-asked-for", "but-not-those-of-a-graph"])
-def test_buckets_are_laid_out_anew(monkeypatch, captured):
+@pytest.mark.parametrize(
+    ("captured", "remembers"),
+    [
+        pytest.param(False, False, id="whenever-asked-for"),
+        pytest.param(True, False, id="but-not-those-of-a-graph"),
+        pytest.param(False, True, id="but-not-those-of-which-something-is-remembered"),
+    ],
+)
+def test_buckets_are_laid_out_anew(monkeypatch, captured, remembers):
     parameter = OnGpu(torch.ones(2))
-    buckets = Buckets(cast("Any", Alone()), [parameter])
+    buckets = Buckets(cast("Any", Alone()), [parameter], remembers=remembers)
     buckets.connect()
     reducers = []
     for passes in range(4):
@@ -54,4 +61,4 @@ def test_buckets_are_laid_out_anew(monkeypatch, captured):
         if passes in (0, 2):
             buckets.order_anew()
     kept = [one is other for one, other in itertools.pairwise(reducers)]
-    assert kept == ([True] * 3 if captured else [False, True, False])
+    assert kept == ([True] * 3 if captured or remembers else [False, True, False])

@@ -28,6 +28,8 @@ class Buckets:
     compression : callable, optional
         Given the connections, returns what averages a bucket, and counts its bytes; an all-reduce does
         otherwise.
+    remembers : bool
+        Whether it adds to a bucket what it has left out of that one before.
     """
 
     reducer: Reducer
@@ -41,13 +43,15 @@ class Buckets:
         *,
         bucket_bytes: int = BUCKET_BYTES,
         compression: Compression | None = None,
+        remembers: bool = False,
     ) -> None:
         self._group = group
         self._parameters = parameters
         self._bucket_bytes = bucket_bytes
         self._compression = compression
         self._channel: dist.ProcessGroup | None = None
-        self._made = self._anew = self._kept = False
+        self._kept = remembers
+        self._made = self._anew = False
 
     def connect(self) -> None:
         """Make the connections; every trainer calls this."""
@@ -74,7 +78,8 @@ class Buckets:
     def order_anew(self) -> None:
         """Have the next pass say in which order gradients come; every trainer calls this after the same one.
 
-        Buckets that a graph was captured with stay, as its replays go on in them.
+        Buckets that a graph was captured with stay, as its replays go on in them; so do those of which
+        what was left out is remembered.
         """
         self._anew = not self._kept
 
@@ -104,4 +109,11 @@ class Buckets:
             exactly=hook is not None,
         )
         leaves = [self.notes.leaf, *self._parameters]
-        self.reducer = Reducer(leaves, self._channel, bucket_bytes=self._bucket_bytes, hook=hook)
+        frozen = [each for each in self._parameters if not each.requires_grad]
+        for each in frozen:  # it may be trained again, and torch takes in what needs a gradient now
+            each.requires_grad_(True)
+        try:
+            self.reducer = Reducer(leaves, self._channel, bucket_bytes=self._bucket_bytes, hook=hook)
+        finally:
+            for each in frozen:
+                each.requires_grad_(False)

@@ -23,6 +23,8 @@ _ROUNDED: Final = {
     "float16": default_hooks.fp16_compress_hook,
 }
 _ROUNDED_BYTES: Final = 2
+_LEAST_NORM: Final = 1e-8
+"""Added to what a factor's column is divided by: that of a matrix nobody has used is zero."""
 
 
 def rounding(wire_dtype: str, channel: dist.ProcessGroup | None) -> "CommHook":
@@ -62,6 +64,7 @@ def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup 
         channel,
         matrix_approximation_rank=power_sgd.matrix_rank,
         start_powerSGD_iter=power_sgd.start_step,
+        orthogonalization_epsilon=_LEAST_NORM,
     )
 
     def hook(_: Any, bucket):  # type: ignore[no-untyped-def]

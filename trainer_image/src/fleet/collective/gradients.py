@@ -42,7 +42,7 @@ class GradientAverager(Synchronizer):
     copies : Copies
     backward : BackwardPass
         One for all optimizers.
-    bucket_bytes, compression
+    bucket_bytes, compression, remembers
         As of `Buckets`.
     """
 
@@ -53,6 +53,7 @@ class GradientAverager(Synchronizer):
         *,
         bucket_bytes: int = BUCKET_BYTES,
         compression: Compression | None = None,
+        remembers: bool = False,
     ) -> None:
         super().__init__(Steps(copies.group))
         self._copies = copies
@@ -60,7 +61,13 @@ class GradientAverager(Synchronizer):
         self._named = copies.trained
         self._backward = backward
         parameters = [parameter for _, parameter in self._named]
-        self._buckets = Buckets(copies.group, parameters, bucket_bytes=bucket_bytes, compression=compression)
+        self._buckets = Buckets(
+            copies.group,
+            parameters,
+            bucket_bytes=bucket_bytes,
+            compression=compression,
+            remembers=remembers,
+        )
         self._arrived: set[int] = set()
         self._ending: _Ending | None = None
         self._own = OwnGradients(self._named)
@@ -173,7 +180,7 @@ class GradientAverager(Synchronizer):
         if not reducer.ordered:  # which gives the gradients other places
             with self._group.waiting("the order of the gradients", device=self.device):
                 reducer.end()
-        elif not unused <= self._once_unused:  # whose buckets were full early, and now wait for the end
+        elif not unused <= self._once_unused:  # their buckets would hold up all behind them until the end
             self._buckets.order_anew()
         self._once_unused |= unused
         for position, (_, parameter) in enumerate(self._named):

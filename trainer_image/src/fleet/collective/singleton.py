@@ -248,7 +248,12 @@ class Fleet(FleetCalls):
         if (plan := strategy.parameters_averaged()) is not None:
             return ParameterAverager(copies, optimizer, plan)
         self._backward = self._backward or BackwardPass(copies.group)
-        return GradientAverager(copies, self._backward, compression=_compression(strategy, copies.group))
+        return GradientAverager(
+            copies,
+            self._backward,
+            compression=_compression(strategy, copies.group),
+            remembers=strategy.power_sgd is not None,
+        )
 
     def _compare(self, group: Group, optimizer: torch.optim.Optimizer, copies: Copies) -> None:
         """Raise if another trainer would exchange other tensors: sums of different shapes never end."""
