@@ -12,7 +12,7 @@
 # pip runs, beside the image's own; nothing needs it afterwards.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
-# --- wheels of the two distributions; rebuilt at each change of code, in a second
+# --- the operator's wheel; rebuilt at each change of code, in a second
 FROM ${BASE_IMAGE} AS wheels
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST
@@ -21,14 +21,6 @@ RUN sh /build/install.sh /build/venv /build/bootstrap.lock
 COPY operator/pyproject.toml /build/operator/pyproject.toml
 COPY operator/src /build/operator/src
 RUN cd /build/operator && /build/venv/bin/hatchling build --target wheel --directory /wheels/operator
-# What is written in C is compiled where a compiler is; numpy does its work otherwise.
-ARG COMPILER="gcc libc6-dev"
-RUN [ -z "$COMPILER" ] || command -v cc >/dev/null || { apt-get -qq update \
- && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $COMPILER >/dev/null \
- && rm -rf /var/lib/apt/lists/*; }
-COPY trainer_image/pyproject.toml trainer_image/hatch_build.py /build/trainer/
-COPY trainer_image/src /build/trainer/src
-RUN cd /build/trainer && /build/venv/bin/hatchling build --target wheel --directory /wheels/trainer
 
 # --- operator
 FROM ${BASE_IMAGE} AS operator-packages
@@ -50,6 +42,16 @@ USER 65532:65532
 ENTRYPOINT ["fleetjob"]
 CMD ["operator"]
 
+# --- the trainer's wheel, of which C is compiled where a compiler is; numpy does its work otherwise
+FROM wheels AS trainer-wheel
+ARG COMPILER="gcc libc6-dev"
+RUN [ -z "$COMPILER" ] || command -v cc >/dev/null || { apt-get -qq update \
+ && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $COMPILER >/dev/null \
+ && rm -rf /var/lib/apt/lists/*; }
+COPY trainer_image/pyproject.toml trainer_image/hatch_build.py /build/trainer/
+COPY trainer_image/src /build/trainer/src
+RUN cd /build/trainer && /build/venv/bin/hatchling build --target wheel --directory /wheels/trainer
+
 # --- trainer: torch's layer is installed in place, never copied from another stage: it has 6 GB
 FROM ${BASE_IMAGE} AS trainer
 ARG PIP_INDEX_URL
@@ -69,7 +71,7 @@ RUN echo 'fleet:x:65532:65532:fleet:/tmp:/usr/sbin/nologin' >>/etc/passwd \
  && echo 'fleet:x:65532:' >>/etc/group
 ENV PATH=/opt/fleet/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 COPY tools/image/fleet_pid1.py tools/image/fleet_pid1.pth /build/
-COPY --from=wheels /wheels/trainer /build/wheels
+COPY --from=trainer-wheel /wheels/trainer /build/wheels
 RUN /opt/fleet/bin/pip install --quiet --no-deps --no-index /build/wheels/*.whl \
  && mv /build/fleet_pid1.* "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
  && rm -r /build

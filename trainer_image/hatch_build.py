@@ -27,16 +27,11 @@ class CompileHook(BuildHookInterface[Any]):
         in_place = Path(self.root, "src", LIBRARY)
         if version == "editable":
             in_place.unlink(missing_ok=True)
-        compiler = shlex.split(os.environ.get("CC") or "cc")
-        if sys.platform != "linux" or shutil.which(compiler[0]) is None:
-            self.app.display_warning(
-                f"no C compiler ({compiler[0]}) on {sys.platform}: ids of tables are found by numpy"
-            )
-            return
         self._folder = tempfile.TemporaryDirectory(dir=in_place.parent if version == "editable" else None)
         library = Path(self._folder.name, in_place.name)
-        command = [*compiler, "-O3", "-shared", "-fPIC", "-o", str(library), SOURCE]
-        subprocess.run(command, cwd=self.root, check=True)
+        if (problem := self._compile(library)) is not None:
+            self.app.display_warning(f"ids of tables will be found by numpy: {problem}")
+            return
         if version == "editable":
             library.replace(in_place)
         else:
@@ -44,3 +39,15 @@ class CompileHook(BuildHookInterface[Any]):
             build_data["pure_python"] = False
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["tag"] = f"py3-none-{platform}"
+
+    def _compile(self, library: Path) -> str | None:
+        """Make the library; return why that is not possible, if it is not."""
+        if sys.platform != "linux":
+            return f"nothing is compiled on {sys.platform}"
+        compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+        if shutil.which(compiler[0]) is None:
+            return f"there is no C compiler {compiler[0]}"
+        options = ["-O3", "-shared", "-fPIC", "-ffreestanding", "-nostdlib"]
+        command = [*compiler, *options, "-o", str(library), SOURCE]
+        ended = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False)
+        return f"{shlex.join(command)} failed: {ended.stderr.strip()}" if ended.returncode else None

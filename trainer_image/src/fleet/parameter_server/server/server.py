@@ -165,7 +165,7 @@ class Server:
         if len(self._shard.tables):
             progress.show_tables(self._shard.tables.statistics)
             if compiled_find() is None:
-                _log.info("ids of tables are found by numpy: the package was built without a C compiler")
+                _log.info("ids of tables are found by numpy: no find_rows.so was compiled for this machine")
         _log.info(
             "parameter server %s serves %s in mode %s; %s",
             plan.endpoint,
