@@ -11,8 +11,8 @@ import pytest
 
 from fleet_operator.api import ConditionType, Role, parse_job
 from fleet_operator.cli import run
-from fleet_operator.cli.local_job import prepare
-from fleet_operator.cli.run import RunOptions, run_job
+from fleet_operator.cli.local_job import RunOptions, prepare
+from fleet_operator.cli.run import run_job
 from fleet_operator.cluster import processes
 from fleet_operator.cluster.processes import ProcessCluster
 from tests.support.behaviours import BEHAVIOURS, LIFE, is_pause

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fleet_operator.api import Role, parse_job
-from fleet_operator.cli.local_job import prepare
-from fleet_operator.cli.run import RunOptions, run_job
+from fleet_operator.cli.local_job import RunOptions, prepare
+from fleet_operator.cli.run import run_job
 from fleet_operator.cluster.local_limits import not_applied
 from fleet_operator.errors import InvalidJob
 from tests.support.cluster_only import CLUSTER_ONLY, filled

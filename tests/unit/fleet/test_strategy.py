@@ -6,7 +6,7 @@ import pytest
 import fleet
 from fleet import DistributedStrategy
 from fleet.errors import ConfigurationError, TranspileError
-from fleet.options import ORIGINALS
+from fleet.originals import ORIGINALS
 from fleet.role_maker.variables import SYNC_MODES
 from fleet.strategy import strategy_of
 from fleet.transpiler import DistributedMode, DistributeTranspilerConfig

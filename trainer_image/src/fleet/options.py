@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-__all__ = ["MODES", "OPTIONS", "ORIGINALS", "Rule", "Verdict", "Where", "refusal", "rule_for"]
+__all__ = ["MODES", "OPTIONS", "Rule", "Verdict", "Where", "refusal", "rule_for"]
 
 MODES: Final = ("sync", "async", "half_async", "geo", "own")
 """How trainers and servers keep step; ``own`` stands for a mode of the user's own."""
@@ -38,8 +38,8 @@ class Where:
         One of `MODES`; empty in collective training, and where it is not known yet.
     by_executor : bool
         An `Executor` makes the steps, of a program of ``minimize()`` or of a transpiler called by hand; a
-        loop of the script's own otherwise. In collective training: a transpiler called by hand makes the
-        programs; a strategy says the same there with ``minimize()`` and without.
+        loop of the script's own otherwise. In collective training it is True only for a transpiler called
+        by hand.
     """
 
     servers: bool
@@ -139,6 +139,7 @@ def _not_in_collective(text: str) -> Rule:
 
 
 _NO_SERVERS = _not_in_collective("there are no parameter servers")
+_ALWAYS_WAITED_FOR = _not_in_collective("trainers wait for each other, in fleet.init")
 _ALWAYS_TOGETHER = _not_in_collective(
     "its trainers exchange the gradients of every step; other modes need parameter servers, "
     "fleet.parameter_server"
@@ -354,7 +355,7 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
             f"{_PROGRAMS}test_transpiler.py::"
             "test_wait_port_of_the_config_reaches_a_startup_program_that_runs_first",
         ),
-        _NO_SERVERS,
+        _ALWAYS_WAITED_FOR,
     ),
     "config.runtime_split_send_recv": (
         _says_the_mode("async, where nothing else is asked for"),
@@ -428,7 +429,7 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
             "False: as config.wait_port",
             f"{_PROGRAMS}test_transpiler.py::test_wait_port_needs_both_and_holds_for_the_startup_program_too",
         ),
-        _NO_SERVERS,
+        _ALWAYS_WAITED_FOR,
     ),
     "transpile.current_endpoint": (
         Rule(
@@ -449,33 +450,6 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
         _ALWAYS_TOGETHER,
     ),
 }
-
-_LOCAL = "set strategy.local_sgd = fleet.LocalSGD(k_steps=8); collective training only"
-_FIXED = (
-    "its k would follow the loss, which an optimizer is not told; "
-    "set strategy.local_sgd = fleet.LocalSGD(k_steps=8, begin_step=30)"
-)
-_RECOMPUTED = "use torch.utils.checkpoint in the model"
-_AUTOCAST = "run the forward pass under torch.autocast"
-_EXECUTED = "PyTorch runs the model, and has settings of its own"
-ORIGINALS: Final[Mapping[str, str]] = {
-    "use_local_sgd": _LOCAL,
-    "local_sgd_config": _LOCAL,
-    "localsgd": _LOCAL,
-    "localsgd_configs": _LOCAL,
-    "adaptive_localsgd": _FIXED,
-    "adaptive_localsgd_configs": _FIXED,
-    "use_dgc": "no gradient travels in parts; wire_dtype='bfloat16' halves it, power_sgd makes it narrow",
-    "use_amp": _AUTOCAST,
-    "amp_loss_scaling": _AUTOCAST,
-    "forward_recompute": _RECOMPUTED,
-    "recompute_checkpoints": _RECOMPUTED,
-    "fuse_all_reduce_ops": "gradients travel in buckets anyway",
-    "sync_batch_norm": "give torch.nn.SyncBatchNorm.convert_sync_batchnorm the model, on GPUs",
-    "exec_strategy": _EXECUTED,
-    "build_strategy": _EXECUTED,
-}
-"""The original's other fields of a strategy, and what to use instead."""
 
 
 def rule_for(name: str, value: object, where: Where) -> Rule:

@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from fleet.averaging import LocalSGD, PowerSGD
 from fleet.errors import ConfigurationError, TranspileError
-from fleet.options import ORIGINALS, Where, refusal
+from fleet.options import Where, refusal
+from fleet.originals import ORIGINALS
 from fleet.program.clip import GradClip, check_grad_clip
 from fleet.role_maker.variables import SYNC_MODES
 from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode, meant

@@ -17,10 +17,10 @@ from fleet_operator.cli.clock import now
 from fleet_operator.cli.curve import draw_loss_curves
 from fleet_operator.cli.display import DisplayHandler, LineDisplay, TableDisplay
 from fleet_operator.cli.given import check_folders, describe
-from fleet_operator.cli.local_job import prepare
+from fleet_operator.cli.local_job import RunOptions, prepare
 from fleet_operator.cli.page import render_page
 from fleet_operator.cli.result import to_json, to_text
-from fleet_operator.cli.run import RunOptions, run_job
+from fleet_operator.cli.run import run_job
 from fleet_operator.cli.scalars import Scalars
 from fleet_operator.cli.workdir import choose_workdirs
 from fleet_operator.cluster.local_log import last_lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import uuid
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from fleet_operator.cli.clock import now
 from fleet_operator.cluster.local_address import Claim, claim_ports
 from fleet_operator.cluster.local_gpus import visible_gpus
 from fleet_operator.cluster.local_limits import refusals
+from fleet_operator.cluster.local_volumes import Given
 from fleet_operator.cluster.processes import LocalSettings
 from fleet_operator.errors import InvalidJob
 
@@ -21,11 +23,41 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJob
     from fleet_operator.cli.display import Display
-    from fleet_operator.cli.run import RunOptions
-    from fleet_operator.cluster.local_volumes import Given
+    from fleet_operator.cli.scalars import Scalars
 
 # Trainers and servers of one machine share memory: glibc then copies tensors without filling the caches.
 COPY_PAST_CACHES = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={2 << 20}"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What ``fleetjob run`` is asked for.
+
+    Attributes
+    ----------
+    workdirs : mapping
+        The working directory of each role's replicas.
+    logs : Path
+        The folder of their logs; it is made.
+    environ : mapping
+        The environment that they inherit.
+    timeout_seconds : float, optional
+        When to stop the run although the job has not finished.
+    given : Given
+        What they have in the place of volumes, Secrets and ConfigMaps.
+    follow : bool
+        Whether to show what trainer 0 prints.
+    scalars : Scalars, optional
+        Takes what the trainers tell of their progress.
+    """
+
+    workdirs: Mapping[Role, Path]
+    logs: Path
+    environ: Mapping[str, str]
+    timeout_seconds: float | None = None
+    given: Given = field(default_factory=Given)
+    follow: bool = False
+    scalars: Scalars | None = None
 
 
 def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = False) -> FleetJob:

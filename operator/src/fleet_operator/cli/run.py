@@ -12,7 +12,7 @@ import contextlib
 import os
 import signal
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING
 from fleet_operator.api import (
     CleanPodPolicy,
     JobState,
-    Role,
 )
 from fleet_operator.api.names import METRICS_PORT
 from fleet_operator.cli.clock import now
 from fleet_operator.cli.follow import Follower
-from fleet_operator.cli.local_job import claim_port, local_settings, without_cluster
+from fleet_operator.cli.local_job import RunOptions, claim_port, local_settings, without_cluster
 from fleet_operator.cli.view import JobView
 from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.local_address import (
@@ -37,18 +36,16 @@ from fleet_operator.cluster.local_address import (
 from fleet_operator.cluster.local_gpus import too_few
 from fleet_operator.cluster.local_guard import GuardianLostError
 from fleet_operator.cluster.local_limits import not_applied
-from fleet_operator.cluster.local_volumes import Given
 from fleet_operator.cluster.processes import ProcessCluster
 from fleet_operator.cluster.progress import fetch_progress
 from fleet_operator.engine import Engine, Observer, Result
 from fleet_operator.plan.model import PodPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from fleet_operator.api import FleetJob
     from fleet_operator.cli.display import Display
-    from fleet_operator.cli.scalars import Scalars
 
 POLL_SECONDS = 1.0
 TELL_FAILURE_SECONDS = (
@@ -63,37 +60,6 @@ REFRESH_SECONDS = 0.25
 MAX_FAILED_PASSES = 6  # some six seconds with the engine's back-off
 TIMED_OUT = 124  # the exit status of timeout(1)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True, slots=True)
-class RunOptions:
-    """What ``fleetjob run`` is asked for.
-
-    Attributes
-    ----------
-    workdirs : mapping
-        The working directory of each role's replicas.
-    logs : Path
-        The folder of their logs; it is made.
-    environ : mapping
-        The environment that they inherit.
-    timeout_seconds : float, optional
-        When to stop the run although the job has not finished.
-    given : Given
-        What they have in the place of volumes, Secrets and ConfigMaps.
-    follow : bool
-        Whether to show what trainer 0 prints.
-    scalars : Scalars, optional
-        Takes what the trainers tell of their progress.
-    """
-
-    workdirs: Mapping[Role, Path]
-    logs: Path
-    environ: Mapping[str, str]
-    timeout_seconds: float | None = None
-    given: Given = field(default_factory=Given)
-    follow: bool = False
-    scalars: Scalars | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 They describe: `fleet.collective` carries the same out, with the gradients in buckets.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fleet.environment.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import TranspileError
@@ -52,13 +52,7 @@ def build_collective(
     config.check_collective()
     for argument in arguments:
         refuse_argument(*argument)
-    if isinstance(trainer_id, bool) or not isinstance(trainer_id, int):
-        raise TranspileError(f"trainer_id is {trainer_id!r}; expected a whole number")
-    if not 0 <= trainer_id < len(endpoints) or endpoints[trainer_id] != current_endpoint:
-        raise TranspileError(
-            f"trainer_id is {trainer_id} and current_endpoint {current_endpoint!r}; expected the number of "
-            f"that endpoint in trainers, counted from 0: {', '.join(endpoints)}"
-        )
+    _check_number(trainer_id, current_endpoint, endpoints)
     attrs: dict[str, Attribute] = {
         "role": "collective",
         "trainer_id": trainer_id,
@@ -79,6 +73,16 @@ def build_collective(
     startup.attrs = dict(attrs)
     program.startup_program = startup
     return program
+
+
+def _check_number(trainer_id: int, current_endpoint: str, endpoints: Sequence[str]) -> None:
+    if isinstance(trainer_id, bool) or not isinstance(trainer_id, int):
+        raise TranspileError(f"trainer_id is {trainer_id!r}; expected a whole number")
+    if not 0 <= trainer_id < len(endpoints) or endpoints[trainer_id] != current_endpoint:
+        raise TranspileError(
+            f"trainer_id is {trainer_id} and current_endpoint {current_endpoint!r}; expected the number of "
+            f"that endpoint in trainers, counted from 0: {', '.join(endpoints)}"
+        )
 
 
 def refuse_argument(name: str, value: object, default: object) -> None:

@@ -93,21 +93,8 @@ class DistributeTranspiler:
         startup = _startup_of(main, program, startup_program)
         _check_untouched(main, startup)
         if self.config.mode in COLLECTIVE_MODES:
-            self._trainer_program = build_collective(
-                main,
-                startup,
-                self.config,
-                trainer_id,
-                trainers,
-                current_endpoint,
-                [
-                    ("DistributeTranspiler.mode", self._mode, None),
-                    ("transpile.sync_mode", sync_mode, True),
-                    ("transpile.pservers", ",".join(split_endpoints(pservers)) or _ENDPOINT, _ENDPOINT),
-                ],
-            )
-            main.attrs |= {name: startup.attrs[name] for name in ("trainers", "trainer_id")}
-            main.attrs["transpiled"] = True
+            given = _for_servers(self._mode, sync_mode, pservers)
+            self._transpile_collective(main, startup, trainer_id, trainers, current_endpoint, given)
             return
         self.config.check()
         mode = self._programs_of(sync_mode)
@@ -124,6 +111,21 @@ class DistributeTranspiler:
         main.attrs["transpiled"] = True
         if config.print_log:
             print_layout(layout)
+
+    def _transpile_collective(
+        self,
+        main: Program,
+        startup: Program,
+        trainer_id: int,
+        trainers: int | str | Iterable[str],
+        current_endpoint: str,
+        given: Iterable[tuple[str, object, object]],
+    ) -> None:
+        self._trainer_program = build_collective(
+            main, startup, self.config, trainer_id, trainers, current_endpoint, given
+        )
+        main.attrs |= {name: startup.attrs[name] for name in ("trainers", "trainer_id")}
+        main.attrs["transpiled"] = True
 
     def get_trainer_program(self, wait_port: bool = True) -> Program:
         """Return what this trainer runs at each step.
@@ -251,6 +253,17 @@ class DistributeTranspiler:
                 f"expected one of {', '.join(layout.endpoints)}"
             )
         return layout
+
+
+def _for_servers(
+    mode: object, sync_mode: bool, pservers: str | Iterable[str]
+) -> list[tuple[str, object, object]]:
+    """Return what only servers give a meaning: name in `fleet.options`, value, default."""
+    return [
+        ("DistributeTranspiler.mode", mode, None),
+        ("transpile.sync_mode", sync_mode, True),
+        ("transpile.pservers", ",".join(split_endpoints(pservers)) or _ENDPOINT, _ENDPOINT),
+    ]
 
 
 def _startup_of(main: Program, given: Program | None, startup: Program | None) -> Program:

@@ -12,7 +12,7 @@ _MOST_APART: Final = 64
 
 
 def note(noted: list[NDArray[np.int64]], ids: NDArray[np.int64]) -> None:
-    """Note ids, each once at least now and then: much may come before anybody is told."""
+    """Append ids; from time to time those that come twice are dropped, so the list stays bounded."""
     noted.append(ids)
     if len(noted) > _MOST_APART:
         noted[:] = [np.unique(np.concatenate(noted))]
