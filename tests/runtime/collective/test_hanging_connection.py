@@ -32,10 +32,10 @@ class Elsewhere(dist.Store):
     def set(self, key, value):
         here = b"..".join(map(re.escape, address(b"to").split(b"to")))
         there = address(struct.pack("!H", full.getsockname()[1]))
-        told, times = re.subn(here, lambda _: there, value, flags=re.DOTALL)
-        self.store.set(key, told)
+        elsewhere, times = re.subn(here, lambda _: there, value, flags=re.DOTALL)
+        self.store.set(key, elsewhere if os.environ["RANK"] == "1" else value)
         if times:
-            pathlib.Path("elsewhere").touch()
+            pathlib.Path("told-" + os.environ["RANK"]).touch()
 
 def passed_on(name):
     return lambda self, *given: getattr(self.store, name)(*given)
@@ -49,8 +49,7 @@ def elsewhere(prefix, store):
     kept.append(Elsewhere(PrefixStore(prefix, store)))
     return kept[-1]
 
-if os.environ["RANK"] == "1":
-    group.PrefixStore = elsewhere
+group.PrefixStore = elsewhere
 fleet.init()
 """
 
@@ -59,7 +58,8 @@ fleet.init()
 def test_a_connection_that_hangs_names_the_interface_within_ten_seconds(trainers, tmp_path):
     assert TELL_SECONDS <= SECONDS
     both = trainers(ELSEWHERE)
-    wait_for((tmp_path / "elsewhere").exists, "the address of trainer 1", seconds=60)
+    told = [tmp_path / f"told-{rank}" for rank in (0, 1)]
+    wait_for(lambda: all(each.exists() for each in told), "the addresses of both trainers", seconds=60)
     wait_for(
         lambda: all(SAID in (tmp_path / f"errors-{rank}").read_text() for rank in (0, 1)),
         "a word of both trainers",
