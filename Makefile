@@ -40,7 +40,7 @@ setup: .venv/.installed  ## make .venv: uv, every locked package, both distribut
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --require-hashes -r requirements.lock
 	@touch $@
 
-COMPILED := trainer_image/hatch_build.py trainer_image/src/fleet/tables/find_rows.c
+COMPILED := trainer_image/hatch_build.py $(wildcard trainer_image/src/fleet/tables/kernels/*.c)
 
 .venv/.installed: .venv/.packages operator/pyproject.toml trainer_image/pyproject.toml $(COMPILED)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-index --no-build-isolation \

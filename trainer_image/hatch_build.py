@@ -12,8 +12,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = "src/fleet/tables/find_rows.c"
-LIBRARY = "fleet/tables/find_rows.so"
+LIBRARY = "fleet/tables/kernels/kernels.so"
+"""Of all C files that lie beside it."""
 
 
 class CompileHook(BuildHookInterface[Any]):
@@ -30,7 +30,7 @@ class CompileHook(BuildHookInterface[Any]):
         self._folder = tempfile.TemporaryDirectory(dir=in_place.parent if version == "editable" else None)
         library = Path(self._folder.name, in_place.name)
         if (problem := self._compile(library)) is not None:
-            self.app.display_warning(f"ids of tables will be found by numpy: {problem}")
+            self.app.display_warning(f"rows of tables will be found by numpy, added by torch: {problem}")
             return
         if version == "editable":
             library.replace(in_place)
@@ -48,6 +48,7 @@ class CompileHook(BuildHookInterface[Any]):
         if shutil.which(compiler[0]) is None:
             return f"there is no C compiler {compiler[0]}"
         options = ["-O3", "-shared", "-fPIC", "-ffreestanding", "-nostdlib"]
-        command = [*compiler, *options, "-o", str(library), SOURCE]
+        sources = sorted(map(str, Path(self.root, "src", LIBRARY).parent.glob("*.c")))
+        command = [*compiler, *options, "-o", str(library), *sources]
         ended = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False)
         return f"{shlex.join(command)} failed: {ended.stderr.strip()}" if ended.returncode else None

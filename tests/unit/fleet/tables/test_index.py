@@ -9,8 +9,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from fleet.tables.compiled_find import compiled_find
 from fleet.tables.index import MISSING, RowIndex
+from fleet.tables.kernels import compiled_find
 
 ENDS = (-(2**63), 2**63 - 1, -1, 0)
 # Few distinct ids, so that they meet again, and some that share their first place whatever the size.

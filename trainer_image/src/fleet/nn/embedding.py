@@ -5,10 +5,10 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.functional import embedding
 
 from fleet.errors import ConfigurationError
 from fleet.nn.table import DistributedTable
+from fleet.nn.taking import take
 from fleet.tables.first_values import Constant, FirstValues, Normal
 from fleet.tables.rules import RowRule
 
@@ -103,7 +103,7 @@ class DistributedEmbedding(Module):
             An id is out of range; the message names the table, the id and its place in the batch.
         """
         rows, positions = self.table.look_up(ids, padding=self.padding_idx)
-        return embedding(positions, rows)
+        return take(rows, positions)
 
     def prefetch(self, ids: Tensor) -> None:
         """Ask for the rows with which this module is called for the next batch; see `fleet.prefetch`."""

@@ -20,6 +20,7 @@ from fleet.errors import ConfigurationError
 from fleet.tables.admission import Admission
 from fleet.tables.eviction import Eviction
 from fleet.tables.first_values import FirstValues, Normal
+from fleet.tables.kernels import distinct_ids
 from fleet.tables.row_types import Float32, RowType
 from fleet.tables.rules import RowRule, rule_of
 from fleet.tables.storage import IN_MEMORY, Storage
@@ -210,7 +211,7 @@ class DistributedTable:
             The servers do not answer.
         """
         flat, source = self._checked(ids, what), self._bound()
-        distinct, positions = np.unique(flat, return_inverse=True)
+        distinct, positions = distinct_ids(flat)
         at = np.flatnonzero(distinct != padding) if padding is not None else None
         if at is not None and at.size == distinct.size:
             at = None
@@ -226,7 +227,7 @@ class DistributedTable:
 
     def prefetch(self, ids: Tensor, *, padding: int | None = None) -> None:
         """Ask for the distinct rows of the next batch, without waiting for them; raises as `look_up`."""
-        distinct = np.unique(self._checked(ids, ""))
+        distinct, _ = distinct_ids(self._checked(ids, ""))
         self._bound().prefetch(self.name, distinct if padding is None else distinct[distinct != padding])
 
     def check(self, ids: Tensor, what: str) -> None:

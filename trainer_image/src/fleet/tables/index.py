@@ -5,7 +5,7 @@ knows its id; so an id that is found costs two random reads, and an index takes 
 that numbers of rows leave free hold a mark, which is more of the id's hash: a place of another id is known by
 it, nearly always, without a read of that id. Every call takes many ids at once: those that are not in their
 first bucket, one in twenty or so, go on to the next together. Where a C compiler was there when the package
-was installed, `find_rows.c` finds the same rows, one after the other.
+was installed, `kernels/find_rows.c` finds the same rows, one after the other.
 """
 
 import sys
@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.tables.compiled_find import compiled_find
+from fleet.tables.kernels import compiled_find
 from fleet.tables.numbers import RowNumbers
 from fleet.tables.pages import PagedArray
 

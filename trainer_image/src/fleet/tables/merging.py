@@ -8,6 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fleet.tables.kernels import add_rows, distinct_ids
+
 __all__ = ["RowGradients", "merge"]
 
 
@@ -45,7 +47,11 @@ def merge(parts: Sequence[RowGradients]) -> RowGradients:
     RowGradients
         Each id once, ascending.
     """
-    values = torch.cat([part.values for part in parts]) if len(parts) > 1 else parts[0].values
-    ids, places = np.unique(np.concatenate([part.ids for part in parts]), return_inverse=True)
-    total = values.new_zeros(ids.size, values.shape[1])
-    return RowGradients(ids, total.index_add_(0, torch.from_numpy(places.astype(np.int64)), values))
+    ids, places = distinct_ids(np.concatenate([part.ids for part in parts]))
+    total = parts[0].values.new_zeros(ids.size, parts[0].values.shape[1])
+    begin = 0
+    for part in parts:
+        end = begin + part.ids.size
+        add_rows(total, torch.from_numpy(places[begin:end]), part.values)
+        begin = end
+    return RowGradients(ids, total)

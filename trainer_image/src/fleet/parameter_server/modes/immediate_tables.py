@@ -13,6 +13,7 @@ from fleet.parameter_server.modes.noted import note
 from fleet.parameter_server.modes.trainer_steps import TrainerSteps
 from fleet.parameter_server.table_store import RowUpdate, TableStore
 from fleet.tables import RowGradients
+from fleet.tables.kernels import distinct_ids
 from fleet.wire import NO_STEP, HyperParameters
 from fleet.wire.rows import pack_row_gradient
 
@@ -112,7 +113,7 @@ class ImmediateTables:
             told = self._untold.get((trainer, table), [])
             parts = [ids, *told]
             told.clear()
-        changed = np.unique(np.concatenate(parts))
+        changed, _ = distinct_ids(np.concatenate(parts))
         self._store.check_told(table, changed.size)
         return pack_row_gradient(changed, self._store.read(table, changed).numpy())
 

@@ -45,7 +45,7 @@ from fleet.process import progress
 from fleet.process.clock import WatchClock
 from fleet.process.cores import available_cores
 from fleet.process.half_open import HalfOpen
-from fleet.tables.compiled_find import compiled_find
+from fleet.tables.kernels import library
 from fleet.transpiler.lowering import ServerPlan
 from fleet.wire import Hello
 
@@ -164,8 +164,11 @@ class Server:
         self._trainers.pool.start()
         if len(self._shard.tables):
             progress.show_tables(self._shard.tables.statistics)
-            if compiled_find() is None:
-                _log.info("ids of tables are found by numpy: no find_rows.so was compiled for this machine")
+            if library() is None:
+                _log.info(
+                    "rows of tables are found by numpy, added by torch: no kernels.so was compiled for "
+                    "this machine"
+                )
         _log.info(
             "parameter server %s serves %s in mode %s; %s",
             plan.endpoint,

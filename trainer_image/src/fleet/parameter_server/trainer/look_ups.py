@@ -141,8 +141,11 @@ class LookUps:
             raise RemoteProtocolError(
                 f"the server sent {found} rows of table {header.block}, expected {expected}"
             )
-        rows = read_rows(payload, part.of.table.config.dimension)
-        part.of.rows[torch.from_numpy(part.at)] = torch.from_numpy(rows)
+        rows = torch.from_numpy(read_rows(payload, part.of.table.config.dimension))
+        if len(rows) == len(part.of.rows):  # one server has all of them, in the order in which they are asked
+            part.of.rows = rows
+        else:
+            part.of.rows[torch.from_numpy(part.at)] = rows
         with self._waits.changed:
             self._asked[server].popleft()
             part.of.awaited -= 1

@@ -146,7 +146,10 @@ class TrainerRows:
                 if server in servers and values is not None:
                     at = servers[server]
                     self._check_size(plan, at.size)
-                    payload = pack_row_gradient(ids[at], values.numpy()[at])
+                    of_ids, of_values = ids, values.numpy()
+                    if at.size < ids.size:
+                        of_ids, of_values = of_ids[at], of_values.take(at, axis=0)
+                    payload = pack_row_gradient(of_ids, of_values)
                 stream.send(Kind.ROW_GRADIENT, payload, step=step, block=number)
 
     def end_step(self) -> None:

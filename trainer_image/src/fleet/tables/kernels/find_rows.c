@@ -1,5 +1,5 @@
 /* `RowIndex.find` for one id after the other, where numpy makes a pass over all of them for each operation.
-   index.py says what entries and marks are, compiled_find.py what is given; both find the same rows. */
+   index.py says what entries and marks are, find_rows.py what is given; both find the same rows. */
 
 #include <stdint.h>
 

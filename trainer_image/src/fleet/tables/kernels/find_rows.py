@@ -1,13 +1,13 @@
-"""`RowIndex.find` in C, where it was compiled when the package was installed."""
+"""`RowIndex.find` in C, where it was compiled."""
 
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fleet.tables.kernels.library import array_of, library
 
 __all__ = ["compiled_find"]
 
@@ -22,14 +22,12 @@ def compiled_find() -> Find | None:
     number of a row has in an entry, the id of each row (int64[rows]), and the ids that are looked for
     (int64[n]). It returns int64[n], -1 for an id without a row.
     """
-    try:
-        library = ctypes.CDLL(str(Path(__file__).with_name("find_rows.so")))
-    except OSError:
+    if (kernels := library()) is None:
         return None
-    function = library.fleet_find_rows
+    function = kernels.fleet_find_rows
     function.restype = None
-    function.argtypes = [_array(np.uint32), ctypes.c_uint64, ctypes.c_uint32, *[_array(np.int64)] * 2]
-    function.argtypes += [ctypes.c_int64, _array(np.int64)]
+    function.argtypes = [array_of(np.uint32), ctypes.c_uint64, ctypes.c_uint32, *[array_of(np.int64)] * 2]
+    function.argtypes += [ctypes.c_int64, array_of(np.int64)]
 
     def find(
         entries: NDArray[np.uint32], number_bits: int, of_rows: NDArray[np.int64], ids: NDArray[np.int64]
@@ -39,8 +37,3 @@ def compiled_find() -> Find | None:
         return rows
 
     return find
-
-
-def _array(dtype: type[np.generic]) -> Any:
-    """Return the type of an argument that is an array of one dimension, without gaps."""
-    return np.ctypeslib.ndpointer(dtype, ndim=1, flags="C_CONTIGUOUS")
