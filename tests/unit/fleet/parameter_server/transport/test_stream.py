@@ -3,7 +3,8 @@
 import socket
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ IDENTITY = Identity(job=1, trainer=0, attempt=0)
 SECONDS = 10.0
 BLOCK_BYTES = 1 << 23
 """More than the buffers of a connection take."""
-BLOCKS = {0: BLOCK_BYTES, 1: connection.RUN_BYTES - 64, 2: connection.RUN_BYTES}
+BLOCKS = {0: BLOCK_BYTES, 1: connection.RUN_BYTES - 64, 2: connection.RUN_BYTES, 3: 64}
 
 
 class Heard:
@@ -73,8 +74,8 @@ def pair(heard: Heard) -> Iterator[tuple[ResumableStream, socket.socket]]:
     there.close()
 
 
-def greeted(side: Side, *, remote: bool) -> Conversation:
-    conversation = Conversation(side, IDENTITY, BLOCKS, remote=remote)
+def greeted(side: Side, *, remote: bool, blocks: Mapping[int, int] = BLOCKS) -> Conversation:
+    conversation = Conversation(side, IDENTITY, blocks, remote=remote)
     conversation.advance(Header(Kind.HELLO, IDENTITY.job, IDENTITY.attempt, IDENTITY.trainer))
     return conversation
 
@@ -122,6 +123,49 @@ def test_a_frame_of_ours_that_may_not_leave_is_told_at_once(pair, heard):
     (error,) = heard.errors
     assert isinstance(error, LocalProtocolError)
     assert "GRAD" in str(error)
+
+
+def test_a_small_frame_waits_for_no_thread_and_overtakes_no_other_frame(pair, monkeypatch):
+    stream, there = pair
+    there.settimeout(SECONDS)
+    may_send, hyper, send_all = threading.Event(), pack_hyper([{"lr": 0.1}]), connection.send_all
+
+    def send_later(*given: Any) -> None:
+        assert may_send.wait(SECONDS)
+        send_all(*given)
+
+    monkeypatch.setattr(connection, "send_all", send_later)
+    stream.send(Kind.HYPER, hyper, step=0)
+    receive(there, HEADER_BYTES + len(hyper))
+    large, small = bytes([1]) * BLOCKS[1], bytes([3]) * BLOCKS[3]
+    stream.send(Kind.GRAD, large, step=0, block=1)
+    stream.send(Kind.GRAD, small, step=0, block=3)
+    there.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        there.recv(1)
+    there.settimeout(SECONDS)
+    may_send.set()
+    assert receive(there, HEADER_BYTES + len(large)).endswith(large)
+    assert receive(there, HEADER_BYTES + len(small)).endswith(small)
+
+
+def test_small_frames_that_the_other_end_does_not_read_yet_arrive_whole_and_in_order(heard):
+    number, size = 64, 1 << 14
+    here, there = socket.socketpair()
+    here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 5 * size // 2)  # within a frame
+    blocks = dict.fromkeys(range(number), size)
+    stream = ResumableStream("parameter server 0", Side.TRAINER, IDENTITY, heard.buffer_of, heard.deliver)
+    sending, receiving = (greeted(side, remote=side is Side.SERVER, blocks=blocks) for side in Side)
+    stream.attach(here, Directions(sending, receiving), 0)
+    hyper = pack_hyper([{"lr": 0.1}])
+    stream.send(Kind.HYPER, hyper, step=0)
+    for block in blocks:
+        stream.send(Kind.GRAD, bytes([block]) * size, step=0, block=block)
+    receive(there, HEADER_BYTES + len(hyper))
+    frames = [receive(there, HEADER_BYTES + size) for _ in blocks]
+    assert [set(frame[HEADER_BYTES:]) for frame in frames] == [{block} for block in blocks]
+    stream.close()
+    there.close()
 
 
 class Changing:
@@ -182,7 +226,7 @@ def test_a_gradient_that_the_other_end_has_is_let_go_of(pair):
 
 def test_lazy_bytes_that_fit_into_a_run_are_read_at_once(pair):
     stream, there = pair
-    pieces = {block: Changing() for block in BLOCKS}
+    pieces = {block: Changing() for block in (1, 2)}
     hyper = pack_hyper([{"lr": 0.1}])
     stream.send(Kind.HYPER, hyper, step=0)
     for block in (1, 2):

@@ -1,6 +1,7 @@
 """A data connection in use: one thread receives, one sends, and neither waits for the other.
 
-Both ends are alike. `send` only enqueues. The sending thread takes what is there, checks it against the
+Both ends are alike. `send` enqueues. Only a small frame that has none before it is handed to the kernel at
+once, as to wake the sending thread would take longer. That thread takes what is there, checks it against the
 protocol and hands it to the kernel in one call; of what may still change it reads a run at a time. The
 receiving thread reads a header, lets the kernel write the payload into its receive buffer, and delivers the
 frame.
@@ -11,7 +12,7 @@ import logging
 import queue
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
 
@@ -47,6 +48,8 @@ _ALIGNMENT_BYTES: Final = 64
 _BATCH: Final = 64
 _IOV_MAX: Final = 512
 _DRAIN_SECONDS: Final = 10.0
+_SMALL_BYTES: Final = 1 << 16
+"""Of the largest payload that leaves without the sending thread."""
 _log = logging.getLogger(__name__)
 
 Q = TypeVar("Q")
@@ -92,23 +95,34 @@ class Directions:
 
 
 class _SendQueue:
-    """Frames that wait for the sending thread."""
+    """Frames that wait for the sending thread, or what is left of one that has begun to leave."""
 
     def __init__(self) -> None:
-        self.frames_taken = 0
-        """How many frames were handed to the kernel, or begun to be; they may not have arrived."""
-        self._frames: queue.SimpleQueue[OutgoingFrame | None] = queue.SimpleQueue()
+        self._frames: queue.SimpleQueue[OutgoingFrame | memoryview | None] = queue.SimpleQueue()
+        self._put = 0
+        self._sent = 0
 
-    def put(self, frame: OutgoingFrame) -> None:
+    @property
+    def is_done(self) -> bool:
+        """Whether the sending thread has handed over all that was put here."""
+        return self._sent == self._put
+
+    def put(self, frame: OutgoingFrame | memoryview) -> None:
+        """Enqueue; not to be called by two threads at once."""
+        self._put += 1
         self._frames.put(frame)
+
+    def note(self, sent: int) -> None:
+        """Take note that so many were handed over."""
+        self._sent += sent
 
     def close(self) -> None:
         """Let `take` return an empty batch once what is there has been taken."""
         self._frames.put(None)
 
-    def take(self) -> list[OutgoingFrame]:
+    def take(self) -> list[OutgoingFrame | memoryview]:
         """Wait for a frame and take those that have queued up behind it; empty at the end."""
-        batch: list[OutgoingFrame] = []
+        batch: list[OutgoingFrame | memoryview] = []
         frame = self._frames.get()
         while frame is not None:
             batch.append(frame)
@@ -117,7 +131,6 @@ class _SendQueue:
             frame = self._frames.get()
         if frame is None and batch:
             self._frames.put(None)
-        self.frames_taken += len(batch)
         return batch
 
 
@@ -137,8 +150,11 @@ class _Outgoing:
         """Where lazy bytes are read to; allocated for the first ones."""
         self._used_bytes = 0
 
-    def add(self, frame: OutgoingFrame) -> None:
+    def add(self, frame: OutgoingFrame | memoryview) -> None:
         """Gather a frame; hand over what there is whenever there is no room for a run of lazy bytes."""
+        if isinstance(frame, memoryview):
+            self._buffers.append(frame)
+            return
         header, payload = pack_header(frame.header), frame.payload
         if not isinstance(payload, LazyBytes):
             self._buffers += (header, payload)
@@ -162,8 +178,118 @@ class _Outgoing:
         self._send(buffers)
 
 
+class _Sender:
+    """The half of a connection that sends. All but the thread's own part may be called by any thread.
+
+    Parameters
+    ----------
+    connected : socket.socket
+    peer : str
+        How messages call the other end.
+    sending : Conversation
+        Advanced by each frame.
+    """
+
+    def __init__(self, connected: socket.socket, peer: str, sending: Conversation) -> None:
+        self.frames_sent = 0
+        """How many frames were handed to the kernel, or begun to be; they may not have arrived."""
+        self.refused: FleetError | None = None
+        """Why a frame could not leave; the connection is hung up, and its receiving thread reports it."""
+        self._socket = connected
+        self._peer = peer
+        self._sending = sending
+        self._at_once = type(connected) is socket.socket  # TLS has one thread make its records
+        self._queue = _SendQueue()
+        self._lock = threading.Lock()
+        """Held while a frame is taken, so that they keep their order, and by whoever begins or ends."""
+        self._runs = False
+        self._thread = threading.Thread(target=self._run, name=f"fleet-send {peer}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        with self._lock:
+            self._runs = True
+            self._thread.start()
+
+    def send(self, frame: OutgoingFrame) -> None:
+        """Take a frame; never waits."""
+        with self._lock:
+            payload = frame.payload
+            at_once = self._at_once and self._runs and self._queue.is_done
+            if at_once and not isinstance(payload, LazyBytes) and len(payload) <= _SMALL_BYTES:
+                self._send_now(frame, payload)
+            else:
+                self._queue.put(frame)
+
+    def end(self) -> None:
+        """Take nothing more, and let the thread end once what was taken has left."""
+        with self._lock:
+            self._runs = False
+            self._queue.close()
+
+    def join(self, timeout_seconds: float | None = None) -> None:
+        """Wait for the thread to end."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_seconds)
+
+    def _send_now(self, frame: OutgoingFrame, payload: bytes | memoryview) -> None:
+        """Hand a frame to the kernel, and what it does not take at once to the thread."""
+        with self._hanging_up():
+            self._begin(frame)
+            whole = b"".join((pack_header(frame.header), payload))
+            taken = _send_at_once(self._socket, whole)
+            progress.count("bytes_sent", taken)
+            if taken < len(whole):
+                self._queue.put(memoryview(whole)[taken:])
+
+    def _run(self) -> None:
+        outgoing = _Outgoing(self._hand_over)
+        with self._hanging_up():
+            while self._send_batch(outgoing):
+                pass
+
+    def _send_batch(self, outgoing: _Outgoing) -> bool:
+        """Send what waits, and hold none of it while the next is waited for; return False at the end."""
+        batch = self._queue.take()
+        for frame in batch:
+            if isinstance(frame, OutgoingFrame):
+                self._begin(frame)
+            outgoing.add(frame)
+        if batch:
+            outgoing.flush()
+        self._queue.note(len(batch))
+        return bool(batch)
+
+    def _begin(self, frame: OutgoingFrame) -> None:
+        self._sending.advance(frame.header)
+        self.frames_sent += 1
+
+    def _hand_over(self, buffers: Sequence[bytes | memoryview]) -> None:
+        send_all(self._socket, buffers)
+        progress.count("bytes_sent", sum(map(len, buffers)))
+
+    @contextlib.contextmanager
+    def _hanging_up(self) -> Iterator[None]:
+        """Hang up where sending fails."""
+        try:
+            yield
+        except OSError as error:  # the receiving thread sees the same end, and reports it
+            _log.debug("sending to %s ended: %s", self._peer, error)
+            hang_up(self._socket)
+        except FleetError as error:  # a frame of ours that may not leave
+            self.refused = error
+            hang_up(self._socket)
+        except Exception as raised:  # noqa: BLE001 - the receiving thread reports it
+            _log.exception("a frame for %s could not be read", self._peer)
+            self.refused = FleetError(
+                f"a frame for {self._peer} could not be read ({type(raised).__name__}: {raised}); its "
+                "traceback is in the log"
+            )
+            hang_up(self._socket)
+
+
 class Connection:
-    """The threads and the queue of one data connection whose greeting is done.
+    """One data connection whose greeting is done.
 
     Parameters
     ----------
@@ -188,16 +314,14 @@ class Connection:
     ) -> None:
         self._socket = connected
         self._peer = peer
-        self._directions = directions
+        self._receiving = directions.receiving
         self._buffer_of = buffer_of
         self._deliver = deliver
         self._lock = threading.Lock()
         self._started = False
         self._finishing = False
-        self._queue = _SendQueue()
-        self._refused: FleetError | None = None
+        self._sender = _Sender(connected, peer, directions.sending)
         self._receiver = threading.Thread(target=self._receive, name=f"fleet-receive {peer}", daemon=True)
-        self._sender = threading.Thread(target=self._send, name=f"fleet-send {peer}", daemon=True)
 
     def start(self) -> None:
         """Start both threads, unless somebody has finished this connection already."""
@@ -211,11 +335,11 @@ class Connection:
     @property
     def frames_sent(self) -> int:
         """How many frames were handed to the kernel, or begun to be; they may not have arrived."""
-        return self._queue.frames_taken
+        return self._sender.frames_sent
 
     def send(self, frame: OutgoingFrame) -> None:
-        """Enqueue a frame; never waits. The payload must not change until the kernel has it, if not lazy."""
-        self._queue.put(frame)
+        """Send a frame; never waits. The payload must not change until the kernel has it, if not lazy."""
+        self._sender.send(frame)
 
     def bytes_moved(self) -> BytesMoved | None:
         """Return how many bytes the connection has moved so far, where the system tells."""
@@ -241,23 +365,24 @@ class Connection:
         """Close now. An `End` is delivered, unless one was before."""
         started = self._end()
         hang_up(self._socket)
-        for thread in (self._sender, self._receiver) if started else ():
-            if thread is not threading.current_thread():
-                thread.join()
+        if started:
+            self._sender.join()
+            if self._receiver is not threading.current_thread():
+                self._receiver.join()
         self._socket.close()
 
     def _end(self) -> bool:
         """Let the sending thread come to an end, and return whether the threads were ever started."""
         with self._lock:
             self._finishing = True
-            self._queue.close()
+            self._sender.end()
             return self._started
 
     def _receive(self) -> None:
         error: FleetError | None = None
         try:
             buffer = memoryview(bytearray(HEADER_BYTES))
-            receiving = self._directions.receiving
+            receiving = self._receiving
             while not receiving.over:
                 header = receive_header(self._socket, buffer, receiving)
                 landed = self._ask(self._buffer_of, header)
@@ -273,7 +398,7 @@ class Connection:
             error = raised
         except OSError as raised:
             broken = BrokenConnectionError(f"the data connection with {self._peer} broke: {raised}")
-            error = self._refused or broken
+            error = self._sender.refused or broken
         except Exception as raised:  # noqa: BLE001 - somebody waits for it
             error = self._not_taken(raised)
         self._deliver(End(error))
@@ -291,39 +416,6 @@ class Connection:
             f"a frame of {self._peer} could not be taken ({type(raised).__name__}: {raised}); its "
             "traceback is in the log"
         )
-
-    def _send(self) -> None:
-        outgoing = _Outgoing(self._hand_over)
-        try:
-            while self._send_batch(outgoing):
-                pass
-        except OSError as error:  # the receiving thread sees the same end, and reports it
-            _log.debug("sending to %s ended: %s", self._peer, error)
-            hang_up(self._socket)
-        except FleetError as error:  # a frame of ours that may not leave; the receiving thread reports it
-            self._refused = error
-            hang_up(self._socket)
-        except Exception as raised:  # noqa: BLE001 - the receiving thread reports it
-            _log.exception("a frame for %s could not be read", self._peer)
-            self._refused = FleetError(
-                f"a frame for {self._peer} could not be read ({type(raised).__name__}: {raised}); its "
-                "traceback is in the log"
-            )
-            hang_up(self._socket)
-
-    def _send_batch(self, outgoing: _Outgoing) -> bool:
-        """Send what waits, and hold none of it while the next is waited for; return False at the end."""
-        batch = self._queue.take()
-        for frame in batch:
-            self._directions.sending.advance(frame.header)
-            outgoing.add(frame)
-        if batch:
-            outgoing.flush()
-        return bool(batch)
-
-    def _hand_over(self, buffers: Sequence[bytes | memoryview]) -> None:
-        send_all(self._socket, buffers)
-        progress.count("bytes_sent", sum(map(len, buffers)))
 
 
 def receive_header(connected: socket.socket, buffer: memoryview, receiving: Conversation) -> Header:
@@ -388,3 +480,11 @@ def send_all(connection: socket.socket, buffers: Sequence[bytes | memoryview]) -
             first += 1
         if sent:
             pending[first] = pending[first][sent:]
+
+
+def _send_at_once(connection: socket.socket, content: bytes) -> int:
+    """Return how many of the bytes the kernel takes without waiting."""
+    try:
+        return connection.send(content, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return 0
