@@ -37,7 +37,19 @@ def test_any_bags_are_pooled_and_give_gradients_as_in_the_whole_table(bags, mode
     if ids.numel():
         found.square().sum().backward()
         own.square().sum().backward()
-        assert torch.equal(rows.grad, table.grad[distinct])
+        torch.testing.assert_close(rows.grad, table.grad[distinct], rtol=1e-6, atol=1e-6)
+
+
+def test_a_penalty_on_the_gradient_of_sums_has_a_gradient_of_its_own():
+    rows: Any = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    positions = torch.tensor([[0, 1, 1], [3, 3, 3]])
+    (gradient,) = torch.autograd.grad(
+        pool(rows, positions, None, "sum").pow(2).sum(), rows, create_graph=True
+    )
+    gradient.pow(2).sum().backward()
+    times = torch.tensor([[1.0, 2, 0, 0], [0, 0, 0, 3]])
+    matrix = times.T @ times  # the gradient is 2 M x, so its square has the gradient 8 M M x
+    torch.testing.assert_close(rows.grad, 8 * matrix @ matrix @ rows.detach())
 
 
 def test_a_negative_length_is_refused():

@@ -1,10 +1,13 @@
 """Bags of embeddings as one vector each, from the distinct rows of a batch. Pure functions."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from fleet.errors import ConfigurationError
+from fleet.nn.taking import sum_at
 
 __all__ = ["MODES", "offsets_of", "pool"]
 
@@ -47,6 +50,9 @@ def pool(
     if not rows.shape[0]:
         # A batch of empty bags: torch refuses a table without a row.
         rows = rows.new_zeros(1, rows.shape[1])
+    if mode == "sum" and weights is None and rows.is_cpu and not torch.compiler.is_compiling():
+        pooled: Tensor = _Sum.apply(rows, positions, offsets, include_last_offset, padding)
+        return pooled
     return embedding_bag(
         positions,
         rows,
@@ -56,6 +62,49 @@ def pool(
         include_last_offset=include_last_offset,
         padding_idx=padding,
     )
+
+
+class _Sum(torch.autograd.Function):
+    """Torch's sums of bags. Its own backward pass would sort the ids of the batch once more."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        positions: Tensor,
+        offsets: Tensor | None,
+        include_last_offset: bool,
+        padding: int | None,
+    ) -> Tensor:
+        pooled = embedding_bag(
+            positions,
+            rows,
+            offsets,
+            mode="sum",
+            include_last_offset=include_last_offset,
+            padding_idx=padding,
+        )
+        ctx.save_for_backward(positions.reshape(-1), _bags_of(positions, offsets, len(pooled)))
+        ctx.padding, ctx.num_rows = padding, len(rows)
+        return pooled
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (positions, bags), (gradient,) = ctx.saved_tensors, gradients
+        if ctx.padding is not None:
+            kept = positions != ctx.padding
+            positions, bags = positions[kept], bags[kept]
+        by_position = gradient.contiguous().index_select(0, bags)
+        return sum_at(positions, by_position, ctx.num_rows), *[None] * 4
+
+
+def _bags_of(positions: Tensor, offsets: Tensor | None, num_bags: int) -> Tensor:
+    """Return which bag each id is in; int64[num_ids]."""
+    if offsets is None:
+        return torch.arange(num_bags).repeat_interleave(positions.shape[1])
+    ends = torch.full((num_bags + 1,), positions.numel(), dtype=torch.int64)
+    ends[: len(offsets)] = offsets
+    return torch.arange(num_bags).repeat_interleave(ends.diff())
 
 
 def offsets_of(lengths: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn.functional import embedding
 
 from fleet.tables.kernels import add_rows
 
-__all__ = ["take"]
+__all__ = ["sum_at", "take"]
 
 
 def take(rows: Tensor, positions: Tensor) -> Tensor:
@@ -27,15 +27,13 @@ def take(rows: Tensor, positions: Tensor) -> Tensor:
     -------
     float, of the positions' shape and one more dimension
     """
-    if torch.compiler.is_compiling():  # which makes a loop of its own of torch's
+    if not rows.is_cpu or torch.compiler.is_compiling():
         return embedding(positions, rows)
     taken: Tensor = _Take.apply(rows, positions)
     return taken
 
 
 class _Take(torch.autograd.Function):
-    """A backward pass that is to be differentiated itself is torch's."""
-
     @staticmethod
     def forward(ctx: Any, rows: Tensor, positions: Tensor) -> Tensor:
         ctx.save_for_backward(positions)
@@ -45,10 +43,23 @@ class _Take(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (positions,), (gradient,) = ctx.saved_tensors, gradients
-        if torch.is_grad_enabled() or not gradient.is_cpu:
-            of_rows: Tensor = torch.ops.aten.embedding_dense_backward(
-                gradient, positions, ctx.num_rows, -1, False
-            )
-            return of_rows, None
-        flat = gradient.reshape(-1, gradient.shape[-1]).contiguous()
-        return add_rows(flat.new_zeros(ctx.num_rows, flat.shape[1]), positions.reshape(-1), flat), None
+        return sum_at(positions.reshape(-1), gradient.reshape(-1, gradient.shape[-1]), ctx.num_rows), None
+
+
+def sum_at(positions: Tensor, gradient: Tensor, num_rows: int) -> Tensor:
+    """Return one gradient a row; where that may be differentiated itself, by torch alone.
+
+    Parameters
+    ----------
+    positions : int64[n]
+    gradient : float[n, dimension]
+    num_rows : int
+
+    Returns
+    -------
+    float[num_rows, dimension]
+    """
+    sums = gradient.new_zeros(num_rows, gradient.shape[1])
+    if torch.is_grad_enabled() and gradient.requires_grad:
+        return sums.index_add(0, positions, gradient)
+    return add_rows(sums, positions, gradient.contiguous())
