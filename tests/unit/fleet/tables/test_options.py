@@ -18,6 +18,7 @@ from fleet.tables import (
     Memory,
     Normal,
     Probability,
+    Table,
     TableConfig,
     TimeToLive,
     Uniform,
@@ -108,3 +109,15 @@ def test_servers_do_not_show_nor_looking_up_nor_moving(chosen):
         assert whole.ids.size > 1.5 * PER_SHARD
     else:
         assert 0 < whole.ids.size < 3 * PER_SHARD
+
+
+@pytest.mark.parametrize("chosen", CHOICES, ids=name_of)
+def test_an_update_says_what_its_rows_were(chosen):
+    config = configured(chosen)
+    table = Table(config)
+    for ids, gradient, step in updates(crowd(PER_SHARD, CROWDED, negative=False), 6, config.dimension):
+        before = table.look_up(ids)
+        said = table.update(ids, gradient, step, keeps=True)
+        assert said is not None
+        assert torch.equal(said, before)
+        assert not torch.equal(table.look_up(ids), before) or config.admission is not None

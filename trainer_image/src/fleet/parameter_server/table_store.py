@@ -45,6 +45,10 @@ class RowUpdate:
         Whose gradients it is made of, in the order of their sum.
     sequence : int
         The number that the store gives it; 0 before.
+    keeps : bool
+        Whether the store is to say what its rows were.
+    before : float32[n, dimension], optional
+        That, by the gradient's ids, once it is applied.
     """
 
     table: int
@@ -52,6 +56,8 @@ class RowUpdate:
     hyper_parameters: HyperParameters
     origins: tuple[Origin, ...]
     sequence: int = 0
+    keeps: bool = False
+    before: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -228,7 +234,9 @@ class TableStore:
             progress.count("rows_stepped", update.gradient.ids.size)
             options = entry.plan.options(update.hyper_parameters)
             try:
-                entry.table.update(update.gradient.ids, update.gradient.values, entry.updates, options)
+                update.before = entry.table.update(
+                    update.gradient.ids, update.gradient.values, entry.updates, options, keeps=update.keeps
+                )
             except ConfigurationError:
                 raise
             except BaseException as error:

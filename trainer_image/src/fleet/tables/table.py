@@ -102,7 +102,8 @@ class Table:
         options: Mapping[str, Any] | None = None,
         *,
         rule: RowRule | None = None,
-    ) -> None:
+        keeps: bool = False,
+    ) -> Tensor | None:
         """Step rows; admit and evict as the table's rules say.
 
         Parameters
@@ -117,6 +118,13 @@ class Table:
             Of this step; the table's own stand where it has none.
         rule : RowRule, optional
             What steps rows this once, without any slots, in place of the table's; their state stays.
+        keeps : bool
+            Whether to return the rows as they were.
+
+        Returns
+        -------
+        float32[n, dimension] or None
+            What a look-up would have given.
 
         Raises
         ------
@@ -133,12 +141,19 @@ class Table:
         rows = self._memory.find(ids)
         self._keep(rows)
         kept = self._admit(ids, rows, step)
+        before = torch.empty_like(gradient) if keeps else None
         if kept is None:
-            self._step_rows(ids, rows, gradient, step, options or {}, rule or self.config.rule)
+            self._step_rows(ids, rows, gradient, step, options or {}, rule or self.config.rule, before)
         else:
-            of_kept = gradient[torch.from_numpy(kept)]
-            self._step_rows(ids[kept], rows[kept], of_kept, step, options or {}, rule or self.config.rule)
+            at = torch.from_numpy(kept)
+            of_kept = torch.empty(int(at.sum()), self.config.dimension) if keeps else None
+            self._step_rows(
+                ids[kept], rows[kept], gradient[at], step, options or {}, rule or self.config.rule, of_kept
+            )
+            if before is not None and of_kept is not None:
+                before[at], before[~at] = of_kept, self._first_values(ids[~kept])
         self._evictor.evict(ids, step)
+        return before
 
     def load(self, loaded: TableRows) -> None:
         """Put rows in the place of those of their ids; slots and marks that are not given begin anew.
@@ -246,9 +261,12 @@ class Table:
         step: int,
         options: Mapping[str, Any],
         rule: RowRule,
+        before: Tensor | None,
     ) -> None:
         words = self._memory.read(rows)
         values, state = self._layout.values(words), self._layout.state(words)
+        if before is not None:
+            before.copy_(values)
         rule.step(Rows(values, gradient, state), {**self._options, **options}, step)
         marks = self._evictor.touch(self._layout.marks(words), self._layout.last(words), step)
         values = self._layout.rounded(values, ids, step, self._key)

@@ -248,15 +248,16 @@ class SyncTables:
         round_ = self._rounds[table]
         given = [round_.arrived[trainer] for trainer in trainers]
         total = merge(given) if len(given) > 1 else given[0]  # a trainer gives each id once
-        ids = total.ids if hyper != NO_STEP else total.ids[:0]
-        self._store.check_told(table, ids.size)
-        before = RowGradients(ids, self._store.read(table, ids))
-        if hyper != NO_STEP:
-            if divisor > 1:
-                total.values.mul_(1.0 / divisor)
-            origins = tuple(Origin(each, self._incarnations.get(each, 0), round_.step) for each in trainers)
-            self._store.apply(RowUpdate(table, total, hyper, origins))
-        return before
+        nothing = RowGradients(total.ids[:0], total.values[:0])
+        if hyper == NO_STEP:
+            return nothing
+        self._store.check_told(table, total.ids.size)
+        if divisor > 1:
+            total.values.mul_(1.0 / divisor)
+        origins = tuple(Origin(each, self._incarnations.get(each, 0), round_.step) for each in trainers)
+        update = RowUpdate(table, total, hyper, origins, keeps=True)
+        self._store.apply(update)
+        return RowGradients(total.ids, update.before) if update.before is not None else nothing
 
 
 def _lowest(rounds: Mapping[int, _Round]) -> int:
