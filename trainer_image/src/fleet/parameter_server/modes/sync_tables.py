@@ -29,6 +29,7 @@ from fleet.parameter_server.store import Origin
 from fleet.parameter_server.table_store import RowUpdate, TableStore
 from fleet.tables import RowGradients, merge
 from fleet.tables.ascending import find_among
+from fleet.tables.kernels import distinct_ids
 from fleet.wire import NO_STEP, HyperParameters
 from fleet.wire.rows import pack_row_gradient
 
@@ -285,7 +286,8 @@ def _refresh(
 ) -> Answer:
     """Tell a trainer that a table has made its last step, with what has changed of rows that it has."""
     changed = np.zeros(0, dtype=np.int64) if round_.before is None else round_.before.ids
-    ids = np.intersect1d(np.concatenate(ahead), changed)
+    asked = ahead[0] if len(ahead) == 1 else distinct_ids(np.concatenate(ahead))[0]
+    ids = asked[find_among(asked, changed)[0]]
     rows = pack_row_gradient(ids, store.read(table, ids).numpy()) if ids.size else None
     return Answer(table, round_.step, (trainer,), value=rows, of_table=True)
 
