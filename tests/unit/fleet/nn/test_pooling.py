@@ -52,6 +52,20 @@ def test_a_penalty_on_the_gradient_of_sums_has_a_gradient_of_its_own():
     torch.testing.assert_close(rows.grad, 8 * matrix @ matrix @ rows.detach())
 
 
+def test_ids_behind_a_last_offset_are_in_no_bag():
+    rows: Any = torch.ones(5, 1, requires_grad=True)
+    positions, offsets = torch.tensor([0, 1, 1, 4]), torch.tensor([0, 2, 3])
+    pool(rows, positions, offsets, "sum", padding=1, include_last_offset=True).sum().backward()
+    assert rows.grad[:, 0].tolist() == [1, 0, 0, 0, 0]
+
+
+def test_bags_lie_where_their_rows_do_whatever_the_default_device():
+    rows: Any = torch.ones(2, 1, requires_grad=True)
+    with torch.device("meta"):
+        pool(rows, torch.tensor([[0, 1]], device="cpu"), None, "sum").sum().backward()
+    assert rows.grad.tolist() == [[1], [1]]
+
+
 def test_a_negative_length_is_refused():
     with pytest.raises(ConfigurationError, match=r"a bag has the length -1, expected 0 or more"):
         offsets_of(torch.tensor([1, -1]))

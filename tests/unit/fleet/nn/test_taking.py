@@ -1,7 +1,10 @@
 """Embeddings by position beside torch's."""
 
+from typing import Any
+
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import embedding
 
 from fleet.nn.taking import take
@@ -38,6 +41,29 @@ def test_a_penalty_on_the_gradient_has_a_gradient_of_its_own():
         (gradient**2).sum().backward()
     assert ours.grad.abs().sum() > 0
     assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_a_gradient_that_is_a_negated_view_is_taken():
+    rows: Any = torch.ones(1, 1, requires_grad=True)
+    taken = torch.complex(torch.zeros(1, 1), take(rows, torch.tensor([0])))
+    (taken.conj() * (2 + 3j)).real.sum().backward()
+    assert rows.grad.item() == 3
+
+
+def test_its_gradient_is_traced():
+    def gradient(rows, positions):
+        return torch.autograd.grad(take(rows, positions).sum(), rows)[0]
+
+    rows, positions = torch.zeros(3, 2, requires_grad=True), torch.tensor([0, 1, 1])
+    traced = make_fx(gradient, tracing_mode="fake")(rows, positions)
+    assert traced(rows, positions.flip(0)).tolist() == [[1, 1], [2, 2], [0, 0]]
+
+
+def test_many_gradients_are_taken_at_once():
+    rows = torch.zeros(3, 2, requires_grad=True)
+    taken = take(rows, torch.tensor([0, 1]))
+    (found,) = torch.autograd.grad(taken, rows, torch.eye(4).reshape(4, 2, 2), is_grads_batched=True)
+    assert torch.equal(found[:, :2].reshape(4, 4), torch.eye(4))
 
 
 def test_a_model_is_compiled_around_it():

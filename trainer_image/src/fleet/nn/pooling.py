@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 
 from fleet.errors import ConfigurationError
-from fleet.nn.taking import sum_at
+from fleet.nn.taking import sum_at, sums_here
 
 __all__ = ["MODES", "offsets_of", "pool"]
 
@@ -50,7 +50,7 @@ def pool(
     if not rows.shape[0]:
         # A batch of empty bags: torch refuses a table without a row.
         rows = rows.new_zeros(1, rows.shape[1])
-    if mode == "sum" and weights is None and rows.is_cpu and not torch.compiler.is_compiling():
+    if mode == "sum" and weights is None and sums_here(rows):
         pooled: Tensor = _Sum.apply(rows, positions, offsets, include_last_offset, padding)
         return pooled
     return embedding_bag(
@@ -91,6 +91,9 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (positions, bags), (gradient,) = ctx.saved_tensors, gradients
+        positions = positions[
+            : len(bags)
+        ]  # those behind the last offset, where it says the end, are in no bag
         if ctx.padding is not None:
             kept = positions != ctx.padding
             positions, bags = positions[kept], bags[kept]
@@ -100,11 +103,12 @@ class _Sum(torch.autograd.Function):
 
 def _bags_of(positions: Tensor, offsets: Tensor | None, num_bags: int) -> Tensor:
     """Return which bag each id is in; int64[num_ids]."""
+    bags = torch.arange(num_bags, device=positions.device)
     if offsets is None:
-        return torch.arange(num_bags).repeat_interleave(positions.shape[1])
-    ends = torch.full((num_bags + 1,), positions.numel(), dtype=torch.int64)
+        return bags.repeat_interleave(positions.shape[1])
+    ends = positions.new_full((num_bags + 1,), positions.numel(), dtype=torch.int64)
     ends[: len(offsets)] = offsets
-    return torch.arange(num_bags).repeat_interleave(ends.diff())
+    return bags.repeat_interleave(ends.diff())
 
 
 def offsets_of(lengths: Tensor) -> Tensor:

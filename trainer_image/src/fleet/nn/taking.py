@@ -12,7 +12,10 @@ from torch.nn.functional import embedding
 
 from fleet.tables.kernels import add_rows
 
-__all__ = ["sum_at", "take"]
+__all__ = ["sum_at", "sums_here", "take"]
+
+_operators = torch.library.Library("fleet", "FRAGMENT")  # type: ignore[no-untyped-call]
+_operators.define("sum_rows(Tensor positions, Tensor rows, SymInt num_rows) -> Tensor")  # type: ignore[no-untyped-call]
 
 
 def take(rows: Tensor, positions: Tensor) -> Tensor:
@@ -21,16 +24,21 @@ def take(rows: Tensor, positions: Tensor) -> Tensor:
     Parameters
     ----------
     rows : float[n, dimension]
-    positions : int64, of any shape
+    positions : int64 or int32, of any shape
 
     Returns
     -------
     float, of the positions' shape and one more dimension
     """
-    if not rows.is_cpu or torch.compiler.is_compiling():
+    if not sums_here(rows):
         return embedding(positions, rows)
     taken: Tensor = _Take.apply(rows, positions)
     return taken
+
+
+def sums_here(rows: Tensor) -> bool:
+    """Whether the gradient of rows is summed here, and not by torch."""
+    return rows.requires_grad and rows.is_cpu and not torch.compiler.is_compiling()
 
 
 class _Take(torch.autograd.Function):
@@ -51,7 +59,7 @@ def sum_at(positions: Tensor, gradient: Tensor, num_rows: int) -> Tensor:
 
     Parameters
     ----------
-    positions : int64[n]
+    positions : int64 or int32[n]
     gradient : float[n, dimension]
     num_rows : int
 
@@ -59,7 +67,19 @@ def sum_at(positions: Tensor, gradient: Tensor, num_rows: int) -> Tensor:
     -------
     float[num_rows, dimension]
     """
-    sums = gradient.new_zeros(num_rows, gradient.shape[1])
     if torch.is_grad_enabled() and gradient.requires_grad:
-        return sums.index_add(0, positions, gradient)
-    return add_rows(sums, positions, gradient.contiguous())
+        return gradient.new_zeros(num_rows, gradient.shape[1]).index_add(0, positions, gradient)
+    sums: Tensor = torch.ops.fleet.sum_rows(positions, gradient, num_rows)
+    return sums
+
+
+# An operator of torch's, so that torch resolves views that are negated, traces it, and knows its shape.
+@torch.library.impl(_operators, "sum_rows", "CPU")
+def _sum_rows(positions: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    return add_rows(rows.new_zeros(num_rows, rows.shape[1]), positions.long(), rows.contiguous())
+
+
+@torch.library.impl(_operators, "sum_rows", "Meta")
+def _shape_of_sums(positions: Tensor, rows: Tensor, num_rows: int) -> Tensor:
+    del positions
+    return rows.new_empty(num_rows, rows.shape[1])

@@ -146,7 +146,7 @@ class Table:
             self._step_rows(ids, rows, gradient, step, options or {}, rule or self.config.rule, before)
         else:
             at = torch.from_numpy(kept)
-            of_kept = torch.empty(int(at.sum()), self.config.dimension) if keeps else None
+            of_kept = gradient.new_empty(int(at.sum()), self.config.dimension) if keeps else None
             self._step_rows(
                 ids[kept], rows[kept], gradient[at], step, options or {}, rule or self.config.rule, of_kept
             )

@@ -33,7 +33,7 @@ class Identity:
 
 
 class Conversation:
-    """The frames of one direction, checked one after the other. Used by one thread.
+    """The frames of one direction, checked one after the other. Used by one thread at a time.
 
     Parameters
     ----------

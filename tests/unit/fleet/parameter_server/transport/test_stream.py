@@ -119,6 +119,7 @@ def test_the_next_connection_waits_until_the_end_of_the_one_before_is_told(pair,
 def test_a_frame_of_ours_that_may_not_leave_is_told_at_once(pair, heard):
     stream, _ = pair
     stream.send(Kind.GRAD, b"", block=0)  # no step has begun
+    stream.send(Kind.STEP_END, b"")
     assert heard.told.wait(SECONDS)
     (error,) = heard.errors
     assert isinstance(error, LocalProtocolError)
@@ -166,6 +167,28 @@ def test_small_frames_that_the_other_end_does_not_read_yet_arrive_whole_and_in_o
     assert [set(frame[HEADER_BYTES:]) for frame in frames] == [{block} for block in blocks]
     stream.close()
     there.close()
+
+
+def test_a_frame_whose_sending_a_signal_interrupts_leaves_over_the_next_connection(pair, heard, monkeypatch):
+    stream, there = pair
+
+    def interrupted(*given: Any) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(connection, "_send_at_once", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            stream.send(Kind.HYPER, pack_hyper([{"lr": 0.1}]), step=0)
+    stream.send(Kind.GRAD, bytes(BLOCKS[3]), step=0, block=3)
+    assert heard.told.wait(SECONDS)
+    assert isinstance(heard.errors[0], BrokenConnectionError)
+    assert not there.recv(1), "nothing follows a frame of which a part may be missing"
+    here, again = socket.socketpair()
+    stream.fence()
+    stream.attach(here, Directions(greeted(Side.TRAINER, remote=False), greeted(Side.SERVER, remote=True)), 0)
+    num_bytes = 2 * HEADER_BYTES + len(pack_hyper([{"lr": 0.1}])) + BLOCKS[3]
+    assert receive(again, num_bytes).endswith(bytes(BLOCKS[3]))
+    again.close()
 
 
 class Changing:

@@ -32,6 +32,12 @@ def test_any_places_are_taken(places):
     assert add_rows(torch.zeros(1, 2), places, rows).tolist() == [[len(places)] * 2]
 
 
+@pytest.mark.parametrize(("places", "columns"), [(3, 3), (2, 2)])
+def test_rows_that_do_not_go_with_totals_and_places_are_refused(places, columns):
+    with pytest.raises((RuntimeError, IndexError)):
+        add_rows(torch.zeros(5, 3), torch.zeros(places, dtype=torch.int64), torch.ones(2, columns))
+
+
 def test_other_numbers_and_rows_that_lie_apart_are_added_too():
     places = torch.tensor([1, 1])
     doubles = add_rows(torch.zeros(2, 2, dtype=torch.float64), places, torch.ones(2, 2, dtype=torch.float64))

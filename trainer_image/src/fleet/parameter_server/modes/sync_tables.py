@@ -249,7 +249,7 @@ class SyncTables:
         round_ = self._rounds[table]
         given = [round_.arrived[trainer] for trainer in trainers]
         total = merge(given) if len(given) > 1 else given[0]  # a trainer gives each id once
-        nothing = RowGradients(total.ids[:0], total.values[:0])
+        nothing = RowGradients(total.ids[:0].copy(), total.values[:0].clone())
         if hyper == NO_STEP:
             return nothing
         self._store.check_told(table, total.ids.size)

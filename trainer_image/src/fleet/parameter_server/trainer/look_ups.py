@@ -38,7 +38,7 @@ class LookUp:
     ----------
     table : TablePlan
     rows : float32[n, dimension]
-        By id asked for; filled by the answers.
+        By id asked for; filled by the answers, or the one answer's.
     awaited : int
         How many parts are not answered.
     """
@@ -103,7 +103,8 @@ class LookUps:
             for server, at in placement_of(len(self._endpoints)).positions(ids).items()
             for begin in range(0, at.size, most)
         ]
-        asked = LookUp(table, torch.empty(ids.size, table.config.dimension), len(parts))
+        rows = torch.empty(ids.size, table.config.dimension, dtype=torch.float32)
+        asked = LookUp(table, rows, len(parts))
         with self._asking:
             for server, at in parts:
                 self._wait_for_room(server)

@@ -101,7 +101,9 @@ class TrainerRows:
         for ahead in self._ahead.of(name, step):
             found, at = find_among(ids[open_], ahead.ids)
             if found.any():
-                rows = torch.empty(ids.size, ahead.asked.rows.shape[1]) if rows is None else rows
+                rows = (
+                    ahead.asked.rows.new_empty(ids.size, ahead.asked.rows.shape[1]) if rows is None else rows
+                )
                 there = self._look_ups.wait(ahead.asked)
                 rows[torch.from_numpy(open_[found])] = there[torch.from_numpy(at)]
                 open_ = open_[~found]

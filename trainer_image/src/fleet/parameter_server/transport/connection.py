@@ -1,4 +1,4 @@
-"""A data connection in use: one thread receives, one sends, and neither waits for the other.
+"""A data connection in use: it sends and receives at the same time, and neither waits for the other.
 
 Both ends are alike. `send` enqueues. Only a small frame that has none before it is handed to the kernel at
 once, as to wake the sending thread would take longer. That thread takes what is there, checks it against the
@@ -213,7 +213,7 @@ class _Sender:
 
     def send(self, frame: OutgoingFrame) -> None:
         """Take a frame; never waits."""
-        with self._lock:
+        with self._lock, self._hanging_up():
             payload = frame.payload
             at_once = self._at_once and self._runs and self._queue.is_done
             if at_once and not isinstance(payload, LazyBytes) and len(payload) <= _SMALL_BYTES:
@@ -234,13 +234,12 @@ class _Sender:
 
     def _send_now(self, frame: OutgoingFrame, payload: bytes | memoryview) -> None:
         """Hand a frame to the kernel, and what it does not take at once to the thread."""
-        with self._hanging_up():
-            self._begin(frame)
-            whole = b"".join((pack_header(frame.header), payload))
-            taken = _send_at_once(self._socket, whole)
-            progress.count("bytes_sent", taken)
-            if taken < len(whole):
-                self._queue.put(memoryview(whole)[taken:])
+        self._begin(frame)
+        whole = b"".join((pack_header(frame.header), payload))
+        taken = _send_at_once(self._socket, whole)
+        progress.count("bytes_sent", taken)
+        if taken < len(whole):
+            self._queue.put(memoryview(whole)[taken:])
 
     def _run(self) -> None:
         outgoing = _Outgoing(self._hand_over)
@@ -270,22 +269,29 @@ class _Sender:
 
     @contextlib.contextmanager
     def _hanging_up(self) -> Iterator[None]:
-        """Hang up where sending fails."""
+        """Hang up where sending fails or a signal interrupts it, as a part of a frame may be missing then."""
         try:
             yield
-        except OSError as error:  # the receiving thread sees the same end, and reports it
-            _log.debug("sending to %s ended: %s", self._peer, error)
+        except BaseException as raised:
+            self._runs = False
+            self._queue.close()
+            self.refused = self._refusal(raised)
             hang_up(self._socket)
-        except FleetError as error:  # a frame of ours that may not leave
-            self.refused = error
-            hang_up(self._socket)
-        except Exception as raised:  # noqa: BLE001 - the receiving thread reports it
-            _log.exception("a frame for %s could not be read", self._peer)
-            self.refused = FleetError(
+            if not isinstance(raised, Exception):
+                raise
+
+    def _refusal(self, raised: BaseException) -> FleetError | None:
+        """Return what the receiving thread is to report, where it does not see the reason itself."""
+        if isinstance(raised, FleetError):  # a frame of ours that may not leave
+            return raised
+        if isinstance(raised, Exception) and not isinstance(raised, OSError):
+            _log.error("a frame for %s could not be read", self._peer, exc_info=raised)
+            return FleetError(
                 f"a frame for {self._peer} could not be read ({type(raised).__name__}: {raised}); its "
                 "traceback is in the log"
             )
-            hang_up(self._socket)
+        _log.debug("sending to %s ended: %r", self._peer, raised)
+        return None
 
 
 class Connection:

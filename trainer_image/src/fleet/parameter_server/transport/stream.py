@@ -137,7 +137,7 @@ class ResumableStream:
         shared: bool = False,
         **fields: int,
     ) -> int:
-        """Enqueue a frame; never waits. The payload must not change until the other end has it, if not lazy.
+        """Send a frame; never waits. The payload must not change until the other end has it, if not lazy.
 
         After the last word of a session, an error for instance, nothing is enqueued any more: other threads
         may not know of it yet.

@@ -25,9 +25,14 @@ def add_rows(totals: Tensor, places: Tensor, rows: Tensor) -> Tensor:
         From 0 to m - 1, which nobody checks.
     rows : float[n, dimension]
     """
-    compiled = _compiled()
-    if compiled is not None and all(_is_plain(each, torch.float32) for each in (totals, rows)):
-        return compiled(totals, places.contiguous(), rows)
+    compiled, places = _compiled(), places.contiguous()
+    if (
+        compiled is not None
+        and _is_plain(places, torch.int64)
+        and all(_is_plain(each, torch.float32) for each in (totals, rows))
+        and (places.shape[0], totals.shape[1]) == rows.shape
+    ):
+        return compiled(totals, places, rows)
     return add_rows_by_torch(totals, places, rows)
 
 
@@ -54,4 +59,6 @@ def _compiled() -> AddRows | None:
 
 def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
     """Whether the memory of a tensor is an array of the host without gaps."""
-    return tensor.is_cpu and tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_sparse
+    return (
+        tensor.is_cpu and tensor.dtype is dtype and tensor.layout is torch.strided and tensor.is_contiguous()
+    )

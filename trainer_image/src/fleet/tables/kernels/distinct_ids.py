@@ -30,14 +30,14 @@ def distinct_ids(ids: Ids) -> tuple[Ids, NDArray[np.int64]]:
     -------
     int64[m], int64[n]
     """
-    compiled = _compiled()
+    ids, compiled = np.asarray(ids, dtype=np.int64).reshape(-1), _compiled()
     return compiled(ids) if compiled is not None and ids.size <= _MOST else distinct_by_numpy(ids)
 
 
 def distinct_by_numpy(ids: Ids) -> tuple[Ids, NDArray[np.int64]]:
     """Return what `distinct_ids` does, which may be compiled."""
     distinct, positions = np.unique(ids, return_inverse=True)
-    return distinct, positions.reshape(-1).astype(np.int64, copy=False)
+    return distinct, positions.astype(np.int64, copy=False)
 
 
 @cache
