@@ -52,6 +52,28 @@ def test_a_trainer_may_ask_the_servers_to_load_before_its_first_step(tmp_path):
         assert zero.current_step == 5
 
 
+@pytest.mark.parametrize("mode", [None, Async()], ids=["sync", "async"])
+def test_a_trainer_may_join_while_another_has_the_servers_load(tmp_path, monkeypatch, mode):
+    saved(tmp_path, 3)
+    with loopback(servers=2, trainers=2, **({} if mode is None else {"mode": mode})) as job:
+        (zero, model, _), (one, other, _) = job.make_trainer(0), job.make_trainer(1)
+        zero.start()
+        steps = one._client._steps
+
+        def loaded_after_that(replies: Any) -> list[int]:
+            found = steps(replies)
+            zero.load(str(tmp_path))
+            return found
+
+        monkeypatch.setattr(one._client, "_steps", loaded_after_that)
+        one.start()
+        assert (zero.current_step, one.current_step) == (3, 0)
+        one.load(str(tmp_path))
+        assert one.current_step == 3
+        at_once(lambda: train(zero, model, range(3, 5)), lambda: train(one, other, range(3, 5)))
+        assert zero.current_step == one.current_step == 5
+
+
 def test_a_restarted_trainer_that_loads_keeps_what_the_servers_have_learned_since(tmp_path):
     with loopback(servers=2) as job:
         trainer, model, _ = job.make_trainer()

@@ -5,14 +5,15 @@ Here is decided who may ask, and known who knows what is loaded.
 
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from fleet.checkpoint import FileRecord
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.control.proto import control_pb2
-from fleet.parameter_server.modes import ServerMode
+from fleet.parameter_server.modes import Answer, ServerMode
 from fleet.parameter_server.server.keeper import Keeper
 from fleet.parameter_server.server.membership import Membership
 from fleet.parameter_server.shard import Shard
@@ -80,6 +81,18 @@ class ServerCheckpoints:
             "expected every trainer to call fleet.load_check_point or load_persistables before its first "
             "step, or the servers to load: fleet.init_server(model_dir)"
         )
+
+    def pull(self, trainer: int, step: int) -> Sequence[Answer]:
+        """Return the values of a step of a trainer's.
+
+        One that has joined just before a checkpoint was loaded asks for those from before. It gets the
+        present ones as these: it trains on neither, but loads the checkpoint itself, or is refused.
+        """
+        with self.keeper.loader.loading:
+            if self._told.get(trainer, "") == self.keeper.loader.restored:
+                return self._mode.pull(trainer, step)
+            present = self._mode.pull(trainer, self._mode.step_of(trainer))
+            return [replace(answer, step=step) for answer in present]
 
     def save(self, request: control_pb2.SaveRequest) -> Mapping[int, int]:
         """Copy what this server holds, and begin to write its files; return the steps in the copy."""

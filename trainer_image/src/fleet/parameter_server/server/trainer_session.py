@@ -33,6 +33,9 @@ class SessionOwner(Protocol):
     def begins(self, trainer: int) -> None:
         """Let a trainer begin a step; FleetError refuses it."""
 
+    def pull(self, trainer: int, step: int) -> None:
+        """Send a trainer the values of its step."""
+
     def answer(self, answers: Sequence[Answer]) -> None:
         """Send values to the trainers that they are meant for."""
 
@@ -265,7 +268,7 @@ class TrainerSession:
                 self._owner.answer(self._mode.end(trainer, header.step, read_numbers(bytes(payload))))
             case Kind.PULL:
                 self._asked = True
-                self._owner.answer(self._mode.pull(trainer, header.step))
+                self._owner.pull(trainer, header.step)
             case Kind.COMPLETE:
                 step = self._mode.step_of(trainer)  # before the others' next one may be made without it
                 self._owner.answer(self._mode.complete(trainer))

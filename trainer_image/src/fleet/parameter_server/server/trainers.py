@@ -171,6 +171,10 @@ class Trainers:
         self._checkpoints.begins(trainer)
         self._overrun.begins(trainer)
 
+    def pull(self, trainer: int, step: int) -> None:
+        """Send a trainer the values of its step; see `ServerCheckpoints.pull`."""
+        self.answer(self._checkpoints.pull(trainer, step))
+
     def do(self, session: TrainerSession, followed: Sequence[Answer] | Work, received_bytes: int) -> None:
         """Send what follows from a gradient that was so long, or do what it makes possible.
 
