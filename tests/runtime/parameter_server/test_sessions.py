@@ -219,6 +219,40 @@ def test_a_trainer_that_completes_early_leaves_the_divisor_to_the_others():
         job.servers[0].join()
 
 
+def test_a_late_trainer_hears_that_it_is_past_the_others_while_their_end_is_taken_note_of(
+    caplog, monkeypatch
+):
+    with loopback(trainers=2) as job:
+        (zero, model, _), (one, _, _) = job.make_trainer(0), job.make_trainer(1)
+        at_once(zero.start, one.start)
+        late, other, _ = job.make_trainer(1, attempt=1)
+        late.start()
+
+        def train(trainer: Trainer, trained: torch.nn.Module) -> None:
+            trained.zero_grad()
+            loss_of(trained).backward()
+            trainer.step()
+
+        at_once(lambda: train(zero, model), lambda: train(late, other))
+        trainers, stepped = job.servers[0].server._trainers, threading.Event()
+        take_note = trainers.completed
+
+        def take_note_later(*given: Any) -> None:
+            assert stepped.wait(10)
+            take_note(*given)
+
+        monkeypatch.setattr(trainers, "completed", take_note_later)
+        ending = threading.Thread(target=zero.complete)
+        ending.start()
+        train(late, other)  # waits until the server goes on without the other
+        train(late, other)
+        told = "trainer 1, which joined late, trains past the others: they have completed at step 1"
+        assert told in caplog.text
+        stepped.set()
+        ending.join(10)
+        late.complete()
+
+
 def test_a_block_that_waits_is_applied_when_the_missing_trainer_completes():
     with loopback(trainers=2) as job:
         zero, model_0, _ = job.make_trainer(0)

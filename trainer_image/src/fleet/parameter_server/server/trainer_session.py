@@ -45,7 +45,10 @@ class SessionOwner(Protocol):
     def connected(self, session: "TrainerSession") -> None:
         """Take note that a session has a data connection."""
 
-    def completed(self, session: "TrainerSession", step: int) -> None:
+    def completes(self, trainer: int, step: int) -> None:
+        """Take note that a trainer makes no more steps, before the others make one without it."""
+
+    def completed(self, session: "TrainerSession") -> None:
         """Take note that a trainer has finished."""
 
     def ended(self, session: "TrainerSession", error: FleetError | None) -> None:
@@ -270,9 +273,9 @@ class TrainerSession:
                 self._asked = True
                 self._owner.pull(trainer, header.step)
             case Kind.COMPLETE:
-                step = self._mode.step_of(trainer)  # before the others' next one may be made without it
+                self._owner.completes(trainer, self._mode.step_of(trainer))
                 self._owner.answer(self._mode.complete(trainer))
-                self._owner.completed(self, step)
+                self._owner.completed(self)
             case Kind.CONFIRM:
                 self._stream.send(Kind.CONFIRM)
             case Kind.GOODBYE:

@@ -206,14 +206,17 @@ class Trainers:
                 self.membership.connected(session.identity.trainer, self._clock.now())
                 self._serving.changed.notify_all()
 
-    def completed(self, session: TrainerSession, step: int) -> None:
-        """Take note that a trainer has finished, after so many steps."""
+    def completes(self, trainer: int, step: int) -> None:
+        """Take note that a trainer makes so many steps, before the others make one without it."""
+        self._overrun.completed(trainer, step)
+
+    def completed(self, session: TrainerSession) -> None:
+        """Take note that a trainer has finished."""
         trainer = session.identity.trainer
         with self._serving.changed:
             session.complete({*self.membership.completed, trainer})  # first: to count it may end the session
             self.membership.complete(trainer)
             self._barriers.release()
-        self._overrun.completed(trainer, step)
 
     def ended(self, session: TrainerSession, error: FleetError | None) -> None:
         """Take note that a session receives nothing more."""
