@@ -14,6 +14,7 @@ from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.parameter_server.modes import Async, Geo, HalfAsync
 from tests.support.checkpoints import BATCHES, OPTIMIZERS, alone, differing, loss_of, saved, train
 from tests.support.parameter_server import Loopback, loopback, small_model
+from tests.support.processes import wait_for
 from tests.support.threads import at_once, one_torch_thread
 
 
@@ -58,20 +59,53 @@ def test_a_trainer_may_join_while_another_has_the_servers_load(tmp_path, monkeyp
     with loopback(servers=2, trainers=2, **({} if mode is None else {"mode": mode})) as job:
         (zero, model, _), (one, other, _) = job.make_trainer(0), job.make_trainer(1)
         zero.start()
-        steps = one._client._steps
+        look = one._client._found
 
-        def loaded_after_that(replies: Any) -> list[int]:
-            found = steps(replies)
+        def loaded_after_that(joined: Any) -> Any:
+            found = look(joined)
             zero.load(str(tmp_path))
             return found
 
-        monkeypatch.setattr(one._client, "_steps", loaded_after_that)
+        monkeypatch.setattr(one._client, "_found", loaded_after_that)
         one.start()
         assert (zero.current_step, one.current_step) == (3, 0)
         one.load(str(tmp_path))
         assert one.current_step == 3
         at_once(lambda: train(zero, model, range(3, 5)), lambda: train(one, other, range(3, 5)))
         assert zero.current_step == one.current_step == 5
+
+
+def test_a_trainer_may_join_while_one_server_has_loaded_and_another_has_not(tmp_path, monkeypatch):
+    saved(tmp_path, 3)
+    with loopback(servers=2, trainers=2) as job:
+        (zero, model, _), (one, other, _) = job.make_trainer(0), job.make_trainer(1)
+        zero.start()
+        client, seen = one._client, threading.Event()
+        first, second = (server.server.checkpoints.keeper.loader for server in job.servers)
+        connect, agree, read = client._connect, client.agree, second._read
+
+        def read_later(checkpoint: Any) -> Any:
+            assert seen.wait(10)
+            return read(checkpoint)
+
+        def connect_amid_the_load(*given: Any) -> None:
+            connect(*given)
+            loading.start()
+            wait_for(lambda: first.restored, "the first server to load")
+
+        def agree_in_the_end() -> Any:
+            seen.set()
+            return agree()
+
+        monkeypatch.setattr(second, "_read", read_later)
+        monkeypatch.setattr(client, "_connect", connect_amid_the_load)
+        monkeypatch.setattr(client, "agree", agree_in_the_end)
+        loading = threading.Thread(target=zero.load, args=[str(tmp_path)])
+        one.start()
+        loading.join(10)
+        assert (zero.current_step, one.current_step) == (3, 3)
+        at_once(lambda: train(zero, model, range(3, 5)), lambda: train(one, other, range(3, 5)))
+        assert differing(model, dict(other.state_dict())) == []
 
 
 def test_a_restarted_trainer_that_loads_keeps_what_the_servers_have_learned_since(tmp_path):

@@ -63,6 +63,11 @@ class ServerCheckpoints:
             self._told[trainer] = self.keeper.loader.restored
             return self.keeper.loader.restored, self._mode.step_of(trainer)
 
+    def stand(self) -> tuple[str, int]:
+        """Return what is loaded and the step after it, which belong together."""
+        with self.keeper.loader.loading:
+            return self.keeper.loader.restored, self._mode.step
+
     def begins(self, trainer: int) -> None:
         """Let a trainer begin a step, unless it trains on values from before a checkpoint was loaded.
 

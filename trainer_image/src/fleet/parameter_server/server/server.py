@@ -295,13 +295,15 @@ class Server:
         membership = self._trainers.membership
         with self._serving.changed:
             live, completed = len(membership.live), len(membership.completed)
+        restored, step = self.checkpoints.stand()
         return control_pb2.StatsReply(
             incarnation=self._serving.incarnation,
-            step=self._mode.step,
+            step=step,
             trainers_live=live,
             trainers_completed=completed,
             bytes_received=int(counters.get("bytes_received", 0)),
             bytes_sent=int(counters.get("bytes_sent", 0)),
+            restored=restored,
         )
 
     def optimizer_state(self) -> Iterator[tuple[int, Mapping[str, object]]]:

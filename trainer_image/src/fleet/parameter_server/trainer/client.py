@@ -203,11 +203,8 @@ class Client:
         self._place(plan.placed([read_placement(reply.placement) for reply in replies]))
         agreement.warn_of_other_values(self.session.plan, replies, self.session.store.checksums())
         self._connect(replies, certificates)
-        if len({reply.restored for reply in replies}) > 1:
-            loaded = self.agree()
-            self.pull([reply.restored for reply in loaded], [reply.step for reply in loaded])
-        else:
-            self.pull([reply.restored for reply in replies], self._steps(replies))
+        found = self._found(replies)
+        self.pull([reply.restored for reply in found], [reply.step for reply in found])
 
     def _place(self, plan: TrainerPlan) -> None:
         """Go on with the blocks that the servers hold."""
@@ -215,16 +212,23 @@ class Client:
         self.session.store.place(plan.blocks)
         self.values.place(plan.blocks)
 
-    def _steps(self, replies: "Sequence[control_pb2.JoinReply]") -> list[int]:
-        """Return how many steps each server has made.
+    def _found(
+        self, joined: "Sequence[control_pb2.JoinReply]"
+    ) -> "Sequence[control_pb2.JoinReply | control_pb2.StatsReply | control_pb2.LoadReply]":
+        """Return what says of each server which checkpoint it has loaded, and how many steps it has made.
 
         Where trainers are in step that is asked once all have let this one join: from then on each keeps the
         values before the last step for it. At its join one may have told a step of which another has kept
-        nothing when it was joined later.
+        nothing when it was joined later. Where another trainer has the servers load just now, one of them may
+        have done so and another not yet.
         """
-        if not agreement.in_step(self.session.plan):
-            return [reply.step for reply in replies]
-        return [reply.step for reply in self.calls.ask_all(lambda control, seconds: control.stats(seconds))]
+        found: Sequence[control_pb2.JoinReply | control_pb2.StatsReply] = joined
+        if agreement.in_step(self.session.plan):
+            now = self.calls.ask_all(lambda control, seconds: control.stats(seconds))
+            found = now
+        if len({reply.restored for reply in (*joined, *found)}) > 1:
+            return self.agree()
+        return found
 
     def _connect(self, replies: "Sequence[control_pb2.JoinReply]", certificates: Certificates | None) -> None:
         """Open the data connection with each server, and begin to watch over them."""

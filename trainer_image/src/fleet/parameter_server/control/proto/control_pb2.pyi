@@ -416,12 +416,15 @@ class StatsReply(_message.Message):
     TRAINERS_COMPLETED_FIELD_NUMBER: _builtins.int
     BYTES_RECEIVED_FIELD_NUMBER: _builtins.int
     BYTES_SENT_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.str
     step: _builtins.int
     trainers_live: _builtins.int
     trainers_completed: _builtins.int
     bytes_received: _builtins.int
     bytes_sent: _builtins.int
+    restored: _builtins.str
+    """The checkpoint that this server has loaded, as in JoinReply; it belongs to the step."""
     def __init__(
         self,
         *,
@@ -431,10 +434,11 @@ class StatsReply(_message.Message):
         trainers_completed: _builtins.int = ...,
         bytes_received: _builtins.int = ...,
         bytes_sent: _builtins.int = ...,
+        restored: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "incarnation", b"incarnation", "step", b"step", "trainers_completed", b"trainers_completed", "trainers_live", b"trainers_live"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_received", b"bytes_received", "bytes_sent", b"bytes_sent", "incarnation", b"incarnation", "restored", b"restored", "step", b"step", "trainers_completed", b"trainers_completed", "trainers_live", b"trainers_live"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
