@@ -40,7 +40,14 @@ async def pod_answers(progress: dict[str, Any], host: str) -> AsyncIterator[None
 
 
 async def test_the_status_tells_how_far_trainer_0_is(namespace: Namespace, control_plane: ControlPlane):
-    table = {"name": "users", "rows": 1000, "bytes": 90000}
+    table = {
+        "name": "users",
+        "rows": 1000,
+        "bytes": 90000,
+        "rowsOnDisk": 40,
+        "hitPercentage": 79,
+        "shardSkew": 1.25,
+    }
     progress = {"step": 50, "totalSteps": 200, "loss": 0.125, "tables": [table]}
     async with pod_answers(progress, POD_IP):
         await namespace.create_job(annotated(ip=POD_IP))

@@ -39,13 +39,20 @@ def test_servers_tell_of_their_tables_and_trainer_0_exports_the_rows_that_are_se
         rows_of(running, [trainer])
     metrics = dict(re.findall(r'^fleet_table_(\w+){table="rows"} (\S+)$', trainer.output, re.M))
     (other,) = json.loads((tmp_path / "other").read_text())["tables"]
-    assert json.loads(words.read_text())["tables"] == [
-        {
-            "name": "rows",
-            "rows": int(metrics["rows"]) + other["rows"],
-            "bytes": int(metrics["bytes"]) + other["bytes"],
-        }
-    ]
+    (total,) = json.loads(words.read_text())["tables"]
+    found, looked_up = (
+        int(metrics[f"ids_{what}_total"]) + other[key]
+        for what, key in [("found", "found"), ("looked_up", "lookedUp")]
+    )
+    assert total == {
+        "name": "rows",
+        "rows": int(metrics["rows"]) + other["rows"],
+        "bytes": int(metrics["bytes"]) + other["bytes"],
+        "rowsOnDisk": 0,
+        "hitPercentage": 100 * found // looked_up,
+        "shardSkew": total["shardSkew"],
+    }
+    assert total["shardSkew"] >= other["rowsOfFullestShard"] * 256 / total["rows"] - 0.01
     assert 0 < int(metrics["ids_found_total"]) < int(metrics["ids_looked_up_total"])
     assert float(metrics["shard_skew"]) >= 1.0
     model, rows = load_file(tmp_path / "model.safetensors"), torch.load(tmp_path / "rows.pt")

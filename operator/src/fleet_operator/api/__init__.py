@@ -26,7 +26,7 @@ from fleet_operator.api.status import (
     LastFailure,
     ReplicaRestarts,
     RoleStatus,
-    TableSize,
+    TableStatistics,
 )
 from fleet_operator.api.stored import read_job
 
@@ -57,7 +57,7 @@ __all__ = [
     "StartupPolicy",
     "SuccessPolicy",
     "SyncMode",
-    "TableSize",
+    "TableStatistics",
     "parse_job",
     "read_job",
 ]

@@ -25,7 +25,7 @@ __all__ = [
     "LastFailure",
     "ReplicaRestarts",
     "RoleStatus",
-    "TableSize",
+    "TableStatistics",
 ]
 
 
@@ -163,12 +163,19 @@ class LastFailure(StatusModel):
     time: Timestamp | None = None
 
 
-class TableSize(StatusModel):
+class TableStatistics(StatusModel):
     """An embedding table on the parameter servers, over all of them."""
 
     name: str
     rows: int = Field(description="Rows that have been updated; the others cost nothing.")
     bytes: int = Field(description="Memory that rows, their optimizer state and the index take.")
+    rows_on_disk: int | None = Field(default=None, description="Rows that lie on the servers' disks.")
+    hit_percentage: int | None = Field(
+        default=None, description="Of the ids that trainers have asked for, how many had a row."
+    )
+    shard_skew: float | None = Field(
+        default=None, description="How many times the mean's rows the fullest virtual shard has."
+    )
 
 
 class JobProgress(StatusModel):
@@ -181,7 +188,7 @@ class JobProgress(StatusModel):
     loss: float | None = None
     eta_seconds: int | None = Field(default=None, description="How much longer it takes at its present pace.")
     time: Timestamp | None = Field(default=None, description="When it was reported.")
-    tables: tuple[TableSize, ...] | None = Field(
+    tables: tuple[TableStatistics, ...] | None = Field(
         default=None, description="The embedding tables, the largest ten where there are more."
     )
 

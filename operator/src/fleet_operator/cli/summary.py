@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from fleet_operator.api import ConditionType, FleetJobStatus, JobState
+from fleet_operator.api import ConditionType, FleetJobStatus, JobState, TableStatistics
 from fleet_operator.cli.lines import ABSENT
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def details(job: Summary, now: datetime) -> list[str]:
         parts += [f"loss {progress.loss:.6g}"] if progress.loss is not None else []
         parts += [f"about {age(progress.eta_seconds)} left"] if progress.eta_seconds is not None else []
         told["progress"] = ", ".join(parts)
-        tables = [f"{table.name} {table.rows} rows in {size(table.bytes)}" for table in progress.tables or ()]
+        tables = [_table(table) for table in progress.tables or ()]
         told |= {"tables": "; ".join(tables)} if tables else {}
     for role in status.roles:
         counts = {"active": role.active, "ready": role.ready, "completed": role.succeeded}
@@ -117,6 +117,12 @@ def details(job: Summary, now: datetime) -> list[str]:
     if status.observed_generation not in (None, job.generation):
         lines.append("  the operator has not looked at the last change of the spec yet")
     return lines
+
+
+def _table(table: TableStatistics) -> str:
+    told = f"{table.name} {table.rows} rows in {size(table.bytes)}"
+    told += f", {table.rows_on_disk} on disk" if table.rows_on_disk else ""
+    return told + (f", {table.hit_percentage}% of ids found" if table.hit_percentage is not None else "")
 
 
 def age(seconds: float) -> str:

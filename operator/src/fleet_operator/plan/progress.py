@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.api import JobProgress, TableSize
+from fleet_operator.api import JobProgress, TableStatistics
 from fleet_operator.plan.ledger import RANK_ZERO
 from fleet_operator.plan.pods import has_succeeded
 from fleet_operator.plan.times import stamp
@@ -60,7 +60,7 @@ class Progress:
     history: Mapping[int, float] = field(default_factory=dict)  # loss by step
     steps_past: int = 0  # made after the others had completed, by a trainer that joined late
     non_finite: int = 0  # parameters that hold NaN or infinity at the end
-    tables: tuple[TableSize, ...] = ()  # the largest first
+    tables: tuple[TableStatistics, ...] = ()  # the largest first
 
     def after(self, earlier: Progress | None) -> Progress:
         """Return this with the points of the curve that only an earlier snapshot of the same life has."""
@@ -172,14 +172,24 @@ def _counted(counters: Any, name: str) -> int:
     return _whole(counters.get(name)) or 0 if isinstance(counters, dict) else 0
 
 
-def _tables(tables: Any) -> tuple[TableSize, ...]:
+def _tables(tables: Any) -> tuple[TableStatistics, ...]:
     found = []
     for table in tables[:MAX_TABLES] if isinstance(tables, list) else ():
         told = table if isinstance(table, dict) else {}
         name, rows, size = told.get("name"), _whole(told.get("rows")), _whole(told.get("bytes"))
         if isinstance(name, str) and rows is not None and size is not None:
             shown = "".join(each if each.isprintable() else "?" for each in name[:MAX_TABLE_NAME])
-            found.append(TableSize(name=shown, rows=rows, bytes=size))
+            skew = _number(told.get("shardSkew"))
+            found.append(
+                TableStatistics(
+                    name=shown,
+                    rows=rows,
+                    bytes=size,
+                    rows_on_disk=_whole(told.get("rowsOnDisk")),
+                    hit_percentage=_whole(told.get("hitPercentage")),
+                    shard_skew=None if skew is None else float(f"{skew:.{DIGITS}g}"),
+                )
+            )
     return tuple(found)
 
 

@@ -58,10 +58,13 @@ def test_all_there_is_to_say_about_one_job():
 def test_tables_are_told_with_their_rows_and_memory():
     tables = [
         {"name": "users", "rows": 1250000, "bytes": 193_750_000},
-        {"name": "few", "rows": 3, "bytes": 700},
+        {"name": "few", "rows": 3, "bytes": 700, "rowsOnDisk": 2, "hitPercentage": 79},
     ]
     told = details(summary(RUNNING | {"progress": {"summary": "step 3", "tables": tables}}), NOW)
-    assert "  tables        users 1250000 rows in 193.8 MB; few 3 rows in 700 B" in told
+    assert (
+        "  tables        users 1250000 rows in 193.8 MB; few 3 rows in 700 B, 2 on disk, 79% of ids found"
+        in told
+    )
 
 
 def test_one_line_has_all_that_changes():

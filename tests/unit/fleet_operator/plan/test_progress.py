@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fleet_operator.api import JobProgress, TableSize
+from fleet_operator.api import JobProgress, TableStatistics
 from fleet_operator.plan.progress import MAX_ETA_SECONDS, Progress, job_progress, parse_progress
 from tests.support.plans import Story, at, ended, pserver, trainer
 
@@ -19,10 +19,22 @@ WHOLE = {
     "metrics": {"test_accuracy": 0.97, "absent": None},
     "history": [[1, 2.0], [12, 0.31]],
     "counters": {"bytes_sent": 3, "steps_past_the_others": 7},
-    "tables": [{"name": "users", "rows": 1000, "bytes": 90000, "found": 3}],
+    "tables": [
+        {
+            "name": "users",
+            "rows": 1000,
+            "bytes": 90000,
+            "rowsOnDisk": 40,
+            "hitPercentage": 79,
+            "shardSkew": 1.25,
+            "found": 3,
+        }
+    ],
     "unknown": [],
 }
-USERS = TableSize(name="users", rows=1000, bytes=90000)
+USERS = TableStatistics(
+    name="users", rows=1000, bytes=90000, rows_on_disk=40, hit_percentage=79, shard_skew=1.25
+)
 PARSED = Progress(12, 100, 0.31, 1536, 812.4, {"test_accuracy": 0.97}, {1: 2.0, 12: 0.31}, 7, tables=(USERS,))
 
 

@@ -202,6 +202,7 @@ class TableStore:
                 "rowsOnDisk": entry.table.statistics.on_disk,
                 "lookedUp": entry.table.statistics.looked_up,
                 "found": entry.table.statistics.found,
+                "rowsOfFullestShard": entry.table.statistics.rows_of_fullest_shard,
                 "shardSkew": entry.table.statistics.skew(self._num_shards),
             }
             for entry in self._entries.values()

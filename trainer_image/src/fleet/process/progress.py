@@ -242,8 +242,9 @@ def show_tables(tables: Callable[[], Tables]) -> None:
     Parameters
     ----------
     tables : callable
-        Returns ``name``, ``rows`` and ``bytes`` of each; a server also ``rowsOnDisk``, ``lookedUp``,
-        ``found`` and ``shardSkew``, of its own part. Any thread may call it, and it must not wait.
+        Returns ``name``, ``rows``, ``bytes``, ``rowsOnDisk`` and ``shardSkew`` of each; a server also
+        ``lookedUp``, ``found`` and ``rowsOfFullestShard``, of its own part, a trainer ``hitPercentage``. Any
+        thread may call it, and it must not wait.
     """
     _progress.show_tables(tables)
 

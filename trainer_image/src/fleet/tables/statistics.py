@@ -38,6 +38,11 @@ class TableStatistics:
         """How many rows lie on a disk; see `RowMemory.num_on_disk`."""
         return self._memory.num_on_disk
 
+    @property
+    def rows_of_fullest_shard(self) -> int:
+        """How many rows the virtual shard has that has most."""
+        return int(self._memory.num_rows.max())
+
     def skew(self, num_shards: int) -> float:
         """Return how many times the mean's rows the fullest virtual shard has; 1 where there are no rows.
 
@@ -46,6 +51,5 @@ class TableStatistics:
         num_shards : int
             How many virtual shards the rows are of: all of a table's, or those of a server.
         """
-        num_rows = self._memory.num_rows
-        total = int(num_rows.sum())
-        return int(num_rows.max()) * num_shards / total if total else 1.0
+        total = int(self._memory.num_rows.sum())
+        return self.rows_of_fullest_shard * num_shards / total if total else 1.0

@@ -17,7 +17,7 @@ import grpc
 from fleet.errors import FleetError, PeerLostError, StateLostError
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.control.proto import control_pb2
-from fleet.parameter_server.control.table_sizes import TableSizes
+from fleet.parameter_server.control.table_totals import TableTotals
 from fleet.parameter_server.settings import Settings
 from fleet.process.clock import WatchClock
 
@@ -69,7 +69,7 @@ class Heartbeat:
         clock: WatchClock,
     ) -> None:
         now = clock.now()
-        self.tables = TableSizes()
+        self.tables = TableTotals()
         """The servers' tables, as of their latest answers to trainer 0."""
         self._peers = [
             _Peer(control, incarnation, now)

@@ -268,7 +268,7 @@ class Server:
             incarnation=self._serving.incarnation,
             waiting_for=missing.describe(self._shard.plan.endpoints) if missing else "",
             steps_past=self._trainers.heard(trainer, attempt),
-            tables=self._table_sizes() if trainer == 0 else (),
+            tables=self._table_statistics() if trainer == 0 else (),
         )
 
     def norm(self, request: control_pb2.NormRequest) -> None:
@@ -314,9 +314,17 @@ class Server:
         """Iterate over the blocks' values."""
         yield from self._shard.store.values()  # copied before the first is sent, however slowly
 
-    def _table_sizes(self) -> "list[control_pb2.TableSize]":
+    def _table_statistics(self) -> "list[control_pb2.TableStatistics]":
         return [
-            control_pb2.TableSize(name=table["name"], rows=table["rows"], bytes=table["bytes"])
+            control_pb2.TableStatistics(
+                name=table["name"],
+                rows=table["rows"],
+                bytes=table["bytes"],
+                rows_on_disk=table["rowsOnDisk"],
+                looked_up=table["lookedUp"],
+                found=table["found"],
+                rows_of_fullest_shard=table["rowsOfFullestShard"],
+            )
             for table in self._shard.tables.statistics()
         ]
 

@@ -291,7 +291,7 @@ class HeartbeatReply(_message.Message):
     steps_past: _builtins.int
     """How many steps this trainer, which joined late, has made past those that have completed."""
     @_builtins.property
-    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableSize]:
+    def tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableStatistics]:
         """To trainer 0, which tells of the whole job."""
 
     def __init__(
@@ -300,7 +300,7 @@ class HeartbeatReply(_message.Message):
         incarnation: _builtins.str = ...,
         waiting_for: _builtins.str = ...,
         steps_past: _builtins.int = ...,
-        tables: _abc.Iterable[Global___TableSize] | None = ...,
+        tables: _abc.Iterable[Global___TableStatistics] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -311,32 +311,45 @@ class HeartbeatReply(_message.Message):
 Global___HeartbeatReply: _TypeAlias = HeartbeatReply  # noqa: Y015
 
 @_typing.final
-class TableSize(_message.Message):
-    """How large a server's part of a table is."""
+class TableStatistics(_message.Message):
+    """What a server tells of its part of a table."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    ROWS_ON_DISK_FIELD_NUMBER: _builtins.int
+    LOOKED_UP_FIELD_NUMBER: _builtins.int
+    FOUND_FIELD_NUMBER: _builtins.int
+    ROWS_OF_FULLEST_SHARD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     rows: _builtins.int
     bytes: _builtins.int
     """Of memory."""
+    rows_on_disk: _builtins.int
+    looked_up: _builtins.int
+    """Ids that trainers have asked for, and those of them that had a row."""
+    found: _builtins.int
+    rows_of_fullest_shard: _builtins.int
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         rows: _builtins.int = ...,
         bytes: _builtins.int = ...,
+        rows_on_disk: _builtins.int = ...,
+        looked_up: _builtins.int = ...,
+        found: _builtins.int = ...,
+        rows_of_fullest_shard: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "name", b"name", "rows", b"rows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "found", b"found", "looked_up", b"looked_up", "name", b"name", "rows", b"rows", "rows_of_fullest_shard", b"rows_of_fullest_shard", "rows_on_disk", b"rows_on_disk"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___TableSize: _TypeAlias = TableSize  # noqa: Y015
+Global___TableStatistics: _TypeAlias = TableStatistics  # noqa: Y015
 
 @_typing.final
 class BarrierRequest(_message.Message):
