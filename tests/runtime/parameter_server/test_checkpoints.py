@@ -4,12 +4,13 @@ import copy
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from fleet.checkpoint import Checkpoint, TrainStatus, find_checkpoint
+from fleet.checkpoint import Checkpoint, TrainStatus, commit, find_checkpoint
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.parameter_server.modes import Async, Geo, HalfAsync
 from tests.support.checkpoints import BATCHES, OPTIMIZERS, alone, differing, loss_of, saved, train
@@ -106,6 +107,29 @@ def test_a_trainer_may_join_while_one_server_has_loaded_and_another_has_not(tmp_
         assert (zero.current_step, one.current_step) == (3, 3)
         at_once(lambda: train(zero, model, range(3, 5)), lambda: train(one, other, range(3, 5)))
         assert differing(model, dict(other.state_dict())) == []
+
+
+def test_a_checkpoint_names_those_before_it_in_its_training(tmp_path):
+    def go_on(loaded: str, *names: str) -> list[tuple[str, ...] | None]:
+        with loopback(tmp_path / loaded if loaded else None, servers=2) as job:
+            trainer, model, _ = job.make_trainer()
+            trainer.start()
+            for name in names:
+                train(trainer, model, range(trainer.current_step, trainer.current_step + 1))
+                trainer.save(str(tmp_path / name), TrainStatus())
+            trainer.complete()
+        return [Checkpoint(tmp_path / name).manifest.after for name in names]
+
+    def save(name: str) -> str:
+        return Checkpoint(tmp_path / name).manifest.save
+
+    assert go_on("", "a", "b") == [(), (save("a"),)]
+    assert go_on("a", "c", "d") == [(save("a"),), (save("a"), save("c"))]
+    assert go_on("d", "e") == [(save("a"), save("c"), save("d"))]
+    path = tmp_path / "e"
+    said = replace(Checkpoint(path).manifest, after=None)
+    commit(path, said.to_json())
+    assert go_on("e", "f") == [None]
 
 
 def test_a_restarted_trainer_that_loads_keeps_what_the_servers_have_learned_since(tmp_path):

@@ -115,6 +115,22 @@ def test_an_earlier_checkpoint_of_another_model_is_refused_with_what_differs(fol
         export_tables(path / "checkpoint-1", path, since=path / "checkpoint-0")
 
 
+@pytest.mark.parametrize(("after", "known"), [(["aa", "save2"], True), (["aa", "bb"], False), ([], False)])
+def test_an_earlier_checkpoint_is_one_of_those_that_the_later_one_names(folder, after, known):
+    path, _ = folder
+    found = Manifest.read(path / "checkpoint-1")
+    commit(path / "checkpoint-1", replace(found, after=tuple(after)).to_json())
+    if known:
+        export_tables(path / "checkpoint-1", path, since=path / "checkpoint-0")
+    else:
+        with pytest.raises(
+            CheckpointError,
+            match=f"is the save save2, which is none of the {len(after)} before .*another training",
+        ):
+            export_tables(path / "checkpoint-1", path, since=path / "checkpoint-0")
+    export_tables(path / "checkpoint-1", path, since=path / "checkpoint-1")
+
+
 def test_what_cannot_be_written_is_refused(folder):
     path, _ = folder
     with pytest.raises(CheckpointError, match=r"checkpoint-1 is of step 19, and .* expected an earlier"):

@@ -21,7 +21,7 @@ from fleet.checkpoint.folders import (
     superfluous,
     whole_numbers,
 )
-from fleet.checkpoint.manifest import MANIFEST_NAME, BaseRecord, FileRecord, Manifest, RowsRecord
+from fleet.checkpoint.manifest import MANIFEST_NAME, MOST_BEFORE, BaseRecord, FileRecord, Manifest, RowsRecord
 from fleet.checkpoint.named import named_state
 from fleet.checkpoint.piece import Piece, cut_state, emptied, join_pieces
 from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
@@ -36,6 +36,7 @@ __all__ = [
     "CHECKPOINT_PREFIX",
     "FINISHED_NAME",
     "MANIFEST_NAME",
+    "MOST_BEFORE",
     "TRAINERS_STATE",
     "Background",
     "BaseRecord",

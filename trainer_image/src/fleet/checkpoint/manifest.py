@@ -15,6 +15,7 @@ from fleet.tables.shards import SHARDS
 __all__ = [
     "BEGUN_SUFFIX",
     "MANIFEST_NAME",
+    "MOST_BEFORE",
     "REPLACED_NAME",
     "BaseRecord",
     "BlockRecord",
@@ -29,6 +30,8 @@ REPLACED_NAME: Final = "manifest.replaced.json"
 BEGUN_SUFFIX: Final = ".begun"
 """Ends the name of a manifest that names one file which is about to be written."""
 FORMAT: Final = "fleet-checkpoint-2"
+MOST_BEFORE: Final = 1000
+"""How many saves before it a manifest names."""
 _READABLE: Final = {"fleet-checkpoint-1", FORMAT}
 """The first one told of no files that lie beside it."""
 
@@ -170,6 +173,9 @@ class Manifest:
         they are missing. The others are in other servers' directories.
     steps : mapping of str to int
         The number of steps of each trainer, by its index, where trainers are not in step.
+    after : tuple of str or None
+        The random names of the saves before this one in the same training, the newest last, `MOST_BEFORE` at
+        most. None where nobody has said.
     """
 
     save: str
@@ -179,6 +185,7 @@ class Manifest:
     trainer_part: str = ""
     here: tuple[str, ...] = ()
     steps: Mapping[str, int] = field(default_factory=dict)
+    after: tuple[str, ...] | None = None
     format: str = field(default=FORMAT)
 
     @property
@@ -258,6 +265,7 @@ class Manifest:
             raise ValueError(f"the trainer's part {trainer_part!r} is none of the files")
         facts = mapping("facts", fields["facts"])
         steps = mapping("steps", fields.get("steps", {}))
+        after = fields.get("after")
         here = tuple(text("here", name) for name in items("here", fields.get("here", ())))
         if not names.issuperset(here):
             raise ValueError(f"here is {list(here)}; expected names of its files")
@@ -272,6 +280,7 @@ class Manifest:
                 str(whole_number("a trainer", int(each))): whole_number(f"steps of {each}", step)
                 for each, step in steps.items()
             },
+            after=None if after is None else tuple(text("after", save) for save in items("after", after)),
         )
 
 

@@ -47,8 +47,7 @@ def export_tables(
         Gets a file ``{table}.safetensors`` for each table; made where it is missing.
     since : path, optional
         An earlier checkpoint of the same training. Files then have only the rows that have changed since,
-        and in ``removed`` the ids that had a row and have none now. Another training of the same model is
-        not told apart, and what is written is then no table's.
+        and in ``removed`` the ids that had a row and have none now.
     tables : sequence of str
         Which; all of the checkpoint's otherwise.
     dtype : str
@@ -62,7 +61,8 @@ def export_tables(
     Raises
     ------
     CheckpointError
-        One of the checkpoints is not whole, or the earlier one is later or of another model or optimizer.
+        One of the checkpoints is not whole, or the earlier one is later, of another model or optimizer, or
+        of another training.
     ConfigurationError
         There is no such table or type.
     FleetError
@@ -93,6 +93,13 @@ def _check_earlier(earlier: Checkpoint, found: Checkpoint) -> None:
         raise CheckpointError(
             f"{earlier.directory} is of step {earlier.manifest.step}, and {found.directory} of step "
             f"{found.manifest.step}; expected an earlier checkpoint of the same training as since"
+        )
+    after = found.manifest.after
+    if after is not None and earlier.manifest.save not in (*after, found.manifest.save):
+        raise CheckpointError(
+            f"{earlier.directory} is the save {earlier.manifest.save}, which is none of the {len(after)} "
+            f"before {found.directory}: another training has made it, or this one has gone back to a "
+            "checkpoint before it; expected an earlier checkpoint of the same training as since"
         )
     here, there = dict(earlier.manifest.facts), dict(found.manifest.facts)
     for facts in (here, there):

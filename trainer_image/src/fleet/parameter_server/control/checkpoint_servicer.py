@@ -27,9 +27,8 @@ class CheckpointServicer(control_pb2_grpc.ParameterServerServicer):
     def Save(  # noqa: N802 - the service's name
         self, request: control_pb2.SaveRequest, context: grpc.ServicerContext
     ) -> control_pb2.SaveReply:
-        """Begin a save; say how many steps of each trainer are in the copy."""
-        steps = answer(context, lambda: self._checkpoints.save(request))
-        return control_pb2.SaveReply(steps=steps)
+        """Begin a save; say how many steps of each trainer are in the copy, and what was saved before."""
+        return answer(context, lambda: self._checkpoints.save(request))
 
     def Status(  # noqa: N802 - the service's name
         self, request: control_pb2.StatusRequest, context: grpc.ServicerContext

@@ -5,12 +5,12 @@ Here is decided who may ask, and known who knows what is loaded.
 
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from fleet.checkpoint import FileRecord
+from fleet.checkpoint import MOST_BEFORE, FileRecord
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.modes import Answer, ServerMode
@@ -99,8 +99,8 @@ class ServerCheckpoints:
             present = self._mode.pull(trainer, self._mode.step_of(trainer))
             return [replace(answer, step=step) for answer in present]
 
-    def save(self, request: control_pb2.SaveRequest) -> Mapping[int, int]:
-        """Copy what this server holds, and begin to write its files; return the steps in the copy."""
+    def save(self, request: control_pb2.SaveRequest) -> control_pb2.SaveReply:
+        """Copy what this server holds, and begin to write its files; say what is in the copy."""
         self._check_joined(request.trainer)
         self._check_within(request.directory)
         if not _SAVE.fullmatch(request.save):
@@ -110,7 +110,8 @@ class ServerCheckpoints:
             )
         with self._changed:
             trainers = self._membership.joined
-        return self.keeper.save(
+        history = self._history()
+        steps = self.keeper.save(
             request.directory,
             request.save,
             request.step,
@@ -118,6 +119,7 @@ class ServerCheckpoints:
             trainers,
             incremental=request.incremental,
         )
+        return control_pb2.SaveReply(steps=steps, history=history)
 
     def hand_in(self, request: control_pb2.StatusRequest) -> None:
         """Take what a trainer says of itself, for the checkpoints that follow."""
@@ -171,6 +173,13 @@ class ServerCheckpoints:
         self._check_joined(request.trainer)
         with self.keeper.loader.loading:
             self._shard.write(request.block, request.value)
+
+    def _history(self) -> control_pb2.History | None:
+        """Return the saves of this training; None where nobody knows those before it was loaded."""
+        began = self.keeper.loader.history
+        return (
+            None if began is None else control_pb2.History(saves=[*began, *self.keeper.saved][-MOST_BEFORE:])
+        )
 
     def _check_within(self, directory: str) -> None:
         """Refuse to touch files outside of the job's own folder, whatever links lead there."""

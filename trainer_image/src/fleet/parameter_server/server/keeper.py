@@ -66,8 +66,8 @@ class Keeper:
         self._claims = Claims(f"server-{plan.server}", job)
         self.loader = Loader(plan, shard, mode, self._claims)
         self._bases = Bases()
-        self._own: set[str] = set()
-        """The random names of what was saved here."""
+        self.saved: list[str] = []
+        """The random names of what was saved here, the newest last."""
         self._writing = Writing("", list)
         self._one_at_a_time = threading.Lock()
 
@@ -167,7 +167,7 @@ class Keeper:
             self._check_stepped()
             self._claims.hold(Path(directory))
             commit(Path(directory), manifest)
-            self._own.add(save)
+            self.saved.append(save)
             self._bases.committed(save)
 
     def tidy(self, directory: str) -> None:
@@ -179,7 +179,7 @@ class Keeper:
     def load(self, directory: str, save: str = "") -> Checkpoint | None:
         """Take values and state from a checkpoint; see `Loader.load`."""
         with self._one_at_a_time:
-            return self.loader.load(directory, save, self._own)
+            return self.loader.load(directory, save, self.saved)
 
     def numbers(self, directory: str) -> list[int]:
         """Return the numbers of the checkpoints in a folder, whole or not."""

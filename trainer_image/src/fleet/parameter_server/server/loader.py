@@ -61,6 +61,14 @@ class Loader:
         self._verified: dict[tuple[int, ...], str] = {}
         """The digests of files that were read, by what tells a file and its age."""
 
+    @property
+    def history(self) -> Sequence[str] | None:
+        """The saves up to the one with which training began, the newest last; None where nobody knows."""
+        if self._loaded is None:
+            return ()
+        manifest = self._loaded.manifest
+        return None if manifest.after is None else (*manifest.after, manifest.save)
+
     def load(self, directory: str, save: str, own: Collection[str]) -> Checkpoint | None:
         """Take values and state from a checkpoint, unless training has begun with it or its successors.
 

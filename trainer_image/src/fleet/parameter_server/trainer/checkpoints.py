@@ -135,6 +135,8 @@ class TrainerCheckpoints:
             str(trainer): min(reply.steps[trainer] for reply in replies if trainer in reply.steps)
             for trainer in sorted(trainers)
         }
+        history = replies[0].history if replies[0].HasField("history") else None
+        after = None if history is None else tuple(history.saves)
         facts = {
             **facts_of_training(client.session.plan.agreement),
             **({TRAINERS_STATE: "in the trainer's part"} if any(own_state.values()) else {}),
@@ -143,7 +145,9 @@ class TrainerCheckpoints:
         def write() -> None:
             files = self._written(save)
             part_name = next(file.name for file in files if file.trainer == 0)
-            manifest = Manifest(save, step, facts, tuple(files), part_name, steps=steps).to_json()
+            manifest = Manifest(
+                save, step, facts, tuple(files), part_name, steps=steps, after=after
+            ).to_json()
             client.calls.ask_all(
                 lambda control, seconds: control.checkpoints.commit(directory, manifest, seconds)
             )

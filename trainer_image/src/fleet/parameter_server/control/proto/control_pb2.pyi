@@ -728,22 +728,50 @@ class SaveReply(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     STEPS_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def steps(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """How many steps of each trainer are in the copy, by its index, where trainers are not in step."""
+
+    @_builtins.property
+    def history(self) -> Global___History:
+        """Absent where nobody knows: training began with a checkpoint that does not say."""
 
     def __init__(
         self,
         *,
         steps: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        history: Global___History | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["history", b"history"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["history", b"history", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SaveReply: _TypeAlias = SaveReply  # noqa: Y015
+
+@_typing.final
+class History(_message.Message):
+    """The random names of the saves before, the newest last."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAVES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def saves(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        saves: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["saves", b"saves"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___History: _TypeAlias = History  # noqa: Y015
 
 @_typing.final
 class StatusRequest(_message.Message):
