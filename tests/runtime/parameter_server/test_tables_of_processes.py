@@ -85,3 +85,17 @@ def test_a_killed_trainer_comes_back_and_no_row_is_another(tmp_path, undisturbed
         back = running.trainer(1, SCRIPT, str(STEPS), FLEET_RESTARTS="1")
         assert rows_of(running, [survivor, back]) == undisturbed
         assert "begins at step 5" in back.output
+
+
+def test_in_async_mode_a_trainer_that_is_killed_amid_a_prefetch_loses_and_repeats_no_step(tmp_path):
+    script = SCRIPT.with_name("counted_rows.py")
+    with job(tmp_path, servers=2, trainers=2) as running:
+        servers = [running.server(index, script, str(STEPS)) for index in range(2)]
+        survivor = running.trainer(0, script, str(STEPS))
+        assert running.trainer(1, script, str(STEPS), KILL_AT="5").wait(120) == -9
+        back = running.trainer(1, script, str(STEPS), FLEET_RESTARTS="1")
+        back.expect(0, "\n0 counts are wrong", seconds=120)
+        # What was sent last may not have come before the connection broke.
+        assert re.search(r"^begins at step [45]$", back.output, re.M), back.output
+        for replica in (survivor, *servers):
+            replica.expect(0, seconds=60)
