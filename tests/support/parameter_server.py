@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from tests.support.processes import free_ports
 
 HOST = "127.0.0.1"
 QUICK = Settings(heartbeat_seconds=0.05, deadline_seconds=5.0)
+PATIENT = replace(QUICK, deadline_seconds=60.0)
+"""Of servers that outlive a test: on a busy machine it may be long until the next one's trainer joins."""
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 

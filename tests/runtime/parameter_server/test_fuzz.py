@@ -23,7 +23,7 @@ from fleet.parameter_server.control.proto import control_pb2
 from fleet.wire import Header, Hello, Kind, Side, job_hash, pack_header
 from fleet.wire.messages import pack_hello
 from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
-from tests.support.parameter_server import HOST, Loopback, loopback
+from tests.support.parameter_server import HOST, PATIENT, Loopback, loopback
 from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ FIXED = settings(
 @pytest.fixture(scope="module")
 def job() -> Iterator[Loopback]:
     """Give a server that outlives every test of this module."""
-    with loopback(key=KEY) as running:
+    with loopback(key=KEY, settings=PATIENT) as running:
         yield running
 
 

@@ -13,7 +13,7 @@ from fleet.wire import Kind
 from fleet.wire.messages import pack_hyper
 from fleet.wire.rows import pack_ids, pack_row_gradient
 from tests.runtime.parameter_server.test_wire_faults import ATTEMPTS, Peer, peer_of
-from tests.support.parameter_server import Loopback, loopback
+from tests.support.parameter_server import PATIENT, Loopback, loopback
 
 ROWS, DIM = 50, 4
 HUGE = 1 << 40
@@ -26,7 +26,7 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def job() -> Iterator[Loopback]:
     """Give a server that outlives every test of this module."""
-    with loopback(trainers=1, model=model) as running:
+    with loopback(trainers=1, model=model, settings=PATIENT) as running:
         yield running
 
 

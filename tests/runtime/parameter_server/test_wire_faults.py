@@ -18,7 +18,7 @@ from fleet.wire import HEADER_BYTES, Header, Kind, job_hash, pack_header, read_h
 from fleet.wire.frames import VERSION
 from fleet.wire.messages import Hello as Greeting
 from fleet.wire.messages import pack_hello, pack_hyper, read_error, read_hello
-from tests.support.parameter_server import HOST, Loopback, loopback
+from tests.support.parameter_server import HOST, PATIENT, Loopback, loopback
 from tests.support.processes import wait_for
 
 JOB = job_hash("loopback", "uid-1")
@@ -93,7 +93,7 @@ def peer_of(job: Loopback) -> Iterator[Peer]:
 @pytest.fixture(scope="module")
 def job() -> Iterator[Loopback]:
     """Give a server that outlives every test of this module."""
-    with loopback(trainers=1) as running:
+    with loopback(trainers=1, settings=PATIENT) as running:
         yield running
 
 
