@@ -241,5 +241,5 @@ def _rows_of(columns: Mapping[str, Tensor]) -> TableRows:
             groups[group][entry] = tensor
     policies = {name: tensor.numpy() for name, tensor in groups["policies"].items()}
     ids = columns["ids"].numpy()
-    values = columns.get("values", torch.empty(ids.size, 0))
+    values = columns.get("values", torch.empty(ids.size, 0, dtype=torch.float32))
     return TableRows(ids, values, groups["state"], groups["marks"], policies)

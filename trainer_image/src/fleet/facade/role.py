@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, overload
 
 from fleet.errors import ConfigurationError
-from fleet.role_maker import Role, RoleMaker, share_of_files
+from fleet.role_maker import File, Role, RoleMaker, share_of_files
 
 __all__ = ["RoleCalls"]
 
@@ -65,7 +65,7 @@ class RoleCalls:
         """Return every server's host:port, as a list or comma separated: none in a collective job."""
         return _listed(self._started_role().server_endpoints, to_string)
 
-    def split_files(self, files: Sequence[str]) -> list[str]:
+    def split_files(self, files: Sequence[File]) -> list[File]:
         """Return this trainer's share: contiguous blocks, what remains goes to the lowest indexes."""
         role = self._started_role()
         if not role.is_worker:

@@ -145,7 +145,7 @@ class DistributedTable:
                 f"table {self.name} has options ({', '.join(self.options)}) and no rule; expected rule=… "
                 "with them, or the options in the param group of the optimizer that holds the table"
             )
-        self.placeholder = Parameter(torch.empty(0, self.dimension))
+        self.placeholder = Parameter(torch.empty(0, self.dimension, dtype=torch.float32))
         """What an optimizer's param group holds of the table; it has no elements."""
         setattr(self.placeholder, "fleet_table", self.name)  # noqa: B010 - by which it is told from others
         self._source: RowSource | None = None

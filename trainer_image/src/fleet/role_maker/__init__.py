@@ -4,7 +4,7 @@ Pure: a mapping in, a frozen `Role` out, or a `RoleError` that names the variabl
 expected. ``Role.WORKER`` and ``Role.SERVER`` are the kinds, as in the original.
 """
 
-from fleet.role_maker.files import share_of_files
+from fleet.role_maker.files import File, share_of_files
 from fleet.role_maker.interface import RoleMaker
 from fleet.role_maker.mpi import MPISymetricRoleMaker, MPISymmetricRoleMaker
 from fleet.role_maker.paddle_cloud import PaddleCloudRoleMaker
@@ -12,6 +12,7 @@ from fleet.role_maker.role import JobIdentity, Role, RoleKind
 from fleet.role_maker.user_defined import UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
 
 __all__ = [
+    "File",
     "JobIdentity",
     "MPISymetricRoleMaker",
     "MPISymmetricRoleMaker",

@@ -43,7 +43,7 @@ def dense(config: TableConfig, rows: TableRows) -> Tensor:
             f"table {config.name}: any 64-bit id is one of it, so it is no dense tensor; expected a table "
             "with num_embeddings, or an export as ids and rows"
         )
-    values = torch.empty(config.num_embeddings, config.dimension)
+    values = torch.empty(config.num_embeddings, config.dimension, dtype=torch.float32)
     empty = Table(replace(config, storage=IN_MEMORY))
     for begin in range(0, config.num_embeddings, _AT_ONCE):
         end = min(begin + _AT_ONCE, config.num_embeddings)

@@ -87,7 +87,7 @@ class Layout:
         marks : mapping of name to float32[n]
             Those that are missing are 0.
         """
-        words = torch.empty(len(values), self.width)
+        words = torch.empty(len(values), self.width, dtype=torch.float32)
         words[:, : self.value_words] = self._type.pack(values)
         for slot in self._slots:
             begun = 0.0 if slot.initial_option is None else self._options[slot.initial_option]

@@ -119,7 +119,7 @@ class Snapshot:
         rows = rows[self._before.find(rows) == MISSING]
         if not rows.size:
             return
-        words = torch.zeros(rows.size, self._layout.width + _BESIDE)
+        words = torch.zeros(rows.size, self._layout.width + _BESIDE, dtype=torch.float32)
         if existed:
             words[:, :-_BESIDE] = self._memory.read(rows)
             words[:, -_BESIDE:-1] = (
