@@ -75,7 +75,9 @@ class Snapshot:
     @property
     def none(self) -> TableRows:
         """No rows, in the types and shapes of the parts."""
-        return self._layout.table_rows(np.zeros(0, dtype=np.int64), torch.empty(0, self._layout.width))
+        return self._layout.table_rows(
+            np.zeros(0, dtype=np.int64), torch.empty(0, self._layout.width, dtype=torch.float32)
+        )
 
     @property
     def num_rows(self) -> int:
