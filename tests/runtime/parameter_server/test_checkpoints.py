@@ -109,6 +109,42 @@ def test_a_trainer_may_join_while_one_server_has_loaded_and_another_has_not(tmp_
         assert differing(model, dict(other.state_dict())) == []
 
 
+def test_a_trainer_may_take_a_tables_rows_while_another_has_the_servers_load(tmp_path, monkeypatch):
+    def table() -> torch.nn.Module:
+        torch.manual_seed(0)
+        return torch.nn.Embedding(40, 4, sparse=True)
+
+    def step(trainer: Any, embedding: Any) -> None:
+        embedding.zero_grad()
+        embedding(torch.arange(5)).sum().backward()
+        trainer.step()
+
+    with loopback(model=table, servers=2) as job:
+        trainer, embedding, _ = job.make_trainer()
+        trainer.start()
+        for _ in range(3):
+            step(trainer, embedding)
+        trainer.save(str(tmp_path), TrainStatus())
+        trainer.complete()
+    with loopback(model=table, servers=2, trainers=2) as job:
+        (zero, mine, _), (one, other, _) = job.make_trainer(0), job.make_trainer(1)
+        zero.start()
+        take_all = one._client.rows.take_all
+
+        def loaded_before_that() -> None:
+            monkeypatch.undo()
+            zero.load(str(tmp_path))
+            take_all()
+
+        monkeypatch.setattr(one._client.rows, "take_all", loaded_before_that)
+        one.start()
+        one.load(str(tmp_path))
+        assert (zero.current_step, one.current_step) == (3, 3)
+        at_once(lambda: step(zero, mine), lambda: step(one, other))
+        assert torch.equal(mine.weight, other.weight)
+        assert not torch.equal(mine.weight, embedding.weight)
+
+
 def test_a_checkpoint_names_those_before_it_in_its_training(tmp_path):
     def go_on(loaded: str, *names: str) -> list[tuple[str, ...] | None]:
         with loopback(tmp_path / loaded if loaded else None, servers=2) as job:

@@ -1,5 +1,6 @@
 """A server's part in a trainer's frames about tables, without sockets."""
 
+from contextlib import nullcontext
 from typing import Any, cast
 
 import numpy as np
@@ -36,7 +37,7 @@ def test_a_trainer_that_asks_on_without_taking_answers_is_refused(monkeypatch):
     monkeypatch.setattr(table_frames, "MOST_ROW_BYTES", 24)
     mode = TabledServer(cast("Any", None), Tables(ImmediateTables).half, has_blocks=False)
     stream = Stream()
-    frames = TableFrames(mode, 5, cast("Any", stream))
+    frames = TableFrames(mode, 5, cast("Any", stream), nullcontext)
     for taken in (0, 0, 1, 3):
         look_up(frames, taken)
     look_up(frames, 3)

@@ -5,15 +5,15 @@ Here is decided who may ask, and known who knows what is loaded.
 
 import re
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from fleet.checkpoint import MOST_BEFORE, FileRecord
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.control.proto import control_pb2
-from fleet.parameter_server.modes import Answer, ServerMode
+from fleet.parameter_server.modes import ServerMode
 from fleet.parameter_server.server.keeper import Keeper
 from fleet.parameter_server.server.membership import Membership
 from fleet.parameter_server.shard import Shard
@@ -87,17 +87,19 @@ class ServerCheckpoints:
             "step, or the servers to load: fleet.init_server(model_dir)"
         )
 
-    def pull(self, trainer: int, step: int) -> Sequence[Answer]:
-        """Return the values of a step of a trainer's.
+    @contextmanager
+    def asked(self, trainer: int, step: int) -> Iterator[int]:
+        """Give the step whose values a trainer gets that asks for those of one; none is loaded meanwhile.
 
-        One that has joined just before a checkpoint was loaded asks for those from before. It gets the
-        present ones as these: it trains on neither, but loads the checkpoint itself, or is refused.
+        One that has joined just before a checkpoint was loaded asks for values from before. It gets the
+        present ones: it trains on neither, but loads the checkpoint itself, or is refused.
         """
+        if self.keeper.loader.begun:  # nothing is loaded any more, so nobody need wait for another
+            yield step
+            return
         with self.keeper.loader.loading:
-            if self._told.get(trainer, "") == self.keeper.loader.restored:
-                return self._mode.pull(trainer, step)
-            present = self._mode.pull(trainer, self._mode.step_of(trainer))
-            return [replace(answer, step=step) for answer in present]
+            knows = self._told.get(trainer, "") == self.keeper.loader.restored
+            yield step if knows else self._mode.step_of(trainer)
 
     def save(self, request: control_pb2.SaveRequest) -> control_pb2.SaveReply:
         """Copy what this server holds, and begin to write its files; say what is in the copy."""

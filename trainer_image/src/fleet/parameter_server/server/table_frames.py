@@ -1,7 +1,8 @@
 """What a server does with a trainer's frames about tables."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.modes import Answer, ServerMode, TabledServer, Work
@@ -24,9 +25,18 @@ class TableFrames:
     trainer : int
     stream : ResumableStream
         To the trainer.
+    asked : callable
+        Gives the step whose rows the trainer gets when it asks for those of one.
     """
 
-    def __init__(self, mode: ServerMode, trainer: int, stream: ResumableStream) -> None:
+    def __init__(
+        self,
+        mode: ServerMode,
+        trainer: int,
+        stream: ResumableStream,
+        asked: Callable[[int], AbstractContextManager[int]],
+    ) -> None:
+        self._asked = asked
         self._mode = mode
         self._trainer = trainer
         self._stream = stream
@@ -44,7 +54,8 @@ class TableFrames:
         self._check_taken(header)
         mode = self._with_tables(header)
         ids = read_ids(payload, row_bytes)
-        rows = pack_rows(mode.look_up(self._trainer, header.block, header.step, ids).numpy())
+        with self._asked(header.step) as step:
+            rows = pack_rows(mode.look_up(self._trainer, header.block, step, ids).numpy())
         number = self._stream.send(Kind.ROWS, rows, step=header.step, block=header.block)
         self._untaken.append((number, len(rows)))
 

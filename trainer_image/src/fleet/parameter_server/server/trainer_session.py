@@ -3,7 +3,8 @@
 import logging
 import threading
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fleet.errors import FleetError, RemoteProtocolError
@@ -33,8 +34,8 @@ class SessionOwner(Protocol):
     def begins(self, trainer: int) -> None:
         """Let a trainer begin a step; FleetError refuses it."""
 
-    def pull(self, trainer: int, step: int) -> None:
-        """Send a trainer the values of its step."""
+    def asked(self, trainer: int, step: int) -> AbstractContextManager[int]:
+        """Give the step whose values a trainer gets that asks for those of one."""
 
     def answer(self, answers: Sequence[Answer]) -> None:
         """Send values to the trainers that they are meant for."""
@@ -133,7 +134,7 @@ class TrainerSession:
         self.arrivals = Arrivals(self._stream)
         """Whether anything comes from the trainer."""
         self._sharing = MemorySharing(trainer, shard, self._stream, codec)
-        self._tables = TableFrames(mode, trainer, self._stream)
+        self._tables = TableFrames(mode, trainer, self._stream, lambda step: owner.asked(trainer, step))
         self._asked = False
         """Whether it has asked for values: an answer that is older was meant for an earlier process."""
 
@@ -271,7 +272,11 @@ class TrainerSession:
                 self._owner.answer(self._mode.end(trainer, header.step, read_numbers(bytes(payload))))
             case Kind.PULL:
                 self._asked = True
-                self._owner.pull(trainer, header.step)
+                with self._owner.asked(trainer, header.step) as step:
+                    answers = self._mode.pull(trainer, step)
+                if step != header.step:
+                    answers = [replace(answer, step=header.step) for answer in answers]
+                self._owner.answer(answers)
             case Kind.COMPLETE:
                 self._owner.completes(trainer, self._mode.step_of(trainer))
                 self._owner.answer(self._mode.complete(trainer))

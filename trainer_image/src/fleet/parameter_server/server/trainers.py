@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
 from fleet.parameter_server.control.proto import control_pb2
@@ -171,9 +172,9 @@ class Trainers:
         self._checkpoints.begins(trainer)
         self._overrun.begins(trainer)
 
-    def pull(self, trainer: int, step: int) -> None:
-        """Send a trainer the values of its step; see `ServerCheckpoints.pull`."""
-        self.answer(self._checkpoints.pull(trainer, step))
+    def asked(self, trainer: int, step: int) -> AbstractContextManager[int]:
+        """Give the step whose values a trainer gets that asks; see `ServerCheckpoints.asked`."""
+        return self._checkpoints.asked(trainer, step)
 
     def do(self, session: TrainerSession, followed: Sequence[Answer] | Work, received_bytes: int) -> None:
         """Send what follows from a gradient that was so long, or do what it makes possible.
