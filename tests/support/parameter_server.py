@@ -67,6 +67,8 @@ class Loopback:
         Makes the model; called once per replica.
     settings : Settings, optional
         `QUICK` otherwise.
+    server_settings : Settings, optional
+        The servers', where they have others: those that give up a trainer soon, which is itself patient.
     grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
     groups : callable
         Gives what the optimizer is made of: the model's parameters, or param groups.
@@ -85,6 +87,7 @@ class Loopback:
         optimizer: MakeOptimizer = sgd,
         model: Callable[[], torch.nn.Module] = small_model,
         settings: Settings | None = None,
+        server_settings: Settings | None = None,
         grad_clip: GradClip | None = None,
         groups: Callable[[Any], Any] = lambda model: model.parameters(),
         config: DistributeTranspilerConfig | None = None,
@@ -93,6 +96,7 @@ class Loopback:
     ) -> None:
         self.num_trainers = trainers
         self.settings = settings if settings is not None else QUICK
+        self.server_settings = server_settings if server_settings is not None else self.settings
         self.job = JobIdentity("loopback", "uid-1", key=key)
         self.endpoints = [f"{HOST}:{port}" for port in free_ports(servers)]
         self._optimizer = optimizer
@@ -122,10 +126,12 @@ class Loopback:
     def start_server(self, index: int, directory: Path | None = None) -> RunningServer:
         """Start one server, from the checkpoint in a directory if one is given."""
         transpiler, program = self.transpile()
-        plan = in_pieces(server_plan(transpiler.get_pserver_program(self.endpoints[index])), self.settings)
+        plan = in_pieces(
+            server_plan(transpiler.get_pserver_program(self.endpoints[index])), self.server_settings
+        )
         assert program.source is not None
         state = state_of(program.source)
-        server = Server(plan, program.source.parameters, self.job, self.settings, state)
+        server = Server(plan, program.source.parameters, self.job, self.server_settings, state)
         if directory is not None:
             assert server.keeper.load(str(directory)) is not None
         server.start()

@@ -136,7 +136,7 @@ def test_a_server_whose_disk_hangs_is_named_and_not_waited_for_without_end(tmp_p
         return None
 
     monkeypatch.setattr(Keeper, "written", hangs)
-    settings = Settings(heartbeat_seconds=0.05, deadline_seconds=0.2)
+    settings = Settings(heartbeat_seconds=0.05, deadline_seconds=0.5)
     with loopback(settings=settings) as job:
         trainer, _, _ = job.make_trainer()
         trainer.start()

@@ -12,7 +12,6 @@ import torch
 from fleet.checkpoint import TrainStatus
 from fleet.errors import ConfigurationError, PeerLostError
 from fleet.parameter_server.server.farewell import Farewell
-from fleet.parameter_server.settings import Settings
 from fleet.transpiler import DistributeTranspilerConfig
 from tests.support.parameter_server import QUICK, Loopback, loopback
 from tests.support.processes import wait_for
@@ -21,7 +20,7 @@ from tests.support.threads import at_once, one_torch_thread
 
 SCRIPT = Path(__file__).parent / "scripts" / "elastic.py"
 ELASTIC = replace(QUICK, max_trainers=3)
-IMPATIENT = Settings(heartbeat_seconds=0.05, deadline_seconds=0.5, max_trainers=3)
+IMPATIENT = replace(ELASTIC, deadline_seconds=1.5)
 CONFIGS: dict[str, dict[str, Any]] = {
     "async": {"sync_mode": False, "runtime_split_send_recv": True},
     "dc-asgd": {"sync_mode": False, "runtime_split_send_recv": True, "enable_dc_asgd": True},
@@ -49,7 +48,9 @@ def make_steps(trainer: Any, model: torch.nn.Module, steps: int) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_trainer_joins_servers_that_run_and_leaves_them(name):
     job: Loopback
-    with loopback(servers=2, trainers=1, config=config(name), settings=IMPATIENT) as job:
+    with loopback(
+        servers=2, trainers=1, config=config(name), settings=ELASTIC, server_settings=IMPATIENT
+    ) as job:
         zero, model_0, _ = job.make_trainer(0)
         zero.start()
         make_steps(zero, model_0, 6)
@@ -74,7 +75,7 @@ def test_a_trainer_joins_servers_that_run_and_leaves_them(name):
 
 
 def test_a_job_that_all_its_trainers_have_left_fails():
-    with loopback(trainers=1, config=config("async"), settings=IMPATIENT) as job:
+    with loopback(trainers=1, config=config("async"), settings=ELASTIC, server_settings=IMPATIENT) as job:
         zero, _, _ = job.make_trainer(0)
         one, _, _ = job.make_trainer(1, trainers=2)
         zero.start()

@@ -31,7 +31,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "geo": GEO,
 }
 SURVIVE = ("async", "half-async", "geo")
-IMPATIENT = Settings(heartbeat_seconds=0.05, deadline_seconds=0.5)
+IMPATIENT = Settings(heartbeat_seconds=0.05, deadline_seconds=1.5)
 EPOCHS = 10
 # A step of this network is so short that longer queues would hold a good part of all steps.
 SHORT_QUEUES = dataclasses.replace(QUICK, send_queue_size=4, max_merge_var_num=4)
@@ -177,7 +177,7 @@ def test_one_trainer_alone_makes_the_steps_of_torch(name):
 def test_the_others_go_on_without_a_lost_trainer_and_the_server_ends_with_its_name(name, caplog):
     job: Loopback
     with (
-        loopback(trainers=2, config=config(name), settings=IMPATIENT) as job,
+        loopback(trainers=2, config=config(name), server_settings=IMPATIENT) as job,
         caplog.at_level(logging.INFO),
     ):
         zero, model_0, _ = job.make_trainer(0)
@@ -218,7 +218,7 @@ def test_a_restarted_trainer_goes_on_at_its_own_step(name):
 
 
 def test_a_trainer_that_was_given_up_may_come_back():
-    with loopback(trainers=2, config=config("async"), settings=IMPATIENT) as job:
+    with loopback(trainers=2, config=config("async"), server_settings=IMPATIENT) as job:
         zero, model_0, _ = job.make_trainer(0)
         one, _, _ = job.make_trainer(1)
         at_once(zero.start, one.start)

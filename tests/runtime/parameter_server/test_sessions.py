@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.transpiler import DistributeTranspilerConfig
-from tests.support.parameter_server import Loopback, loopback, sgd, small_model
+from tests.support.parameter_server import QUICK, Loopback, loopback, sgd, small_model
 from tests.support.processes import wait_for
 from tests.support.threads import at_once
 
@@ -376,7 +377,7 @@ def test_a_heartbeat_does_not_look_through_the_steps_of_every_trainer_and_block(
 
 
 def test_a_trainer_that_never_joins_is_named_after_the_deadline():
-    with loopback(trainers=2, settings=Settings(heartbeat_seconds=0.05, deadline_seconds=0.5)) as job:
+    with loopback(trainers=2, server_settings=replace(QUICK, deadline_seconds=0.5)) as job:
         zero, model, _ = job.make_trainer(0)
         zero.start()
         loss_of(model).backward()
@@ -387,7 +388,7 @@ def test_a_trainer_that_never_joins_is_named_after_the_deadline():
 
 
 def test_a_silent_trainer_is_lost_although_its_connection_stands():
-    with loopback(trainers=2, settings=Settings(heartbeat_seconds=0.05, deadline_seconds=0.5)) as job:
+    with loopback(trainers=2, server_settings=replace(QUICK, deadline_seconds=1.5)) as job:
         zero, model, _ = job.make_trainer(0)
         one, _, _ = job.make_trainer(1)
         at_once(zero.start, one.start)
