@@ -8,6 +8,7 @@ import torch
 
 from fleet.errors import ConfigurationError, DiskFullError
 from fleet.tables import LocalDisk, row_log, storage
+from fleet.tables.row_log import RowLog
 from fleet.tables.storage import Memory
 from tests.support.full_disk import no_room_beyond
 
@@ -40,6 +41,39 @@ def test_it_holds_what_memory_would_and_a_file_of_a_few_times_the_rows():
     assert log.num_live == np.count_nonzero(disk._where.values <= -2)  # type: ignore[attr-defined]
     assert log.num_places <= 2 * log.num_live + 300
     assert disk._slots.values.size == 40  # type: ignore[attr-defined]
+
+
+def test_rows_that_are_written_often_stay_in_memory_whatever_others_come(monkeypatch):
+    read: list[int] = []
+
+    def read_too(log: RowLog, places: np.ndarray) -> np.ndarray:
+        read.append(places.size)
+        return of_log(log, places)
+
+    of_log = RowLog.read
+    monkeypatch.setattr(RowLog, "read", read_too)
+    disk = LocalDisk(memory=1).rows(WIDTH)
+    disk.resize(10_000)
+    for turn in range(100):
+        often, once = np.arange(30), np.arange(100) + 100 * (turn % 90) + 100
+        disk.write(np.concatenate([often, once]), torch.full((130, WIDTH), float(turn)))
+        if turn >= 10:
+            read.clear()
+            assert torch.equal(disk.read(often), torch.full((30, WIDTH), float(turn)))
+            assert read == []
+
+
+def test_what_was_looked_up_is_not_read_again_to_be_updated(monkeypatch):
+    disk = LocalDisk(memory=1).rows(WIDTH)
+    disk.resize(1000)
+    disk.write(np.arange(1000), torch.ones(1000, WIDTH))
+    numbers = np.array([3, 500])
+    first = disk.read(numbers, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(RowLog, "read", None)
+        assert torch.equal(disk.read(numbers)[:, :2], first)
+    disk.write(numbers, torch.zeros(2, WIDTH))
+    assert torch.equal(disk.read(numbers), torch.zeros(2, WIDTH))
 
 
 def test_a_directory_that_is_not_there_is_named():

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.errors import disk_error
+from fleet.tables.settled import SettledSegments
 
 __all__ = ["RowLog"]
 
@@ -53,6 +54,7 @@ class RowLog:
         """By segment, how many of its records are alive."""
         self._next = 0
         """The place after the newest record."""
+        self._settled = SettledSegments(self._file.fileno(), dtype, self._segment_bytes)
 
     @property
     def num_live(self) -> int:
@@ -89,17 +91,32 @@ class RowLog:
         """Let records be dead."""
         self._live -= np.bincount(places // self._per_segment, minlength=self._live.size)
 
-    def _expect(self, places: Places) -> None:
-        """Have the system begin to read records, all at once: it would wait for one after the other."""
-        begins = self._offsets(places)
-        pages = np.unique(np.concatenate([begins, begins + (self._dtype.itemsize - 1)]) // _PAGE)
-        will_need = self._map.madvise
-        for page in (pages * _PAGE).tolist():
-            will_need(mmap.MADV_WILLNEED, page, _PAGE)
-
     def read(self, places: Places) -> NDArray[np.void]:
-        """Return copies of records."""
-        self._expect(places)
+        """Return copies of records.
+
+        Raises
+        ------
+        FleetError
+            The disk refuses.
+        """
+        offsets, found = self._offsets(places), np.empty(places.size, self._dtype)
+        alone = self._settled.have(places // self._per_segment)
+        if 2 * np.unique(offsets // _PAGE).size < places.size:
+            alone[:] = False  # pages have several of them
+        if alone.any():
+            try:
+                found[alone] = self._settled.read(offsets[alone])
+            except OSError as error:
+                raise disk_error(
+                    error,
+                    f"rows of a table could not be read from {self._directory}: {error}; look at its disk",
+                ) from error
+        if not alone.all():
+            found[~alone] = self._read_mapped(places[~alone], offsets[~alone])
+        return found
+
+    def _read_mapped(self, places: Places, offsets: Places) -> NDArray[np.void]:
+        self._expect(offsets)
         found = np.empty(places.size, self._dtype)
         of = places // self._per_segment
         for segment in np.unique(of).tolist():
@@ -107,6 +124,13 @@ class RowLog:
             records = np.frombuffer(self._map, self._dtype, self._per_segment, segment * self._segment_bytes)
             found[mine] = records.take(places[mine] % self._per_segment)
         return found
+
+    def _expect(self, begins: Places) -> None:
+        """Have the system begin to read records, all at once: it would wait for one after the other."""
+        pages = np.unique(np.concatenate([begins, begins + (self._dtype.itemsize - 1)]) // _PAGE)
+        will_need = self._map.madvise
+        for page in (pages * _PAGE).tolist():
+            will_need(mmap.MADV_WILLNEED, page, _PAGE)
 
     def emptiest(self) -> tuple[Places, NDArray[np.int64]] | None:
         """Return the places of the segment with the fewest live records, and their rows' numbers.
@@ -147,8 +171,11 @@ class RowLog:
 
     def _begin_segment(self) -> None:
         """Go on in a segment whose records are all dead, or in a new one."""
+        if self._live.size:
+            self._settled.fill((self._next - 1) // self._per_segment)
         if (dead := np.flatnonzero(self._live == 0)).size:
             self._next = int(dead[0]) * self._per_segment
+            self._settled.begin(int(dead[0]))
             return
         begin = self._live.size * self._segment_bytes
         # Now: a disk that is full amid a write to memory would end the process without a word.
@@ -159,6 +186,7 @@ class RowLog:
             self._map = mmap.mmap(self._file.fileno(), size, prot=mmap.PROT_READ)
             self._map.madvise(mmap.MADV_RANDOM)
         self._next = self._live.size * self._per_segment
+        self._settled.begin(self._live.size)
         self._live = np.append(self._live, 0)
 
     def _refused(self, error: OSError) -> str:

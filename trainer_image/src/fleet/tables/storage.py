@@ -1,4 +1,4 @@
-"""Where the rows of a table lie: in memory, or the newest ones there and the others on a disk."""
+"""Where the rows of a table lie: in memory, or some there and the others on a disk."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fleet.errors import ConfigurationError
 from fleet.tables.pages import PagedArray
+from fleet.tables.recent_reads import RecentReads
 from fleet.tables.row_log import RowLog
 
 __all__ = ["IN_MEMORY", "LocalDisk", "Memory", "RowStore", "Storage"]
@@ -20,7 +21,9 @@ _NOWHERE: Final = -1
 _FIRST: Final = -2
 """Of a row at place 0 of the file; at place p, so much less."""
 _WINDOW: Final = 8
-"""Among so many times as many as have to go, those go whose last update is the longest ago."""
+"""Where rows have to go, so many times as many are looked at."""
+_RECENT: Final = 1 << 15
+"""So many rows that were read from the file are kept as well, for what writes them next."""
 _LEAST: Final = 1024
 """Rows in memory, however few bytes that is."""
 
@@ -76,7 +79,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class LocalDisk:
-    """The rows that were updated last lie in memory, the others in a file, which goes with the process.
+    """The rows that are updated most lie in memory, the others in a file, which goes with the process.
 
     Nothing is ever read that another process has written: what lasts is in checkpoints.
 
@@ -153,28 +156,34 @@ class _InMemory:
 class _OnDisk:
     """Some rows in memory, the others in a file. See `RowStore`.
 
-    A row is in memory from the time it is written until others are written and it has not been for long.
+    In memory are those of which the last write but one is the most recent, nearly: how long a row was not
+    written before tells more of how soon it is needed again than when it was. Others go straight to the file.
     Reading changes nothing: what is read from the file stays there.
     """
 
     def __init__(self, width: int, memory: int, directory: str | None) -> None:
         self._type = _record(width)
         self._log = RowLog(self._type, directory)
-        self._most = max(_LEAST, memory // (self._type.itemsize + 8))
+        recent = min(_RECENT, memory // 16 // (self._type.itemsize + 4))
+        self._recent = RecentReads(max(1, _LEAST // 16, recent), self._type)
+        self._most = max(_LEAST, (memory - self._recent.nbytes) // (self._type.itemsize + 8))
         self._where = PagedArray(0, np.int32)
         """By number: the slot of memory, `_NOWHERE`, or counted down from `_FIRST` the place in the file."""
         self._slots = PagedArray(0, self._type)
         self._number_of = PagedArray(0, np.int32)
         """By slot."""
-        self._written = PagedArray(0, np.int32)
-        """By slot, when it was written last."""
+        self._last = PagedArray(0, np.int32)
+        """By number, when the row was written last; 0 for never."""
+        self._before = PagedArray(0, np.int32)
+        """By slot, when its row was written the time before."""
         self._now = 0
         self._used = self._hand = 0
         """Slots in use, and which of them is looked at next."""
 
     @property
     def nbytes(self) -> int:
-        return sum(each.values.nbytes for each in (self._where, self._slots, self._number_of, self._written))
+        arrays = (self._where, self._last, self._slots, self._number_of, self._before)
+        return sum(each.values.nbytes for each in arrays) + self._recent.nbytes
 
     @property
     def num_on_disk(self) -> int:
@@ -184,6 +193,7 @@ class _OnDisk:
         before = self._where.values.size
         self._where.resize(size)
         self._where.values[before:] = _NOWHERE
+        self._last.resize(size)
 
     def read(self, numbers: Numbers, num_words: int | None = None) -> Tensor:
         where = self._where.values.take(numbers).astype(np.int64)
@@ -191,7 +201,7 @@ class _OnDisk:
         here, there = np.flatnonzero(where >= 0), np.flatnonzero(where <= _FIRST)
         found[here] = self._slots.values.take(where[here])
         if there.size:
-            found[there] = self._log.read(_FIRST - where[there])
+            found[there] = self._read(numbers[there], _FIRST - where[there])
         return _words(found)[:, :num_words]
 
     def write(self, numbers: Numbers, words: Tensor) -> None:
@@ -211,46 +221,69 @@ class _OnDisk:
         for part in _in_order(end, at_once):
             yield part[~given[part]]
 
+    def _read(self, numbers: Numbers, places: Numbers) -> Records:
+        """Return copies of what lies in the file."""
+        records = np.empty(numbers.size, self._type)
+        kept, records_kept = self._recent.find(numbers)
+        records[kept] = records_kept
+        if not kept.all():
+            records[~kept] = read = self._log.read(places[~kept])
+            self._recent.keep(numbers[~kept], read)
+        return records
+
     def _write(self, numbers: Numbers, records: Records) -> None:
         self._now += 1
-        where = self._where.values.take(numbers).astype(np.int64)
-        here = where >= 0
-        self._written.values[where[here]] = self._now  # so that none of them goes
-        if not here.all():
-            coming = numbers[~here]
-            slots = self._slots_for(coming.size)
-            before = self._where.values[coming].astype(np.int64)  # now: room was made in the file
-            self._log.forget(_FIRST - before[before <= _FIRST])
-            self._where.values[coming] = slots
-            self._number_of.values[slots] = coming
-            self._written.values[slots] = self._now
-            where[~here] = slots
-        self._slots.values.put(where, records)
+        where, before = self._where.values.take(numbers), self._last.values.take(numbers)
+        self._last.values[numbers] = self._now
+        here, coming = np.flatnonzero(where >= 0), np.flatnonzero(where < 0)
+        self._recent.forget(numbers[coming])
+        slots = where[here].astype(np.int64)
+        self._slots.values.put(slots, records[here])
+        self._before.values[slots] = before[here]
+        if coming.size:
+            self._take(numbers[coming], records[coming], before[coming])
 
-    def _slots_for(self, count: int) -> Numbers:
-        """Return slots for records: unused ones, and of those that go."""
+    def _take(self, numbers: Numbers, records: Records, before: NDArray[np.int32]) -> None:
+        """Take rows that are not in memory: there, or into the file."""
+        fresh = self._begin_slots(numbers.size)
+        slots, direct = self._oldest(
+            fresh[0] if fresh.size else self._used, before, numbers.size - fresh.size
+        )
+        if slots.size or direct.any():
+            self._clean()
+        places = self._where.values.take(numbers).astype(np.int64)  # now: room was made in the file
+        if slots.size:
+            self._move(self._number_of.values[slots].astype(np.int64), self._slots.values.take(slots))
+        if direct.any():
+            self._move(numbers[direct], records[direct])
+        self._log.forget(_FIRST - places[places <= _FIRST])
+        slots, numbers = np.concatenate([fresh, slots]), numbers[~direct]
+        self._where.values[numbers] = slots
+        self._number_of.values[slots] = numbers
+        self._slots.values.put(slots, records[~direct])
+        self._before.values[slots] = before[~direct]
+
+    def _begin_slots(self, count: int) -> Numbers:
+        """Return unused slots, so many at most."""
         begin, self._used = self._used, min(self._used + count, self._most)
         if self._used > self._slots.values.size:
             size = min(self._most, max(self._used, int(self._slots.values.size * 1.125)))
-            for each in (self._slots, self._number_of, self._written):
+            for each in (self._slots, self._number_of, self._before):
                 each.resize(size)
-        fresh = np.arange(begin, self._used)
-        self._written.values[fresh] = self._now
-        return np.concatenate([fresh, self._evict(count - fresh.size)]) if count > fresh.size else fresh
+        return np.arange(begin, self._used)
 
-    def _evict(self, count: int) -> Numbers:
-        """Bring records to the file; return their slots."""
-        window = min(self._most, _WINDOW * count)
-        slots = (np.arange(window) + self._hand) % self._most
-        self._hand = (self._hand + window) % self._most
-        written = self._written.values[slots]
-        going = slots[np.argpartition(written, count - 1)[:count]] if count < window else slots
-        if (self._written.values[going] == self._now).any():  # what is being written stays
-            slots = np.flatnonzero(self._written.values[: self._most] < self._now)
-            going = slots[np.argpartition(self._written.values[slots], count - 1)[:count]]
-        self._clean()
-        self._move(self._number_of.values[going].astype(np.int64), self._slots.values.take(going))
-        return going
+    def _oldest(self, used: int, coming: NDArray[np.int32], count: int) -> tuple[Numbers, NDArray[np.bool_]]:
+        """Return so many rows that go to the file: slots of the used ones, and which of the coming ones."""
+        window = min(used, _WINDOW * count)
+        slots = (np.arange(window) + self._hand) % max(1, used)
+        self._hand = (self._hand + window) % max(1, used)
+        before = self._before.values[slots]
+        # What is written now stays where it is.
+        before[self._last.values[self._number_of.values[slots]] == self._now] = self._now
+        going = np.zeros(window + coming.size, dtype=np.bool_)
+        if count:
+            going[np.argpartition(np.concatenate([before, coming]), count - 1)[:count]] = True
+        return slots[going[:window]], going[window:]
 
     def _clean(self) -> None:
         """Write what is alive of a segment anew, where the file has more dead places than live ones."""
