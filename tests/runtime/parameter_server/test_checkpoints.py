@@ -109,7 +109,8 @@ def test_a_trainer_may_join_while_one_server_has_loaded_and_another_has_not(tmp_
         assert differing(model, dict(other.state_dict())) == []
 
 
-def test_a_trainer_may_take_a_tables_rows_while_another_has_the_servers_load(tmp_path, monkeypatch):
+@pytest.mark.parametrize("begins", [False, True], ids=["and-waits", "and-begins-a-step"])
+def test_a_trainer_may_take_a_tables_rows_while_another_has_the_servers_load(tmp_path, monkeypatch, begins):
     def table() -> torch.nn.Module:
         torch.manual_seed(0)
         return torch.nn.Embedding(40, 4, sparse=True)
@@ -134,13 +135,21 @@ def test_a_trainer_may_take_a_tables_rows_while_another_has_the_servers_load(tmp
         def loaded_before_that() -> None:
             monkeypatch.undo()
             zero.load(str(tmp_path))
+            if begins:
+                stepping.start()
+                loaders = [server.server.checkpoints.keeper.loader for server in job.servers]
+                wait_for(lambda: all(each.begun for each in loaders), "the step to begin")
             take_all()
 
+        stepping = threading.Thread(target=step, args=(zero, mine))
         monkeypatch.setattr(one._client.rows, "take_all", loaded_before_that)
         one.start()
         one.load(str(tmp_path))
-        assert (zero.current_step, one.current_step) == (3, 3)
-        at_once(lambda: step(zero, mine), lambda: step(one, other))
+        assert one.current_step == 3
+        if not begins:
+            stepping.start()
+        step(one, other)
+        stepping.join(10)
         assert torch.equal(mine.weight, other.weight)
         assert not torch.equal(mine.weight, embedding.weight)
 
@@ -163,6 +172,14 @@ def test_a_checkpoint_names_those_before_it_in_its_training(tmp_path):
     assert go_on("a", "c", "d") == [(save("a"),), (save("a"), save("c"))]
     assert go_on("d", "e") == [(save("a"), save("c"), save("d"))]
     path = tmp_path / "e"
+    with loopback(servers=2) as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        trainer.save(str(tmp_path / "other"), TrainStatus())  # of what there is before the load
+        trainer.load(str(path))
+        trainer.save(str(tmp_path / "again"), TrainStatus())
+        trainer.complete()
+    assert Checkpoint(tmp_path / "again").manifest.after == (*map(save, "acde"),)
     said = replace(Checkpoint(path).manifest, after=None)
     commit(path, said.to_json())
     assert go_on("e", "f") == [None]

@@ -16,6 +16,7 @@ from fleet.checkpoint import (
     export_tables,
     files,
     reader,
+    table_export,
     write_rows,
 )
 from fleet.checkpoint import __main__ as command
@@ -129,6 +130,14 @@ def test_an_earlier_checkpoint_is_one_of_those_that_the_later_one_names(folder, 
         ):
             export_tables(path / "checkpoint-1", path, since=path / "checkpoint-0")
     export_tables(path / "checkpoint-1", path, since=path / "checkpoint-1")
+
+
+def test_a_checkpoint_that_may_be_older_than_those_named_is_taken(folder, monkeypatch):
+    path, _ = folder
+    found = Manifest.read(path / "checkpoint-1")
+    commit(path / "checkpoint-1", replace(found, after=("aa", "bb")).to_json())
+    monkeypatch.setattr(table_export, "MOST_BEFORE", 2)
+    export_tables(path / "checkpoint-1", path, since=path / "checkpoint-0")
 
 
 def test_what_cannot_be_written_is_refused(folder):

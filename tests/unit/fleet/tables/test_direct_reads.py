@@ -54,6 +54,24 @@ def test_what_has_no_end_in_the_file_is_an_error_and_the_next_read_is_right(file
     assert reads.read(np.array([77]))[0].tobytes() == os.pread(file.fileno(), RECORD.itemsize, 77)
 
 
+def test_a_read_that_is_interrupted_leaves_nothing_to_the_next_one(file, monkeypatch):
+    reads, wait = DirectReads(file.fileno(), RECORD), DirectReads._wait
+    offsets = np.arange(1000) * 1000
+
+    def interrupted(self: DirectReads, count: int) -> np.ndarray:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DirectReads, "_wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reads.read(offsets)
+    assert DirectReads._wait is wait
+    found = reads.read(offsets[::-1])
+    assert [each.tobytes() for each in found] == [
+        os.pread(file.fileno(), RECORD.itemsize, offset) for offset in offsets[::-1].tolist()
+    ]
+
+
 def test_what_was_written_lies_on_the_disk_once_it_is_settled(file):
     reads = DirectReads(file.fileno(), RECORD)
     os.pwrite(file.fileno(), b"n" * 4096, 8192)

@@ -67,7 +67,7 @@ def test_a_segment_that_is_written_anew_is_read_from_the_cache_until_it_is_full_
     assert direct == []
 
 
-@pytest.mark.parametrize("when", ["__init__", "read"])
+@pytest.mark.parametrize("when", ["__init__", "settle", "read"])
 def test_a_disk_that_knows_no_such_reads_is_read_as_any_file_is(direct, monkeypatch, when):
     def refused(*_: Any) -> None:
         raise OSError(errno.EINVAL, "no O_DIRECT here")
@@ -76,6 +76,22 @@ def test_a_disk_that_knows_no_such_reads_is_read_as_any_file_is(direct, monkeypa
     log, places = filled(4)
     assert np.array_equal(log.read(places[[7]]), records(np.array([7])))
     assert direct == []
+
+
+@pytest.mark.parametrize("from_the_beginning", [False, True])
+def test_a_kernel_without_room_for_more_reads_has_them_made_through_the_cache(
+    direct, monkeypatch, from_the_beginning
+):
+    def refused(*_: Any) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patch:
+        if from_the_beginning:
+            patch.setattr(DirectReads, "read", refused)
+        log, places = filled(4)
+    monkeypatch.setattr(DirectReads, "read", refused)
+    assert np.array_equal(log.read(places[[7, 900]]), records(np.array([7, 900])))
+    assert log.num_live == places.size
 
 
 def test_a_disk_that_fails_is_named(monkeypatch, direct):

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from fleet.errors import ConfigurationError, DiskFullError
-from fleet.tables import LocalDisk, row_log, storage
+from fleet.tables import LocalDisk, Table, TableConfig, row_log, storage
 from fleet.tables.row_log import RowLog
+from fleet.tables.rules import SGD
 from fleet.tables.storage import Memory
 from tests.support.full_disk import no_room_beyond
 
@@ -61,6 +62,18 @@ def test_rows_that_are_written_often_stay_in_memory_whatever_others_come(monkeyp
             read.clear()
             assert torch.equal(disk.read(often), torch.full((30, WIDTH), float(turn)))
             assert read == []
+
+
+def test_ids_that_come_once_drive_out_none_that_come_often():
+    config = TableConfig("t", WIDTH - 1, SGD(), None, storage=LocalDisk(memory=1), options={"lr": 0.1})
+    table = Table(config)
+    often = np.arange(30)
+    for step in range(1, 60):
+        once = np.arange(20) + 1000 * step
+        ids = np.concatenate([often, once])
+        table.update(ids, torch.ones(ids.size, WIDTH - 1), step)
+    disk = table._memory._rows
+    assert np.count_nonzero(disk._where.values[table._memory.find(often)] >= 0) == 30  # type: ignore[attr-defined]
 
 
 def test_what_was_looked_up_is_not_read_again_to_be_updated(monkeypatch):

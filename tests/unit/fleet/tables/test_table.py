@@ -125,3 +125,16 @@ def test_a_table_takes_what_its_rows_take():
         tried.update(chosen, torch.ones(chosen.size, 16), 1)
     assert len(tried) == 400_000
     assert tried.nbytes <= 1.3 * len(tried) * (16 * 4 + 16 * 4 + 16)
+
+
+def test_a_rule_that_fails_leaves_new_rows_as_they_begin(monkeypatch):
+    def fails(*_):
+        raise ConfigurationError("this rule knows no such rows")
+
+    tried = table()
+    tried.update(ids(5, 9), torch.ones(2, 3), 1)
+    tried.remove(ids(5, 9))  # new rows may have the places of others
+    monkeypatch.setattr(SGD, "step", fails)
+    with pytest.raises(ConfigurationError, match="no such rows"):
+        tried.update(ids(6, 7), torch.ones(2, 3), 2)
+    assert torch.equal(tried.look_up(ids(6, 7)), table().look_up(ids(6, 7)))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fleet.checkpoint.manifest import MOST_BEFORE
 from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
 from fleet.checkpoint.rows import files_of, parts_of
 from fleet.checkpoint.table_files import write_rows
@@ -95,7 +96,8 @@ def _check_earlier(earlier: Checkpoint, found: Checkpoint) -> None:
             f"{found.manifest.step}; expected an earlier checkpoint of the same training as since"
         )
     after = found.manifest.after
-    if after is not None and earlier.manifest.save not in (*after, found.manifest.save):
+    known = after is not None and len(after) < MOST_BEFORE  # with more, it may be one of those before
+    if after is not None and known and earlier.manifest.save not in (*after, found.manifest.save):
         raise CheckpointError(
             f"{earlier.directory} is the save {earlier.manifest.save}, which is none of the {len(after)} "
             f"before {found.directory}: another training has made it, or this one has gone back to a "

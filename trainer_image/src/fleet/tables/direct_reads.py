@@ -10,7 +10,7 @@ import mmap
 import os
 import platform
 import weakref
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,19 @@ _PAGE: Final = 4096
 _AT_ONCE: Final = 256
 _TOGETHER: Final = 64
 """So many reads that have ended are waited for before others begin."""
-_CALLS: Final = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
-"""By machine, the numbers of io_setup, io_destroy, io_getevents and io_submit."""
+
+
+class _Calls(NamedTuple):
+    """The numbers of system calls."""
+
+    io_setup: int
+    io_destroy: int
+    io_getevents: int
+    io_submit: int
+
+
+_CALLS: Final = {"x86_64": _Calls(206, 207, 208, 209), "aarch64": _Calls(0, 1, 4, 2)}
+"""By machine."""
 _REQUEST: Final = np.dtype(
     {
         "names": ["slot", "operation", "file", "buffer", "bytes", "offset"],
@@ -58,14 +69,15 @@ class DirectReads:
     def __init__(self, descriptor: int, record: "np.dtype[np.void]") -> None:
         if platform.machine() not in _CALLS:
             raise OSError(errno.ENOSYS, f"system calls of {platform.machine()} are not known")
-        setup, destroy, self._get, self._submit = _CALLS[platform.machine()]
+        self._calls = _CALLS[platform.machine()]
         self._library = ctypes.CDLL(None, use_errno=True)
+        self._library.syscall.restype = ctypes.c_long
         self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._file)
-        context = ctypes.c_ulong(0)
-        self._call(setup, ctypes.c_long(_AT_ONCE), ctypes.byref(context))
-        self._context = context.value
-        weakref.finalize(self, self._library.syscall, destroy, ctypes.c_ulong(context.value))
+        self._context = ctypes.c_ulong(0)
+        self._is_reading = False
+        self._begin_context()
+        weakref.finalize(self, self._library.syscall, ctypes.c_long(self._calls.io_destroy), self._context)
         self._record = record
         self._room = -(-(record.itemsize - 1 + _PAGE) // _PAGE) * _PAGE
         """Bytes of the pages in which a record may lie."""
@@ -85,26 +97,33 @@ class DirectReads:
         OSError
             The disk refuses.
         """
+        if self._is_reading:  # it was left by an exception
+            # None of its reads may end in the buffer later on: this waits for those that are under way.
+            context, self._context.value = ctypes.c_ulong(self._context.value), 0
+            self._library.syscall(ctypes.c_long(self._calls.io_destroy), context)
+            self._is_reading = False
+        if not self._context.value:
+            self._begin_context()
+        self._is_reading = True
+        records = self._read(offsets)
+        self._is_reading = False
+        return records
+
+    def _read(self, offsets: NDArray[np.int64]) -> NDArray[np.void]:
         records = np.empty(offsets.size, self._record)
-        free, flying, failure = np.arange(_AT_ONCE), 0, 0
         number = np.zeros(_AT_ONCE, dtype=np.int64)
         """By slot, of which record it is."""
-        begin = 0
-        while flying or (begin < offsets.size and not failure):
-            slots, free = np.split(free, [0 if failure else min(free.size, offsets.size - begin)])
-            number[slots] = np.arange(begin, begin + slots.size)
-            self._begin(slots, offsets[begin : begin + slots.size])
-            begin += slots.size
-            flying += slots.size
-            ended = self._wait(min(flying, _TOGETHER))
-            flying -= ended.size
-            slots = ended["slot"].astype(np.int64)
-            failure = failure or self._failure(ended)
+        free, begun, ended = np.arange(_AT_ONCE), 0, 0
+        while ended < offsets.size:
+            slots, free = np.split(free, [min(free.size, offsets.size - begun)])
+            number[slots] = np.arange(begun, begun + slots.size)
+            self._begin(slots, offsets[number[slots]])
+            begun += slots.size
+            slots = self._wait(min(begun - ended, _TOGETHER))
+            ended += slots.size
             mine = number[slots]
             records[mine] = self._records_at(slots * self._room + offsets[mine] % _PAGE)
             free = np.concatenate([free, slots])
-        if failure:  # only now: nothing is written to the buffer any more
-            raise OSError(failure, os.strerror(failure))
         return records
 
     def settle(self, begin: int, num_bytes: int) -> None:
@@ -124,6 +143,9 @@ class DirectReads:
         """Let what is on the disk leave the cache, and have the system begin to write what is not."""
         os.posix_fadvise(self._file, begin, num_bytes, os.POSIX_FADV_DONTNEED)
 
+    def _begin_context(self) -> None:
+        self._call(self._calls.io_setup, ctypes.c_long(_AT_ONCE), ctypes.byref(self._context))
+
     def _begin(self, slots: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
         shifts = offsets % _PAGE
         self._requests["offset"][slots] = offsets - shifts
@@ -132,22 +154,20 @@ class DirectReads:
         begun = 0
         while begun < slots.size:
             count, rest = ctypes.c_long(slots.size - begun), ctypes.c_void_p(requests.ctypes.data + 8 * begun)
-            begun += self._call(self._submit, ctypes.c_ulong(self._context), count, rest)
+            begun += self._call(self._calls.io_submit, self._context, count, rest)
 
-    def _wait(self, count: int) -> NDArray[np.void]:
-        """Wait for so many reads to end at least; return the events of all that have."""
-        events = ctypes.c_void_p(self._events.ctypes.data)
-        most = ctypes.c_long(_AT_ONCE)
-        found = self._call(self._get, ctypes.c_ulong(self._context), ctypes.c_long(count), most, events, None)
-        return self._events[:found]
-
-    def _failure(self, ended: NDArray[np.void]) -> int:
-        """Return why the first of some reads has failed that has; 0 where none has."""
-        results = ended["result"]
-        short = results < self._requests["bytes"][ended["slot"].astype(np.int64)].astype(np.int64)
-        if not short.any():
-            return 0
-        return max(0, -int(results[short][0])) or errno.EIO
+    def _wait(self, count: int) -> NDArray[np.int64]:
+        """Wait for so many reads to end at least; return the slots of all that have."""
+        most, events = ctypes.c_long(_AT_ONCE), ctypes.c_void_p(self._events.ctypes.data)
+        ended = self._events[
+            : self._call(self._calls.io_getevents, self._context, ctypes.c_long(count), most, events, None)
+        ]
+        slots: NDArray[np.int64] = ended["slot"].astype(np.int64)
+        short = ended["result"] < self._requests["bytes"][slots].astype(np.int64)
+        if short.any():
+            number = max(0, -int(ended["result"][short][0])) or errno.EIO
+            raise OSError(number, os.strerror(number))
+        return slots
 
     def _needed(self, shifts: NDArray[np.int64]) -> NDArray[np.int64]:
         return -(-(shifts + self._record.itemsize) // _PAGE) * _PAGE
@@ -158,9 +178,9 @@ class DirectReads:
         every: NDArray[np.void] = np.ndarray((count,), self._record, self._buffer, 0, (1,))
         return every[places]
 
-    def _call(self, *arguments: Any) -> int:
+    def _call(self, number: int, *arguments: Any) -> int:
         """Make a system call; it is made again where a signal has come."""
-        while (result := int(self._library.syscall(*arguments))) < 0:
+        while (result := int(self._library.syscall(ctypes.c_long(number), *arguments))) < 0:
             if ctypes.get_errno() != errno.EINTR:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         return result

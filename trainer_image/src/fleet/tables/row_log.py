@@ -106,6 +106,8 @@ class RowLog:
         if alone.any():
             try:
                 found[alone] = self._settled.read(offsets[alone])
+            except BlockingIOError:  # the kernel has no room for so many reads now
+                alone[:] = False
             except OSError as error:
                 raise disk_error(
                     error,

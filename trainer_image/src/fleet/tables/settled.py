@@ -62,9 +62,11 @@ class SettledSegments:
 
     def _settle(self, direct: DirectReads, segment: int) -> None:
         begin = segment * self._segment_bytes
-        direct.settle(begin, self._segment_bytes)
         try:
+            direct.settle(begin, self._segment_bytes)
             direct.read(np.array([begin]))  # some file systems take no such reads, and tell only then
+        except BlockingIOError:  # the kernel has no room for more reads now
+            return
         except OSError as error:
             if error.errno not in _NOT_HERE:
                 raise

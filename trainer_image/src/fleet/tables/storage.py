@@ -227,8 +227,10 @@ class _OnDisk:
         kept, records_kept = self._recent.find(numbers)
         records[kept] = records_kept
         if not kept.all():
-            records[~kept] = read = self._log.read(places[~kept])
-            self._recent.keep(numbers[~kept], read)
+            of, first, again = np.unique(places[~kept], return_index=True, return_inverse=True)
+            read = self._log.read(of)
+            self._recent.keep(numbers[~kept][first], read)
+            records[~kept] = read[again]
         return records
 
     def _write(self, numbers: Numbers, records: Records) -> None:

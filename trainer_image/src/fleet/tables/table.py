@@ -140,18 +140,18 @@ class Table:
         self._step = max(self._step, step)
         rows = self._memory.find(ids)
         self._keep(rows)
-        kept = self._admit(ids, rows, step)
+        new = rows == MISSING
+        kept = self._admit(ids, rows, new, step)
         before = torch.empty_like(gradient) if keeps else None
+        rule = rule or self.config.rule
         if kept is None:
-            self._step_rows(ids, rows, gradient, step, options or {}, rule or self.config.rule, before)
+            self._step_rows(ids, rows, new, gradient, step, options or {}, rule, before)
         else:
             at = torch.from_numpy(kept)
-            of_kept = gradient.new_empty(int(at.sum()), self.config.dimension) if keeps else None
-            self._step_rows(
-                ids[kept], rows[kept], gradient[at], step, options or {}, rule or self.config.rule, of_kept
-            )
-            if before is not None and of_kept is not None:
-                before[at], before[~at] = of_kept, self._first_values(ids[~kept])
+            some = gradient.new_empty(int(at.sum()), self.config.dimension) if keeps else None
+            self._step_rows(ids[kept], rows[kept], new[kept], gradient[at], step, options or {}, rule, some)
+            if before is not None and some is not None:
+                before[at], before[~at] = some, self._first_values(ids[~kept])
         self._evictor.evict(ids, step)
         return before
 
@@ -223,14 +223,18 @@ class Table:
         self._snapshot = Snapshot(self._memory, self._layout, self._step, self._policies(), since, removed)
         return self._snapshot
 
-    def _admit(self, ids: NDArray[np.int64], rows: NDArray[np.int64], step: int) -> NDArray[np.bool_] | None:
-        """Give rows to those ids without one that get one now.
+    def _admit(
+        self, ids: NDArray[np.int64], rows: NDArray[np.int64], new: NDArray[np.bool_], step: int
+    ) -> NDArray[np.bool_] | None:
+        """Give rows to those ids without one that get one now; nothing is written to them yet.
 
         Parameters
         ----------
         ids : int64[n]
         rows : int64[n]
             `MISSING` where there is none; overwritten where there is one now.
+        new : bool[n]
+            Which have none; overwritten with which have one only now.
         step : int
 
         Returns
@@ -238,7 +242,6 @@ class Table:
         bool[n] or None
             Which ids have a row; None if all do.
         """
-        new = rows == MISSING
         if not new.any():
             return None
         kept = None
@@ -249,25 +252,30 @@ class Table:
             new &= kept
         rows[new] = self._memory.add(ids[new])
         self._keep(rows[new], existed=False)
-        first = self._first_values(ids[new])
-        self._memory.write(rows[new], self._layout.words(first, {}, step, {}))
         return kept
 
     def _step_rows(
         self,
         ids: NDArray[np.int64],
         rows: NDArray[np.int64],
+        new: NDArray[np.bool_],
         gradient: Tensor,
         step: int,
         options: Mapping[str, Any],
         rule: RowRule,
         before: Tensor | None,
     ) -> None:
-        words = self._memory.read(rows)
+        first = self._layout.words(self._first_values(ids[new]), {}, step, {}) if new.any() else None
+        words = _words(self._memory, rows, new, first)
         values, state = self._layout.values(words), self._layout.state(words)
         if before is not None:
             before.copy_(values)
-        rule.step(Rows(values, gradient, state), {**self._options, **options}, step)
+        try:
+            rule.step(Rows(values, gradient, state), {**self._options, **options}, step)
+        except BaseException:
+            if first is not None:  # the rows are there
+                self._memory.write(rows[new], first)
+            raise
         marks = self._evictor.touch(self._layout.marks(words), self._layout.last(words), step)
         values = self._layout.rounded(values, ids, step, self._key)
         self._memory.write(rows, self._layout.words(values, state, step, marks))
@@ -293,3 +301,16 @@ class Table:
         """Return what remembers more than rows, by the prefix under which it is saved."""
         found: dict[str, Any] = {"eviction": self._evictor}
         return found if self._candidates is None else {"admission": self._candidates, **found}
+
+
+def _words(
+    memory: RowMemory, rows: NDArray[np.int64], new: NDArray[np.bool_], first: Tensor | None
+) -> Tensor:
+    """Return the words of rows, of new ones those with which they begin."""
+    if first is None:
+        return memory.read(rows)
+    words, at = first.new_empty(rows.size, first.shape[1]), torch.from_numpy(new)
+    words[at] = first
+    if not new.all():
+        words[~at] = memory.read(rows[~new])
+    return words

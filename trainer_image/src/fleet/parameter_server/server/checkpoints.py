@@ -6,7 +6,7 @@ Here is decided who may ask, and known who knows what is loaded.
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -94,10 +94,8 @@ class ServerCheckpoints:
         One that has joined just before a checkpoint was loaded asks for values from before. It gets the
         present ones: it trains on neither, but loads the checkpoint itself, or is refused.
         """
-        if self.keeper.loader.begun:  # nothing is loaded any more, so nobody need wait for another
-            yield step
-            return
-        with self.keeper.loader.loading:
+        # Once training has begun nothing is loaded any more, so nobody need wait for another.
+        with nullcontext() if self.keeper.loader.begun else self.keeper.loader.loading:
             knows = self._told.get(trainer, "") == self.keeper.loader.restored
             yield step if knows else self._mode.step_of(trainer)
 

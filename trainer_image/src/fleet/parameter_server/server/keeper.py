@@ -179,7 +179,11 @@ class Keeper:
     def load(self, directory: str, save: str = "") -> Checkpoint | None:
         """Take values and state from a checkpoint; see `Loader.load`."""
         with self._one_at_a_time:
-            return self.loader.load(directory, save, self.saved)
+            before = self.loader.restored
+            found = self.loader.load(directory, save, self.saved)
+            if self.loader.restored != before:
+                self.saved.clear()  # they are of what there was before
+            return found
 
     def numbers(self, directory: str) -> list[int]:
         """Return the numbers of the checkpoints in a folder, whole or not."""

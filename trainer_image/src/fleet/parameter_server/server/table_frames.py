@@ -55,7 +55,8 @@ class TableFrames:
         mode = self._with_tables(header)
         ids = read_ids(payload, row_bytes)
         with self._asked(header.step) as step:
-            rows = pack_rows(mode.look_up(self._trainer, header.block, step, ids).numpy())
+            found = mode.look_up(self._trainer, header.block, step, ids)
+        rows = pack_rows(found.numpy())
         number = self._stream.send(Kind.ROWS, rows, step=header.step, block=header.block)
         self._untaken.append((number, len(rows)))
 
