@@ -120,7 +120,7 @@ def serve(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     training = Training(arguments.rows, arguments.memory, arguments.directory)
     for line in sys.stdin:
-        steps = int(line)
+        steps = int(line)  # below zero: so many, with rows that are looked up ahead
         seconds = training.turn(abs(steps), ahead=steps < 0)
         print(json.dumps({"seconds": seconds, "bytes": anonymous_bytes()}), flush=True)
 

@@ -36,6 +36,13 @@ while not pathlib.Path("done").exists():
     time.sleep(0.02)
 """
 
+# The last of all trainers lets the servers end: one that ends before a trainer has begun to run has failed.
+DONE = (
+    "import os, pathlib; pathlib.Path('done-' + os.environ['PADDLE_TRAINER_ID']).touch();"
+    "len(list(pathlib.Path().glob('done-*'))) == int(os.environ['PADDLE_TRAINERS_NUM'])"
+    " and pathlib.Path('done').touch()"
+)
+
 # A main process that leaves nothing undone to escape: a child, a double fork in a session of its own, and a
 # grandchild that ignores SIGTERM.
 GRANDCHILDREN = """

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from tests.support.local import (
+    DONE,
     GRANDCHILDREN,
     MARK,
     SERVER,
@@ -35,12 +36,6 @@ pytestmark = [
 ]
 
 SLEEP = "import time; print('up', flush=True); time.sleep(300)"
-# The last of all trainers lets the servers end: one that ends before a trainer has begun to run has failed.
-DONE = (
-    "import os, pathlib; pathlib.Path('done-' + os.environ['PADDLE_TRAINER_ID']).touch();"
-    "len(list(pathlib.Path().glob('done-*'))) == int(os.environ['PADDLE_TRAINERS_NUM'])"
-    " and pathlib.Path('done').touch()"
-)
 # Fails or sleeps in its first life, which is killed, and ends the job in its second.
 SECOND_LIFE_ENDS = """
 import os, pathlib, time

@@ -96,12 +96,12 @@ def _check_earlier(earlier: Checkpoint, found: Checkpoint) -> None:
             f"{found.manifest.step}; expected an earlier checkpoint of the same training as since"
         )
     after = found.manifest.after
-    known = after is not None and len(after) < MOST_BEFORE  # with more, it may be one of those before
-    if after is not None and known and earlier.manifest.save not in (*after, found.manifest.save):
+    before = None if after is None or len(after) >= MOST_BEFORE else (*after, found.manifest.save)
+    if before is not None and earlier.manifest.save not in before:  # else nobody knows them all
         raise CheckpointError(
-            f"{earlier.directory} is the save {earlier.manifest.save}, which is none of the {len(after)} "
-            f"before {found.directory}: another training has made it, or this one has gone back to a "
-            "checkpoint before it; expected an earlier checkpoint of the same training as since"
+            f"{earlier.directory} is the save {earlier.manifest.save}, which is none of the "
+            f"{len(before) - 1} before {found.directory}: another training has made it, or this one has gone "
+            "back to a checkpoint before it; expected an earlier checkpoint of the same training as since"
         )
     here, there = dict(earlier.manifest.facts), dict(found.manifest.facts)
     for facts in (here, there):

@@ -88,7 +88,7 @@ class ServerCheckpoints:
         )
 
     @contextmanager
-    def asked(self, trainer: int, step: int) -> Iterator[int]:
+    def step_to_answer(self, trainer: int, step: int) -> Iterator[int]:
         """Give the step whose values a trainer gets that asks for those of one; none is loaded meanwhile.
 
         One that has joined just before a checkpoint was loaded asks for values from before. It gets the

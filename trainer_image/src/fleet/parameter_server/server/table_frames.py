@@ -25,7 +25,7 @@ class TableFrames:
     trainer : int
     stream : ResumableStream
         To the trainer.
-    asked : callable
+    step_to_answer : callable
         Gives the step whose rows the trainer gets when it asks for those of one.
     """
 
@@ -34,9 +34,9 @@ class TableFrames:
         mode: ServerMode,
         trainer: int,
         stream: ResumableStream,
-        asked: Callable[[int], AbstractContextManager[int]],
+        step_to_answer: Callable[[int], AbstractContextManager[int]],
     ) -> None:
-        self._asked = asked
+        self._step_to_answer = step_to_answer
         self._mode = mode
         self._trainer = trainer
         self._stream = stream
@@ -54,7 +54,7 @@ class TableFrames:
         self._check_taken(header)
         mode = self._with_tables(header)
         ids = read_ids(payload, row_bytes)
-        with self._asked(header.step) as step:
+        with self._step_to_answer(header.step) as step:
             found = mode.look_up(self._trainer, header.block, step, ids)
         rows = pack_rows(found.numpy())
         number = self._stream.send(Kind.ROWS, rows, step=header.step, block=header.block)

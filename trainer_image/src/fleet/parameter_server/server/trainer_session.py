@@ -34,7 +34,7 @@ class SessionOwner(Protocol):
     def begins(self, trainer: int) -> None:
         """Let a trainer begin a step; FleetError refuses it."""
 
-    def asked(self, trainer: int, step: int) -> AbstractContextManager[int]:
+    def step_to_answer(self, trainer: int, step: int) -> AbstractContextManager[int]:
         """Give the step whose values a trainer gets that asks for those of one."""
 
     def answer(self, answers: Sequence[Answer]) -> None:
@@ -134,7 +134,9 @@ class TrainerSession:
         self.arrivals = Arrivals(self._stream)
         """Whether anything comes from the trainer."""
         self._sharing = MemorySharing(trainer, shard, self._stream, codec)
-        self._tables = TableFrames(mode, trainer, self._stream, lambda step: owner.asked(trainer, step))
+        self._tables = TableFrames(
+            mode, trainer, self._stream, lambda step: owner.step_to_answer(trainer, step)
+        )
         self._asked = False
         """Whether it has asked for values: an answer that is older was meant for an earlier process."""
 
@@ -272,7 +274,7 @@ class TrainerSession:
                 self._owner.answer(self._mode.end(trainer, header.step, read_numbers(bytes(payload))))
             case Kind.PULL:
                 self._asked = True
-                with self._owner.asked(trainer, header.step) as step:
+                with self._owner.step_to_answer(trainer, header.step) as step:
                     answers = self._mode.pull(trainer, step)
                 if step != header.step:
                     answers = [replace(answer, step=header.step) for answer in answers]

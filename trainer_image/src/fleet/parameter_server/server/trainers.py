@@ -172,9 +172,9 @@ class Trainers:
         self._checkpoints.begins(trainer)
         self._overrun.begins(trainer)
 
-    def asked(self, trainer: int, step: int) -> AbstractContextManager[int]:
-        """Give the step whose values a trainer gets that asks; see `ServerCheckpoints.asked`."""
-        return self._checkpoints.asked(trainer, step)
+    def step_to_answer(self, trainer: int, step: int) -> AbstractContextManager[int]:
+        """Give the step whose values a trainer gets that asks; see `ServerCheckpoints.step_to_answer`."""
+        return self._checkpoints.step_to_answer(trainer, step)
 
     def do(self, session: TrainerSession, followed: Sequence[Answer] | Work, received_bytes: int) -> None:
         """Send what follows from a gradient that was so long, or do what it makes possible.
