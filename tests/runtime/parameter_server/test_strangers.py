@@ -44,6 +44,8 @@ CALLS = {
     "State": control_pb2.StateRequest(values=True),
     "Reduce": control_pb2.ReduceRequest(trainer=TRAINER),
     "Save": control_pb2.SaveRequest(trainer=TRAINER, directory="checkpoints"),
+    "Part": control_pb2.PartRequest(trainer=TRAINER, save="a", data=b"part"),
+    "FoundPart": control_pb2.FoundPartRequest(trainer=TRAINER),
     "Written": control_pb2.WrittenRequest(trainer=TRAINER, save="a"),
     "Status": control_pb2.StatusRequest(trainer=TRAINER),
     "Commit": control_pb2.CommitRequest(trainer=TRAINER, directory="checkpoints"),
@@ -410,9 +412,7 @@ def test_what_a_save_is_called_leads_to_no_other_folder(tmp_path: Path, save: st
     with loopback(key=KEY, settings=replace(QUICK, checkpoint_dir=str(folder))) as job:
         trainer, _, _ = job.make_trainer()
         trainer.start()
-        request = control_pb2.SaveRequest(
-            trainer=TRAINER, directory=str(folder), save=save, trainer_part=b"part"
-        )
+        request = control_pb2.SaveRequest(trainer=TRAINER, directory=str(folder), save=save)
         with (
             calling(job.endpoints[0], KEY) as stub,
             pytest.raises(grpc.RpcError, match="expected letters and digits, 64 at most"),

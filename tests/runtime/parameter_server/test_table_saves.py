@@ -15,6 +15,9 @@ from fleet.checkpoint import Manifest, TrainStatus, write_rows
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.parameter_server.server import keeper
 from fleet.tables import TimeToLive, snapshot
+from fleet.transpiler import DistributeTranspilerConfig
+from tests.support.clicks import ADAGRAD, ADAM, Clicks, alone, on_servers, one_step
+from tests.support.clicks import ROWS as NUM_CLICKS
 from tests.support.joined import joined
 
 ROWS, DIM = 40, 4
@@ -169,3 +172,89 @@ def test_an_exported_model_has_the_rows_of_given_ids():
             made[0].export({"t": [1], "u": [1]})
         with pytest.raises(ConfigurationError, match="table t: id 40 at position"):
             made[0].export({"t": [40]})
+
+
+GEO = DistributeTranspilerConfig(sync_mode=False, geo_sgd_mode=True, geo_sgd_need_push_nums=2)
+
+
+def rows_of_clicks(of: Clicks) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = of.embedding(torch.arange(NUM_CLICKS)).clone()
+        return found
+
+
+def geo_job(made_of: Any, optimizer: Any, trainers: int, servers: int, directory: Path | None = None) -> Any:
+    return joined(
+        trainers, servers=servers, model=made_of, optimizer=optimizer[0], config=GEO, directory=directory
+    )
+
+
+@pytest.mark.parametrize("made_of", [on_servers, alone], ids=["on-servers", "held-by-trainers"])
+@pytest.mark.parametrize("optimizer", [ADAM, ADAGRAD], ids=["adam", "adagrad"])
+def test_in_geo_rows_go_on_with_the_state_that_trainer_0_had_on_every_trainer(tmp_path, made_of, optimizer):
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    with geo_job(made_of, optimizer, 1, 2) as (made,):
+        for step in range(4):
+            one_step(made, step, 0)
+        made[0].save(first, TrainStatus())
+        for step in range(4, 8):
+            one_step(made, step, 0)
+        expected = rows_of_clicks(made[1])
+    with geo_job(made_of, optimizer, 1, 3, Path(first)) as (made,):
+        one_step(made, 4, 0)  # most rows are not stepped in this life
+        made[0].save(second, TrainStatus())
+    with geo_job(made_of, optimizer, 2, 2, Path(second)) as (_, made):
+        assert made[0].current_step == 5
+        for step in range(5, 8):
+            one_step(made, step, 0)
+        torch.testing.assert_close(rows_of_clicks(made[1]), expected, rtol=0, atol=2e-6)
+
+
+def test_the_state_of_rows_on_servers_is_not_dropped_where_trainers_step(tmp_path):
+    def only_rows() -> Any:
+        torch.manual_seed(0)
+        return fleet.nn.DistributedEmbedding(ROWS, DIM, table=fleet.nn.DistributedTable("t", DIM, ROWS))
+
+    made_of: Any = {"model": only_rows, "optimizer": lambda each: torch.optim.Adagrad(each, lr=0.1)}
+    with joined(1, **made_of) as (made,):
+        train(made, range(1))
+        made[0].save(str(tmp_path), TrainStatus())
+    with (
+        joined(1, **made_of, config=GEO) as (made,),
+        pytest.raises(ConfigurationError, match="state of optim"),
+    ):
+        made[0].load(str(tmp_path))
+    with joined(1, **made_of, config=GEO) as (made,):
+        train(made, range(1))
+        made[0].save(str(tmp_path), TrainStatus())
+    with (
+        joined(1, **made_of) as (made,),
+        pytest.raises(ConfigurationError, match="in the trainer's part there"),
+    ):
+        made[0].load(str(tmp_path))
+
+
+def test_what_a_trainer_adds_to_a_save_may_be_larger_than_a_message(tmp_path, monkeypatch):
+    monkeypatch.setattr("fleet.parameter_server.server.server._MESSAGE_BYTES", 2 << 20)
+
+    def with_buffer() -> Any:
+        made_of = model()
+        made_of.register_buffer("statistics", torch.arange(1 << 20, dtype=torch.float32) * scale)
+        return made_of
+
+    def buffered(directory: Path | None = None) -> Any:
+        return joined(
+            1,
+            model=with_buffer,
+            optimizer=lambda each: torch.optim.SGD(each, lr=0.1),
+            directory=directory,
+        )
+
+    scale = 1.0
+    with buffered() as (made,):
+        train(made, range(1))
+        made[0].save(str(tmp_path), TrainStatus())
+        saved = made[1].statistics.clone()
+    scale = 2.0
+    with buffered(tmp_path) as (made,):
+        assert torch.equal(made[1].statistics, saved)

@@ -25,10 +25,10 @@ from fleet.checkpoint.manifest import MANIFEST_NAME, MOST_BEFORE, BaseRecord, Fi
 from fleet.checkpoint.named import named_state
 from fleet.checkpoint.piece import Piece, cut_state, emptied, join_pieces
 from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
-from fleet.checkpoint.rows import base_of, check_rows, read_rows, write_rows
+from fleet.checkpoint.rows import base_of, check_rows, have_state, read_rows, write_rows
 from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.table_export import export_tables
-from fleet.checkpoint.trainer_part import TrainerPart, capture_part, restore_part, restore_states
+from fleet.checkpoint.trainer_part import OwnRows, TrainerPart, capture_part, restore_part, restore_states
 from fleet.checkpoint.values import decode, encode
 from fleet.checkpoint.writer import commit, write_shard, write_trainer_part
 
@@ -44,6 +44,7 @@ __all__ = [
     "Claims",
     "FileRecord",
     "Manifest",
+    "OwnRows",
     "Piece",
     "RowsRecord",
     "Savable",
@@ -61,6 +62,7 @@ __all__ = [
     "end_if_finished",
     "export_tables",
     "find_checkpoint",
+    "have_state",
     "join_pieces",
     "leave_mark",
     "named_state",

@@ -26,7 +26,7 @@ __all__ = ["TEMPORARY", "naming", "publish", "sha256_of", "write_bytes", "write_
 TEMPORARY: Final = ".tmp"
 
 
-def write_bytes(path: Path, data: bytes) -> str:
+def write_bytes(path: Path, data: bytes | bytearray) -> str:
     """Write a file in one go, and return its SHA-256."""
     _make(path.parent)
     # Several servers write one manifest at once, and in containers all of them are process 1.

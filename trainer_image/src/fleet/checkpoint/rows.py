@@ -23,7 +23,7 @@ from fleet.tables import Table, TableConfig, TableRows
 from fleet.tables.saved import part
 from fleet.tables.snapshot import PART_BYTES, Snapshot
 
-__all__ = ["base_of", "check_rows", "files_of", "parts_of", "read_rows", "write_rows"]
+__all__ = ["base_of", "check_rows", "files_of", "have_state", "parts_of", "read_rows", "write_rows"]
 
 _GROUPS = ("state", "marks", "policies")
 
@@ -84,6 +84,21 @@ def check_rows(checkpoint: Checkpoint, table: str, shards: Collection[int]) -> N
     """Check that the files with some shards of a table are there, and of the right size; CheckpointError."""
     for found, file, _ in files_of(checkpoint, table, shards):
         found.check_size(file)
+
+
+def have_state(checkpoint: Checkpoint, table: str, shards: Collection[int]) -> bool:
+    """Whether the rows of some shards of a table have state of optimizers; raises as `read_rows`."""
+    for found, file, _ in files_of(checkpoint, table, shards):
+        found.check_size(file)
+        try:
+            with safe_open(found.directory / file.name, framework="pt") as opened:
+                if any(name.startswith("state.") for name in opened.keys()):  # noqa: SIM118 - no mapping
+                    return True
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{found.directory / file.name} cannot be read: {error}; load another checkpoint"
+            ) from error
+    return False
 
 
 def read_rows(checkpoint: Checkpoint, config: TableConfig, shards: Collection[int]) -> tuple[Table, int]:

@@ -17,12 +17,23 @@ from fleet.checkpoint.values import decode, encode
 from fleet.errors import CheckpointError
 from fleet.program import Source
 from fleet.program.optimizers import KERNEL_FLAGS
+from fleet.tables import TableRows
 
-__all__ = ["TrainerPart", "capture_part", "restore_part", "restore_states"]
+__all__ = ["OwnRows", "TrainerPart", "capture_part", "restore_part", "restore_states"]
 
 _STORY = "trainer"
 # A param group's list of parameters and their names are the process's own, not options.
 _NOT_OPTIONS = frozenset({"params", "param_names"})
+
+
+@dataclass(frozen=True, slots=True)
+class OwnRows:
+    """The optimizer's state of rows that a trainer steps by itself."""
+
+    steps: int = 0
+    """How many it has made."""
+    tables: Mapping[str, TableRows] = field(default_factory=dict)
+    """By name, with ascending ids and without values, which the servers have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +49,8 @@ class TrainerPart:
     """By parameter, where trainers step by themselves; otherwise it is in the shards."""
     loop: tuple[int, int, int] | None = None
     """Where a collective training is in its loops, as `fleet.loop.Place` has it; None where nobody knows."""
+    own_rows: OwnRows = field(default_factory=OwnRows)
+    """Of tables, where trainers step by themselves."""
 
     def to_bytes(self) -> bytes:
         """Return the part as a safetensors file.
@@ -56,6 +69,7 @@ class TrainerPart:
             "optimizer_state": encode(self.optimizer_state, tensors, "optimizer_state"),
             "buffers": list(self.buffers),
             "loop": self.loop,
+            "rows": {"steps": self.own_rows.steps, "tables": _encode_rows(self.own_rows, tensors)},
         }
         apart = {name: tensor.cpu().clone().contiguous() for name, tensor in tensors.items()}
         return save(apart, {"format": "pt", _STORY: json.dumps(story)})
@@ -91,6 +105,7 @@ class TrainerPart:
                     ).items()
                 },
                 _loop(story.get("loop")),
+                _decode_rows(story.get("rows"), tensors),
             )
         except (SafetensorError, *PARSE_ERRORS) as error:
             raise CheckpointError(
@@ -104,13 +119,16 @@ def capture_part(
     source: Source,
     own_state: Mapping[str, Mapping[str, Any]],
     loop: tuple[int, int, int] | None = None,
+    own_rows: OwnRows | None = None,
 ) -> TrainerPart:
     """Return this process's part, as it is after `step` steps; `own_state` is by parameter."""
     groups = [
         {name: option for name, option in group.items() if name not in _NOT_OPTIONS}
         for group in source.optimizer.param_groups
     ]
-    return TrainerPart(replace(status, step=step), _buffers(source.module), groups, own_state, loop)
+    return TrainerPart(
+        replace(status, step=step), _buffers(source.module), groups, own_state, loop, own_rows or OwnRows()
+    )
 
 
 @torch.no_grad()
@@ -179,6 +197,34 @@ def _of(parameter: Tensor, kept: Any) -> Any:
     if type(kept) is dict:
         return {key: _of(parameter, item) for key, item in kept.items()}
     return kept
+
+
+def _encode_rows(rows: OwnRows, tensors: dict[str, Tensor]) -> dict[str, list[str]]:
+    """Add rows to the tensors of a file; return which entries each table has."""
+    for name, found in rows.tables.items():
+        tensors[f"rows.{name}.ids"] = torch.from_numpy(found.ids)
+        tensors.update({f"rows.{name}.state.{entry}": state for entry, state in found.state.items()})
+    return {name: list(found.state) for name, found in rows.tables.items()}
+
+
+def _decode_rows(found: object, tensors: Mapping[str, Tensor]) -> OwnRows:
+    """Return what `_encode_rows` wrote; earlier versions wrote none."""
+    if found is None:
+        return OwnRows()
+    story, tables = mapping("rows", found), {}
+    for name, entries in mapping("tables", story["tables"]).items():
+        ids = tensors[f"rows.{name}.ids"]
+        state = {entry: tensors[f"rows.{name}.state.{entry}"] for entry in items("entries", entries)}
+        if ids.dtype != torch.int64 or ids.dim() != 1 or not bool((ids[1:] > ids[:-1]).all()):
+            raise ValueError(f"the ids of table {name} do not ascend, or are no int64")
+        for entry, each in state.items():
+            if each.dtype != torch.float32 or each.dim() != 2 or len(each) != len(ids):
+                raise ValueError(
+                    f"{entry} of table {name} is {each.dtype}{list(each.shape)}; expected float32 with "
+                    f"{len(ids)} rows"
+                )
+        tables[name] = TableRows(ids.numpy(), torch.empty(len(ids), 0, dtype=torch.float32), state)
+    return OwnRows(whole_number("steps", story["steps"]), tables)
 
 
 def _loop(found: object) -> tuple[int, int, int] | None:

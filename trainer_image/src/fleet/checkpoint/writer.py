@@ -72,7 +72,9 @@ def write_shard(directory: Path, save_name: str, shard: str, pieces: Iterable[Pi
         return FileRecord(path.name, size, digest, tuple(blocks))
 
 
-def write_trainer_part(directory: Path, save_name: str, data: bytes, trainer: int = 0) -> FileRecord:
+def write_trainer_part(
+    directory: Path, save_name: str, data: bytes | bytearray, trainer: int = 0
+) -> FileRecord:
     """Write a trainer's own part, which is a safetensors file already; otherwise as `write_shard`."""
     path = directory / f"trainer-{f'{trainer}-' if trainer else ''}{save_name}.safetensors"
     with naming(path):

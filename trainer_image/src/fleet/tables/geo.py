@@ -10,16 +10,18 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.errors import ConfigurationError
+from fleet.tables.ascending import find_among
 from fleet.tables.config import TableConfig
 from fleet.tables.index import MISSING, RowIndex
 from fleet.tables.merging import RowGradients
 from fleet.tables.row_types import Float32
 from fleet.tables.rules import Rows, Slot
-from fleet.tables.saved import TableRows
+from fleet.tables.saved import TableRows, join, rows_at
 from fleet.tables.storage import IN_MEMORY
 from fleet.tables.table import Table
 
@@ -27,6 +29,7 @@ __all__ = ["Added", "GeoRows", "server_config"]
 
 _LEAST: Final = 1 << 16
 """So many ids of updates are kept as they came, at least."""
+_NO_STATE: Final = TableRows(np.zeros(0, dtype=np.int64), torch.empty(0, 0, dtype=torch.float32), {})
 
 
 class Added:
@@ -67,6 +70,8 @@ class GeoRows:
         self._agreed = Table(replace(served, row_type=Float32(), storage=IN_MEMORY))
         self._touched: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)]
         """Ids since the last exchange: each once in the first array, and those of the updates after it."""
+        self._before = _NO_STATE
+        """The state with which rows begin that are touched first, where it is not a fresh one."""
 
     def has(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return which ids the trainer has touched; bool[n]."""
@@ -76,8 +81,21 @@ class GeoRows:
     def learn(self, ids: NDArray[np.int64], values: Tensor) -> None:
         """Agree on rows that were not touched before, at values that the servers gave: float32[n, dim]."""
         self._own.add(ids)
-        for table in (self._local, self._agreed):
-            table.load(TableRows(ids, values, {}))
+        self._agreed.load(TableRows(ids, values, {}))
+        known, at = find_among(ids, self._before.ids)
+        for some, state in ((known, rows_at(self._before, at).state), (~known, {})):
+            if some.any():
+                self._local.load(TableRows(ids[some], values[torch.from_numpy(some)], state))
+
+    def resume(self, before: TableRows) -> None:
+        """Have rows that are touched from now on begin with a state that was saved, where there is one."""
+        self._before = before
+
+    def state(self) -> TableRows:
+        """Return the state of all rows that have any, by ascending id, without values."""
+        others = rows_at(self._before, np.flatnonzero(~self.has(self._before.ids)))
+        parts = [_without_values(each) for each in (self._local.rows(), others) if each.ids.size]
+        return join(parts) if parts else _NO_STATE
 
     def look_up(self, ids: NDArray[np.int64]) -> Tensor:
         """Return the trainer's values of ids; float32[n, dimension]."""
@@ -126,6 +144,10 @@ class GeoRows:
     def _all_touched(self) -> NDArray[np.int64]:
         """Return the ids touched since the last exchange, ascending, each once."""
         return np.unique(np.concatenate(self._touched))
+
+
+def _without_values(rows: TableRows) -> TableRows:
+    return TableRows(rows.ids, torch.empty(rows.ids.size, 0, dtype=torch.float32), rows.state)
 
 
 def server_config(config: TableConfig) -> TableConfig:

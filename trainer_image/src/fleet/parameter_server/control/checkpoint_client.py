@@ -39,21 +39,36 @@ class CheckpointClient:
         directory: str,
         save: str,
         step: int,
-        part: bytes,
+        part_bytes: int,
         timeout_seconds: float,
         *,
         incremental: bool = False,
     ) -> "Pending[control_pb2.SaveReply]":
-        """Ask the server to copy what it holds, and to begin to write its files of a checkpoint."""
+        """Ask the server to copy what it holds, and to begin to write its files of a checkpoint.
+
+        With so many bytes of the trainer's own part, which `part` has brought.
+        """
         request = control_pb2.SaveRequest(
             trainer=self._trainer,
             directory=directory,
             save=save,
             step=step,
-            trainer_part=part,
+            part_bytes=part_bytes,
             incremental=incremental,
         )
         return Pending(self._stub.now.Save.future(request, timeout=timeout_seconds), self._describe)
+
+    def part(
+        self, save: str, offset: int, data: bytes, timeout_seconds: float
+    ) -> "Pending[control_pb2.PartReply]":
+        """Send a piece of the trainer's own part of the next save."""
+        request = control_pb2.PartRequest(trainer=self._trainer, save=save, offset=offset, data=data)
+        return Pending(self._stub.now.Part.future(request, timeout=timeout_seconds), self._describe)
+
+    def found_part(self, offset: int, timeout_seconds: float) -> "Pending[control_pb2.FoundPartReply]":
+        """Ask for a piece of the trainer's part of the checkpoint that `load` has found last."""
+        request = control_pb2.FoundPartRequest(trainer=self._trainer, offset=offset)
+        return Pending(self._stub.now.FoundPart.future(request, timeout=timeout_seconds), self._describe)
 
     def hand_in(self, step: int, part: bytes, timeout_seconds: float) -> "Pending[control_pb2.StatusReply]":
         """Say how far this trainer's script has come, for the checkpoints that follow."""

@@ -30,6 +30,20 @@ class CheckpointServicer(control_pb2_grpc.ParameterServerServicer):
         """Begin a save; say how many steps of each trainer are in the copy, and what was saved before."""
         return answer(context, lambda: self._checkpoints.save(request))
 
+    def Part(  # noqa: N802 - the service's name
+        self, request: control_pb2.PartRequest, context: grpc.ServicerContext
+    ) -> control_pb2.PartReply:
+        """Take a piece of the trainer's own part of the next save."""
+        answer(context, lambda: self._checkpoints.parts.receive(request))
+        return control_pb2.PartReply()
+
+    def FoundPart(  # noqa: N802 - the service's name
+        self, request: control_pb2.FoundPartRequest, context: grpc.ServicerContext
+    ) -> control_pb2.FoundPartReply:
+        """Give a piece of what the checkpoint has of trainer 0 that was found last."""
+        data = answer(context, lambda: self._checkpoints.parts.piece(request))
+        return control_pb2.FoundPartReply(data=data)
+
     def Status(  # noqa: N802 - the service's name
         self, request: control_pb2.StatusRequest, context: grpc.ServicerContext
     ) -> control_pb2.StatusReply:

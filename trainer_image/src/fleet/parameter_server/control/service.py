@@ -30,7 +30,7 @@ __all__ = ["ControlBackend", "ControlService"]
 _STOP_SECONDS: Final = 1.0
 _STALLED_SECONDS: Final = 180.0
 _MOST_BYTES: Final = 256 << 20
-_LARGE: Final = frozenset({"Save", "Status", "Commit", "Write", "Reduce"})
+_LARGE: Final = frozenset({"Status", "Commit", "Write", "Reduce"})
 """Methods whose messages carry a trainer's tensors, or the names of all of them."""
 
 

@@ -15,9 +15,10 @@ from fleet.checkpoint import decode, encode
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.transport.arena import bytes_of, dtype_of
 
-__all__ = ["join_states", "join_values", "pieces_of_state", "pieces_of_tensor"]
+__all__ = ["PIECE_BYTES", "join_states", "join_values", "pieces_of_state", "pieces_of_tensor"]
 
-_PIECE_BYTES: Final = 1 << 20
+PIECE_BYTES: Final = 1 << 20
+"""So much of a tensor or a file travels in a message."""
 
 
 def pieces_of_tensor(block: int, name: str, tensor: Tensor) -> Iterator[control_pb2.StatePiece]:
@@ -33,14 +34,14 @@ def pieces_of_tensor(block: int, name: str, tensor: Tensor) -> Iterator[control_
     """
     data = bytes_of(tensor.contiguous())
     dtype = str(tensor.dtype).removeprefix("torch.")
-    for begin in range(0, max(len(data), 1), _PIECE_BYTES):
+    for begin in range(0, max(len(data), 1), PIECE_BYTES):
         yield control_pb2.StatePiece(
             block=block,
             name=name,
             dtype=dtype,
             shape=tensor.shape,
-            data=bytes(data[begin : begin + _PIECE_BYTES]),
-            last=begin + _PIECE_BYTES >= len(data),
+            data=bytes(data[begin : begin + PIECE_BYTES]),
+            last=begin + PIECE_BYTES >= len(data),
         )
 
 

@@ -16,6 +16,7 @@ from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.modes import ServerMode
 from fleet.parameter_server.server.keeper import Keeper
 from fleet.parameter_server.server.membership import Membership
+from fleet.parameter_server.server.parts import TrainerParts
 from fleet.parameter_server.shard import Shard
 
 __all__ = ["ServerCheckpoints"]
@@ -56,6 +57,8 @@ class ServerCheckpoints:
         self._changed = changed
         self._told: dict[int, str] = {}
         """Which checkpoint each trainer knows to be loaded."""
+        self.parts = TrainerParts(self._check_joined)
+        """What trainer 0 adds to a save."""
 
     def tell(self, trainer: int) -> tuple[str, int]:
         """Return what is loaded and the trainer's next step, which belong together; it knows from now on."""
@@ -108,6 +111,7 @@ class ServerCheckpoints:
                 f"a save is called {request.save[:80]!r}, expected letters and digits, 64 at most: it stands "
                 "in the names of files"
             )
+        trainer_part = self.parts.take(request.save, request.part_bytes)
         with self._changed:
             trainers = self._membership.joined
         history = self._history()
@@ -115,7 +119,7 @@ class ServerCheckpoints:
             request.directory,
             request.save,
             request.step,
-            request.trainer_part,
+            trainer_part,
             trainers,
             incremental=request.incremental,
         )
@@ -151,7 +155,7 @@ class ServerCheckpoints:
             directory=str(found.directory) if found else "",
             restored=restored,
             step=step,
-            trainer_part=(found.trainer_part() if found else None) or b"",
+            part_bytes=self.parts.offer(trainer, found.trainer_part() if found else None),
             saves=self.keeper.loader.saves,
             status=self.keeper.status_of(trainer, found) or b"",
             apart=found is not None and str(trainer) in found.manifest.steps,

@@ -76,7 +76,7 @@ class Keeper:
         directory: str,
         save: str,
         step: int,
-        trainer_part: bytes,
+        trainer_part: bytes | bytearray,
         trainers: Iterable[int] = (),
         *,
         incremental: bool = False,
@@ -89,7 +89,7 @@ class Keeper:
             Where to, and the random name of the save.
         step : int
             What every block must have made, in sync mode.
-        trainer_part : bytes
+        trainer_part : bytes or bytearray
             Written as well, unless it is empty, with what the other trainers have said of themselves.
         trainers : iterable of int
             Those that have joined.
@@ -256,7 +256,11 @@ def _is_there(path: Path, size: int) -> bool:
 
 
 def _write_parts(
-    path: Path, save: str, first: bytes, statuses: Mapping[int, tuple[int, bytes]], step: int | None
+    path: Path,
+    save: str,
+    first: bytes | bytearray,
+    statuses: Mapping[int, tuple[int, bytes]],
+    step: int | None,
 ) -> list[FileRecord]:
     """Write trainer 0's part, unless it is empty, and what others have said, at this step if it is given."""
     if not first:

@@ -12,6 +12,7 @@ from fleet.checkpoint import (
     base_of,
     check_rows,
     cut_state,
+    have_state,
     read_rows,
     saves_in,
     whole_numbers,
@@ -155,7 +156,9 @@ class Loader:
     def _check_training(self, checkpoint: Checkpoint) -> None:
         trainers_step = mode_of_server(self._plan).steps_locally
         checkpoint.check(facts_of_training(self._plan.agreement), trainers_step=trainers_step)
-        if trainers_step and checkpoint.has_state:
+        shards = self._plan.table_shards
+        of_rows = (have_state(checkpoint, name, shards) for name in self._shard.tables.names.values())
+        if trainers_step and (checkpoint.has_state or any(of_rows)):
             raise CheckpointError(
                 f"{checkpoint.directory} has the state of optimizers on the servers, and here trainers have "
                 "optimizers of their own, which would begin without; load it in a mode in which servers "

@@ -22,6 +22,7 @@ from fleet.checkpoint import (
     Background,
     FileRecord,
     Manifest,
+    OwnRows,
     TrainerPart,
     TrainStatus,
     capture_part,
@@ -33,6 +34,7 @@ from fleet.parameter_server.control.state_stream import join_values
 from fleet.parameter_server.optimizer_state import state_of
 from fleet.parameter_server.trainer.agreement import common_save
 from fleet.parameter_server.trainer.client import Client
+from fleet.parameter_server.trainer.parts import fetch_part, send_part
 from fleet.program import Source, facts_of_training
 
 if TYPE_CHECKING:
@@ -116,15 +118,17 @@ class TrainerCheckpoints:
         """Have the servers copy what they hold; return what makes the copies a checkpoint."""
         client, save, source = self._client, secrets.token_hex(4), self._source
         own_state = state_of(source) if self._steps_locally else {}
-        step = client.session.step
-        part = capture_part(status, step, source, own_state).to_bytes()
-        first = client.session.plan.endpoints[0]
+        local_rows, step = client.session.local_rows, client.session.step
+        own_rows = local_rows.state() if local_rows is not None else OwnRows()
+        part = capture_part(status, step, source, own_state, own_rows=own_rows).to_bytes()
+        send_part(client.calls, save, part)
+        first, part_bytes = client.session.plan.endpoints[0], len(part)
         replies = client.calls.ask_all(
             lambda control, seconds: control.checkpoints.save(
                 directory,
                 save,
                 step,
-                part if control.endpoint == first else b"",
+                part_bytes if control.endpoint == first else 0,
                 seconds,
                 incremental=incremental,
             )
@@ -139,7 +143,11 @@ class TrainerCheckpoints:
         after = None if history is None else tuple(history.saves)
         facts = {
             **facts_of_training(client.session.plan.agreement),
-            **({TRAINERS_STATE: "in the trainer's part"} if any(own_state.values()) else {}),
+            **(
+                {TRAINERS_STATE: "in the trainer's part"}
+                if own_rows.tables or any(own_state.values())
+                else {}
+            ),
         }
 
         def write() -> None:
@@ -265,12 +273,13 @@ class TrainerCheckpoints:
     def _take(self, replies: "Iterable[control_pb2.LoadReply]") -> TrainStatus | None:
         replies = list(replies)
         taken: TrainStatus | None = None
-        for reply in replies:
-            if reply.trainer_part:
-                part = TrainerPart.from_bytes(
-                    reply.trainer_part, f"what {reply.directory} has of the trainer"
-                )
+        for server, reply in enumerate(replies):
+            if reply.part_bytes:
+                found = fetch_part(self._client.calls, server, reply.part_bytes)
+                part = TrainerPart.from_bytes(found, f"what {reply.directory} has of the trainer")
                 restore_part(part, self._source)
+                if self._client.session.local_rows is not None:
+                    self._client.session.local_rows.resume(part.own_rows)
                 taken = part.status
                 break
         return self._own_status(replies, taken)

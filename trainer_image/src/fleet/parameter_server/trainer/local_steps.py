@@ -69,7 +69,7 @@ class LocalSteps:
         """
         if scaling is not None:
             scaling.undo(self._gradients())
-        of_rows = self._rows.gradients() if self._rows is not None else NO_ROWS
+        of_rows = self._rows.gathered.sums() if self._rows is not None else NO_ROWS
         if scaling is None:
             steps = self._rows is None or self._finite.lets_step({}, of_rows)
         else:
@@ -80,7 +80,7 @@ class LocalSteps:
             if self._rows is not None:
                 self._rows.step(of_rows, hyper_parameters_of(self._optimizer))
         if self._rows is not None:
-            self._rows.forget()
+            self._rows.gathered.forget()
         self._mode.finish(())
 
     def check_nothing_in_flight(self, what: str) -> None:
@@ -90,7 +90,7 @@ class LocalSteps:
         """Return all gradients, each once."""
         groups = self._optimizer.param_groups
         grads = [each.grad for group in groups for each in group["params"] if each.grad is not None]
-        grads += self._rows.leaves() if self._rows is not None else []
+        grads += self._rows.gathered.leaves() if self._rows is not None else []
         return list({id(grad): grad for grad in grads}.values())
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Parameter
 
+from fleet.checkpoint import OwnRows
 from fleet.nn.table import Touched
 from fleet.parameter_server.trainer.rows import TrainerRows, write_rows
 from fleet.process.finite import OfRows
@@ -43,14 +44,31 @@ class LocalTables:
         self._plans = {plan.name: plan for plan in plans}
         self._num_trainers = num_trainers
         self._rows = rows
+        self.gathered = rows.gathered
+        """The gradients that have come since the last step."""
+        self._before = OwnRows()
+        """What the checkpoint has with which training began."""
         self._steps = 0
-        """How often rows were stepped since `begin`, which is what their state begins with."""
+        """How often rows were stepped, those of the checkpoint included with which training began."""
         self.begin()
 
     def begin(self) -> None:
         """Have no copies: rows are the servers' until they are stepped."""
         self._steps = 0
         self._tables = {name: GeoRows(plan.config, self._num_trainers) for name, plan in self._plans.items()}
+        self.resume(self._before)
+
+    def resume(self, before: OwnRows) -> None:
+        """Go on with the state that rows have in a checkpoint; those that have been stepped keep theirs."""
+        self._before, self._steps = before, max(self._steps, before.steps)
+        for name, rows in before.tables.items():
+            self._tables[name].resume(rows)
+
+    def state(self) -> OwnRows:
+        """Return the state of the rows of tables whose rules keep any."""
+        keeping = {name for name, plan in self._plans.items() if plan.config.rule.slots}
+        tables = {name: self._tables[name].state() for name in keeping}
+        return OwnRows(self._steps, {name: rows for name, rows in tables.items() if rows.ids.size})
 
     def look_up(self, name: str, ids: NDArray[np.int64]) -> Tensor:
         """Return rows: this trainer's copies, else the servers'; as of `fleet.nn.RowSource`."""
@@ -78,14 +96,6 @@ class LocalTables:
         """The weights of tables that trainers hold too."""
         return [plan.own for plan in self._plans.values() if plan.own is not None]
 
-    def gradients(self) -> OfRows:
-        """Return the gradients of rows that have come since the last step, by table."""
-        return self._rows.gathered.sums()
-
-    def leaves(self) -> list[Tensor]:
-        """Return the gradients as backward passes have left them."""
-        return self._rows.gathered.leaves()
-
     def step(self, gradients: OfRows, hyper_parameters: HyperParameters) -> None:
         """Step the rows that have a gradient, by each table's rule."""
         self._steps += 1
@@ -96,10 +106,6 @@ class LocalTables:
             table.update(ids, gradient.clone(), self._steps, plan.options(hyper_parameters))
             if plan.own is not None:
                 write_rows(plan.own, ids, table.look_up(ids))
-
-    def forget(self) -> None:
-        """Drop the gradients that have come."""
-        self._rows.gathered.forget()
 
     def leaving(self) -> OfRows:
         """Return what has changed since the last call, by table."""
@@ -123,4 +129,4 @@ class LocalTables:
         """Return what this trainer has seen rows as that it has no copy of; float32[n, dimension]."""
         if plan.own is not None:
             return plan.own.detach()[torch.from_numpy(ids).to(plan.own.device)].cpu()
-        return self._rows.gathered.seen(plan.name, ids)
+        return self.gathered.seen(plan.name, ids)

@@ -671,18 +671,18 @@ class SaveRequest(_message.Message):
     DIRECTORY_FIELD_NUMBER: _builtins.int
     SAVE_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
-    TRAINER_PART_FIELD_NUMBER: _builtins.int
     INCREMENTAL_FIELD_NUMBER: _builtins.int
+    PART_BYTES_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
     """Where the files go, as this server sees it."""
     save: _builtins.str
     """The random name of this save, which its files carry."""
     step: _builtins.int
     """The step that every block must have made, in sync mode."""
-    trainer_part: _builtins.bytes
-    """The trainer's own part, as a safetensors file; only the first server gets it, and writes it."""
     incremental: _builtins.bool
     """Whether only those rows of tables are wanted that have changed since the last checkpoint of all rows."""
+    part_bytes: _builtins.int
+    """How large the trainer's own part is, which the first server has got in pieces, and writes; 0 for others."""
     @_builtins.property
     def trainer(self) -> Global___Trainer: ...
     def __init__(
@@ -692,16 +692,106 @@ class SaveRequest(_message.Message):
         directory: _builtins.str = ...,
         save: _builtins.str = ...,
         step: _builtins.int = ...,
-        trainer_part: _builtins.bytes = ...,
         incremental: _builtins.bool = ...,
+        part_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "incremental", b"incremental", "save", b"save", "step", b"step", "trainer", b"trainer", "trainer_part", b"trainer_part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["directory", b"directory", "incremental", b"incremental", "part_bytes", b"part_bytes", "save", b"save", "step", b"step", "trainer", b"trainer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SaveRequest: _TypeAlias = SaveRequest  # noqa: Y015
+
+@_typing.final
+class PartRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINER_FIELD_NUMBER: _builtins.int
+    SAVE_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    save: _builtins.str
+    """The random name of the save to which it belongs."""
+    offset: _builtins.int
+    """Where in the part this piece begins: pieces come in order."""
+    data: _builtins.bytes
+    """Of a safetensors file."""
+    @_builtins.property
+    def trainer(self) -> Global___Trainer: ...
+    def __init__(
+        self,
+        *,
+        trainer: Global___Trainer | None = ...,
+        save: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "offset", b"offset", "save", b"save", "trainer", b"trainer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartRequest: _TypeAlias = PartRequest  # noqa: Y015
+
+@_typing.final
+class PartReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartReply: _TypeAlias = PartReply  # noqa: Y015
+
+@_typing.final
+class FoundPartRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRAINER_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    @_builtins.property
+    def trainer(self) -> Global___Trainer: ...
+    def __init__(
+        self,
+        *,
+        trainer: Global___Trainer | None = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["trainer", b"trainer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "trainer", b"trainer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FoundPartRequest: _TypeAlias = FoundPartRequest  # noqa: Y015
+
+@_typing.final
+class FoundPartReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """Empty from the end on."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FoundPartReply: _TypeAlias = FoundPartReply  # noqa: Y015
 
 @_typing.final
 class SaveReply(_message.Message):
@@ -941,22 +1031,22 @@ class LoadReply(_message.Message):
     DIRECTORY_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
-    TRAINER_PART_FIELD_NUMBER: _builtins.int
     SAVES_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     APART_FIELD_NUMBER: _builtins.int
+    PART_BYTES_FIELD_NUMBER: _builtins.int
     directory: _builtins.str
     """The checkpoint that was found, by its path; empty when there is none."""
     restored: _builtins.str
     """The random name of the checkpoint that this server has loaded, now or before; empty when it began anew."""
     step: _builtins.int
     """The step that this trainer makes next."""
-    trainer_part: _builtins.bytes
-    """The trainer's part of the checkpoint, from the server that has it."""
     status: _builtins.bytes
     """What this trainer has said of itself before, if it is not trainer 0 and this server has it."""
     apart: _builtins.bool
     """Whether it had trained before the checkpoint at a pace of its own, so that trainer 0's status is not its."""
+    part_bytes: _builtins.int
+    """How large trainer 0's part of the checkpoint is; 0 where another server has it."""
     @_builtins.property
     def saves(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The random names of all checkpoints that this server has whole where it has looked, the newest first."""
@@ -967,14 +1057,14 @@ class LoadReply(_message.Message):
         directory: _builtins.str = ...,
         restored: _builtins.str = ...,
         step: _builtins.int = ...,
-        trainer_part: _builtins.bytes = ...,
         saves: _abc.Iterable[_builtins.str] | None = ...,
         status: _builtins.bytes = ...,
         apart: _builtins.bool = ...,
+        part_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "directory", b"directory", "restored", b"restored", "saves", b"saves", "status", b"status", "step", b"step", "trainer_part", b"trainer_part"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apart", b"apart", "directory", b"directory", "part_bytes", b"part_bytes", "restored", b"restored", "saves", b"saves", "status", b"status", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,6 +59,16 @@ class ParameterServerStub:
                 request_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.SaveRequest.SerializeToString,
                 response_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.SaveReply.FromString,
                 _registered_method=True)
+        self.Part = channel.unary_unary(
+                '/fleet.parameter_server.v1.ParameterServer/Part',
+                request_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.PartRequest.SerializeToString,
+                response_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.PartReply.FromString,
+                _registered_method=True)
+        self.FoundPart = channel.unary_unary(
+                '/fleet.parameter_server.v1.ParameterServer/FoundPart',
+                request_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.FoundPartRequest.SerializeToString,
+                response_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.FoundPartReply.FromString,
+                _registered_method=True)
         self.Written = channel.unary_unary(
                 '/fleet.parameter_server.v1.ParameterServer/Written',
                 request_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.WrittenRequest.SerializeToString,
@@ -157,6 +167,20 @@ class ParameterServerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Part(self, request, context):
+        """Take a piece of what trainer 0 adds to its next save.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FoundPart(self, request, context):
+        """Give a piece of what the checkpoint that was found last has of trainer 0.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Written(self, request, context):
         """Say what a save has written. Waits a short while; asked again until all of it is on the disk.
         """
@@ -246,6 +270,16 @@ def add_ParameterServerServicer_to_server(servicer, server):
                     servicer.Save,
                     request_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.SaveRequest.FromString,
                     response_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.SaveReply.SerializeToString,
+            ),
+            'Part': grpc.unary_unary_rpc_method_handler(
+                    servicer.Part,
+                    request_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.PartRequest.FromString,
+                    response_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.PartReply.SerializeToString,
+            ),
+            'FoundPart': grpc.unary_unary_rpc_method_handler(
+                    servicer.FoundPart,
+                    request_deserializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.FoundPartRequest.FromString,
+                    response_serializer=fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.FoundPartReply.SerializeToString,
             ),
             'Written': grpc.unary_unary_rpc_method_handler(
                     servicer.Written,
@@ -521,6 +555,60 @@ class ParameterServer:
             '/fleet.parameter_server.v1.ParameterServer/Save',
             fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.SaveRequest.SerializeToString,
             fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.SaveReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Part(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet.parameter_server.v1.ParameterServer/Part',
+            fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.PartRequest.SerializeToString,
+            fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.PartReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FoundPart(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fleet.parameter_server.v1.ParameterServer/FoundPart',
+            fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.FoundPartRequest.SerializeToString,
+            fleet_dot_parameter__server_dot_control_dot_proto_dot_control__pb2.FoundPartReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,10 @@ class ParameterServerStub:
     """Combine small arrays of all trainers that have not completed. Waits a short while; asked again until done."""
     Save: _grpc.UnaryUnaryMultiCallable[_control_pb2.SaveRequest, _control_pb2.SaveReply]
     """Copy what this server holds at a step, and begin to write the copy as its shard of a checkpoint."""
+    Part: _grpc.UnaryUnaryMultiCallable[_control_pb2.PartRequest, _control_pb2.PartReply]
+    """Take a piece of what trainer 0 adds to its next save."""
+    FoundPart: _grpc.UnaryUnaryMultiCallable[_control_pb2.FoundPartRequest, _control_pb2.FoundPartReply]
+    """Give a piece of what the checkpoint that was found last has of trainer 0."""
     Written: _grpc.UnaryUnaryMultiCallable[_control_pb2.WrittenRequest, _control_pb2.WrittenReply]
     """Say what a save has written. Waits a short while; asked again until all of it is on the disk."""
     Status: _grpc.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]
@@ -83,6 +87,10 @@ class ParameterServerAsyncStub(ParameterServerStub):
     """Combine small arrays of all trainers that have not completed. Waits a short while; asked again until done."""
     Save: _aio.UnaryUnaryMultiCallable[_control_pb2.SaveRequest, _control_pb2.SaveReply]  # type: ignore[assignment]
     """Copy what this server holds at a step, and begin to write the copy as its shard of a checkpoint."""
+    Part: _aio.UnaryUnaryMultiCallable[_control_pb2.PartRequest, _control_pb2.PartReply]  # type: ignore[assignment]
+    """Take a piece of what trainer 0 adds to its next save."""
+    FoundPart: _aio.UnaryUnaryMultiCallable[_control_pb2.FoundPartRequest, _control_pb2.FoundPartReply]  # type: ignore[assignment]
+    """Give a piece of what the checkpoint that was found last has of trainer 0."""
     Written: _aio.UnaryUnaryMultiCallable[_control_pb2.WrittenRequest, _control_pb2.WrittenReply]  # type: ignore[assignment]
     """Say what a save has written. Waits a short while; asked again until all of it is on the disk."""
     Status: _aio.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]  # type: ignore[assignment]
@@ -168,6 +176,22 @@ class ParameterServerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.SaveReply, _abc.Awaitable[_control_pb2.SaveReply]]:
         """Copy what this server holds at a step, and begin to write the copy as its shard of a checkpoint."""
+
+    @_abc_1.abstractmethod
+    def Part(
+        self,
+        request: _control_pb2.PartRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.PartReply, _abc.Awaitable[_control_pb2.PartReply]]:
+        """Take a piece of what trainer 0 adds to its next save."""
+
+    @_abc_1.abstractmethod
+    def FoundPart(
+        self,
+        request: _control_pb2.FoundPartRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.FoundPartReply, _abc.Awaitable[_control_pb2.FoundPartReply]]:
+        """Give a piece of what the checkpoint that was found last has of trainer 0."""
 
     @_abc_1.abstractmethod
     def Written(
