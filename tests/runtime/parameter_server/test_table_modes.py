@@ -1,5 +1,6 @@
 """Tables in the modes whose trainers do not wait: each beside what it comes to in turn."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -185,18 +186,44 @@ def test_in_geo_a_row_gradient_that_is_no_number_is_refused_with_its_row():
             wrapped.step()
 
 
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a frame take ten rows."""
+    for module in ("rows", "local_tables"):
+        monkeypatch.setattr(f"fleet.parameter_server.trainer.{module}.most_rows", lambda _: 10)
+
+
 @models
-def test_in_geo_more_rows_than_one_exchange_takes_are_refused_with_what_to_set(model, monkeypatch):
-    monkeypatch.setattr("fleet.parameter_server.trainer.rows.most_rows", lambda _: 10)
+def test_in_geo_what_one_exchange_could_not_take_leaves_before_its_time(model, monkeypatch):
+    few_at_once(monkeypatch)
+    with (
+        one_torch_thread(),
+        loopback(
+            servers=1, model=model, optimizer=SGD[0], config=replace(GEO, geo_sgd_need_push_nums=9)
+        ) as job,
+    ):
+        trainer, net, wrapped = make(job, 0)
+        trainer.start()
+        before = rows_on_servers(job, ROWS, DIM)
+        for begin in (0, 4, 8):
+            wrapped.zero_grad()
+            net.embedding(torch.arange(begin, begin + 4)).sum().backward()
+            wrapped.step()
+        trainer._client.rows.wait()
+        before[:8] -= 0.5
+        torch.testing.assert_close(rows_on_servers(job, ROWS, DIM), before)
+        trainer.complete()
+        before[8:12] -= 0.5
+        torch.testing.assert_close(rows_on_servers(job, ROWS, DIM), before)
+
+
+@models
+def test_in_geo_a_step_of_more_rows_than_one_exchange_takes_is_refused(model, monkeypatch):
+    few_at_once(monkeypatch)
     with joined(1, servers=1, model=model, optimizer=SGD[0], config=GEO) as ((_, net, wrapped),):
-        net.embedding(torch.arange(6)).sum().backward()
-        wrapped.step()
-        wrapped.zero_grad()
-        net.embedding(torch.arange(4, 12)).sum().backward()
+        net.embedding(torch.arange(12)).sum().backward()
         with pytest.raises(
             ConfigurationError,
-            match=r"gradients of 12 rows of table \S+ for one server, expected 10 at most; .* fewer steps at "
-            "once: geo_sgd_need_push_nums",
+            match=r"gradients of 12 rows of table \S+ for one server, expected 10 at most; use smaller",
         ):
             wrapped.step()
 

@@ -70,6 +70,8 @@ class GeoRows:
         self._agreed = Table(replace(served, row_type=Float32(), storage=IN_MEMORY))
         self._touched: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)]
         """Ids since the last exchange: each once in the first array, and those of the updates after it."""
+        self._largest = 0
+        """How many ids an update has had at most."""
         self._before = _NO_STATE
         """The state with which rows begin that are touched first, where it is not a fresh one."""
 
@@ -108,9 +110,15 @@ class GeoRows:
         self._own.find_or_add(ids)
         self._local.update(ids, gradient, step, options)
         self._touched.append(ids)
+        self._largest = max(self._largest, ids.size)
         # Not at each update: it would sort everything that has come before.
         if sum(each.size for each in self._touched[1:]) > max(_LEAST, self._touched[0].size):
             self._touched = [self._all_touched()]
+
+    @property
+    def most_leaving(self) -> int:
+        """How many rows an exchange after the next update has at most, if no batch is larger than so far."""
+        return sum(each.size for each in self._touched) + self._largest
 
     def leaving(self, step: int) -> RowGradients:
         """Return what is to be added to the servers' rows: of the ids touched since the last call, ascending.

@@ -39,7 +39,7 @@ class Geo(Mode):
     Attributes
     ----------
     push_nums : int
-        After how many steps a trainer sends what has changed.
+        After how many steps a trainer sends what has changed; earlier where rows would be too many.
     """
 
     push_nums: int = 100
@@ -122,7 +122,8 @@ class GeoTrainer:
         session.advance()
         if self._in_flight and session.values_arrived and session.rows.settled:
             self._receive()
-        if session.step % self._push_nums == 0:
+        early = self._rows is not None and self._rows.must_leave
+        if early or session.step % self._push_nums == 0:
             if self._in_flight:  # the memory of what was sent is still in use
                 self._receive()
             self._push()

@@ -302,6 +302,10 @@ class LocalRows(Protocol):
     def begin(self) -> None:
         """Have no copies: rows are the servers' until they are stepped."""
 
+    @property
+    def must_leave(self) -> bool:
+        """Whether what has changed may be more than one exchange takes after another step."""
+
     def leaving(self) -> OfRows:
         """Return what has changed since the last call, by table."""
 

@@ -20,6 +20,7 @@ from fleet.process.finite import OfRows
 from fleet.tables.geo import GeoRows
 from fleet.transpiler.tables import TablePlan
 from fleet.wire import HyperParameters
+from fleet.wire.rows import most_rows
 
 __all__ = ["LocalTables"]
 
@@ -106,6 +107,14 @@ class LocalTables:
             table.update(ids, gradient.clone(), self._steps, plan.options(hyper_parameters))
             if plan.own is not None:
                 write_rows(plan.own, ids, table.look_up(ids))
+
+    @property
+    def must_leave(self) -> bool:
+        """Whether what has changed may be more than one exchange takes after another step."""
+        return any(
+            table.most_leaving > most_rows(self._plans[name].row_bytes)
+            for name, table in self._tables.items()
+        )
 
     def leaving(self) -> OfRows:
         """Return what has changed since the last call, by table."""

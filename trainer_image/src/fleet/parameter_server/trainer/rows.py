@@ -212,7 +212,7 @@ class TrainerRows:
             raise ConfigurationError(
                 f"what is sent at once has gradients of {count} rows of table {plan.name} for one server, "
                 f"expected {most} at most; use smaller batches, more parameter servers, or fewer steps at "
-                "once: geo_sgd_need_push_nums, max_merge_var_num"
+                "once: max_merge_var_num"
             )
 
 
