@@ -1,6 +1,7 @@
 """Rows on a disk: what is written is read, whatever has gone to the file, which stays small."""
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,8 @@ def test_it_holds_what_memory_would_and_a_file_of_a_few_times_the_rows():
     assert disk._slots.values.size == 40  # type: ignore[attr-defined]
 
 
-def test_rows_that_are_written_often_stay_in_memory_whatever_others_come(monkeypatch):
+@pytest.mark.parametrize("writes_before", [0, (1 << 31) - 50], ids=["new", "as-many-as-are-told-apart"])
+def test_rows_that_are_written_often_stay_in_memory_whatever_others_come(monkeypatch, writes_before):
     read: list[int] = []
 
     def read_too(log: RowLog, places: np.ndarray) -> np.ndarray:
@@ -53,8 +55,9 @@ def test_rows_that_are_written_often_stay_in_memory_whatever_others_come(monkeyp
 
     of_log = RowLog.read
     monkeypatch.setattr(RowLog, "read", read_too)
-    disk = LocalDisk(memory=1).rows(WIDTH)
+    disk: Any = LocalDisk(memory=1).rows(WIDTH)
     disk.resize(10_000)
+    disk._now = writes_before
     for turn in range(100):
         often, once = np.arange(30), np.arange(100) + 100 * (turn % 90) + 100
         disk.write(np.concatenate([often, once]), torch.full((130, WIDTH), float(turn)))

@@ -26,6 +26,8 @@ _RECENT: Final = 1 << 15
 """So many rows that were read from the file are kept as well, for what writes them next."""
 _LEAST: Final = 1024
 """Rows in memory, however few bytes that is."""
+_LATEST: Final = (1 << 31) - 1
+"""So many writes are told apart by their order; then the older half of them is not any more."""
 
 Numbers = NDArray[np.int64]
 Records = NDArray[np.void]
@@ -234,6 +236,8 @@ class _OnDisk:
         return records
 
     def _write(self, numbers: Numbers, records: Records) -> None:
+        if self._now == _LATEST:
+            self._now = _forget_older_half(self._now, self._last.values, self._before.values)
         self._now += 1
         where, before = self._where.values.take(numbers), self._last.values.take(numbers)
         self._last.values[numbers] = self._now
@@ -304,6 +308,14 @@ class _OnDisk:
 
     def _move(self, numbers: Numbers, records: Records) -> None:
         self._where.values[numbers] = _FIRST - self._log.append(numbers, records)
+
+
+def _forget_older_half(now: int, *times: NDArray[np.int32]) -> int:
+    """Count what was written in the older half of all time as never written; return what time it is."""
+    half = now // 2
+    for each in times:
+        np.maximum(each - half, 0, out=each)
+    return now - half
 
 
 def _in_order(end: int, at_once: int) -> Iterator[Numbers]:
