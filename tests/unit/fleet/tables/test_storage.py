@@ -79,12 +79,14 @@ def test_ids_that_come_once_drive_out_none_that_come_often():
     assert np.count_nonzero(disk._where.values[table._memory.find(often)] >= 0) == 30  # type: ignore[attr-defined]
 
 
-def test_what_was_looked_up_is_not_read_again_to_be_updated(monkeypatch):
+def test_what_was_looked_up_is_not_read_again_to_be_updated_whatever_is_saved_meanwhile(monkeypatch):
     disk = LocalDisk(memory=1).rows(WIDTH)
     disk.resize(1000)
     disk.write(np.arange(1000), torch.ones(1000, WIDTH))
     numbers = np.array([3, 500])
     first = disk.read(numbers, 2)
+    for part in disk.runs(1000, 2):
+        disk.read(part)
     with monkeypatch.context() as patch:
         patch.setattr(RowLog, "read", None)
         assert torch.equal(disk.read(numbers)[:, :2], first)

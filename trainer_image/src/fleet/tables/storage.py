@@ -203,7 +203,8 @@ class _OnDisk:
         here, there = np.flatnonzero(where >= 0), np.flatnonzero(where <= _FIRST)
         found[here] = self._slots.values.take(where[here])
         if there.size:
-            found[there] = self._read(numbers[there], _FIRST - where[there])
+            # Whole rows are read to be updated now, or to be saved: neither is read again soon.
+            found[there] = self._read(numbers[there], _FIRST - where[there], keeps=num_words is not None)
         return _words(found)[:, :num_words]
 
     def write(self, numbers: Numbers, words: Tensor) -> None:
@@ -223,15 +224,16 @@ class _OnDisk:
         for part in _in_order(end, at_once):
             yield part[~given[part]]
 
-    def _read(self, numbers: Numbers, places: Numbers) -> Records:
-        """Return copies of what lies in the file."""
+    def _read(self, numbers: Numbers, places: Numbers, *, keeps: bool) -> Records:
+        """Return copies of what lies in the file; keep them for a while, or not."""
         records = np.empty(numbers.size, self._type)
         kept, records_kept = self._recent.find(numbers)
         records[kept] = records_kept
         if not kept.all():
             of, first, again = np.unique(places[~kept], return_index=True, return_inverse=True)
             read = self._log.read(of)
-            self._recent.keep(numbers[~kept][first], read)
+            if keeps:
+                self._recent.keep(numbers[~kept][first], read)
             records[~kept] = read[again]
         return records
 
