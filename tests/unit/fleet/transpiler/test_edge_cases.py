@@ -295,8 +295,8 @@ def test_a_distributed_embedding_names_itself():
 
 @pytest.mark.parametrize("kind", [torch.nn.Embedding, torch.nn.EmbeddingBag])
 def test_an_embedding_that_bounds_its_rows_in_forward_names_itself_where_servers_step(kind):
-    def transpile(*, frozen: bool = False, **fields: Any) -> None:
-        model = torch.nn.Sequential(torch.nn.Linear(2, 2), kind(5, 2, max_norm=1.5))
+    def transpile(*, frozen: bool = False, sparse: bool = False, **fields: Any) -> None:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), kind(5, 2, max_norm=1.5, sparse=sparse))
         model[1].weight.requires_grad_(not frozen)
         program = Program.capture(model, never, torch.optim.SGD(model.parameters(), lr=0.1))
         DistributeTranspiler(config(**fields)).transpile(program=program, **GOOD)
@@ -305,6 +305,9 @@ def test_an_embedding_that_bounds_its_rows_in_forward_names_itself_where_servers
         transpile()
     transpile(geo_sgd_mode=True)
     transpile(frozen=True)
+    for geo in (False, True):  # the rows that a trainer steps are beside the weight
+        with pytest.raises(TranspileError, match=r"module 1 has max_norm=1\.5: .*what the module returns$"):
+            transpile(sparse=True, geo_sgd_mode=geo)
 
 
 def test_a_block_name_that_is_taken_is_an_error():

@@ -298,8 +298,8 @@ def _check_untouched(main: Program, startup: Program) -> None:
 
 def _check_trained(main: Program, mode: DistributedMode, own: TrainingMode | None) -> None:
     check_clipping(main, mode, own)
-    if own is None and mode is not DistributedMode.GEO:  # a trainer's values are the servers'
-        refuse_forward_writes(main.source)
+    if own is None:
+        refuse_forward_writes(main.source, steps_alone=mode is DistributedMode.GEO)
 
 
 def _checked_trainers(trainer_id: object, trainers: object) -> int:
