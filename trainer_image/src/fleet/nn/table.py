@@ -6,7 +6,7 @@ of each row, and what has come together until ``step()`` is sent.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -123,6 +123,9 @@ class DistributedTable:
         Which rows go.
     storage : Storage
         Where the servers keep rows: ``fleet.tables.Memory()``, or ``fleet.tables.LocalDisk(memory=…)``.
+    warm_start : callable, optional
+        Returns ids and vectors, with which the table begins; other ids begin with `first_values`. Called on
+        the servers alone, each of which keeps what belongs to it: it must return the same on all of them.
     """
 
     name: str
@@ -136,6 +139,7 @@ class DistributedTable:
     admission: Admission | None = None
     eviction: tuple[Eviction, ...] = ()
     storage: Storage = IN_MEMORY
+    warm_start: Callable[[], tuple[Any, Any]] | None = None
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -20,8 +20,10 @@ from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.store import Origin
 from fleet.process import progress
 from fleet.tables import RowGradients, Table, TableRows
+from fleet.tables.saved import part
 from fleet.tables.shards import SHARDS, shard_of
 from fleet.tables.snapshot import Snapshot
+from fleet.tables.warm_start import warm_start
 from fleet.transpiler.tables import TablePlan
 from fleet.wire import HyperParameters
 from fleet.wire.rows import most_rows
@@ -134,6 +136,13 @@ class _Entry:
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held by whoever reads or changes rows."""
 
+    def begin(self, shards: Sequence[int]) -> None:
+        """Take the rows of some virtual shards that are there from the beginning, if there are any."""
+        if self.plan.own is not None:
+            self.table.load(_rows_of(self.plan.own, shards))
+        elif self.plan.warm_start is not None:
+            self.table.load(part(warm_start(self.plan.config, *self.plan.warm_start()), shards))
+
 
 class TableStore:
     """The tables of one server. Any thread may call.
@@ -155,8 +164,7 @@ class TableStore:
         self._entries = {plan.number: _Entry(plan, Table(plan.config)) for plan in plans}
         self._sequence = itertools.count(1)
         for entry in self._entries.values():
-            if entry.plan.own is not None:
-                entry.table.load(_rows_of(entry.plan.own, shards))
+            entry.begin(shards)
         self.row_bytes = {number: entry.plan.row_bytes for number, entry in self._entries.items()}
         """By table, the bytes of a row as it travels."""
 

@@ -9,7 +9,7 @@ from fleet.program.program import Program
 from fleet.transpiler.config import DistributedMode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.nn import Parameter
 
@@ -30,6 +30,8 @@ class TablePlan:
     """Index of the optimizer's param group whose options each step brings; None where it has its own."""
     own: "Parameter | None" = None
     """The module's weight, where trainers hold the table too: each is told of the rows that have changed."""
+    warm_start: "Callable[[], tuple[Any, Any]] | None" = None
+    """Returns ids and vectors with which the table begins, on servers."""
 
     @property
     def name(self) -> str:
@@ -91,7 +93,7 @@ def served(plans: "Sequence[TablePlan]", mode: DistributedMode) -> tuple[TablePl
 def _plan(number: int, table: CapturedTable) -> TablePlan:
     own = table.config
     if not isinstance(own, OwnTable):
-        return TablePlan(number, table.config, table.group)
+        return TablePlan(number, table.config, table.group, warm_start=table.declared.warm_start)
     from fleet.tables import Constant, TableConfig  # as above
     from fleet.tables.rules import rule_of
 
