@@ -15,7 +15,7 @@ from fleet.errors import CheckpointError, ConfigurationError, FleetError, Transp
 from fleet.parameter_server.modes import Async
 from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.process import progress
-from fleet.tables import Constant
+from fleet.tables import Constant, CountFilter, rules
 from fleet.transpiler import DistributeTranspilerConfig
 from fleet.wire import Kind
 from tests.support.clicks import (
@@ -26,6 +26,7 @@ from tests.support.clicks import (
     SGD,
     Clicks,
     alone,
+    batch,
     loss_of,
     on_servers,
     one_step,
@@ -187,11 +188,33 @@ def test_where_sparse_gradients_are_refused_the_way_out_is_named():
         Loopback(optimizer=SGD[0], model=held_by_trainers, mode=Async()).transpile()
 
 
-def test_a_trainer_with_another_table_is_refused_when_it_joins():
+def table_of(dimension: int = DIM, **options: Any) -> Any:
+    """Return the model with the table of the same name, and its layer, whatever the table's dimension."""
+    model = on_servers()
+    table = fleet.nn.DistributedTable("clicks", dimension, ROWS, seed=3, **options)
+    model.embedding = fleet.nn.DistributedEmbedding(ROWS, dimension, table=table)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"first_values": Constant()}, r"dimension 4 .*Normal.* here, .*Constant"),
+        ({"dimension": 8}, r"dimension 4 .* here, .*dimension 8 "),
+        ({"rule": rules.Adagrad()}, r"SGD of param group 0.* here, .*Adagrad\(\) of its own"),
+        (
+            {"rule": rules.SGD(), "options": {"lr": 0.1}},
+            r"SGD of param group 0.* here, .*SGD\(lr=0.1\) of its own",
+        ),
+        ({"admission": CountFilter(2)}, r" here, .*CountFilter\(count=2\)"),
+    ],
+    ids=["first-values", "dimension", "rule", "rule-of-its-own", "admission"],
+)
+def test_a_trainer_with_another_table_is_refused_when_it_joins(other, words):
     with loopback(optimizer=SGD[0], model=on_servers) as job:
-        other = job.make_trainer(model=lambda: on_servers(padding_idx=0, first_values=Constant()))[0]
-        with pytest.raises(ConfigurationError, match=r"table clicks: dimension 4.*Normal.* here, .*Constant"):
-            other.start()
+        trainer = job.make_trainer(model=lambda: table_of(**other))[0]
+        with pytest.raises(ConfigurationError, match=f"table clicks: .*{words}"):
+            trainer.start()
 
 
 @pytest.mark.parametrize(
@@ -207,9 +230,11 @@ def test_a_row_gradient_that_is_no_number_is_refused_with_its_row_or_left_out(ac
             with pytest.raises(FleetError, match=words):
                 wrapped.step()
             return
+        skipped = progress.snapshot()["counters"].get("steps_skipped", 0)
         wrapped.step()
         assert torch.equal(model.embedding(ids), before)
         assert "row 7 of table clicks" in caplog.text
+        assert progress.snapshot()["counters"]["steps_skipped"] == skipped + 1
 
 
 def test_a_schedule_of_the_learning_rate_holds_for_rows():
@@ -409,3 +434,31 @@ def test_rows_are_counted_where_they_pass():
         model.embedding(torch.tensor([3, 7, 3])).sum().backward()
         wrapped.step()
         assert [now - then for now, then in zip(counted(), before, strict=True)] == [3, 2, 2]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU on this machine")
+@pytest.mark.parametrize("held", [False, True], ids=["on-servers", "held-by-trainers"])
+def test_a_model_on_a_gpu_reads_and_trains_the_rows_that_one_on_the_host_does(held, monkeypatch):
+    rows, pinned, pin = [], list[torch.Tensor](), torch.Tensor.pin_memory
+
+    def noted(each: torch.Tensor) -> torch.Tensor:
+        pinned.append(each)
+        return pin(each)
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", noted)
+    for device in ("cpu", "cuda"):
+
+        def model(device: str = device) -> Any:
+            return (held_by_trainers() if held else on_servers()).to(device)
+
+        with joined(1, model=model, optimizer=SGD[0]) as ((_, made, wrapped),):
+            for step in range(STEPS):
+                wrapped.zero_grad()
+                ids = batch(step, 0)[0].to(device)
+                (made.embedding(ids) * 0.25).sum().backward()  # what both add up to the same bits
+                wrapped.step()
+            with torch.no_grad():
+                rows.append(made.embedding(torch.arange(ROWS, device=device)).cpu())
+        assert bool(pinned) == (device == "cuda")
+    assert torch.equal(*rows)

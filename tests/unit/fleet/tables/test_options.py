@@ -1,11 +1,13 @@
 """Options of a table compose: every two of different kinds are in one of these tables."""
 
+from dataclasses import fields
 from itertools import combinations, product
 
 import numpy as np
 import pytest
 import torch
 
+from fleet.nn import DistributedEmbeddingBag, DistributedTable
 from fleet.tables import (
     BFloat16,
     BloomFilter,
@@ -109,6 +111,53 @@ def test_servers_do_not_show_nor_looking_up_nor_moving(chosen):
         assert whole.ids.size > 1.5 * PER_SHARD
     else:
         assert 0 < whole.ids.size < 3 * PER_SHARD
+
+
+class Trainer:
+    """One trainer's rows of a table on servers, as modules read them; a `fleet.nn.RowSource`."""
+
+    def __init__(self, config, number):
+        self.servers = Servers(config, number)
+        self.steps = 0
+
+    def look_up(self, name, ids):
+        return self.servers.look_up(ids)
+
+    def prefetch(self, name, ids):
+        self.servers.look_up(ids)
+
+    def touched(self, name, touched):
+        self.steps += 1
+        self.servers.update(touched.ids, touched.gradient().clone(), self.steps)
+
+
+@pytest.mark.parametrize("chosen", CHOICES, ids=name_of)
+def test_a_padding_id_has_no_row_whatever_the_table_is_and_fetching_ahead_does_not_show(chosen):
+    config = configured(chosen)
+    ids = crowd(PER_SHARD, CROWDED, negative=config.num_embeddings is None)
+    padding, others = int(ids[7]), np.delete(ids, 7)
+    named = {each.name: getattr(config, each.name) for each in fields(config)}
+    found = []
+    for number in (1, 3):
+        table = DistributedTable(**named)
+        bag = DistributedEmbeddingBag(
+            config.num_embeddings, config.dimension, mode="sum", padding_idx=padding, table=table
+        )
+        assert table.config() == config
+        trainer = Trainer(config, number)
+        table.bind(trainer)
+        for batch, _, step in updates(others, 8, config.dimension):
+            with_padding = torch.from_numpy(np.append(batch, padding))[:, None]
+            if number == 3:
+                bag.prefetch(with_padding)
+            vectors = bag(with_padding)
+            assert not vectors[-1].any()
+            (vectors * step / 8).sum().backward()
+        rows = trainer.servers.rows()
+        assert padding not in rows.ids
+        assert rows.ids.size
+        found.append(rows)
+    assert_equal(*found)
 
 
 @pytest.mark.parametrize("chosen", CHOICES, ids=name_of)

@@ -6,6 +6,7 @@ import torch
 
 from fleet.tables import Constant, Table, TableConfig, Uniform
 from fleet.tables.rules import FTRL, SGD, Adagrad, Adam, Momentum, RMSprop, RowwiseAdagrad
+from tests.support.tables import assert_equal
 
 ROWS, DIMENSION, STEPS = 12, 5, 30
 
@@ -73,6 +74,20 @@ def test_each_row_is_stepped_as_torch_steps_a_parameter_whenever_it_has_a_gradie
     torch.testing.assert_close(trained(rule, **options), expected, rtol=2e-6, atol=2e-6)
 
 
+def test_adam_adds_the_decay_of_rows_that_have_a_gradient_to_it():
+    first, second, eps, rate, decay = 0.8, 0.99, 1e-6, 0.1, 0.05
+    values = first_values().double().numpy()
+    mean, square = np.zeros((ROWS, DIMENSION)), np.zeros((ROWS, DIMENSION))
+    for step, (ids, gradient) in enumerate(updates(), start=1):
+        grad = gradient.double().numpy() + decay * values[ids]
+        mean[ids] = first * mean[ids] + (1 - first) * grad
+        square[ids] = second * square[ids] + (1 - second) * grad**2
+        corrected = rate * np.sqrt(1 - second**step) / (1 - first**step)
+        values[ids] -= corrected * mean[ids] / (np.sqrt(square[ids]) + eps)
+    found = trained(Adam(), lr=rate, betas=(first, second), eps=eps, weight_decay=decay).double().numpy()
+    np.testing.assert_allclose(found, values, rtol=2e-5, atol=2e-6)
+
+
 def test_rowwise_adagrad_scales_a_row_by_one_sum():
     options = {"lr": 0.1, "eps": 1e-8, "initial_accumulator_value": 0.5, "weight_decay": 0.01}
     values, total = first_values().double().numpy(), np.full(ROWS, 0.5)
@@ -103,6 +118,24 @@ def test_ftrl_is_the_paper_s(l1):
     found = trained(FTRL(), lr=alpha, beta=beta, l1=l1, l2=l2, initial_accumulator_value=0.1).numpy()
     np.testing.assert_allclose(found, weights, rtol=2e-4, atol=2e-5)
     assert (found == 0.0).any() == (l1 > 0)
+
+
+@pytest.mark.parametrize("rule", [SGD(), Momentum(), Adagrad(), RowwiseAdagrad(), Adam(), RMSprop(), FTRL()])
+def test_any_number_of_threads_comes_to_the_same_bits(rule):
+    ids, found = np.arange(8000), []
+    gradient = torch.randn(ids.size, 17, generator=torch.Generator().manual_seed(0))
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            table = Table(TableConfig("t", 17, rule, options={"lr": 0.1}))
+            for step in range(1, 4):
+                table.update(ids, gradient.clone(), step)
+            found.append(table.rows())
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert_equal(other, found[0])
 
 
 @pytest.mark.parametrize("rule", [SGD(), Momentum(), Adagrad(), RowwiseAdagrad(), Adam(), RMSprop(), FTRL()])

@@ -18,6 +18,7 @@ from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError
 from fleet.tables.admission import Admission
+from fleet.tables.devices import to_device, to_host
 from fleet.tables.eviction import Eviction
 from fleet.tables.first_values import FirstValues, Normal
 from fleet.tables.kernels import distinct_ids
@@ -80,7 +81,7 @@ class Touched:
         return self._at(self.rows.detach())
 
     def _at(self, whole: Tensor) -> Tensor:
-        return (whole if self.at is None else whole[torch.from_numpy(self.at).to(whole.device)]).cpu()
+        return to_host(whole if self.at is None else whole[torch.from_numpy(self.at).to(whole.device)])
 
 
 class RowSource(Protocol):
@@ -224,10 +225,10 @@ class DistributedTable:
         if at is not None:
             found, rows = rows, rows.new_zeros(distinct.size, self.dimension)
             rows[torch.from_numpy(at)] = found
-        rows = rows.to(ids.device)
+        rows = to_device(rows, ids.device)
         if torch.is_grad_enabled():
             self._watch(rows.requires_grad_(), wanted, at)
-        return LookedUp(rows, torch.from_numpy(positions.reshape(ids.shape)).to(ids.device))
+        return LookedUp(rows, to_device(torch.from_numpy(positions.reshape(ids.shape)), ids.device))
 
     def prefetch(self, ids: Tensor, *, padding: int | None = None) -> None:
         """Ask for the distinct rows of the next batch, without waiting for them; raises as `look_up`."""

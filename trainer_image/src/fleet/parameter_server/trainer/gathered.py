@@ -12,6 +12,7 @@ from fleet.errors import ConfigurationError
 from fleet.nn.table import Touched
 from fleet.process.finite import OfRows
 from fleet.tables import RowGradients, merge
+from fleet.tables.devices import to_host
 
 __all__ = ["Gathered"]
 
@@ -94,4 +95,4 @@ def _rows_of(name: str, weight: Parameter) -> RowGradients:
             "step rows of it; is the weight used elsewhere too? Use sparse=False there"
         )
     gradient = weight.grad.coalesce().detach()
-    return RowGradients(gradient.indices()[0].cpu().numpy(), gradient.values().cpu())
+    return RowGradients(gradient.indices()[0].cpu().numpy(), to_host(gradient.values()))

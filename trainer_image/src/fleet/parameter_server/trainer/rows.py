@@ -24,6 +24,7 @@ from fleet.parameter_server.trainer.waits import Waits
 from fleet.process import progress
 from fleet.process.finite import OfRows
 from fleet.tables.ascending import find_among
+from fleet.tables.devices import to_device
 from fleet.transpiler.tables import TablePlan
 from fleet.wire import Header, Kind
 from fleet.wire.rows import PART_BYTES, most_rows, pack_row_gradient
@@ -219,4 +220,4 @@ class TrainerRows:
 @torch.no_grad()
 def write_rows(weight: Parameter, ids: NDArray[np.int64], rows: Tensor) -> None:
     """Put rows in the place of those of a weight."""
-    weight[torch.from_numpy(ids).to(weight.device)] = rows.to(weight.device)
+    weight[torch.from_numpy(ids).to(weight.device)] = to_device(rows, weight.device)
