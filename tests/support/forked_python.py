@@ -103,8 +103,13 @@ class ForkedPython:
         """End it at once."""
         self.send_signal(signal.SIGKILL)
 
+    def _has_answered(self, timeout: float | None) -> bool:
+        answers = select.poll()  # select.select takes no descriptor from 1024 on
+        answers.register(self._answers, select.POLLIN)
+        return bool(answers.poll(None if timeout is None else timeout * 1000))
+
     def _ended(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._answers], [], [], timeout)[0]:
+        if self.returncode is None and self._has_answered(timeout):
             self.returncode = self._answer()
             self._answers.close()
         return self.returncode

@@ -1,5 +1,6 @@
 """The async mode of a server: each gradient by itself, in the order of arrival."""
 
+import contextlib
 import gc
 
 import pytest
@@ -84,7 +85,11 @@ def test_a_server_keeps_copies_of_its_values_only_where_delay_is_compensated(dc_
 def bytes_of_tensors() -> int:
     """Return the bytes of the memory of all tensors of this process."""
     gc.collect()
-    storages = [each.untyped_storage() for each in gc.get_objects() if type(each) is torch.Tensor]
+    storages = []
+    for each in gc.get_objects():
+        if type(each) is torch.Tensor:
+            with contextlib.suppress(NotImplementedError):  # an undefined one of autograd
+                storages.append(each.untyped_storage())
     return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
 
