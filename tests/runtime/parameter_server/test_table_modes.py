@@ -1,5 +1,7 @@
 """Tables in the modes whose trainers do not wait: each beside what it comes to in turn."""
 
+import gc
+import tracemalloc
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -256,3 +258,35 @@ def test_a_scale_is_taken_out_of_gradients_of_rows_in_geo_too():
             scaler.step(wrapped)
             before[[3, 7]] -= 0.5
             assert torch.equal(rows_of(net), before)
+
+
+def memory_of_this_process() -> tuple[int, int]:
+    """Return the bytes that Python and numpy have asked for and not given back, and how many tensors live."""
+    gc.collect()
+    tensors = sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+    return tracemalloc.get_traced_memory()[0], tensors
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("config", [None, GEO], ids=["sync", "geo"])
+def test_however_many_steps_are_made_of_the_same_rows_memory_does_not_grow(config):
+    given = {} if config is None else {"config": config}
+    with joined(1, model=on_servers, optimizer=ADAGRAD[0], **given) as (made,):
+        trainer, model, _ = made
+
+        def train(steps: int) -> None:
+            ahead = {model.embedding: lambda step: batch(step, 0)[0]}
+            for step in fleet.prefetch(range(steps), ahead):
+                one_step(made, step % 20, 0)
+            trainer.steps.settle()
+
+        tracemalloc.start()
+        try:
+            train(200)
+            before, tensors = memory_of_this_process()
+            train(200)
+            after, tensors_then = memory_of_this_process()
+        finally:
+            tracemalloc.stop()
+    assert after - before < 200 * 400  # a batch that were kept would take 600 or more
+    assert tensors_then - tensors < 20
