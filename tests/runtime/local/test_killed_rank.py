@@ -58,7 +58,7 @@ for step in range(10_000_000):
 
 @pytest.mark.serial
 @pytest.mark.parametrize(
-    ("script", "pods"), [pytest.param(PLAIN, 2, id="plain"), pytest.param(OURS, 1, id="fleet")]
+    ("script", "pods"), [pytest.param(PLAIN, 2, id="plain"), pytest.param(OURS, 2, id="fleet")]
 )
 def test_every_rank_ends_within_ten_seconds_and_the_job_names_the_one(
     tmp_path: Path, script: str, pods: int
