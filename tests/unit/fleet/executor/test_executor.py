@@ -209,6 +209,7 @@ def test_a_trainers_program_needs_its_startup_program_first(model):
 def test_a_place_is_the_trainers(model, monkeypatch):
     moved: list[str] = []
     monkeypatch.setattr(torch.nn.Module, "to", lambda _, device: moved.append(device))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     transpiler = fleet.DistributeTranspiler()
     transpiler.transpile(0, program=program_of(model), pservers="127.0.0.1:1", trainers=1)
     executor = fleet.Executor(fleet.CUDAPlace(1))
@@ -219,6 +220,25 @@ def test_a_place_is_the_trainers(model, monkeypatch):
     make: Any = fleet.Executor
     with pytest.raises(ConfigurationError, match=r"place is 'gpu'; expected fleet\.CPUPlace\(\)"):
         make("gpu")
+
+
+@pytest.mark.parametrize(
+    ("count", "visible", "said"),
+    [
+        pytest.param(0, None, r"0 GPUs on this machine; expected fleet\.CPUPlace\(\)", id="no-gpu"),
+        pytest.param(2, "4,5", r"2 GPUs .*_DEVICES is '4,5'\); expected a number from 0 to 1", id="too-few"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_named(model, monkeypatch, count, visible, said):
+    program = program_of(model)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    executor = fleet.Executor(fleet.CUDAPlace(2))
+    for run in (lambda: executor.run(program.startup_program), lambda: executor.run(program, FEED)):
+        with pytest.raises(ConfigurationError, match=rf"place is CUDAPlace\(2\), and PyTorch finds {said}"):
+            run()
 
 
 def test_after_close_nothing_runs(model):

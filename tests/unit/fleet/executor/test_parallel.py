@@ -36,6 +36,14 @@ def test_what_the_program_is_not_made_for_is_named(arguments, message):
         ParallelExecutor(use_cuda=False, **arguments)
 
 
+def test_a_gpu_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    capture()
+    with pytest.raises(ConfigurationError, match=r"place is CUDAPlace\(0\), and PyTorch finds 0 GPUs"):
+        ParallelExecutor(use_cuda=True)
+
+
 def test_a_trainer_of_several_meets_the_others_first():
     main = capture()
     transpiler = fleet.DistributeTranspiler(fleet.DistributeTranspilerConfig(mode="nccl2"))

@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from fleet.environment.process import process_environment
 from fleet.errors import ConfigurationError, FleetError
 from fleet.executor.fetched import fetched
-from fleet.executor.place import CPUPlace, Place
+from fleet.executor.place import CPUPlace, CUDAPlace, Place
 from fleet.parameter_server.preview import previewed
 from fleet.parameter_server.sessions import find_trainer, sends, serve, source_of, start_server, start_trainer
 from fleet.parameter_server.trainer.trainer import Trainer
@@ -36,9 +36,30 @@ from fleet.role_maker import JobIdentity
 from fleet.role_maker.interface import identity_of
 from fleet.role_maker.variables import Variables
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "check_place"]
 
 _GRADIENT = "@GRAD"
+
+
+def check_place(place: Place) -> None:
+    """Check that this process sees the GPU of a place.
+
+    Raises
+    ------
+    ConfigurationError
+        It does not; the message says how many it sees.
+    """
+    if not isinstance(place, CUDAPlace):
+        return
+    count = torch.cuda.device_count()
+    if not 0 <= place.device_id < count:
+        visible = process_environment().get("CUDA_VISIBLE_DEVICES")
+        said = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+        expected = f"a number from 0 to {count - 1}" if count else "fleet.CPUPlace()"
+        raise ConfigurationError(
+            f"place is CUDAPlace({place.device_id}), and PyTorch finds {count} GPUs on this machine{said}; "
+            f"expected {expected}"
+        )
 
 
 class Executor:
@@ -113,6 +134,7 @@ class Executor:
             _check_unasked(feed, fetch_list)
         if role == "pserver":
             return self._run_server(chosen)
+        check_place(self._place)
         if not _computes(chosen):
             return self._start_up(chosen, distributed=role == "trainer")
         source = source_of(chosen)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import torch
 
 from fleet.errors import ConfigurationError
-from fleet.executor.executor import Executor
+from fleet.executor.executor import Executor, check_place
 from fleet.executor.place import CPUPlace, CUDAPlace
 from fleet.program import Program, Variable, default_main_program
 
@@ -31,7 +31,7 @@ class ParallelExecutor:
     Raises
     ------
     ConfigurationError
-        They differ from what the program was transpiled for, or it has no such variable.
+        They differ from what the program was transpiled for, or it has no such variable; or there is no GPU.
     """
 
     def __init__(
@@ -55,7 +55,10 @@ class ParallelExecutor:
                 f"program was transpiled for {transpiled[0]} and {transpiled[1]}; expected the same, by a "
                 "DistributeTranspiler whose config.mode is 'nccl2'"
             )
-        self._executor = Executor(CUDAPlace(torch.cuda.current_device()) if use_cuda else CPUPlace())
+        own = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        place = CUDAPlace(own) if use_cuda else CPUPlace()
+        check_place(place)
+        self._executor = Executor(place)
 
     @property
     def device_count(self) -> int:
