@@ -39,6 +39,9 @@ else:
     step = lambda number: executor.run(program, feed=feed(number, [rank]), fetch_list=["loss"])
 losses = [float(step(number)[0]) for number in range(4)]
 executor.close()
+"""
+
+LEARNED = """
 alone, program = captured(seed=0)
 one = fleet.Executor(fleet.CPUPlace())
 for number in range(4):
@@ -50,7 +53,28 @@ for found, expected in zip(model.parameters(), alone.parameters(), strict=True):
 
 @pytest.mark.parametrize("mode", ["nccl2", "collective"])
 def test_two_trainers_learn_what_one_process_learns(trainers, mode):
-    for process in trainers(BEGIN + PROGRAMS.replace("MODE", repr(mode))):
+    for process in trainers(BEGIN + PROGRAMS.replace("MODE", repr(mode)) + LEARNED):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+
+
+MINIMIZED = """
+from fleet.collective import fleet as together
+together.init()
+model = build(seed=rank)
+together.distributed_optimizer(momentum(model.parameters()), model=model)
+together.minimize(lambda model, x, y: torch.nn.functional.cross_entropy(model(x), y))
+executor = fleet.Executor(fleet.CPUPlace())
+executor.run(together.startup_program)
+for number in range(4):
+    executor.run(together.main_program, feed=feed(number, [rank]), fetch_list=["loss"])
+executor.close()
+together.stop_worker()
+"""
+
+
+def test_two_trainers_of_a_program_that_is_minimized_learn_it_too(trainers):
+    for process in trainers(BEGIN + MINIMIZED + LEARNED):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
 
@@ -91,10 +115,17 @@ def test_local_sgd_of_the_config_averages_parameters_after_every_step(trainers):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU on this machine")
-@pytest.mark.parametrize("mode", ["nccl2", "collective"])
-def test_two_trainers_that_share_a_gpu_learn_it_too(trainers, mode):
+@pytest.mark.parametrize(
+    "programs",
+    [
+        pytest.param(PROGRAMS.replace("MODE", "'nccl2'"), id="nccl2"),
+        pytest.param(PROGRAMS.replace("MODE", "'collective'"), id="collective"),
+        pytest.param(MINIMIZED, id="minimized"),
+    ],
+)
+def test_two_trainers_that_share_a_gpu_learn_it_too(trainers, programs):
     on_one_gpu = 'os.environ |= {"LOCAL_RANK": os.environ["RANK"], "CUDA_VISIBLE_DEVICES": "0"}\n'
-    programs = PROGRAMS.replace("CPUPlace()", "CUDAPlace(0)", 1).replace("use_cuda=False", "use_cuda=True")
-    for process in trainers(on_one_gpu + BEGIN + programs.replace("MODE", repr(mode))):
+    programs = programs.replace("CPUPlace()", "CUDAPlace(0)").replace("use_cuda=False", "use_cuda=True")
+    for process in trainers(on_one_gpu + BEGIN + programs + LEARNED):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
