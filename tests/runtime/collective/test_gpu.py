@@ -7,6 +7,11 @@ import torch
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 ON_ONE_GPU = 'os.environ |= {"LOCAL_RANK": os.environ["RANK"], "CUDA_VISIBLE_DEVICES": "0"}\n'
+ALONE_BY_NCCL = """
+from fleet.collective import singleton
+singleton.Alone = lambda copies: singleton.GradientAverager(copies, singleton.BackwardPass(copies.group))
+"""
+"""Has one trainer average with itself, by what averages with others."""
 ON_ONE_EACH = 'os.environ["LOCAL_RANK"] = os.environ["RANK"]\n'
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not GPUS, reason="PyTorch finds no GPU on this machine")]
@@ -16,7 +21,8 @@ needs_two = pytest.mark.skipif(GPUS < 2, reason="PyTorch finds fewer than two GP
 @pytest.mark.parametrize(
     ("size", "gpus"),
     [
-        pytest.param(1, ON_ONE_GPU, id="by-nccl"),
+        pytest.param(1, ON_ONE_GPU, id="alone"),
+        pytest.param(1, ON_ONE_GPU + ALONE_BY_NCCL, id="by-nccl"),
         pytest.param(2, ON_ONE_GPU, id="by-gloo-where-two-share-a-gpu"),
         pytest.param(2, ON_ONE_EACH, id="by-nccl-on-two-gpus", marks=needs_two),
     ],

@@ -20,7 +20,7 @@ from fleet.collective.steps import Steps
 from fleet.errors import ConfigurationError, FleetError
 from fleet.process import progress
 
-__all__ = ["BackwardPass", "Reached"]
+__all__ = ["BackwardPass", "Reached", "queue_end", "refuse_reentrant"]
 
 _REENTRANT: Final[CodeType] = CheckpointFunction.backward.__code__
 
@@ -74,8 +74,8 @@ class BackwardPass:
             The gradient came from a pass within the pass, which would end too early.
         """
         if not self._reached:
-            _refuse_reentrant()
-            self._end = _queue_end(self._finish)
+            refuse_reentrant()
+            self._end = queue_end(self._finish)
         self._reached.append(whom)
 
     def check_ended(self) -> None:
@@ -120,14 +120,14 @@ class _End:
         self._finish()
 
 
-def _queue_end(finish: Callable[[], None]) -> "weakref.ref[_End]":
+def queue_end(finish: Callable[[], None]) -> "weakref.ref[_End]":
     """Let the engine call `finish` at the end of this backward pass, and keep the only reference to it."""
     end = _End(finish)
     torch.autograd.Variable._execution_engine.queue_callback(end)  # noqa: SLF001
     return weakref.ref(end)
 
 
-def _refuse_reentrant() -> None:
+def refuse_reentrant() -> None:
     """Refuse a pass that torch.utils.checkpoint runs within the pass: each would exchange all gradients."""
     frame = sys._getframe()  # noqa: SLF001
     while (caller := frame.f_back) is not None:

@@ -75,7 +75,7 @@ def distribute(
         synchronizer.check_ended()
         left_out.check()
         synchronizer.check_averaged()
-        every = ((name, parameter.grad) for name, parameter in whole)
+        every = ((name, parameter.grad) for name, parameter in (whole if finite.looks else ()))
         given = {name: gradient for name, gradient in every if gradient is not None}
         if any(each.is_cuda for each in given.values()) and torch.cuda.is_current_stream_capturing():
             return  # nothing may be read back

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fleet.checkpoint import Claims, end_if_finished, leave_mark
+from fleet.collective.alone import Alone
 from fleet.collective.backward import BackwardPass
 from fleet.collective.buckets import Compression
 from fleet.collective.compression import factorizing, rounding
@@ -247,6 +248,8 @@ class Fleet(FleetCalls):
         """Return what keeps the copies one, as the strategy says."""
         if (plan := strategy.parameters_averaged()) is not None:
             return ParameterAverager(copies, optimizer, plan)
+        if copies.group.place.size == 1:
+            return Alone(copies)
         self._backward = self._backward or BackwardPass(copies.group)
         return GradientAverager(
             copies,

@@ -58,6 +58,12 @@ class FiniteCheck:
         self._step = 0
         self._warned = False
 
+    @property
+    def looks(self) -> bool:
+        """Whether the gradients of the next step are looked at."""
+        often = self.action != "warn"
+        return often or not (self._warned or (self._step >= _FIRST_STEPS and self._step % _SAMPLED_STEPS))
+
     def lets_step(self, gradients: Mapping[str, Tensor], of_rows: OfRows = NO_ROWS) -> bool:
         """Look at the gradients of the next step; return whether it is to be made.
 
@@ -73,8 +79,9 @@ class FiniteCheck:
         FleetError
             One of them is not finite, and the strategy says to stop.
         """
-        step, self._step = self._step, self._step + 1
-        if self.action == "warn" and (self._warned or (step >= _FIRST_STEPS and step % _SAMPLED_STEPS)):
+        looks = self.looks
+        self._step += 1
+        if not looks:
             return True
         if _are_finite([*gradients.values(), *(rows for _, rows in of_rows.values())]):
             return True
