@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import tracemalloc
 
 import pytest
 import torch
@@ -93,6 +94,10 @@ def test_trainers_and_their_workers_share_the_lines(tmp_path, workers):
         (line("2"), "labelled b'2', expected 0 or 1"),
         (line(counts=["many", *["0"] * 12]), "no line of numbers: .*many"),
         (line(categories=["xyz", *["0"] * 25]), "no line of numbers: .*xyz"),
+        (line(categories=["0x1f", *["0"] * 25]), "no line of numbers: it has b'x'"),
+        (line(categories=["1_f", *["0"] * 25]), "no line of numbers: it has b'_'"),
+        (line(counts=[" +1", *["0"] * 12]), "no line of numbers: it has b' \\+'"),
+        (line(categories=["100000000", *["0"] * 25]), "a number out of range in it"),
         (line(categories=["123456789", *["0"] * 25]), "a number out of range in it"),
         (line(categories=["-1", *["0"] * 25]), "a number out of range in it"),
         (line(counts=["9" * 30, *["0"] * 12]), "a number out of range in it"),
@@ -134,6 +139,20 @@ def test_a_file_that_is_damaged_ends_the_reading(tmp_path, damage):
         ConfigurationError, match=r"day\.gz cannot be read to its end: .* download complete\?"
     ):
         list(CriteoFiles([path], 1))
+
+
+@pytest.mark.parametrize("name", ["day.gz", "day"])
+def test_a_file_is_read_as_a_stream(tmp_path, name):
+    path = written(tmp_path / name, [line(categories=[f"{number:08x}"] * 26) for number in range(30_000)])
+    tracemalloc.start()
+    try:
+        batches = iter(CriteoFiles([path], 100))
+        for _ in range(200):
+            next(batches)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 30_000 * len(line()) / 8
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

@@ -32,6 +32,7 @@ _LOOKED_AT: Final = 1000
 """After so many lines, a file of which half are malformed is taken for one of another format."""
 _COUNT: Final = 1 << 63
 """What a count is below, its sign apart."""
+_DIGITS: Final = b"0123456789abcdefABCDEF-"
 _NO_CATEGORY: Final = 1 << 32
 """One more than the highest category."""
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -181,7 +182,9 @@ def _parse(text: bytes) -> _Line | str:
         categories = [int(field, 16) if field else _NO_CATEGORY for field in fields[COUNTS:]]
     except ValueError as error:
         return f"no line of numbers: {error}"
-    if max(categories) > _NO_CATEGORY or min(categories) < 0 or max(map(abs, counts)) >= _COUNT:
+    if found := b"".join(fields).translate(None, _DIGITS):  # int() takes blanks, underscores, + and 0x too
+        return f"no line of numbers: it has {found[:20]!r}"
+    if max(map(len, fields[COUNTS:])) > 8 or min(categories) < 0 or max(map(abs, counts)) >= _COUNT:
         return "a number out of range in it, expected categories of 8 hexadecimal digits"
     return _Line(label == b"1", counts, categories)
 
