@@ -1,5 +1,6 @@
 """Options of rows in a job, with real sockets: any number of servers holds the same table, to the bit."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fleet.tables import (
     row_log,
     storage,
 )
+from fleet.tables.rules import Rows, Slot
 from fleet.tables.shards import SHARDS
 from fleet.transpiler import DistributeTranspilerConfig
 from tests.support.joined import joined
@@ -35,6 +37,20 @@ STEPS, SAVED_AT = 8, 4
 GIVEN = {int(number): torch.full((4,), float(at)) for at, number in enumerate(IDS[::3])}
 """Vectors by id."""
 
+
+class Slowing:
+    """A rule of one's own: steps by the mean of the signs so far, less and less."""
+
+    slots = (Slot("signs"),)
+
+    def defaults(self) -> dict[str, float]:
+        return {"lr": 1.0}
+
+    def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
+        signs = rows.state["signs"].add_(rows.gradient.sign())
+        rows.value.add_(signs, alpha=-options["lr"] / step**2)
+
+
 TABLES: dict[str, dict[str, Any]] = {
     "counted-and-timed": {"admission": CountFilter(2), "eviction": (TimeToLive(2),)},
     "bloom-and-least-recent": {
@@ -45,6 +61,11 @@ TABLES: dict[str, dict[str, Any]] = {
         "admission": Probability(0.5),
         "eviction": (LowestScore(8 * SHARDS, 0.9),),
         "storage": LocalDisk(memory=1),
+    },
+    "by-a-rule-of-its-own-with-a-schedule": {
+        "rule": Slowing(),
+        "options": {"lr": 0.5},
+        "admission": CountFilter(2),
     },
     "from-vectors": {
         "warm_start": lambda: (list(GIVEN), torch.stack(list(GIVEN.values()))),
