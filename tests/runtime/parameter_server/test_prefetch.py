@@ -14,6 +14,7 @@ from tests.support.threads import at_once
 
 STEPS = 5
 ASYNC = DistributeTranspilerConfig(sync_mode=False, runtime_split_send_recv=True)
+HALF_ASYNC = DistributeTranspilerConfig(sync_mode=False, half_async=True)
 GEO = DistributeTranspilerConfig(sync_mode=False, geo_sgd_mode=True, geo_sgd_need_push_nums=2)
 
 
@@ -69,8 +70,9 @@ def test_a_batch_whose_rows_are_there_asks_for_none():
         assert asked[-1] == STEPS
 
 
-def test_in_async_mode_a_batch_has_the_rows_from_before_the_step_that_it_follows():
-    with joined(1, model=on_servers, optimizer=SGD[0], config=ASYNC) as ((trainer, model, wrapped),):
+@pytest.mark.parametrize("config", [ASYNC, HALF_ASYNC], ids=["async", "half-async"])
+def test_in_async_mode_a_batch_has_the_rows_from_before_the_step_that_it_follows(config):
+    with joined(1, model=on_servers, optimizer=SGD[0], config=config) as ((trainer, model, wrapped),):
         ids, seen = torch.tensor([3]), []
         for _ in fleet.prefetch(range(3), {model.embedding: lambda _: ids}):
             wait_for(lambda: not ahead_of(trainer).asked.awaited, "the rows of the next batch")
@@ -78,6 +80,7 @@ def test_in_async_mode_a_batch_has_the_rows_from_before_the_step_that_it_follows
             seen.append(rows.detach().clone())
             rows.sum().backward()
             wrapped.step()
+            trainer.steps.settle()
         assert torch.equal(seen[1], seen[0])
         assert torch.equal(seen[2], seen[0] - 0.5)
 
