@@ -55,7 +55,7 @@ def end_job(
     before = situation.job.status
     ending = ConditionType.SUCCEEDED if state is JobState.SUCCEEDED else ConditionType.FAILED
     told: dict[ConditionType, Told] = {
-        ConditionType.PODS_CREATED: (False, reason, sentence) if situation.missing else ALL_CREATED,
+        ConditionType.PODS_CREATED: (False, reason, sentence) if situation.replicas.missing else ALL_CREATED,
         ConditionType.RUNNING: (False, reason, sentence),
         ending: (True, reason, advised(reason, sentence)),
     }
@@ -81,7 +81,7 @@ def clean_up(situation: Situation, status: FleetJobStatus, events: tuple[Event, 
     end_of_life = expiry(completion, policy.ttl_seconds_after_finished)
     if end_of_life is not None and now >= end_of_life:
         return tell(situation, status, (DeleteJob(job.metadata.uid),), events, ())
-    pods = (*situation.present.values(), *situation.ended_late)
+    pods = (*situation.replicas.present.values(), *situation.replicas.ended_late)
     any_active = any(is_active(pod) for pod in pods)
     due = cleanup_at(status.state or JobState.FAILED, completion, any_active=any_active)
     looks: list[datetime | None] = [end_of_life]
@@ -93,6 +93,6 @@ def clean_up(situation: Situation, status: FleetJobStatus, events: tuple[Event, 
     else:
         cleaned = ()
         looks.append(due)
-    leaving, further_looks = deletions(situation, (*situation.past, *cleaned))
+    leaving, further_looks = deletions(situation, (*situation.replicas.past, *cleaned))
     surplus = remove((each for each in situation.extras if each.after_end), situation.observed)
     return tell(situation, status, (*leaving, *surplus, *actions), events, (*looks, *further_looks))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import LastFailure, Mode, Role
 from fleet_operator.plan.model import Attempt
-from fleet_operator.plan.node_loss import silent_since
+from fleet_operator.plan.node_loss import is_on_silent_node, silent_since
 from fleet_operator.plan.pending import not_running_since
 from fleet_operator.plan.permanent import NEVER_RAN, is_repeated, permanent_error
 from fleet_operator.plan.pods import EXIT_PEER_LOST, has_failed, has_succeeded
@@ -117,15 +117,18 @@ def find_failures(situation: Situation) -> tuple[Failure, ...]:
 
     A pod on a silent node is given up at once when its peers have done so: they would wait for it again.
     """
-    found = (_find_failure(situation, replica) for replica in situation.replicas)
+    found = (_find_failure(situation, replica) for replica in situation.replicas.wanted)
     failures = [failure for failure in found if failure is not None]
-    failures = [replace(each, follows=_follows(situation, each)) for each in failures]
+    if not failures:
+        return ()
+    disturbed = _disturbed(situation)
+    failures = [replace(each, follows=_follows(situation, each, disturbed)) for each in failures]
     if any(each.follows and each.exit_code == EXIT_PEER_LOST for each in failures):
         known = {each.replica for each in failures}
         failures += [
-            _lost(situation, replica, situation.present[replica])
+            _lost(situation, replica, situation.replicas.present[replica])
             for replica in situation.silent_nodes
-            if replica not in known and situation.present[replica].deleted_at is None
+            if replica not in known and situation.replicas.present[replica].deleted_at is None
         ]
         failures.sort(key=lambda each: each.replica)
     return tuple(failures)
@@ -139,14 +142,16 @@ def loses_parameters(situation: Situation, failures: Sequence[Failure]) -> bool:
     """
     if situation.job.keeps_parameters:
         return False
-    return situation.any_trainer_started and any(each.replica.role is Role.PSERVER for each in failures)
+    trainers = (each for each in situation.replicas.wanted if each.role is Role.TRAINER)
+    any_started = any(situation.replicas.has_started(each) for each in trainers)
+    return any_started and any(each.replica.role is Role.PSERVER for each in failures)
 
 
 def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
-    now, pod = situation.now, situation.present.get(replica)
-    if replica in situation.vanished:
+    now, pod = situation.now, situation.replicas.present.get(replica)
+    if situation.replicas.has_vanished(replica):
         return _gone(situation, replica)
-    if pod is None or replica in situation.stranded or situation.has_completed(replica):
+    if pod is None or replica in situation.replicas.stranded or situation.ledger.has_completed(replica):
         return None  # what ended a stranded one has been answered before
     reasons = frozenset(each for each in (pod.reason, pod.disruption) if each is not None)
     given_up = situation.silent_nodes.get(replica)
@@ -162,7 +167,7 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
         elif kind is Kind.ORDINARY and by_main and _is_permanent(situation, replica, pod):
             kind = Kind.PERMANENT
         return Failure(replica, kind, told, reasons, by_main)
-    if has_succeeded(pod) and not situation.has_completed(replica):
+    if has_succeeded(pod) and not situation.ledger.has_completed(replica):
         sentence = (
             f"{pod.name} ended with exit code 0 before every trainer had started;"
             " a parameter server must serve until all trainers have completed"
@@ -173,9 +178,9 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
 
 def _gone(situation: Situation, replica: Replica) -> Failure:
     """Return what is known of a replica whose pod is gone: that it was deleted, or not even that."""
-    name = situation.name_of(replica)
+    name = situation.replicas.name_of(replica)
     reason, sentence, reasons = "Deleted", f"{name} was deleted", {"Deleted"}
-    if replica not in situation.departed:
+    if replica not in situation.replicas.departed:
         reason, sentence = VANISHED, f"{name} is gone, and nobody has seen how it ended"
         reasons |= {VANISHED}
     told = LastFailure(pod=name, reason=reason, message=sentence, time=stamp(situation.now))
@@ -188,7 +193,7 @@ def _lost(situation: Situation, replica: Replica, pod: ObservedPod) -> Failure:
     return Failure(replica, Kind.DISRUPTION, told, frozenset({"NodeLost"}))
 
 
-def _follows(situation: Situation, failure: Failure) -> bool:
+def _follows(situation: Situation, failure: Failure, disturbed: frozenset[Replica]) -> bool:
     """Whether a failure is the mark that another one has left, which has been told and counted already.
 
     A trainer that outlives its server ends with exit code 90 once it meets the next one, and a replica whose
@@ -203,12 +208,20 @@ def _follows(situation: Situation, failure: Failure) -> bool:
         return True
     if not failure.by_peer and situation.job.spec.mode is not Mode.COLLECTIVE:
         return False
-    return bool(situation.vanished or situation.disturbed - {failure.replica})
+    return bool(disturbed - {failure.replica})
+
+
+def _disturbed(situation: Situation) -> frozenset[Replica]:
+    """Return the replicas that are being evicted or deleted, have been, or are on a node that went silent."""
+    pods = situation.replicas.present.items()
+    disturbed = {each for each, pod in pods if pod.disruption or pod.deleted_at or is_on_silent_node(pod)}
+    vanished = (each for each in situation.replicas.wanted if situation.replicas.has_vanished(each))
+    return frozenset(disturbed.union(vanished))
 
 
 def _is_of_the_last_incident(situation: Situation, failure: Failure) -> bool:
     """Whether a replica that gave a peer up was there at the failure before, and ended soon after it."""
-    before, born = situation.job.status.last_failure, situation.present[failure.replica].created_at
+    before, born = situation.job.status.last_failure, situation.replicas.present[failure.replica].created_at
     if before is None or before.time is None or failure.told.time is None or born is None:
         return False
     return born < before.time and failure.told.time <= before.time + _INCIDENT
@@ -216,9 +229,9 @@ def _is_of_the_last_incident(situation: Situation, failure: Failure) -> bool:
 
 def _outlived_a_server(situation: Situation, trainer: Replica) -> bool:
     """Whether a server has been replaced since this trainer was created."""
-    born = situation.present[trainer].created_at
-    for server in (each for each in situation.replicas if each.role is Role.PSERVER):
-        pod = situation.present.get(server)
+    born = situation.replicas.present[trainer].created_at
+    for server in (each for each in situation.replicas.wanted if each.role is Role.PSERVER):
+        pod = situation.replicas.present.get(server)
         replaced = situation.ledger.is_replaced(server)
         if replaced and (pod is None or (born and pod.created_at and pod.created_at > born)):
             return True
@@ -261,8 +274,9 @@ def _gave_up_starting(situation: Situation, replica: Replica, pod: ObservedPod) 
     patience = timedelta(seconds=situation.job.start_deadline_seconds)
     if pod.exit_code != EXIT_PEER_LOST or began is None or situation.now >= began + patience:
         return False
-    others = (each for each in situation.replicas if each != replica and each not in situation.vanished)
-    return any(not (situation.has_started(each) or situation.ledger.is_replaced(each)) for each in others)
+    replicas, ledger = situation.replicas, situation.ledger
+    others = (each for each in replicas.wanted if each != replica and not replicas.has_vanished(each))
+    return any(not (replicas.has_started(each) or ledger.is_replaced(each)) for each in others)
 
 
 def _is_permanent(situation: Situation, replica: Replica, pod: ObservedPod) -> bool:

@@ -94,6 +94,10 @@ class Ledger:
         restarts = self.roles[replica.role].restarts.get(replica.index)
         return Attempt(self.job_restarts, restarts.count if restarts else 0)
 
+    def has_completed(self, replica: Replica) -> bool:
+        """Whether a replica has done its part in the present life of the job."""
+        return replica.index in self.roles[replica.role].completed
+
     def is_replaced(self, replica: Replica) -> bool:
         """Whether a replica has been started again in the present life of the job.
 
@@ -102,15 +106,11 @@ class Ledger:
         restarts = self.roles[replica.role].restarts.get(replica.index)
         return restarts is not None and restarts.not_before is not None
 
-    def was_unseen(self, replica: Replica) -> bool:
-        """Whether nobody has seen how a replica's pod before the present one ended."""
-        restarts = self.roles[replica.role].restarts.get(replica.index)
-        return restarts is not None and bool(restarts.unseen)
-
     def may_have_ended(self, replica: Replica) -> bool:
         """Whether nobody has seen how the pod before a replica's present one ended, so maybe well."""
-        if self.is_replaced(replica):
-            return self.was_unseen(replica)
+        restarts = self.roles[replica.role].restarts.get(replica.index)
+        if restarts is not None and restarts.not_before is not None:
+            return bool(restarts.unseen)
         return self.unseen_restarts > 0
 
     def not_before_of(self, replica: Replica) -> datetime | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import ConditionType, Gang, JobState, LastFailure, Role
 from fleet_operator.plan.backoff import backoff
+from fleet_operator.plan.completion import is_unseen
 from fleet_operator.plan.deadline import deadline
 from fleet_operator.plan.ending import clean_up, end_job
 from fleet_operator.plan.failure import VANISHED, find_failures, loses_parameters
@@ -105,14 +106,15 @@ def succeeded(situation: Situation) -> Plan | None:
     resized = is_resized(before=situation.job.status.role(Role.TRAINER).replicas, wanted=wanted)
     if resized and not situation.job.elastic:
         return None
-    replicas = sum(each.role is Role.TRAINER for each in situation.replicas)
+    replicas = situation.replicas
+    number = sum(each.role is Role.TRAINER for each in replicas.wanted)
     completed = situation.completed(Role.TRAINER)
-    if not is_satisfied(policy, replicas=replicas, succeeded=completed):
+    if not is_satisfied(policy, replicas=number, succeeded=completed):
         return None
-    late = [each.index for each in situation.late]
-    non_finite = trainers_with_non_finite({**situation.departed, **situation.present}.values())
+    late = [each.index for each in replicas.late]
+    non_finite = trainers_with_non_finite({**replicas.departed, **replicas.present}.values())
     sentence = success_sentence(
-        policy, replicas=replicas, succeeded=completed, late=late, non_finite=non_finite
+        policy, replicas=number, succeeded=completed, late=late, non_finite=non_finite
     )
     return end_job(situation, JobState.SUCCEEDED, "TrainersCompleted", sentence)
 
@@ -203,7 +205,7 @@ def failed(situation: Situation) -> Plan | None:
         for replica in verdict.replicas:
             pause = backoff(min(ledger.attempt(replica).replica, before) + 1)
             not_before = stamp(situation.now + pause)
-            ledger = ledger.with_replica_restart(replica, not_before, unseen=situation.is_unseen(replica))
+            ledger = ledger.with_replica_restart(replica, not_before, unseen=is_unseen(situation, replica))
         restarting = (True, vanished or "ReplicaRestarting", f"{cause.message}; it is started again")
     situation = situation.with_ledger(ledger)
     return step(situation, {ConditionType.RESTARTING: restarting}, last_failure=told, events=events)
@@ -214,10 +216,10 @@ def stranded(situation: Situation) -> Plan | None:
 
     Their failures have been told and counted when they were seen, which was before the servers' end was.
     """
-    if not situation.stranded:
+    if not situation.replicas.stranded:
         return None
     ledger = _job_restarted(situation.ledger, situation.ledger.restarts, situation.now)
-    names = some([situation.name_of(each) for each in situation.stranded])
+    names = some([situation.replicas.name_of(each) for each in situation.replicas.stranded])
     sentence = f"{names} is started again, but parameter servers have completed; all replicas start anew"
     situation, events = situation.with_ledger(ledger), (Event("Warning", "JobRestarting", sentence),)
     return step(situation, {ConditionType.RESTARTING: (True, "JobRestarting", sentence)}, events=events)

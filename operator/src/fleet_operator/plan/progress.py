@@ -131,7 +131,7 @@ def progress_of(situation: Situation, state: JobState) -> JobProgress | None:
 
     A job that starts anew begins without; one that does not run has nothing to be estimated.
     """
-    pod = situation.present.get(RANK_ZERO, situation.departed.get(RANK_ZERO))
+    pod = situation.replicas.present.get(RANK_ZERO, situation.replicas.departed.get(RANK_ZERO))
     before = situation.job.status
     told = before.progress if situation.ledger.job_restarts == before.job_restarts else None
     if pod is not None and has_succeeded(pod):

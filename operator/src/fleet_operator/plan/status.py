@@ -114,7 +114,7 @@ def _what_stays(role: RoleStatus) -> RoleStatus:
 
 def _role_status(situation: Situation, role: Role) -> RoleStatus:
     own = situation.ledger.roles[role]
-    pods = [pod for replica, pod in situation.present.items() if replica.role is role]
+    pods = [pod for replica, pod in situation.replicas.present.items() if replica.role is role]
     return RoleStatus(
         role=role,
         replicas=situation.job.replicas(role),
@@ -133,4 +133,4 @@ def _up(situation: Situation, role: Role) -> int:
     """Return how many replicas of a role do their part or have done it."""
     if role is Role.PSERVER:
         return situation.ready_or_completed(role)
-    return sum(situation.runs(each) for each in situation.replicas if each.role is role)
+    return sum(situation.replicas.runs(each) for each in situation.replicas.wanted if each.role is role)

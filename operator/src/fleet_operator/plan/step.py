@@ -76,7 +76,7 @@ def step(
     state = JobState.RUNNING if runs else waiting_state
     start = before.start_time or stamp(situation.now)
     status = build_status(situation, state, told, last_failure=last_failure, start=start)
-    leaving, looks = deletions(situation, situation.past)
+    leaving, looks = deletions(situation, situation.replicas.past)
     looks += [situation.ledger.not_before_of(replica) for replica in creation.backed_off]
     looks += situation.silent_nodes.values()
     looks.append(deadline(start, policy.active_deadline_seconds))
@@ -98,7 +98,8 @@ def why_pending(situation: Situation) -> tuple[str, str, str | None]:
 def hold(situation: Situation) -> Plan:
     """Let no pod of the job run while it is suspended."""
     sentence = "runPolicy.suspend is true"
-    stays = why_unended(situation, (*situation.past, *situation.present.values()))
+    pods = (*situation.replicas.past, *situation.replicas.present.values())
+    stays = why_unended(situation, pods)
     held = stays.sentence if stays is not None else "no pod of this job runs until it is false"
     told: dict[ConditionType, Told] = {
         ConditionType.PODS_CREATED: (False, "Suspended", sentence),
@@ -107,7 +108,7 @@ def hold(situation: Situation) -> Plan:
     }
     if situation.job.status.is_true(ConditionType.RESTARTING):
         told[ConditionType.RESTARTING] = (False, "Suspended", sentence)
-    leaving, looks = deletions(situation, (*situation.past, *situation.present.values()))
+    leaving, looks = deletions(situation, pods)
     surplus = remove((each for each in situation.extras if each.while_held), situation.observed)
     status = build_status(situation, JobState.SUSPENDED, told)
     return tell(situation, status, (*leaving, *surplus), (), looks)
@@ -151,10 +152,11 @@ def _creation(situation: Situation) -> Creation:
         servers=job.replicas(Role.PSERVER),
         up=situation.ready_or_completed(Role.PSERVER),
     )
+    taken = {pod.name for pod in situation.observed.pods}  # whoever owns them
     due, backed_off, gated = [], [], False
-    for replica in situation.missing:
+    for replica in situation.replicas.missing:
         not_before = situation.ledger.not_before_of(replica)
-        if situation.name_of(replica) in situation.names_taken:
+        if situation.replicas.name_of(replica) in taken:
             continue
         if not_before is not None and is_ahead(situation.now, not_before, at_most=LONGEST):
             backed_off.append(replica)
@@ -162,17 +164,15 @@ def _creation(situation: Situation) -> Creation:
             gated = True
         else:
             due.append(replica)
-    blocked = situation.names_blocked or situation.unserved is not None
-    return Creation(() if blocked else tuple(due), tuple(backed_off), gated)
+    return Creation(tuple(due) if situation.may_create else (), tuple(backed_off), gated)
 
 
 def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ...]:
     """Return what creates the Service, whose names the pods' environments hold, and then the pods."""
     job, ledger = situation.job, situation.ledger
-    blocked = situation.names_blocked or situation.unserved is not None
-    there = situation.observed.service or blocked
-    service = () if there else (CreateService(build_service(job)),)
-    extras = () if blocked else ensure(situation.extras, situation.observed)
+    needs_service = situation.may_create and not situation.observed.service
+    service = (CreateService(build_service(job)),) if needs_service else ()
+    extras = ensure(situation.extras, situation.observed) if situation.may_create else ()
     key, is_new = situation.key
     hosts = cache(situation.hosts)  # every pod's environment lists every host
     pods = (
@@ -184,7 +184,7 @@ def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ..
             hosts,
             life=ledger.training,
             unseen=ledger.may_have_ended(each),
-            peers_run=ledger.is_replaced(each) and situation.peers_run(each),
+            peers_run=ledger.is_replaced(each) and _peers_run(situation, each),
             key=key,
         )
         for each in due
@@ -195,10 +195,17 @@ def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ..
     return (*service, *extras, *creations)
 
 
+def _peers_run(situation: Situation, replica: Replica) -> bool:
+    """Whether all replicas but this one have got as far as to run, so that it waits for no start."""
+    replicas = situation.replicas
+    return all(replicas.has_started(each) for each in replicas.wanted if each != replica)
+
+
 def _is_pausing(situation: Situation, creation: Creation) -> bool:
     """Whether a replica is between two lives: its pod is still to go, or the next may not come yet."""
-    leaving = {pod.name for pod in situation.past}
-    return bool(creation.backed_off) or any(situation.name_of(each) in leaving for each in situation.missing)
+    replicas = situation.replicas
+    leaving = {pod.name for pod in replicas.past}
+    return bool(creation.backed_off) or any(replicas.name_of(each) in leaving for each in replicas.missing)
 
 
 def _progress(situation: Situation, creation: Creation, *, restarted: bool) -> dict[ConditionType, Told]:
@@ -213,7 +220,7 @@ def _progress(situation: Situation, creation: Creation, *, restarted: bool) -> d
         told[ConditionType.RUNNING] = (False, *why_not_running(situation, waiting))
         return told
     if situation.all_up:
-        sentence = f"all {len(situation.replicas)} replicas run or have completed"
+        sentence = f"all {len(situation.replicas.wanted)} replicas run or have completed"
         sentence += too_late_sentence(asked=situation.asked, had=situation.job.replicas(Role.TRAINER))
     else:
         why = why_not_running(situation, waiting).sentence

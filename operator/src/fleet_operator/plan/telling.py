@@ -80,7 +80,7 @@ def _scaled(situation: Situation, after: FleetJobStatus) -> tuple[Event, ...]:
     before, wanted = (status.role(Role.TRAINER).replicas for status in (situation.job.status, after))
     if after.finished or not is_resized(before=before, wanted=wanted):
         return ()
-    if situation.job.elastic and situation.present:
+    if situation.job.elastic and situation.replicas.present:
         say = joined_sentence
     else:
         say = scaled_sentence if after.state is JobState.RESTARTING else noted_sentence

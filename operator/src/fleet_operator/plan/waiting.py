@@ -16,7 +16,7 @@ from fleet_operator.plan.pods import is_up
 from fleet_operator.plan.terminating import how_to_force, stuck_pods
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from fleet_operator.build import Extra
     from fleet_operator.plan.ledger import Replica
@@ -46,7 +46,7 @@ class Waiting(NamedTuple):
 
 def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gated: bool) -> Waiting | None:
     """Return why not all pods are there, or None if they are."""
-    missing = situation.missing
+    missing, past, name_of = situation.replicas.missing, situation.replicas.past, situation.replicas.name_of
     extras = ensure(situation.extras, situation.observed)
     incomplete = missing or extras or not situation.observed.service
     if situation.foreign and incomplete:
@@ -66,16 +66,16 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
         return Waiting("FeatureDisabled", advised("FeatureDisabled", _disabled(extra)))
     if not missing:
         return None
-    wanted = {situation.name_of(each) for each in missing}
-    if leaving := sorted(pod.name for pod in situation.past if pod.name in wanted):
-        kept = dict.fromkeys(name for pod in situation.past if pod.name in wanted for name in pod.finalizers)
+    wanted = {name_of(each) for each in missing}
+    if leaving := sorted(pod.name for pod in past if pod.name in wanted):
+        kept = dict.fromkeys(name for pod in past if pod.name in wanted for name in pod.finalizers)
         until = f"{', '.join(kept)} lets go of it" if kept else "it is gone"
         sentence = f"{some(leaving)} is being deleted; its name is taken until {until}"
-        return Waiting("PodTerminating", _or_forced(situation, situation.past, sentence))
+        return Waiting("PodTerminating", _or_forced(situation, past, sentence))
     if refused := situation.observed.refused:
         sentence = f"the API server refuses what is missing, for now: {refused}"
         return Waiting("CreationRefused", advised("CreationRefused", sentence))
-    if pausing := [situation.name_of(each) for each in backed_off]:
+    if pausing := [name_of(each) for each in backed_off]:
         return Waiting("BackOff", f"{some(pausing)} is created again after a pause")
     if gated:
         return _waiting_for_servers(situation)
@@ -91,13 +91,13 @@ def _or_forced(situation: Situation, pods: Iterable[ObservedPod], sentence: str)
 def _waiting_for_servers(situation: Situation) -> Waiting:
     """Return which servers the trainers wait for: those that are there, whose logs may say why, go first."""
     reason = "WaitingForParameterServers"
-    servers = [each for each in situation.replicas if each.role is Role.PSERVER]
-    slow = [each for each in servers if not situation.is_ready(each)]
-    there = [situation.name_of(each) for each in slow if each in situation.present]
+    replicas = situation.replicas
+    slow = [each for each in replicas.wanted if each.role is Role.PSERVER and not replicas.is_ready(each)]
+    there = [replicas.name_of(each) for each in slow if each in replicas.present]
     sentence = "trainers are created once all parameter servers are ready"
     if there:
         return Waiting(reason, advised(reason, f"{sentence}: {some(there)} is not yet"))
-    absent = [situation.name_of(each) for each in slow]
+    absent = [replicas.name_of(each) for each in slow]
     return Waiting(reason, f"{sentence}: {some(absent)} is not created yet")
 
 
@@ -123,7 +123,7 @@ def why_not_running(situation: Situation, not_created: Waiting | None) -> Waitin
 
 def _is_gang_incomplete(situation: Situation) -> bool:
     """Whether a gang has fewer pods than must find places together."""
-    there = len(situation.replicas) - len(situation.missing)
+    there = len(situation.replicas.wanted) - len(situation.replicas.missing)
     return situation.job.gang is not Gang.NONE and there < situation.job.min_available
 
 
@@ -137,7 +137,7 @@ def _why_gang_waits(situation: Situation) -> Waiting | None:
         situation.job.gang,
         gang_name(situation.job.name, situation.ledger.job_restarts),
         situation.job.metadata.namespace,
-        pods=situation.present.values(),
+        pods=situation.replicas.present.values(),
         wanted=situation.job.min_available,
         queue=scheduling.queue,
         held_back=next(filter(None, held_back), None),
@@ -159,10 +159,11 @@ def why_in_doubt(situation: Situation) -> Waiting | None:
 
     Or a pod was deleted, and nobody has said yet that it has ended.
     """
+    replicas = situation.replicas
     if not situation.silent_nodes:
-        return why_unended(situation, situation.present.values())
+        return why_unended(situation, replicas.present.values())
     replica, given_up = next(iter(situation.silent_nodes.items()))
-    pod, names = situation.present[replica], [situation.name_of(each) for each in situation.silent_nodes]
+    pod, names = replicas.present[replica], [replicas.name_of(each) for each in situation.silent_nodes]
     until = "for as long as it takes" if given_up is None else f"until {given_up:%H:%M:%S} UTC"
     return Waiting(
         "NodeNotReady",
@@ -172,14 +173,20 @@ def why_in_doubt(situation: Situation) -> Waiting | None:
 
 def trouble(situation: Situation) -> ObservedPod | None:
     """Return the first pod that waits for something that does not just pass, and not only for the others."""
-    waiting = [pod for pod in situation.present.values() if not is_up(pod) and pod.exit_code is None]
-    told = [pod for pod in waiting if pod.reason and pod.reason not in PASSING]
+    told = [pod for pod in _not_running(situation) if pod.reason and pod.reason not in PASSING]
     return next((pod for pod in told if pod.reason not in WAITS_FOR_OTHERS), next(iter(told), None))
+
+
+def _not_running(situation: Situation) -> Iterator[ObservedPod]:
+    """Return the pods that do not run and have not ended."""
+    for pod in situation.replicas.present.values():
+        if not is_up(pod) and pod.exit_code is None:
+            yield pod
 
 
 def _starting(situation: Situation) -> str:
     """Name the pods that are there but do not run, though nobody has said yet that anything is wrong."""
-    slow = [pod.name for pod in situation.present.values() if not is_up(pod) and pod.exit_code is None]
+    slow = [pod.name for pod in _not_running(situation)]
     if not slow:
         return "the pods are there, but not all of them run yet"
     sentence = f"{some(slow)} is being started; if it stays so, its events say why"
