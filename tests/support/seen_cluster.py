@@ -81,7 +81,7 @@ class SeenCluster:
 
     def taken(self, kind: str = "ADDED") -> None:
         """Hand the job over as kopf does."""
-        self.view.take_job(kind, self.api.objects[JOB])
+        self.view.jobs.take(kind, self.api.objects[JOB])
 
     def events(self) -> list[dict[str, Any]]:
         """Return the Events that were posted."""

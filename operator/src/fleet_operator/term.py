@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import kopf
 
 from fleet_operator.cluster.events import EventRecorder
+from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.kubernetes import KubernetesCluster, metrics_readers
 from fleet_operator.cluster.progress import ProgressReader, targets
-from fleet_operator.cluster.view import ClusterView, job_key
+from fleet_operator.cluster.view import ClusterView
 from fleet_operator.engine import Engine, SystemClock
 from fleet_operator.handlers import kopf_settings, registry_for
 
@@ -108,7 +109,7 @@ class Term:
 
     def jobs(self) -> Iterator[FleetJob]:
         """Return every known job."""
-        return self._view.jobs()
+        return iter(self._view.jobs)
 
     def failing(self) -> Iterator[tuple[str, str | None, float]]:
         """Return for how long each kind of object could not be followed, and where, as `ClusterView` does."""
@@ -163,9 +164,9 @@ class Term:
             resync=self._settings.resync,
         )
         self._view.subscribe(engine.enqueue)
-        for job in self._view.jobs():
+        for job in self._view.jobs:
             self._metrics.seen(job)
-            engine.enqueue(job_key(job))
+            engine.enqueue(Key.of(job))
         return engine
 
     async def _until_given_up(self) -> None:
@@ -184,8 +185,8 @@ class Term:
     async def _run_kopf(self, on_signals_taken: Callable[[], None], stop: asyncio.Event) -> None:
         registry = registry_for(
             self._connection,
-            self._view.take_job,
-            on_listed=self._view.list_jobs_again,
+            self._view.jobs.take,
+            on_listed=self._view.jobs.list_again,
             on_watched=self._view.note_job_watch,
             on_request=self._metrics.requested,
         )

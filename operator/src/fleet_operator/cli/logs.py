@@ -21,7 +21,7 @@ from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, PLU
 from fleet_operator.cli.summary import Summary
 from fleet_operator.cluster.client import REQUEST_SECONDS, ApiError
 from fleet_operator.cluster.observe import main_container
-from fleet_operator.cluster.view import collection
+from fleet_operator.cluster.resources import collection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence

@@ -13,8 +13,8 @@ from fleet_operator.api.rules import name_problem
 from fleet_operator.cluster.client import ApiClient, ApiError
 from fleet_operator.cluster.connection import connect_user
 from fleet_operator.cluster.interface import Key
+from fleet_operator.cluster.resources import collection
 from fleet_operator.cluster.store import Entry, Store, key_of, version_of
-from fleet_operator.cluster.view import collection
 from fleet_operator.cluster.watch import ExpiredError, ListWatch, list_pages
 from fleet_operator.errors import OperatorError
 

@@ -22,6 +22,11 @@ class Key(NamedTuple):
     namespace: str
     name: str
 
+    @classmethod
+    def of(cls, job: FleetJob) -> Key:
+        """Return a job's key."""
+        return cls(job.metadata.namespace, job.metadata.name)
+
     def __str__(self) -> str:
         """Return ``namespace/name``, as logs show it."""
         return f"{self.namespace}/{self.name}"

@@ -19,9 +19,8 @@ from fleet_operator.build import ClusterHosts
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.events import Subject
 from fleet_operator.cluster.interface import KEY_BYTES, ConflictError, Key
-from fleet_operator.cluster.resources import FEATURES
+from fleet_operator.cluster.resources import FEATURES, KINDS, PODS, SERVICES, collection
 from fleet_operator.cluster.unknown_fields import WARN, UnknownFields
-from fleet_operator.cluster.view import KINDS, PODS, SERVICES, collection, job_key
 from fleet_operator.plan.model import (
     CreatePod,
     CreateService,
@@ -114,16 +113,16 @@ class KubernetesCluster:
 
     def job(self, key: Key) -> FleetJob | None:
         """Return the newest known version of a job, or None if it is gone."""
-        return self._view.job(key)
+        return self._view.jobs.get(key)
 
     def observe(self, job: FleetJob) -> Observed | None:
         """Return what is there for `job`, or None while not all of it, or of what we did, has been seen."""
-        key = job_key(job)
-        if not self._view.shows_what_jobs_own(key.namespace):
+        key = Key.of(job)
+        if not self._view.scope_of(key.namespace).shows_what_jobs_own:
             return None
         pods: list[ObservedPod] = []
-        foreign, left_over = list(self._view.foreign(key)), list[str]()
-        for entry in self._view.pods.of_job(key):
+        foreign, left_over = list(self._view.foreign.of(key)), list[str]()
+        for entry in self._view.owned.pods.of_job(key):
             pod, owned = entry.value, _is_owned(entry, job)
             if owned and pod.deleted_at is None and self._is_leaving(pod.uid):
                 return None
@@ -131,7 +130,7 @@ class KubernetesCluster:
             if not owned:
                 (left_over if _is_left_over(entry, job) else foreign).append(f"Pod/{pod.name}")
         departed = self._departed(key, job)
-        service = self._view.services.get(Key(key.namespace, service_name(key.name)))
+        service = self._view.owned.services.get(Key(key.namespace, service_name(key.name)))
         own_service = service is not None and _is_owned(service, job)
         if service is not None and not own_service:
             (left_over if _is_left_over(service, job) else foreign).append(f"Service/{service.key.name}")
@@ -165,7 +164,7 @@ class KubernetesCluster:
 
     def _departed(self, key: Key, job: FleetJob) -> tuple[ObservedPod, ...]:
         """Return each replica's latest pod that was deleted, as it was last, and let go of all others."""
-        departed = self._view.pods.departed(key)
+        departed = self._view.owned.pods.departed(key)
         latest: dict[str, ObservedPod] = {}
         for entry in departed:
             pod = entry.value
@@ -174,7 +173,7 @@ class KubernetesCluster:
             if wanted and not job.status.finished and (known is None or known.attempt < pod.attempt):
                 latest[pod.name] = pod
         kept = {pod.uid for pod in latest.values()}
-        self._view.pods.let_go(key, [entry.uid for entry in departed if entry.uid not in kept])
+        self._view.owned.pods.let_go(key, [entry.uid for entry in departed if entry.uid not in kept])
         return tuple(latest.values())
 
     def hosts(self, job: FleetJob) -> Hosts:
@@ -200,9 +199,9 @@ class KubernetesCluster:
         except ApiError as error:
             if error.status not in (404, 409):
                 raise
-            await self._view.refresh_job(job)
+            await self._view.jobs.refresh(job)
             raise ConflictError(str(error)) from error
-        return self._view.put_own_status(answer) or read_job(answer)
+        return self._view.jobs.put(answer, tells=False) or read_job(answer)
 
     async def apply(self, job: FleetJob, action: Action) -> None:
         """Carry one action out. An action that has been carried out already is no error."""
@@ -226,11 +225,11 @@ class KubernetesCluster:
 
     async def record(self, job: FleetJob, event: Event) -> None:
         """Tell people. A failure to tell is logged, never raised."""
-        await self._events.record(Subject(*job_key(job), job.metadata.uid or ""), event)
+        await self._events.record(Subject(*Key.of(job), job.metadata.uid or ""), event)
 
     async def _create(self, job: FleetJob, resource: str, manifest: Mapping[str, Any]) -> bool:
         """Create an object; return whether it was not there."""
-        key, name = job_key(job), manifest["metadata"]["name"]
+        key, name = Key.of(job), manifest["metadata"]["name"]
         before = self._refusals.get(key)
         validation, warnings = None, list[str]()
         if resource in _WRITTEN_BY_AUTHORS:
@@ -246,7 +245,7 @@ class KubernetesCluster:
             refusal = _Refusal(job.metadata.uid, job.metadata.generation, name, str(error))
             if error.reason == "AlreadyExists":
                 self._created(key, before)
-                await self._view.meet(key, resource, name)
+                await self._view.foreign.meet(key, resource, name)
                 return False
             if resource not in _NOT_THE_AUTHORS and _is_for_good(error):
                 told = f"{KINDS[resource]} {name}: {error}"
@@ -256,7 +255,7 @@ class KubernetesCluster:
                 self._refused(key, refusal, before)
             raise
         self._created(key, before)
-        self._view.put(resource, answer)
+        self._view.owned.put(resource, answer)
         if news := self._unknown_fields.tell(key, f"{KINDS[resource]} {name}", warnings):
             await self.record(job, news)
         return True
@@ -276,7 +275,7 @@ class KubernetesCluster:
         """
         known = self._refusals.get(key)
         spoken = known is not None and known is not before and known.name < refusal.name
-        if not spoken and self._view.job(key) is not None:
+        if not spoken and self._view.jobs.get(key) is not None:
             self._refusals[key] = refusal
 
     def _created(self, key: Key, before: _Refusal | None) -> None:
@@ -292,14 +291,14 @@ class KubernetesCluster:
         if answer is None:
             return
         if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
-            self._view.put(PODS, answer)
+            self._view.owned.put(PODS, answer)
         else:
             now = self._monotonic()
             self._leaving = {uid: until for uid, until in self._leaving.items() if until > now}
             self._leaving[action.uid] = now + UNSEEN_SECONDS
 
     async def _delete_service(self, job: FleetJob, name: str) -> None:
-        entry = self._view.services.get(Key(job.metadata.namespace, name))
+        entry = self._view.owned.services.get(Key(job.metadata.namespace, name))
         if entry is not None and _is_owned(entry, job):
             await self._delete_own(job, SERVICES, name, _only(entry.uid, str(entry.version)))
 
@@ -314,7 +313,7 @@ class KubernetesCluster:
         try:
             await self._delete(_job_path(job), _only(uid, job.metadata.resource_version))
         except ConflictError:
-            await self._view.refresh_job(job)
+            await self._view.jobs.refresh(job)
             raise
 
     async def _delete_own(
@@ -324,7 +323,7 @@ class KubernetesCluster:
         try:
             return await self._delete(f"{collection(resource, job.metadata.namespace)}/{name}", options)
         except ConflictError:
-            await self._view.meet(job_key(job), resource, name)
+            await self._view.foreign.meet(Key.of(job), resource, name)
             raise
 
     async def _delete(self, path: str, options: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -353,11 +352,11 @@ class KubernetesCluster:
         return self._leaving.get(uid, 0.0) > self._monotonic()
 
     def _tidy(self, key: Key) -> None:
-        if self._view.job(key) is None:
+        if self._view.jobs.get(key) is None:
             self._rejections.pop(key, None)
             self._refusals.pop(key, None)
             self._unknown_fields.forget(key)
-            self._view.pods.let_go(key)  # they may go after their job
+            self._view.owned.pods.let_go(key)  # they may go after their job
 
 
 def metrics_readers(

@@ -18,7 +18,6 @@ from fleet_operator.api import JobState, Role
 from fleet_operator.api.names import pod_name
 from fleet_operator.build import replica_ports
 from fleet_operator.cluster.interface import Key
-from fleet_operator.cluster.view import job_key
 from fleet_operator.plan.model import PodPhase
 from fleet_operator.plan.progress import Progress, job_progress, parse_progress
 
@@ -112,11 +111,11 @@ def targets(view: ClusterView, now: datetime, is_due: IsDue = lambda *_: True) -
         Told a job and the uid of its trainer 0: whether that pod is to be asked now. It spares the closer
         look at most jobs, of which each is due every 15 s or less often.
     """
-    for job in view.jobs():
+    for job in view.jobs:
         if job.status.state not in (JobState.RUNNING, JobState.RESTARTING):
             continue
-        key = job_key(job)
-        entry = view.pods.get(Key(key.namespace, pod_name(key.name, Role.TRAINER, 0)))
+        key = Key.of(job)
+        entry = view.owned.pods.get(Key(key.namespace, pod_name(key.name, Role.TRAINER, 0)))
         if entry is None or not is_due(key, entry.uid):
             continue
         if entry.owner is None or entry.owner.uid != job.metadata.uid or job.managed_elsewhere:

@@ -328,7 +328,7 @@ async def test_nothing_is_remembered_of_pods_that_go_after_their_job(api: FakeAp
         world.told.clear()
         api.vanish(POD)
         await world.until(lambda: world.told)
-        assert (world.view.pods.of_job(KEY), world.view.pods.departed(KEY)) == ((), ())
+        assert (world.view.owned.pods.of_job(KEY), world.view.owned.pods.departed(KEY)) == ((), ())
 
 
 async def test_a_deletion_that_took_long_is_waited_for_from_its_end(

@@ -272,8 +272,8 @@ def view_of(one: FleetJob, **pod: Any) -> ClusterView:
     view = ClusterView(cast("ApiClient", None), cast("EventRecorder", None))
     observed = trainer(0, **({"ip": "10.0.0.1"} | pod))
     owner = Owner(one.metadata.uid, "FleetJob", "digits")
-    view.pods.put(Entry(Key("default", observed.name), observed.uid, 1, KEY, owner, observed))
-    view._jobs.put(Entry(KEY, one.metadata.uid, 1, KEY, None, one))
+    view.owned.pods.put(Entry(Key("default", observed.name), observed.uid, 1, KEY, owner, observed))
+    view.jobs._store.put(Entry(KEY, one.metadata.uid, 1, KEY, None, one))
     return view
 
 
@@ -327,5 +327,5 @@ def test_only_who_is_due_is_asked():
 def test_a_pod_of_another_owner_is_not_asked():
     view = view_of(running())
     stranger = view_of(running().model_copy(update={"metadata": job(uid="other").metadata}))
-    view.pods = stranger.pods
+    view.owned.pods = stranger.owned.pods
     assert list(targets(view, NOW)) == []

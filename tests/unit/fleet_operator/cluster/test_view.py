@@ -7,6 +7,8 @@ import pytest
 
 from fleet_operator.api import JobState, Role
 from fleet_operator.build import build_service
+from fleet_operator.cluster import foreign as foreign_module
+from fleet_operator.cluster import jobs as jobs_module
 from fleet_operator.cluster import view as view_module
 from fleet_operator.cluster import watch as watch_module
 from fleet_operator.cluster.client import ApiError
@@ -45,7 +47,7 @@ async def test_all_that_is_there_is_seen_at_the_start(api: FakeApi):
         assert observed.service
         (pod,) = observed.pods
         assert (pod.name, pod.role, pod.index, pod.owned) == ("digits-trainer-0", Role.TRAINER, 0, True)
-        assert [job.name for job in world.view.jobs()] == ["digits"]
+        assert [job.name for job in world.view.jobs] == ["digits"]
         assert KEY in world.told
 
 
@@ -62,7 +64,7 @@ async def test_a_start_that_does_not_come_to_its_end_says_what_is_missing(
 async def test_a_pod_of_another_owner_is_foreign_until_it_is_gone(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(view_module, "FOREIGN_SECONDS", 0.01)
+    monkeypatch.setattr(foreign_module, "FOREIGN_SECONDS", 0.01)
     api.put(POD, {"kind": "Pod", "spec": {"containers": [{"name": "c"}]}})  # no label: no watch shows it
     async with started(api) as world:
         assert world.observe().foreign == ()
@@ -88,7 +90,7 @@ async def test_a_job_that_is_deleted_while_a_name_is_looked_up_is_not_looked_aft
         monkeypatch.setattr(api, "get", get_late)
         await world.cluster.apply(job, pod)
         assert world.deleted == [KEY]
-        assert world.view.foreign(KEY) == ()
+        assert world.view.foreign.of(KEY) == ()
 
 
 async def test_what_a_deleted_job_of_the_same_name_left_is_known_as_such(api: FakeApi):
@@ -143,7 +145,7 @@ async def test_a_job_that_cannot_be_understood_is_told_once_and_left_alone(api: 
     api.put(broken, {**manifest("broken"), "spec": {"mode": "Gossip"}})
     async with started(api) as world:
         for _ in range(2):
-            world.view.take_job("MODIFIED", api.objects[broken])
+            world.view.jobs.take("MODIFIED", api.objects[broken])
         async with asyncio.timeout(5):
             await api.posted.wait()
         assert world.cluster.job(Key("default", "broken")) is None
@@ -205,20 +207,20 @@ async def test_a_namespace_that_is_gone_keeps_no_job_of_another_one_unseen(
         async with asyncio.timeout(10):
             await view.start()
         assert view.synced
-        job = view.job(KEY)
+        job = view.jobs.get(KEY)
         assert job is not None
         observed = cluster.observe(job)
         assert observed is not None
         assert ("policy/v1", "PodDisruptionBudget") not in observed.unserved
         # Of a job in a namespace of which no pod can be seen, nothing may be concluded.
         api.put("/apis/fleetjob.dev/v1alpha1/namespaces/gone/fleetjobs/late", manifest("late"))
-        view.take_job("ADDED", api.objects["/apis/fleetjob.dev/v1alpha1/namespaces/gone/fleetjobs/late"])
-        late = view.job(Key("gone", "late"))
+        view.jobs.take("ADDED", api.objects["/apis/fleetjob.dev/v1alpha1/namespaces/gone/fleetjobs/late"])
+        late = view.jobs.get(Key("gone", "late"))
         assert late is not None
         assert cluster.observe(late) is None
         told.clear()
         granted.set()
-        view.list_jobs_again()
+        view.jobs.list_again()
         async with asyncio.timeout(10):
             while cluster.observe(late) is None or Key("gone", "late") not in told:
                 changed.clear()
@@ -246,11 +248,11 @@ async def test_the_jobs_of_a_namespace_that_comes_late_are_looked_at(
         async with asyncio.timeout(10):
             await view.start()
             stored = api.put("/apis/fleetjob.dev/v1alpha1/namespaces/gone/fleetjobs/late", manifest("late"))
-            view.take_job("ADDED", stored)
+            view.jobs.take("ADDED", stored)
             told.clear()
             granted.set()
-            view.list_jobs_again()
-            while not (late in told and view.shows_what_jobs_own("gone")):
+            view.jobs.list_again()
+            while not (late in told and view.scope_of("gone").shows_what_jobs_own):
                 changed.clear()
                 await changed.wait()
     finally:
@@ -276,11 +278,11 @@ async def test_of_a_namespace_that_comes_late_nothing_is_judged_before_all_kinds
     try:
         async with asyncio.timeout(10):
             await view.start()
-            view.take_job("ADDED", api.put(jobs, manifest("late")))
-            late = view.job(Key("gone", "late"))
+            view.jobs.take("ADDED", api.put(jobs, manifest("late")))
+            late = view.jobs.get(Key("gone", "late"))
             assert late is not None
             granted.set()
-            view.list_jobs_again()
+            view.jobs.list_again()
             watches = [("WATCH", f"/api/v1/namespaces/gone/{each}") for each in ("pods", "services")]
             while not all(each in api.requests for each in watches):  # noqa: ASYNC110 there is only the asking
                 await asyncio.sleep(0)
@@ -297,8 +299,8 @@ async def test_of_a_namespace_that_comes_late_nothing_is_judged_before_all_kinds
 async def test_while_one_namespace_is_gone_the_others_are_listed_again_at_times(
     api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(view_module, "AGAIN_SECONDS", 0.005)
-    monkeypatch.setattr(view_module, "RELIST_SECONDS", 0.05)
+    monkeypatch.setattr(jobs_module, "AGAIN_SECONDS", 0.005)
+    monkeypatch.setattr(jobs_module, "RELIST_SECONDS", 0.05)
     refuse_in(api, monkeypatch, "gone")
     view = ClusterView(api, EventRecorder(api), namespaces=("gone", "default"))
     try:
@@ -362,4 +364,4 @@ async def test_a_view_limited_to_namespaces_asks_for_nothing_else(api: FakeApi):
         ),
         *(f"/apis/fleetjob.dev/v1alpha1/namespaces/{name}/fleetjobs" for name in ("default", "team")),
     }
-    assert view.job(KEY) is not None
+    assert view.jobs.get(KEY) is not None
