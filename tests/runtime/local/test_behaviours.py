@@ -13,7 +13,7 @@ from fleet_operator.api import ConditionType, Role, parse_job
 from fleet_operator.cli import run
 from fleet_operator.cli.local_job import RunOptions, prepare
 from fleet_operator.cli.run import run_job
-from fleet_operator.cluster import processes
+from fleet_operator.cluster import kubelet
 from fleet_operator.cluster.processes import ProcessCluster
 from tests.support.behaviours import BEHAVIOURS, LIFE, is_pause
 from tests.support.local import Lines, job_manifest
@@ -70,14 +70,14 @@ async def test_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     if behaviour.first is not None:
         assert {(tmp_path / f"first-{index}").read_text() for index in (0, 1)} == {first}
     if behaviour.left is not None:
-        assert {pod.replica for pod in clusters[0].pods} == behaviour.left
+        assert {pod.replica for pod in clusters[0].kubelet.pods} == behaviour.left
 
 
 @pytest.mark.parametrize("patience", [pytest.param(0.5, id="in-time"), pytest.param(60.0, id="not-before")])
 async def test_a_server_that_runs_and_does_not_listen_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, patience: float
 ):
-    monkeypatch.setattr(processes, "READY_TELL_SECONDS", patience)
+    monkeypatch.setattr(kubelet, "READY_TELL_SECONDS", patience)
     asleep = "import time; time.sleep(60)"
     document = job_manifest(asleep, server=asleep)
     options = RunOptions(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJob, Role
     from fleet_operator.cli.replica import ReplicaView
-    from fleet_operator.cluster.processes import LocalPod
+    from fleet_operator.cluster.local_pod import LocalPod
 
 ABSENT = "-"
 """What tables show where there is nothing to show."""

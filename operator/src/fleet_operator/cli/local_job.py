@@ -14,8 +14,8 @@ from fleet_operator.cli.clock import now
 from fleet_operator.cluster.local_address import Claim, claim_ports
 from fleet_operator.cluster.local_gpus import visible_gpus
 from fleet_operator.cluster.local_limits import refusals
+from fleet_operator.cluster.local_settings import LocalSettings
 from fleet_operator.cluster.local_volumes import Given
-from fleet_operator.cluster.processes import LocalSettings
 from fleet_operator.errors import InvalidJob
 
 if TYPE_CHECKING:

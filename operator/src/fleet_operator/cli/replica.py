@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from fleet_operator.api import Role
-    from fleet_operator.cluster.processes import LocalPod
+    from fleet_operator.cluster.local_pod import LocalPod
     from fleet_operator.plan.progress import Progress
 
 

@@ -187,11 +187,11 @@ class Run:
             loop.add_signal_handler(signum, self._interrupt, signum)
         try:
             with self._display.showing(self._view):
-                await self._cluster.start()
+                await self._cluster.kubelet.start()
                 try:
                     await self._drive()
                 finally:
-                    await self._cluster.close()
+                    await self._cluster.kubelet.close()
                     if self._follower is not None:
                         self._follower.finish()
                     self._take_scalars()
@@ -216,7 +216,7 @@ class Run:
         watchers = [
             asyncio.create_task(self._finished(), name="end of the job"),
             asyncio.create_task(self._stop.wait(), name="stop"),
-            asyncio.create_task(self._cluster.guardian_lost(), name="guardian"),
+            asyncio.create_task(self._cluster.kubelet.guardian_lost(), name="guardian"),
             asyncio.create_task(self._poll(), name="progress"),
         ]
         try:
@@ -250,30 +250,28 @@ class Run:
         for seconds in (min(SILENT_SECONDS, patience), patience):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self._cluster.none_alive()
+                    await self._cluster.kubelet.none_alive()
                 return
             if seconds < patience:
                 self._display.say(f"waiting for {self._alive()} to end")
 
     def _alive(self) -> str:
-        return ", ".join(pod.replica for pod in self._cluster.pods if not pod.ended)
+        return ", ".join(pod.replica for pod in self._cluster.kubelet.pods if not pod.ended)
 
     def _clean_up_seconds(self) -> float:
         if self._view.job.spec.run_policy.clean_pod_policy is CleanPodPolicy.NONE:
             # In a cluster they would go on. Here they end with the run, servers by themselves if they can.
             return SERVERS_END_SECONDS if self._view.status.state is JobState.SUCCEEDED else 0.0
-        return CLEAN_UP_SECONDS + max((pod.grace_seconds for pod in self._cluster.pods), default=0)
+        return CLEAN_UP_SECONDS + max((pod.grace_seconds for pod in self._cluster.kubelet.pods), default=0)
 
     async def _stop_pods(self) -> None:
         """Stop what still runs; a second signal kills it."""
-        grace = max(
-            (min(pod.grace_seconds, STOP_GRACE_SECONDS) for pod in self._cluster.pods if not pod.ended),
-            default=0,
-        )
-        self._cluster.stop_all(grace_seconds=grace)
+        alive = [pod.grace_seconds for pod in self._cluster.kubelet.pods if not pod.ended]
+        grace = min(max(alive, default=0), STOP_GRACE_SECONDS)
+        self._cluster.kubelet.stop_all(grace_seconds=grace)
         try:
             async with asyncio.timeout(grace + LATE_SECONDS):
-                await self._cluster.none_alive()
+                await self._cluster.kubelet.none_alive()
         except TimeoutError:
             waited = grace + LATE_SECONDS
             self._display.say(f"{self._alive()} did not end within {waited:g} s and will be killed")
@@ -285,7 +283,7 @@ class Run:
             self._stopped_by = 128 + signum
             self._stop.set()
         else:
-            self._cluster.stop_all(grace_seconds=0)
+            self._cluster.kubelet.stop_all(grace_seconds=0)
 
     def _give_up(self) -> None:
         self._problem = f"{MAX_FAILED_PASSES} attempts in a row to go on have failed, see above"

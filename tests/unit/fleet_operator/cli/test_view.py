@@ -17,7 +17,7 @@ from fleet_operator.cli.result import to_json, to_text
 from fleet_operator.cli.run import RunResult
 from fleet_operator.cli.table import render
 from fleet_operator.cli.view import JobView
-from fleet_operator.cluster.processes import LocalPod
+from fleet_operator.cluster.local_pod import LocalPod
 from fleet_operator.plan.model import Attempt, PodPhase
 from fleet_operator.plan.progress import Progress
 from tests.support.local import job_manifest
