@@ -25,11 +25,12 @@ import asyncio
 import logging
 import random
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.interface import ClusterError
 from fleet_operator.engine.clock import SystemClock
+from fleet_operator.engine.lease import Lease
 
 if TYPE_CHECKING:
     from fleet_operator.cluster.client import ApiClient
@@ -78,14 +79,16 @@ class Election:
         duration: timedelta = timedelta(seconds=15),
         clock: Clock | None = None,
     ) -> None:
-        self._client = client
-        self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self.name = name
-        self.identity = identity
-        self._seconds = duration.total_seconds()
         self._clock = clock or SystemClock()
+        self._lease = Lease(
+            client,
+            namespace=namespace,
+            name=name,
+            identity=identity,
+            seconds=duration.total_seconds(),
+            clock=self._clock,
+        )
         self._until = float("-inf")
-        self._lease: dict[str, Any] | None = None  # as we last wrote it
         self._may_hold = False  # whether a write of ours has taken it, or was broken off and may have
         self._trying = asyncio.Lock()
         self._releases = 0
@@ -96,6 +99,11 @@ class Election:
         """Whether the API server has ever said who holds the lease."""
 
     @property
+    def name(self) -> str:
+        """The name of the Lease."""
+        return self._lease.name
+
+    @property
     def leads(self) -> bool:
         """Whether we hold the lease at this very moment."""
         return self._clock.monotonic() < self._until
@@ -103,7 +111,7 @@ class Election:
     def check(self) -> None:
         """Raise NotLeadingError unless we hold the lease at this very moment."""
         if not self.leads:
-            raise NotLeadingError(f"the lease {self.name} is not held any more; nothing is written")
+            raise NotLeadingError(f"the lease {self._lease.name} is not held any more; nothing is written")
 
     async def acquire(self) -> None:
         """Wait until we hold the lease."""
@@ -121,7 +129,7 @@ class Election:
                 await self._try()
             if self._releases != releases:
                 return
-        logger.error("the lease %s is lost: it could not be renewed in time", self.name)
+        logger.error("the lease %s is lost: it could not be renewed in time", self._lease.name)
 
     async def release(self) -> None:
         """Let another take the lease at once. A try that is under way ends first, and none follows."""
@@ -130,33 +138,16 @@ class Election:
         try:
             async with asyncio.timeout(self._pause), self._trying:
                 if self._may_hold:
-                    await self._empty()
+                    await self._lease.empty()
         except (ApiError, TimeoutError) as error:
             why = str(error) or type(error).__name__
-            logger.warning("the lease %s could not be released: %s", self.name, why)
+            logger.warning("the lease %s could not be released: %s", self._lease.name, why)
         finally:
-            self._lease, self._may_hold = None, False
-
-    async def _empty(self) -> None:
-        """Empty the lease, if it is ours, whichever of our tries was the last to write it."""
-        path = f"{self._collection}/{self.name}"
-        while True:
-            try:
-                lease = self._lease or await self._client.get(path)
-                if (lease.get("spec") or {}).get("holderIdentity") == self.identity:
-                    lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
-                    await self._client.replace(path, lease)
-            except ApiError as error:
-                if error.status == 409:  # a try that was broken off has been carried out meanwhile
-                    self._lease = None
-                    continue
-                if error.status != 404:
-                    raise
-            return
+            self._lease.held, self._may_hold = None, False
 
     @property
     def _pause(self) -> float:
-        return self._seconds / TRIES
+        return self._lease.seconds / TRIES
 
     async def _try(self) -> bool:
         """Take or renew the lease; return whether that went well, and nobody has released it meanwhile."""
@@ -167,26 +158,30 @@ class Election:
             sent, known = self._clock.monotonic(), False
             try:
                 async with asyncio.timeout(self._pause):
-                    taken = await self._renew() if self._lease is not None else await self._take()
+                    taken = await (self._take() if self._lease.held is None else self._renew())
                 known = True
             except Exception as error:  # noqa: BLE001 whatever it is, the lease was not renewed
-                logger.warning("the lease %s: %s", self.name, str(error) or type(error).__name__)
+                logger.warning("the lease %s: %s", self._lease.name, str(error) or type(error).__name__)
                 return False
             finally:
                 if not known:
-                    self._lease = None  # it may have been written all the same: read it before the next try
+                    self._lease.held = (
+                        None  # it may have been written all the same: read it before the next try
+                    )
             self.asked, self._may_hold = True, taken
             holds = taken and releases == self._releases
-            self._until = sent + self._seconds * BELIEVED if holds else float("-inf")
+            self._until = sent + self._lease.seconds * BELIEVED if holds else float("-inf")
             return holds
+
+    async def _renew(self) -> bool:
+        await self._lease.renew()
+        return True
 
     async def _take(self) -> bool:
         """Take the lease if it was released, or nobody has renewed it for as long as it is valid."""
-        try:
-            found = await self._client.get(f"{self._collection}/{self.name}")
-        except ApiError as error:
-            if error.status != 404:
-                raise
+        lease = self._lease
+        found = await lease.read()
+        if found is None:
             return await self._make()
         self._gone_since = None
         spec, version = found.get("spec") or {}, found["metadata"]["resourceVersion"]
@@ -194,64 +189,35 @@ class Election:
         if version != self._seen[0]:
             self._seen = (version, now)
         holder = spec.get("holderIdentity")
-        valid = now - self._seen[1] < spec.get("leaseDurationSeconds", self._seconds)
-        ours = holder in ("", self.identity) or (holder is None and self.leads)
+        valid = now - self._seen[1] < spec.get("leaseDurationSeconds", lease.seconds)
+        ours = holder in ("", lease.identity) or (holder is None and self.leads)
         if valid and not ours:
             holder = holder or "nobody, as it says,"
             if holder != self._holder:
-                logger.info("standing by: %s holds the lease %s", holder, self.name)
+                logger.info("standing by: %s holds the lease %s", holder, lease.name)
             self._holder = holder
             return False
-        found["spec"] = self._manifest(spec)["spec"]
         self._may_hold = True
-        self._lease = await self._client.replace(f"{self._collection}/{self.name}", found)
+        await lease.take(found)
         self._holder = None
-        logger.info("leading: took the lease %s as %s", self.name, self.identity)
+        logger.info("leading: took the lease %s as %s", lease.name, lease.identity)
         return True
 
     async def _make(self) -> bool:
         """Make the lease, unless somebody else may hold the one that was there before."""
-        now = self._clock.monotonic()
+        lease, now = self._lease, self._clock.monotonic()
         if self._gone_since is None:
             self._gone_since = now
-        if not self.leads and now - self._gone_since < self._seconds:
+        if not self.leads and now - self._gone_since < lease.seconds:
             if now == self._gone_since:
                 logger.info(
                     "standing by: there is no lease %s; it is made in %g s unless somebody who holds it does",
-                    self.name,
-                    self._seconds,
+                    lease.name,
+                    lease.seconds,
                 )
             return False
         self._may_hold = True
-        self._lease = await self._client.create(self._collection, self._manifest({}))
+        await lease.make()
         self._gone_since = None
-        logger.info("leading: made the lease %s as %s", self.name, self.identity)
+        logger.info("leading: made the lease %s as %s", lease.name, lease.identity)
         return True
-
-    async def _renew(self) -> bool:
-        """Write the lease anew; a conflict is an error, because nobody but its holder may touch it."""
-        lease = self._lease or {}
-        lease["spec"] |= {"renewTime": self._now()}
-        self._lease = await self._client.replace(f"{self._collection}/{self.name}", lease)
-        return True
-
-    def _manifest(self, before: dict[str, Any]) -> dict[str, Any]:
-        """Return the lease as ours. Its transitions count how often it went from one holder to another."""
-        transitions, holder = before.get("leaseTransitions") or 0, before.get("holderIdentity")
-        now = self._now()
-        return {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": self.name},
-            "spec": {
-                "holderIdentity": self.identity,
-                "leaseDurationSeconds": max(1, round(self._seconds)),
-                "acquireTime": now,
-                "renewTime": now,
-                "leaseTransitions": transitions + (bool(before) and holder != self.identity),
-            },
-        }
-
-    def _now(self) -> str:
-        """Return the time of day, which people read and nobody compares."""
-        return self._clock.now().strftime("%Y-%m-%dT%H:%M:%S.%fZ")
