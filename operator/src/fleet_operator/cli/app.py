@@ -5,12 +5,23 @@ import os
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import NoReturn
 
 import typer
 
 from fleet_operator.cli.options import AllowUnknownFields, Manifest
 from fleet_operator.cli.remote import register
+from fleet_operator.cli.run_options import (
+    AsJson,
+    EnvFiles,
+    Follow,
+    LogDir,
+    NoRestart,
+    RunTimeout,
+    TensorBoard,
+    Volumes,
+    Workdir,
+)
 from fleet_operator.errors import OperatorError
 
 PLUGIN = "kubectl-fleet"  # what kubectl runs for `kubectl fleet`
@@ -27,60 +38,15 @@ app = typer.Typer(
 @app.command()
 def run(
     filename: Manifest,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print one JSON object on standard output, all else on standard error."),
-    ] = False,
-    log_dir: Annotated[
-        Path | None, typer.Option(help="The folder of the replicas' logs. Default: logs/JOB-TIME.")
-    ] = None,
-    workdir: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            file_okay=False,
-            resolve_path=True,
-            help="The replicas' working directory. Default: a template's workingDir if it is a folder here,"
-            " else the root of the manifest's project, or the manifest's folder if the script is only there.",
-        ),
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Show what trainer 0 prints, with the times.")
-    ] = False,
-    tensorboard: Annotated[
-        Path | None,
-        typer.Option(
-            file_okay=False,
-            metavar="DIR",
-            help="Write the trainers' losses, speeds and metrics for TensorBoard, to a folder in DIR.",
-        ),
-    ] = None,
-    volume: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=FOLDER",
-            help="A folder of this machine in the place of a volume; checkpoint is spec.checkpoint. Paths in"
-            " its mount become paths in the folder, in the command, the args and the variables.",
-        ),
-    ] = None,
-    env_file: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Variables of the replicas, a line NAME=VALUE each, in the place of Secrets and ConfigMaps."
-            " The manifest's own values count before them.",
-        ),
-    ] = None,
-    timeout: Annotated[
-        float | None, typer.Option(min=0.1, help="Stop the run after so many seconds (exit status 124).")
-    ] = None,
-    no_restart: Annotated[
-        bool,
-        typer.Option(
-            "--no-restart",
-            help="The first failure fails the job, whatever its failurePolicy says: for finding mistakes.",
-        ),
-    ] = False,
+    as_json: AsJson = False,
+    log_dir: LogDir = None,
+    workdir: Workdir = None,
+    follow: Follow = False,
+    tensorboard: TensorBoard = None,
+    volume: Volumes = None,
+    env_file: EnvFiles = None,
+    timeout: RunTimeout = None,
+    no_restart: NoRestart = False,
     allow_unknown_fields: AllowUnknownFields = False,
 ) -> None:
     """Run a job on this machine, as a cluster would.
