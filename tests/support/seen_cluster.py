@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api import Role
-from fleet_operator.build import ClusterHosts, build_pod
+from fleet_operator.build import ClusterHosts, Start, build_pod
 from fleet_operator.cluster.events import EventRecorder
 from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.kubernetes import KubernetesCluster
@@ -72,7 +72,7 @@ class SeenCluster:
 
     def pod(self, key: str | None = None, **metadata: Any) -> CreatePod:
         """Return what creates the job's first trainer, with a key or some metadata of its own."""
-        built = build_pod(self.job, Role.TRAINER, 0, Attempt(), ClusterHosts(self.job), key=key)
+        built = build_pod(self.job, Role.TRAINER, 0, Attempt(), ClusterHosts(self.job), Start(key=key))
         return CreatePod({**built, "metadata": {**built["metadata"], **metadata}})
 
     async def served(self) -> None:

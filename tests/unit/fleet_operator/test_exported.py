@@ -13,6 +13,7 @@ def test_the_public_surface():
         "Extra",
         "Hosts",
         "ReplicaPorts",
+        "Start",
         "build_extras",
         "build_pod",
         "build_service",

@@ -1,6 +1,6 @@
 """Pure: a job in, the manifests of its pods and of its Service out."""
 
-from fleet_operator.build.env import role_env
+from fleet_operator.build.env import Start, role_env
 from fleet_operator.build.extras import Extra, build_extras
 from fleet_operator.build.hosts import ClusterHosts, Hosts
 from fleet_operator.build.overwritten import overwritten_sentence
@@ -13,6 +13,7 @@ __all__ = [
     "Extra",
     "Hosts",
     "ReplicaPorts",
+    "Start",
     "build_extras",
     "build_pod",
     "build_service",

@@ -6,6 +6,7 @@ its path by what it finds. ``PADDLE_TRAINER_IPS`` is never set in parameter-serv
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import Mode, Role
@@ -17,11 +18,37 @@ if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
     from fleet_operator.build.hosts import Hosts
 
-__all__ = ["role_env"]
+__all__ = ["FIRST_START", "Start", "role_env"]
 
 _LONGEST_LIST = 32 << 10  # bytes of names: beyond, endpoints are told by a pattern
 _TRAINING_ROLE = {Role.PSERVER: "PSERVER", Role.TRAINER: "TRAINER"}
 _ROLE_INDEX = {Role.PSERVER: "PADDLE_PSERVER_ID", Role.TRAINER: "PADDLE_TRAINER_ID"}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a replica is told of one start of it.
+
+    Attributes
+    ----------
+    life : int
+        The life of the job in which its present training began.
+    unseen : bool
+        Whether nobody has seen how the pod before this one ended, so that it may have completed.
+    peers_run : bool
+        Whether all others run already, so that there is none whose start must be waited for.
+    key : str, optional
+        The key of the job's present life; only the main container has it.
+    """
+
+    life: int = 0
+    unseen: bool = False
+    peers_run: bool = False
+    key: str | None = field(default=None, repr=False)
+
+
+FIRST_START = Start()
+"""That of a replica of a new job, where nobody needs a key."""
 
 
 def role_env(
@@ -29,12 +56,9 @@ def role_env(
     role: Role,
     index: int,
     hosts: Hosts,
+    start: Start = FIRST_START,
     *,
     restarts: int = 0,
-    life: int = 0,
-    unseen: bool = False,
-    peers_run: bool = False,
-    key: str | None = None,
 ) -> dict[str, str]:
     """Return the environment of one replica.
 
@@ -46,16 +70,10 @@ def role_env(
         Which replica.
     hosts : Hosts
         Where each replica is reached.
+    start : Start
+        What it is told of this start.
     restarts : int
         How often this replica was started before, alone or with the whole job.
-    life : int
-        The life of the job in which its present training began.
-    unseen : bool
-        Whether nobody has seen how the pod before this one ended, so that it may have completed.
-    peers_run : bool
-        Whether all others run already, so that there is none whose start must be waited for.
-    key : str, optional
-        The key of the job's present life.
 
     Returns
     -------
@@ -74,18 +92,18 @@ def role_env(
         "FLEET_RESTARTS": str(restarts),
         "FLEET_METRICS_PORT": str(replica_ports(job, role, index).metrics),
     }
-    if key is not None:
-        env[JOB_KEY] = key
+    if start.key is not None:
+        env[JOB_KEY] = start.key
     env |= tls_env(job)
-    if not peers_run:
+    if not start.peers_run:
         env["FLEET_START_DEADLINE_SECONDS"] = str(job.start_deadline_seconds)
     if job.spec.checkpoint is not None:
         env["FLEET_CHECKPOINT_DIR"] = job.spec.checkpoint.mount_path
     # Who may find that its training has ended: from servers, who know it, and from a mark beside checkpoints.
     by_mark = job.spec.mode is Mode.COLLECTIVE and job.spec.checkpoint is not None
-    by_servers = job.spec.mode is not Mode.COLLECTIVE and (unseen or role is Role.PSERVER)
+    by_servers = job.spec.mode is not Mode.COLLECTIVE and (start.unseen or role is Role.PSERVER)
     if by_mark or by_servers:
-        env["FLEET_LIFE"] = str(life)
+        env["FLEET_LIFE"] = str(start.life)
     if job.spec.mode is Mode.COLLECTIVE:
         if job.host_ports is not None:
             env["FLEET_HOST_NETWORK"] = "true"

@@ -18,7 +18,7 @@ from fleet_operator.api.names import (
     service_name,
 )
 from fleet_operator.build.checkpoint import mount_checkpoint
-from fleet_operator.build.env import role_env
+from fleet_operator.build.env import FIRST_START, role_env
 from fleet_operator.build.gang import join_gang
 from fleet_operator.build.metadata import job_labels, owner_references
 from fleet_operator.build.placement import place
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fleet_operator.api import FleetJob
+    from fleet_operator.build.env import Start
     from fleet_operator.build.hosts import Hosts
     from fleet_operator.build.ports import ReplicaPorts
     from fleet_operator.plan.model import Attempt
@@ -46,11 +47,7 @@ def build_pod(
     index: int,
     attempt: Attempt,
     hosts: Hosts,
-    *,
-    life: int = 0,
-    unseen: bool = False,
-    peers_run: bool = False,
-    key: str | None = None,
+    start: Start = FIRST_START,
 ) -> dict[str, Any]:
     """Return the manifest of one replica's pod.
 
@@ -64,14 +61,8 @@ def build_pod(
         Which life of the replica.
     hosts : Hosts
         Where each replica is reached.
-    life : int
-        The life of the job in which its present training began.
-    unseen : bool
-        Whether nobody has seen how the pod before this one ended.
-    peers_run : bool
-        Whether all others run already.
-    key : str, optional
-        The key of the job's present life; only the main container has it.
+    start : Start
+        What it is told of this start.
 
     Returns
     -------
@@ -80,33 +71,8 @@ def build_pod(
         ports, token, termination messages); restartPolicy, hostname, subdomain, our labels and the role's
         environment are always the operator's.
     """
-    template = job.template(role)
-    spec = template.spec.to_manifest()
-    main = template.main_container.name
-    main_container = next(each for each in spec["containers"] if each["name"] == main)
-    env = role_env(
-        job,
-        role,
-        index,
-        hosts,
-        restarts=attempt.restarts,
-        life=life,
-        unseen=unseen,
-        peers_run=peers_run,
-        key=key,
-    )
-    without_secrets = {name: value for name, value in env.items() if name not in _MAIN_ONLY}
-    for container in [*spec.get("initContainers", []), *spec["containers"]]:
-        _complete_container(container, env if container is main_container else without_secrets)
-    _complete_main(main_container, job, role, index)
-    place(spec, main_container, job, role)
-    mount_checkpoint(spec, main_container, job, role, index)
-    mount_certificates(spec, main_container, job)
-    spec.setdefault("automountServiceAccountToken", False)
-    # Links add variables for each Service of the namespace: one named fleet-metrics sets FLEET_METRICS_PORT.
-    spec.setdefault("enableServiceLinks", False)
-    name = pod_name(job.name, role, index)
-    spec |= {"restartPolicy": "Never", "hostname": name, "subdomain": service_name(job.name)}
+    template, name = job.template(role), pod_name(job.name, role, index)
+    env = role_env(job, role, index, hosts, start, restarts=attempt.restarts)
     labels = {LABEL_ROLE: role.value, LABEL_INDEX: str(index), LABEL_ATTEMPT: str(attempt)}
     pod: dict[str, Any] = {
         "apiVersion": "v1",
@@ -116,13 +82,36 @@ def build_pod(
             "namespace": job.metadata.namespace,
             "labels": {**template.labels, **job_labels(job), **labels},
             # What injects containers may put them first: this says which one is ours, to kubectl as well.
-            "annotations": {**template.annotations, ANNOTATION_MAIN: main},
+            "annotations": {**template.annotations, ANNOTATION_MAIN: template.main_container.name},
             "ownerReferences": owner_references(job),
         },
-        "spec": spec,
+        "spec": {
+            **_spec(job, role, index, env),
+            "restartPolicy": "Never",
+            "hostname": name,
+            "subdomain": service_name(job.name),
+        },
     }
     join_gang(pod, job, attempt.job)
     return pod
+
+
+def _spec(job: FleetJob, role: Role, index: int, env: dict[str, str]) -> dict[str, Any]:
+    """Return the template's spec with what a replica of this environment gets beside."""
+    template = job.template(role)
+    spec = template.spec.to_manifest()
+    main = next(each for each in spec["containers"] if each["name"] == template.main_container.name)
+    without_secrets = {name: value for name, value in env.items() if name not in _MAIN_ONLY}
+    for container in [*spec.get("initContainers", []), *spec["containers"]]:
+        _complete_container(container, env if container is main else without_secrets)
+    _complete_main(main, job, role, index)
+    place(spec, main, job, role)
+    mount_checkpoint(spec, main, job, role, index)
+    mount_certificates(spec, main, job)
+    spec.setdefault("automountServiceAccountToken", False)
+    # Links add variables for each Service of the namespace: one named fleet-metrics sets FLEET_METRICS_PORT.
+    spec.setdefault("enableServiceLinks", False)
+    return spec
 
 
 def _complete_container(container: dict[str, Any], env: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import ConditionType, Gang, JobState, Role
-from fleet_operator.build import build_pod, build_service
+from fleet_operator.build import Start, build_pod, build_service
 from fleet_operator.plan.backoff import LONGEST
 from fleet_operator.plan.deadline import deadline
 from fleet_operator.plan.extras import ensure, remove
@@ -182,10 +182,12 @@ def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ..
             each.index,
             ledger.attempt(each),
             hosts,
-            life=ledger.training,
-            unseen=ledger.may_have_ended(each),
-            peers_run=ledger.is_replaced(each) and _peers_run(situation, each),
-            key=key,
+            Start(
+                life=ledger.training,
+                unseen=ledger.may_have_ended(each),
+                peers_run=ledger.is_replaced(each) and _peers_run(situation, each),
+                key=key,
+            ),
         )
         for each in due
     )

@@ -7,7 +7,7 @@ import yaml
 
 from fleet.environment.endpoints import split_endpoints
 from fleet_operator.api import FleetJob, Role, parse_job
-from fleet_operator.build import ClusterHosts, role_env
+from fleet_operator.build import ClusterHosts, Start, role_env
 from tests.support import jobs
 
 CONTRACT = sorted((Path(__file__).parents[4] / "contract" / "env").glob("*.yaml"))
@@ -36,7 +36,7 @@ def test_role_env_is_the_contract(path):
         (role, index) for role in job.roles for index in range(job.replicas(role))
     ]
     for role, index, env in expected:
-        assert role_env(job, role, index, ClusterHosts(job), key=env["FLEET_JOB_KEY"]) == env
+        assert role_env(job, role, index, ClusterHosts(job), Start(key=env["FLEET_JOB_KEY"])) == env
 
 
 def test_a_job_of_an_operator_without_keys_has_none():
