@@ -69,7 +69,8 @@ class ForeignObjects:
         known = self._known.get(key, {})
         entry = None if found is None else self._owned.reduce(resource, found)
         if entry is not None and entry.job == key:
-            self._owned.store(resource).put(entry)  # it is watched, so it will be seen to go, whoever owns it
+            # It is watched, so it will be seen to go, whoever owns it.
+            self._owned.stores[resource].put(entry)
             known.pop(shown, None)
         elif found is None:
             known.pop(shown, None)

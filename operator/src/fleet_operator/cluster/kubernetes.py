@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api import FleetJob, FleetJobStatus, JobProgress, Role, read_job
-from fleet_operator.api.names import API_VERSION, KIND, PLURAL, service_name
+from fleet_operator.api.names import API_VERSION, KIND, PLURAL, pod_name, service_name
 from fleet_operator.api.status import STRICT
 from fleet_operator.build import ClusterHosts
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.events import Subject
 from fleet_operator.cluster.interface import KEY_BYTES, ConflictError, Key
+from fleet_operator.cluster.refusals import Refusal, Refusals, is_for_good, needs_somebody
 from fleet_operator.cluster.resources import FEATURES, KINDS, PODS, SERVICES, collection
 from fleet_operator.cluster.unknown_fields import WARN, UnknownFields
+from fleet_operator.cluster.unseen import UnseenDeletions
 from fleet_operator.plan.model import (
     CreatePod,
     CreateService,
@@ -35,7 +37,7 @@ from fleet_operator.plan.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fleet_operator.build import Hosts
     from fleet_operator.cluster.client import ApiClient
@@ -46,24 +48,11 @@ if TYPE_CHECKING:
     from fleet_operator.cluster.view import ClusterView
     from fleet_operator.plan.model import Action, Event, ObservedPod
 
-UNSEEN_SECONDS = 5.0
-"""How long a deletion may go unseen before the pod is believed to be there still."""
-
 _NOT_THE_AUTHORS = (SERVICES, FEATURES["networkPolicies"].key)
 """What holds nothing that a job's author wrote: its refusal, in whatever words, is not the job's mistake."""
 
 _WRITTEN_BY_AUTHORS = (PODS, FEATURES["checkpointClaims"].key)
 """What is made from a template in which a field may be misspelt."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """The API server's sentence about one object that one generation of one job wanted to create."""
-
-    uid: str | None
-    generation: int | None
-    name: str
-    sentence: str
 
 
 class KubernetesCluster:
@@ -104,11 +93,9 @@ class KubernetesCluster:
         self._metrics_readers = tuple(metrics_readers)
         self._metrics_open = metrics_open
         self._progress = progress
-        self._monotonic = monotonic
-        self._refusals: dict[Key, _Refusal] = {}  # for now
-        self._rejections: dict[Key, _Refusal] = {}  # for good
+        self._refusals = Refusals()
         self._unknown_fields = UnknownFields()
-        self._leaving: dict[str, float] = {}  # uids of pods we deleted, and until when we wait to see it
+        self._leaving = UnseenDeletions(monotonic)
         view.subscribe(self._tidy)
 
     def job(self, key: Key) -> FleetJob | None:
@@ -120,20 +107,23 @@ class KubernetesCluster:
         key = Key.of(job)
         if not self._view.scope_of(key.namespace).shows_what_jobs_own:
             return None
-        pods: list[ObservedPod] = []
         foreign, left_over = list(self._view.foreign.of(key)), list[str]()
+
+        def note_other(entry: Entry[Any], kind: str) -> None:
+            (left_over if _is_left_over(entry, job) else foreign).append(f"{kind}/{entry.key.name}")
+
+        pods: list[ObservedPod] = []
         for entry in self._view.owned.pods.of_job(key):
             pod, owned = entry.value, _is_owned(entry, job)
-            if owned and pod.deleted_at is None and self._is_leaving(pod.uid):
+            if owned and pod.deleted_at is None and pod.uid in self._leaving:
                 return None
             pods.append(pod if pod.owned == owned else replace(pod, owned=owned))
             if not owned:
-                (left_over if _is_left_over(entry, job) else foreign).append(f"Pod/{pod.name}")
-        departed = self._departed(key, job)
+                note_other(entry, "Pod")
         service = self._view.owned.services.get(Key(key.namespace, service_name(key.name)))
         own_service = service is not None and _is_owned(service, job)
         if service is not None and not own_service:
-            (left_over if _is_left_over(service, job) else foreign).append(f"Service/{service.key.name}")
+            note_other(service, "Service")
         objects = dict[ObjectRef, ObservedObject]()
         unserved = {(each.api_version, each.kind) for each in FEATURES.values()}
         for resource, store in self._view.extras(key.namespace):
@@ -141,14 +131,17 @@ class KubernetesCluster:
             for extra in store.of_job(key):
                 # Only a claim outlives its job, without an owner.
                 retained = extra.owner is None and resource == FEATURES["checkpointClaims"]
-                if _is_owned(extra, job) or retained:
+                if retained or _is_owned(extra, job):
                     objects[ObjectRef(resource.api_version, resource.kind, extra.key.name)] = extra.value
                 else:
-                    shown = f"{resource.kind}/{extra.key.name}"
-                    (left_over if _is_left_over(extra, job) else foreign).append(shown)
+                    note_other(extra, resource.kind)
+        progress: JobProgress | None = None
+        first = self._view.owned.pods.get(Key(key.namespace, pod_name(key.name, Role.TRAINER, 0)))
+        if self._progress is not None and first is not None and _is_owned(first, job):
+            progress = self._progress.of(key, first.uid)
         return Observed(
             pods=tuple(pods),
-            departed=departed,
+            departed=self._departed(key, job),
             service=own_service,
             objects=objects,
             metrics_readers=self._metrics_readers,
@@ -156,9 +149,9 @@ class KubernetesCluster:
             unserved=frozenset(unserved),
             foreign=tuple(dict.fromkeys(foreign)),
             left_over=tuple(left_over),
-            refused=_sentence(self._refusals.get(key), job),
-            rejected=_sentence(self._rejections.get(key), job),
-            progress=self._progress_of(key, pods),
+            refused=self._refusals.for_now(job),
+            rejected=self._refusals.for_good(job),
+            progress=progress,
             new_key=secrets.token_hex(KEY_BYTES),
         )
 
@@ -215,11 +208,11 @@ class KubernetesCluster:
             case DeletePod():
                 await self._delete_pod(job, action)
             case DeleteService(name):
-                await self._delete_service(job, name)
+                await self._delete_seen(job, SERVICES, name)
             case EnsureObject(manifest):
                 await self._create(job, _resource_of(ObjectRef.of(manifest)).key, manifest)
             case DeleteObject(ref):
-                await self._delete_object(job, ref)
+                await self._delete_seen(job, _resource_of(ref).key, ref.name)
             case DeleteJob(uid):
                 await self._delete_job(job, uid)
 
@@ -230,7 +223,7 @@ class KubernetesCluster:
     async def _create(self, job: FleetJob, resource: str, manifest: Mapping[str, Any]) -> bool:
         """Create an object; return whether it was not there."""
         key, name = Key.of(job), manifest["metadata"]["name"]
-        before = self._refusals.get(key)
+        before = self._refusals.last(key)
         validation, warnings = None, list[str]()
         if resource in _WRITTEN_BY_AUTHORS:
             validation = STRICT if job.status.is_strict else WARN
@@ -242,46 +235,23 @@ class KubernetesCluster:
                 warn=warnings.append if validation == WARN else None,
             )
         except ApiError as error:
-            refusal = _Refusal(job.metadata.uid, job.metadata.generation, name, str(error))
             if error.reason == "AlreadyExists":
-                self._created(key, before)
+                self._refusals.created(key, before)
                 await self._view.foreign.meet(key, resource, name)
                 return False
-            if resource not in _NOT_THE_AUTHORS and _is_for_good(error):
+            if resource not in _NOT_THE_AUTHORS and is_for_good(error):
                 told = f"{KINDS[resource]} {name}: {error}"
-                self._rejected(key, job, replace(refusal, sentence=told))
+                self._refusals.rejected(job, Refusal.of(job, name, told))
+                self._view.notify(key)  # by which it is forgotten again if its job is gone
                 raise ConflictError(told) from error  # what comes next is decided anew
-            if _needs_somebody(error):
-                self._refused(key, refusal, before)
+            if needs_somebody(error) and self._view.jobs.get(key) is not None:  # else nobody would forget it
+                self._refusals.refused(key, Refusal.of(job, name, str(error)), before)
             raise
-        self._created(key, before)
+        self._refusals.created(key, before)
         self._view.owned.put(resource, answer)
         if news := self._unknown_fields.tell(key, f"{KINDS[resource]} {name}", warnings):
             await self.record(job, news)
         return True
-
-    def _rejected(self, key: Key, job: FleetJob, refusal: _Refusal) -> None:
-        """Note why an object can never be, unless another has been told of."""
-        if _sentence(self._rejections.get(key), job) is None:
-            self._rejections[key] = refusal
-        self._view.notify(key)  # by which it is forgotten again if its job is gone
-
-    def _refused(self, key: Key, refusal: _Refusal, before: _Refusal | None) -> None:
-        """Note why an object cannot be created for now.
-
-        Of those that are asked for at the same time the first by name speaks: whichever was answered last
-        would be another one each time, and each time a news to write. Of a job that is gone nothing is noted,
-        which nobody would forget.
-        """
-        known = self._refusals.get(key)
-        spoken = known is not None and known is not before and known.name < refusal.name
-        if not spoken and self._view.jobs.get(key) is not None:
-            self._refusals[key] = refusal
-
-    def _created(self, key: Key, before: _Refusal | None) -> None:
-        """Forget why nothing could be created, unless that was said of another object meanwhile."""
-        if self._refusals.get(key) is before:
-            self._refusals.pop(key, None)
 
     async def _delete_pod(self, job: FleetJob, action: DeletePod) -> None:
         options = _only(action.uid, action.version)
@@ -293,21 +263,13 @@ class KubernetesCluster:
         if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
             self._view.owned.put(PODS, answer)
         else:
-            now = self._monotonic()
-            self._leaving = {uid: until for uid, until in self._leaving.items() if until > now}
-            self._leaving[action.uid] = now + UNSEEN_SECONDS
+            self._leaving.add(action.uid)
 
-    async def _delete_service(self, job: FleetJob, name: str) -> None:
-        entry = self._view.owned.services.get(Key(job.metadata.namespace, name))
+    async def _delete_seen(self, job: FleetJob, resource: str, name: str) -> None:
+        """Delete what is not a pod, if it is the job's own, as it was last seen."""
+        entry = self._view.owned.stores[resource].get(Key(job.metadata.namespace, name))
         if entry is not None and _is_owned(entry, job):
-            await self._delete_own(job, SERVICES, name, _only(entry.uid, str(entry.version)))
-
-    async def _delete_object(self, job: FleetJob, ref: ObjectRef) -> None:
-        resource = _resource_of(ref)
-        stores = {each.key: store for each, store in self._view.extras(job.metadata.namespace)}
-        entry = stores[resource.key].get(Key(job.metadata.namespace, ref.name))
-        if entry is not None and _is_owned(entry, job):
-            await self._delete_own(job, resource.key, ref.name, _only(entry.uid, str(entry.version)))
+            await self._delete_own(job, resource, name, _only(entry.uid, str(entry.version)))
 
     async def _delete_job(self, job: FleetJob, uid: str) -> None:
         try:
@@ -337,24 +299,9 @@ class KubernetesCluster:
                 raise
             return None
 
-    def _progress_of(self, key: Key, pods: Iterable[ObservedPod]) -> JobProgress | None:
-        """Return what trainer 0 was heard to say, if one of the job's own pods is it."""
-        if self._progress is None:
-            return None
-        told = (
-            self._progress.of(key, pod.uid)
-            for pod in pods
-            if pod.owned and pod.role is Role.TRAINER and pod.index == 0
-        )
-        return next((each for each in told if each is not None), None)
-
-    def _is_leaving(self, uid: str) -> bool:
-        return self._leaving.get(uid, 0.0) > self._monotonic()
-
     def _tidy(self, key: Key) -> None:
         if self._view.jobs.get(key) is None:
-            self._rejections.pop(key, None)
-            self._refusals.pop(key, None)
+            self._refusals.forget(key)
             self._unknown_fields.forget(key)
             self._view.owned.pods.let_go(key)  # they may go after their job
 
@@ -385,35 +332,6 @@ def _resource_of(ref: ObjectRef) -> Resource:
     return next(
         each for each in FEATURES.values() if (each.api_version, each.kind) == (ref.api_version, ref.kind)
     )
-
-
-def _is_for_good(error: ApiError) -> bool:
-    """Whether an object as written can never be: the job's mistake, and only another spec mends it.
-
-    What a webhook or a policy of the cluster denies looks the same but for its words, and may be let through
-    tomorrow.
-    """
-    said = str(error)
-    if said.startswith("admission webhook") or "ValidatingAdmissionPolicy" in said:
-        return False
-    return error.status == 400 or (error.status == 422 and error.reason == "Invalid")
-
-
-def _needs_somebody(error: ApiError) -> bool:
-    """Whether somebody must do something about a refusal for now, and so must hear of it.
-
-    That is a quota, an admission rule, a right that is missing, or a webhook that does not answer: what it
-    is about stays refused until it does, though the status is that of an API server in trouble.
-    """
-    return not error.transient or (error.status == 500 and "failed calling webhook" in str(error))
-
-
-def _sentence(refusal: _Refusal | None, job: FleetJob) -> str | None:
-    """Return what was said, if it was about this very generation of this very job."""
-    if refusal is None:
-        return None
-    same = (refusal.uid, refusal.generation) == (job.metadata.uid, job.metadata.generation)
-    return refusal.sentence if same else None
 
 
 def _is_owned(entry: Entry[Any], job: FleetJob) -> bool:

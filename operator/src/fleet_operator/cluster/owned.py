@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fleet_operator.api.names import LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.observe import observe_object, observe_pod
-from fleet_operator.cluster.resources import FEATURES, KINDS, PODS, collection
+from fleet_operator.cluster.resources import FEATURES, KINDS, PODS, SERVICES, collection
 from fleet_operator.cluster.store import Entry, Store, key_of, owner_of, version_of
 from fleet_operator.cluster.watch import ListWatch
 from fleet_operator.plan.pods import has_ended
@@ -41,18 +41,15 @@ class OwnedObjects:
         self._on_change = on_change
         self.pods: Store[ObservedPod] = Store(is_final=has_ended)
         self.services: Store[None] = Store()
-        self.extras: dict[str, Store[ObservedObject]] = {FEATURES[name].key: Store() for name in features}
-
-    def store(self, resource: str) -> Store[Any]:
-        """Return where the objects of a kind are."""
-        if resource in self.extras:
-            return self.extras[resource]
-        return self.pods if resource == PODS else self.services
+        extras: dict[str, Store[ObservedObject]] = {FEATURES[name].key: Store() for name in features}
+        self.extras = extras
+        self.stores: dict[str, Store[Any]] = {PODS: self.pods, SERVICES: self.services, **extras}
+        """All of them, by what a kind of object is called in `KINDS`."""
 
     def put(self, resource: str, manifest: Mapping[str, Any]) -> None:
         """Take an object as it is now."""
         entry = self.reduce(resource, manifest)
-        if entry is not None and self.store(resource).put(entry):
+        if entry is not None and self.stores[resource].put(entry):
             self._on_change(entry.job)
 
     def watch(self, resource: str, namespace: str | None, on_relist: Callable[[], None]) -> ListWatch[Any]:
@@ -60,7 +57,7 @@ class OwnedObjects:
         return ListWatch(
             self._client,
             collection(resource, namespace),
-            store=self.store(resource),
+            store=self.stores[resource],
             reduce=lambda manifest: self.reduce(resource, manifest),
             on_change=self._on_change,
             on_relist=on_relist,

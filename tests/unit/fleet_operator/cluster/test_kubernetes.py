@@ -12,7 +12,7 @@ from fleet_operator.api import FleetJobStatus, JobState
 from fleet_operator.build import build_service
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.interface import ClusterError, ConflictError
-from fleet_operator.cluster.kubernetes import UNSEEN_SECONDS
+from fleet_operator.cluster.unseen import UNSEEN_SECONDS
 from fleet_operator.plan.model import CreateService, DeleteJob, DeletePod, DeleteService, Event
 from tests.support.jobs import manifest
 from tests.support.seen_cluster import JOB, KEY, POD, PODS, SERVICE, SERVICES, api_with_a_job, started

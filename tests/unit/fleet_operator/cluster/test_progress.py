@@ -327,5 +327,5 @@ def test_only_who_is_due_is_asked():
 def test_a_pod_of_another_owner_is_not_asked():
     view = view_of(running())
     stranger = view_of(running().model_copy(update={"metadata": job(uid="other").metadata}))
-    view.owned.pods = stranger.owned.pods
+    view.owned = stranger.owned
     assert list(targets(view, NOW)) == []
