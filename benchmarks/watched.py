@@ -89,7 +89,7 @@ class Watched:
         version = "0"
         try:
             while True:
-                params = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
+                params = {"resourceVersion": version, "allowWatchBookmarks": "true"}
                 opened = self._client.stream(self._path, params, silence_seconds=SILENCE_SECONDS)
                 async with opened as lines:
                     async for line in lines:

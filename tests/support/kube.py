@@ -102,7 +102,7 @@ class Namespace:
         listed = await self.client.get(self.path(plural), params)
         objects = {item["metadata"]["name"]: item for item in listed["items"]}
         yield objects
-        watch = {**params, "watch": "true", "resourceVersion": listed["metadata"]["resourceVersion"]}
+        watch = {**params, "resourceVersion": listed["metadata"]["resourceVersion"]}
         async with self.client.stream(self.path(plural), watch, silence_seconds=300) as lines:
             async for line in lines:
                 event = json.loads(line)

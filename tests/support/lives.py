@@ -128,7 +128,7 @@ class Witness:
             (f"/apis/{API_VERSION}/fleetjobs", {}),
         ):
             version = (await self.client.get(path, {**selector, "limit": "1"}))["metadata"]["resourceVersion"]
-            params = {**selector, "watch": "true", "resourceVersion": version}
+            params = {**selector, "resourceVersion": version}
             self._tasks.append(asyncio.create_task(self._watch(path, params)))
         return self
 

@@ -78,8 +78,7 @@ class ApiClient:
         self._before_write = before_write
         self._session: aiohttp.ClientSession | None = None
         self._server_name: str | None = None
-        self._bearer: str | None = None
-        self._bearer_read_at = -TOKEN_SECONDS
+        self._token = _Token(connection)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -160,16 +159,14 @@ class ApiClient:
         aiohttp.ClientError, TimeoutError
             The connection was lost, or not a byte came for `silence_seconds`.
         """
-        accept = "application/json"
-        opened = self._opened("WATCH", path, params, silence_seconds=silence_seconds, accept=accept)
-        async with opened as response:
-            yield _lines(response)
+        async with self.chunks(path, {**params, "watch": "true"}, silence_seconds=silence_seconds) as chunks:
+            yield _lines(chunks)
 
     @asynccontextmanager
     async def chunks(
         self, path: str, params: Mapping[str, str], *, silence_seconds: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open what is no JSON, a log: its bytes as they come, until one side ends it.
+        """Open an answer that may go on for ever, such as a log: its bytes as they come.
 
         Raises
         ------
@@ -178,17 +175,9 @@ class ApiClient:
         aiohttp.ClientError, TimeoutError
             The connection was lost, or not a byte came for `silence_seconds`, if they are given.
         """
-        opened = self._opened("GET", path, params, silence_seconds=silence_seconds, accept="*/*")
-        async with opened as response:
-            yield response.content.iter_any()
-
-    @asynccontextmanager
-    async def _opened(
-        self, verb: str, path: str, params: Mapping[str, str], *, silence_seconds: float | None, accept: str
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Begin to read an answer that may go on for ever; one that is not a success is an ApiError."""
+        is_watch = "watch" in params
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
-        headers = {**self._headers(), "Accept": accept}
+        headers = {**self._token.headers(), "Accept": "application/json" if is_watch else "*/*"}
         started, status = time.monotonic(), 0
         try:
             response = await self._open.get(
@@ -201,12 +190,13 @@ class ApiClient:
             status = response.status
         finally:
             if self._on_request is not None:
+                verb = "WATCH" if is_watch else "GET"
                 self._on_request(verb, _resource(path), status, time.monotonic() - started)
         async with response:
             if response.status != 200:
                 retry_after = response.headers.get("Retry-After", "")
                 raise _error(response.status, await response.read(), retry_after)
-            yield response
+            yield response.content.iter_any()
 
     async def _request(
         self,
@@ -222,7 +212,7 @@ class ApiClient:
         if verb != "GET" and self._before_write is not None:
             await self._before_write()
         started, status, retry_after = time.monotonic(), 0, ""
-        headers = self._headers()
+        headers = self._token.headers()
         if data is not None:
             headers["Content-Type"] = content_type
         try:
@@ -260,11 +250,21 @@ class ApiClient:
             raise RuntimeError("the API client is not started; call start() first")
         return self._session
 
-    def _headers(self) -> dict[str, str]:
+
+class _Token:
+    """The token of a connection, which is read again now and then: a file may get another one."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._bearer: str | None = None
+        self._read_at = -TOKEN_SECONDS
+
+    def headers(self) -> dict[str, str]:
+        """Return what bears it, if there is one; ApiError if it cannot be read."""
         now = time.monotonic()
-        if now - self._bearer_read_at >= TOKEN_SECONDS:
+        if now - self._read_at >= TOKEN_SECONDS:
             try:
-                self._bearer, self._bearer_read_at = self._connection.bearer(), now
+                self._bearer, self._read_at = self._connection.bearer(), now
             except (OSError, CredentialsError) as error:
                 raise ApiError(
                     0, "NoToken", f"the token of the API server cannot be read: {error}"
@@ -327,10 +327,10 @@ def _session(connection: Connection, headers: Mapping[str, str], **options: Any)
     )
 
 
-async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Cut the answer into lines of any length; aiohttp's own reader refuses long ones."""
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Cut an answer into lines of any length; aiohttp's own reader refuses long ones."""
     parts: list[bytes] = []
-    async for chunk in response.content.iter_any():
+    async for chunk in chunks:
         head, *rest = chunk.split(b"\n")
         parts.append(head)
         for piece in rest:
