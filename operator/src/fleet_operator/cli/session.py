@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fleet_operator.api.names import LABEL_JOB_NAME, PLURAL
 from fleet_operator.api.rules import name_problem
+from fleet_operator.cluster.cache import Cache
 from fleet_operator.cluster.client import ApiClient, ApiError
 from fleet_operator.cluster.connection import connect_user
 from fleet_operator.cluster.interface import Key
@@ -142,9 +143,7 @@ class Session:
         watch = ListWatch(
             self.client,
             path,
-            store=watched.store,
-            reduce=_whole,
-            on_change=lambda _: watched.changed.set(),
+            Cache(watched.store, _whole, lambda _: watched.changed.set()),
             selector=label,
             field_selector=field,
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api.names import LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
+from fleet_operator.cluster.cache import Cache
 from fleet_operator.cluster.interface import Key
 from fleet_operator.cluster.observe import observe_object, observe_pod
 from fleet_operator.cluster.resources import FEATURES, KINDS, PODS, SERVICES, collection
@@ -38,31 +40,25 @@ class OwnedObjects:
         self, client: ApiClient, features: tuple[str, ...], on_change: Callable[[Key], None]
     ) -> None:
         self._client = client
-        self._on_change = on_change
         self.pods: Store[ObservedPod] = Store(is_final=has_ended)
         self.services: Store[None] = Store()
         extras: dict[str, Store[ObservedObject]] = {FEATURES[name].key: Store() for name in features}
         self.extras = extras
         self.stores: dict[str, Store[Any]] = {PODS: self.pods, SERVICES: self.services, **extras}
         """All of them, by what a kind of object is called in `KINDS`."""
+        self._caches = {
+            each: Cache(store, partial(self.reduce, each), on_change) for each, store in self.stores.items()
+        }
 
     def put(self, resource: str, manifest: Mapping[str, Any]) -> None:
         """Take an object as it is now."""
-        entry = self.reduce(resource, manifest)
-        if entry is not None and self.stores[resource].put(entry):
-            self._on_change(entry.job)
+        self._caches[resource].put(manifest)
 
     def watch(self, resource: str, namespace: str | None, on_relist: Callable[[], None]) -> ListWatch[Any]:
         """Return what keeps the objects of a kind in step, those of one namespace or of all of them."""
+        path, cache = collection(resource, namespace), self._caches[resource]
         return ListWatch(
-            self._client,
-            collection(resource, namespace),
-            store=self.stores[resource],
-            reduce=lambda manifest: self.reduce(resource, manifest),
-            on_change=self._on_change,
-            on_relist=on_relist,
-            selector=SELECTOR,
-            namespace=namespace,
+            self._client, path, cache, on_relist=on_relist, selector=SELECTOR, namespace=namespace
         )
 
     def reduce(self, resource: str, manifest: Mapping[str, Any]) -> Entry[Any] | None:

@@ -1,4 +1,4 @@
-"""Keep a store in step with the API server: list once, then watch, for as long as the process lives.
+"""Keep a cache in step with the API server: list once, then watch, for as long as the process lives.
 
 The list comes in pages. The watch goes on from the list's resourceVersion, and takes a newer one from every
 event and bookmark, so that a connection that ends costs nothing but a new one. When the server has forgotten
@@ -19,14 +19,13 @@ import orjson
 
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.failing import Failing
-from fleet_operator.cluster.store import key_of, version_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
+    from fleet_operator.cluster.cache import Cache
     from fleet_operator.cluster.client import ApiClient
-    from fleet_operator.cluster.interface import Key
-    from fleet_operator.cluster.store import Entry, Store
+    from fleet_operator.cluster.store import Entry
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ class ExpiredError(Exception):
 
 
 class ListWatch(Generic[T]):
-    """One collection of the API server, kept in step in one store.
+    """One collection of the API server, kept in step in one cache.
 
     Parameters
     ----------
@@ -64,12 +63,8 @@ class ListWatch(Generic[T]):
         The API server.
     path : str
         The collection, as in ``/api/v1/pods``.
-    store : Store
+    cache : Cache
         Where the objects go.
-    reduce : callable
-        What is kept of an object; None if it is none of ours.
-    on_change : callable
-        Told the job's key when something of it has changed.
     on_relist : callable, optional
         Told when everything had to be listed again.
     selector : str, optional
@@ -84,10 +79,8 @@ class ListWatch(Generic[T]):
         self,
         client: ApiClient,
         path: str,
+        cache: Cache[T],
         *,
-        store: Store[T],
-        reduce: Callable[[Mapping[str, Any]], Entry[T] | None],
-        on_change: Callable[[Key], None],
         on_relist: Callable[[], None] | None = None,
         selector: str | None = None,
         field_selector: str | None = None,
@@ -95,14 +88,12 @@ class ListWatch(Generic[T]):
     ) -> None:
         self._client = client
         self.path = path
-        self._store = store
-        self._reduce = reduce
-        self._on_change = on_change
+        self._cache = cache
         self._on_relist = on_relist
         self._selector = {"labelSelector": selector} if selector else {}
         if field_selector:
             self._selector["fieldSelector"] = field_selector
-        self.namespace = namespace
+        self._namespace = namespace
         self._version = ""
         self._backoff = backoff()
         self.failing = Failing()
@@ -135,10 +126,9 @@ class ListWatch(Generic[T]):
         entries: list[Entry[T]] = []
         version = ""
         async for page in list_pages(self._client, self.path, self._selector):
-            entries += [entry for item in page["items"] if (entry := self._reduce(item)) is not None]
+            entries += [entry for item in page["items"] if (entry := self._cache.reduce(item)) is not None]
             version = page["metadata"]["resourceVersion"]
-        for job in self._store.replace(entries, int(version), self.namespace):
-            self._on_change(job)
+        self._cache.replace(entries, int(version), self._namespace)
         self._version = version  # not before: after a list that broke off the watch would go on over holes
         if self.synced.is_set() and self._on_relist is not None:
             self._on_relist()
@@ -157,7 +147,6 @@ class ListWatch(Generic[T]):
         # Many watches that begin together should not all end together.
         seconds = round(WATCH_SECONDS * random.uniform(0.8, 1.0))  # noqa: S311 no secret
         params = {
-            "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version,
             "timeoutSeconds": str(seconds),
@@ -190,17 +179,10 @@ class ListWatch(Generic[T]):
                 raise ExpiredError(item.get("message", "410"))
             raise ApiError(item.get("code", 0), item.get("reason", ""), item.get("message", ""))
         self._version = item["metadata"]["resourceVersion"]
-        if kind == "BOOKMARK":
-            return
         if kind == "DELETED":
-            last = self._reduce(item)
-            known = self._store.remove(key_of(item), item["metadata"]["uid"], version_of(item), last)
-            if known is not None:
-                self._on_change(known.job)
-            return
-        entry = self._reduce(item)
-        if entry is not None and self._store.put(entry):
-            self._on_change(entry.job)
+            self._cache.remove(item)
+        elif kind != "BOOKMARK":
+            self._cache.put(item)
 
 
 def is_refusal(error: Exception) -> bool:

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from fleet_operator.cluster import client as client_module
 from fleet_operator.cluster import watch as watch_module
+from fleet_operator.cluster.cache import Cache
 from fleet_operator.cluster.client import ApiClient, ApiError
 from fleet_operator.cluster.connection import Connection
 from fleet_operator.cluster.credentials import ExecPlugin
@@ -177,9 +178,7 @@ async def test_a_watch_goes_on_after_its_credential_program_has_failed_once(
     program.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     async with served(handler, plugin=ExecPlugin({"command": "./sign-in"}, tmp_path)) as (client, _):
-        watch: ListWatch[None] = ListWatch(
-            client, PODS, store=Store(), reduce=_nothing_of, on_change=lambda _: changed.set()
-        )
+        watch: ListWatch[None] = ListWatch(client, PODS, Cache(Store(), _nothing_of, lambda _: changed.set()))
         running = asyncio.create_task(watch.run())
         seen = asyncio.create_task(changed.wait())
         try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fleet_operator.cluster import watch as watch_module
+from fleet_operator.cluster.cache import Cache
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.failing import Failing
 from fleet_operator.cluster.store import Entry, Store, key_of, version_of
@@ -36,9 +37,7 @@ class Watched:
         self.told: list[str] = []
         self.relists = 0
         self.changed = asyncio.Event()
-        self.watch = ListWatch(
-            api, PODS, store=self.store, reduce=reduce, on_change=self.change, on_relist=self.relist
-        )
+        self.watch = ListWatch(api, PODS, Cache(self.store, reduce, self.change), on_relist=self.relist)
 
     def change(self, job: Key) -> None:
         self.told.append(job.name)
