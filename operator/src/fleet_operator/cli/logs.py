@@ -76,6 +76,16 @@ class Wanted:
         return params
 
 
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """The log of one pod, as it is read."""
+
+    pod: Mapping[str, Any]
+    reader: asyncio.Task[None]
+    lines: int = 0  # read so far
+    release: asyncio.Task[None] | None = None  # has the reader end once the pod has
+
+
 class Logs:
     """The logs of one job's replicas.
 
@@ -108,10 +118,7 @@ class Logs:
         self._show = show
         self._note = note
         self._lines: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(QUEUED_LINES)
-        self._readers: dict[str, asyncio.Task[None]] = {}  # by the pods' uids
-        self._pods: dict[str, Mapping[str, Any]] = {}  # those that are read
-        self._releases: dict[str, asyncio.Task[None]] = {}  # of pods that have ended
-        self._counts: dict[str, int] = {}  # lines read so far
+        self._readings: dict[str, _Reading] = {}  # by the pods' uids
         self._seen: set[str] = set()  # replicas of which a life was read
         self._opened: set[str] = set()  # pods of which a log could be
         self._told_why_not = False
@@ -157,7 +164,9 @@ class Logs:
                 minding.result()
                 await self._lines.join()
             finally:
-                tasks = [printing, minding, *self._readers.values(), *self._releases.values()]
+                readings = self._readings.values()
+                releases = (each.release for each in readings if each.release is not None)
+                tasks = [printing, minding, *(each.reader for each in readings), *releases]
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
@@ -204,7 +213,7 @@ class Logs:
             present = [pod for pod in pods.all() if self._wanted.takes(pod)]
             for pod in present:
                 started = has_started(pod, self._wanted.container_of(pod))
-                if started and pod["metadata"]["uid"] not in self._readers:
+                if started and pod["metadata"]["uid"] not in self._readings:
                     self._start(pod, at_first=first)
             first = False
             self._release({pod["metadata"]["uid"] for pod in present if has_not_ended(pod)})
@@ -217,7 +226,8 @@ class Logs:
                 self._note(f"{self._job} is {line}")
             over = not known or known[0].status.finished
             if over and not any(has_not_ended(pod) for pod in present):
-                await asyncio.gather(*self._readers.values(), return_exceptions=True)
+                readers = [each.reader for each in self._readings.values()]
+                await asyncio.gather(*readers, return_exceptions=True)
                 if not known:
                     self._told_why_not = True
                     self._note(f"FleetJob {self._job} has been deleted")
@@ -234,30 +244,29 @@ class Logs:
         if not at_first:  # of what starts while we look, everything is new
             params.pop("tailLines", None)
             params.pop("sinceSeconds", None)
-        reading = self._follow_pod(pod, {**params, "follow": "true"})
-        self._counts[uid] = 0
-        self._readers[uid] = asyncio.create_task(reading, name=f"read {replica}")
-        self._pods[uid] = pod
+        following = self._follow_pod(pod, {**params, "follow": "true"})
+        self._readings[uid] = _Reading(pod, asyncio.create_task(following, name=f"read {replica}"))
 
     def _release(self, running: set[str]) -> None:
         """Have the readers of pods that have ended end too."""
-        for uid in self._readers.keys() - running - self._releases.keys():
-            self._releases[uid] = asyncio.create_task(self._let_go(uid), name=f"let go of {uid}")
+        for uid, reading in self._readings.items():
+            if uid not in running and reading.release is None:
+                reading.release = asyncio.create_task(self._let_go(reading), name=f"let go of {uid}")
 
-    async def _let_go(self, uid: str) -> None:
-        reader = self._readers[uid]
+    async def _let_go(self, reading: _Reading) -> None:
+        reader = reading.reader
         while not reader.done():
-            before = self._counts[uid]
-            _, reading = await asyncio.wait({reader}, timeout=LAST_SECONDS)
-            if reading and self._counts[uid] == before and not self._lines.full():
+            before = reading.lines
+            _, pending = await asyncio.wait({reader}, timeout=LAST_SECONDS)
+            if pending and reading.lines == before and not self._lines.full():
                 reader.cancel()
-                if uid not in self._opened:
-                    self._tell_unread(self._pods[uid], TimeoutError("its node does not answer"))
+                if reading.pod["metadata"]["uid"] not in self._opened:
+                    self._tell_unread(reading.pod, TimeoutError("its node does not answer"))
                 return
 
     async def _follow_pod(self, pod: Mapping[str, Any], params: dict[str, str]) -> None:
         """Read one pod's log to its end, however often the connection breaks."""
-        replica, uid, last = replica_of(pod), pod["metadata"]["uid"], b""
+        reading, last = self._readings[pod["metadata"]["uid"]], b""
         tries_left = LAST_TRIES
         while True:
             problem: Exception | None = None
@@ -267,8 +276,8 @@ class Logs:
                     if stamp and stamp <= last:
                         continue  # sent again: places in a log are named by the second
                     last = stamp or last
-                    self._counts[uid] += 1
-                    await self._lines.put((replica, self._stripped(line)))
+                    reading.lines += 1
+                    await self._lines.put((replica_of(pod), self._stripped(line)))
             except ApiError as error:
                 if error.status == 404:
                     return  # the pod is gone, and its log with it
