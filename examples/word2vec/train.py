@@ -3,18 +3,24 @@
 import argparse
 import re
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from fleet.parameter_server import fleet
 from fleet.tables.first_values import Uniform
 
 WINDOW, NEGATIVES, TEST_PAIRS = 5, 5, 5000
+STRETCH = 20_000
+"""So many words are in memory at once."""
 
 
 class SkipGram(nn.Module):
@@ -33,25 +39,72 @@ class SkipGram(nn.Module):
         return -nn.functional.logsigmoid(logits).sum(dim=1).mean()
 
 
-def numbered(words: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return a number for each word, from 0 on by how often it comes, and how often each of them does."""
-    counts = Counter(words).most_common()
-    number = {word: number for number, (word, _) in enumerate(counts)}
-    return np.array([number[word] for word in words]), np.array([count for _, count in counts])
+def words_of(file: Path | None, most: int | None) -> Iterator[str]:
+    """Yield the words of a text, line by line; without one, of the manual that comes with Python."""
+    with file.open() if file else nullcontext(topics.values()) as lines:
+        yield from islice((word.lower() for line in lines for word in re.findall(r"\w+", line)), most)
 
 
-def pairs_of(text: np.ndarray, counts: np.ndarray) -> torch.Tensor:
-    """Return each word with one up to WINDOW words away, and NEGATIVES others, in an order of chance."""
-    random = np.random.default_rng(0)
-    near = [
-        np.stack(pair, axis=1)
-        for distance in range(1, WINDOW + 1)
-        for pair in ((text[distance:], text[:-distance]), (text[:-distance], text[distance:]))
-    ]
-    pairs = random.permutation(np.concatenate(near))
-    shares = np.cumsum(counts**0.75)
-    negatives = np.searchsorted(shares, random.random((len(pairs), NEGATIVES)) * shares[-1])
-    return torch.from_numpy(np.concatenate([pairs, negatives], axis=1))
+class Batches(IterableDataset[torch.Tensor]):
+    """Pairs of words, of one stretch of the text after the other.
+
+    Parameters
+    ----------
+    words : callable
+        Returns the words of the text from the beginning.
+    counts : list of (str, int)
+        How often each comes, the most frequent first.
+    size : int
+        Pairs in a batch.
+    share : (int, int)
+        Which of how many parts of the pairs.
+    """
+
+    def __init__(
+        self,
+        words: Callable[[], Iterator[str]],
+        counts: list[tuple[str, int]],
+        size: int,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        self._words, self._size, self._share = words, size, share
+        self._number = {word: number for number, (word, _) in enumerate(counts)}
+        self._chances = np.cumsum(np.array([count for _, count in counts]) ** 0.75)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        """Yield pairs to train on: int64[size, 2 + NEGATIVES]."""
+        index, num = self._share
+        begin, pairs = TEST_PAIRS + index, torch.empty(0, 2 + NEGATIVES, dtype=torch.int64)
+        for of_stretch in self._stretches():
+            pairs = torch.cat([pairs, of_stretch[begin::num]])
+            begin = (begin - len(of_stretch)) % num
+            while len(pairs) >= self._size:
+                yield pairs[: self._size]
+                pairs = pairs[self._size :]
+
+    def test_pairs(self) -> torch.Tensor:
+        """Return the first pairs, on which nobody trains."""
+        return next(self._stretches())[:TEST_PAIRS]
+
+    def _stretches(self) -> Iterator[torch.Tensor]:
+        words = self._words()
+        for number in count():
+            text = np.array([self._number[word] for word in islice(words, STRETCH)])
+            if not text.size:
+                return
+            yield self._pairs(text, np.random.default_rng(number))
+
+    def _pairs(self, text: np.ndarray, random: np.random.Generator) -> torch.Tensor:
+        """Return each word with one up to WINDOW words away, and NEGATIVES others, in an order of chance."""
+        near = [
+            np.stack(pair, axis=1)
+            for distance in range(1, WINDOW + 1)
+            for pair in ((text[distance:], text[:-distance]), (text[:-distance], text[distance:]))
+        ]
+        pairs = random.permutation(np.concatenate(near))
+        by_chance = random.random((len(pairs), NEGATIVES)) * self._chances[-1]
+        negatives = np.searchsorted(self._chances, by_chance)
+        return torch.from_numpy(np.concatenate([pairs, negatives], axis=1))
 
 
 def main() -> None:
@@ -64,24 +117,22 @@ def main() -> None:
     options = parser.parse_args()
 
     fleet.init()
-    words = re.findall(r"\w+", options.file.read_text() if options.file else " ".join(topics.values()))
-    text, counts = numbered([word.lower() for word in words[: options.words]])
+    words = partial(words_of, options.file, options.words)
+    counts = Counter(words()).most_common()
     model = SkipGram(len(counts), options.dimension)
     optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=options.lr))
     if fleet.is_server():
         return fleet.run_server()
     fleet.init_worker()
-    pairs = pairs_of(text, counts)
-    train, test = pairs[TEST_PAIRS + fleet.worker_index() :: fleet.worker_num()], pairs[:TEST_PAIRS]
-    loader = DataLoader(TensorDataset(train), options.batch_size, drop_last=True)
-    for step, (batch,) in enumerate(loader, start=1):
+    batches = Batches(words, counts, options.batch_size, share=(fleet.worker_index(), fleet.worker_num()))
+    for step, batch in enumerate(DataLoader(batches, batch_size=None), start=1):
         optimizer.zero_grad()
         loss = model(batch)
         loss.backward()
         optimizer.step()
         print(f"step {step}: loss {loss.item():.7f}")
     with torch.no_grad():
-        print(f"test loss: {model(test):.4f}")
+        print(f"test loss: {model(batches.test_pairs()):.4f}")
     fleet.stop_worker()
 
 

@@ -112,7 +112,7 @@ def test_a_step_with_more_rows_than_a_frame_takes_is_the_scripts_mistake(monkeyp
     with pytest.raises(
         ConfigurationError,
         match=r"gradients of 2 rows of table t0 for one server, expected 1 .*; use smaller batches, more "
-        "parameter servers, or fewer steps at once: geo_sgd_need_push_nums, max_merge_var_num",
+        "parameter servers, or fewer steps at once: max_merge_var_num",
     ):
         rows.send({"t0": (np.array([3, 4]), torch.ones(2, 2))})
 
