@@ -16,7 +16,8 @@ from benchmarks.pipes import hear
 from benchmarks.watched import Watched
 from fleet_operator.cluster.client import ApiClient, ApiError
 from fleet_operator.cluster.connection import from_kubeconfig
-from tests.support.controlplane import ControlPlane, die_with_parent
+from tests.support.controlplane import ControlPlane
+from tests.support.daemons import die_with_parent
 from tests.support.operator_process import CRD, NAMESPACE, OperatorProcess, install
 
 __all__ = ["JOBS", "PODS", "SLOW_SECONDS", "OperatedPlane", "Used", "submit"]
@@ -72,12 +73,14 @@ class OperatedPlane:
     def start(self) -> None:
         """Start everything; return when the operator is ready."""
         self.plane.start()
-        config = self.plane.write_kubeconfig(self._folder / "kubeconfig", install(self.plane), NAMESPACE)
+        config = self.plane.admin.write_kubeconfig(
+            self._folder / "kubeconfig", install(self.plane), NAMESPACE
+        )
         told = {"FLEET_OPERATOR_LOG_LEVEL": "warning", "FLEET_OPERATOR_FEATURES": "networkPolicies"}
         self.operator = OperatorProcess(self._folder, config, **told)
         self.operator.start()
         self._bare = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.bare_client", str(self.plane.kubeconfig)],
+            [sys.executable, "-m", "benchmarks.bare_client", str(self.plane.admin.kubeconfig)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -111,7 +114,7 @@ class OperatedPlane:
 
     def cpu_seconds(self) -> float:
         """Return how much CPU etcd, the API server, its controllers, the scheduler and kwok have taken."""
-        return sum(self.plane.cpu_seconds().values())
+        return sum(self.plane.daemons.cpu_seconds().values())
 
     def create_bare(self, namespace: str, num_jobs: int) -> None:
         """Have the bare client create the objects of so many jobs."""
@@ -133,7 +136,7 @@ class OperatedPlane:
     @asynccontextmanager
     async def namespace(self, name: str, *, last: bool = False) -> AsyncIterator[ApiClient]:
         """Have a namespace; unless it is the last, leave nothing of it that the next would wait for."""
-        async with ApiClient(from_kubeconfig(self.plane.kubeconfig)) as client:
+        async with ApiClient(from_kubeconfig(self.plane.admin.kubeconfig)) as client:
             manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
             await client.create("/api/v1/namespaces", manifest)
             async with Watched(client, f"/api/v1/namespaces/{name}/serviceaccounts").watching() as accounts:

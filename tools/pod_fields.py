@@ -87,7 +87,7 @@ def main() -> int:
         plane = ControlPlane(Path(folder) / "plane", nodes=0)
         plane.start()
         try:
-            version, openapi = plane.request("GET", "/version"), plane.request("GET", DOCUMENT)
+            version, openapi = plane.admin.request("GET", "/version"), plane.admin.request("GET", DOCUMENT)
         finally:
             plane.stop()
     FILE.write_text(render(version["gitVersion"], openapi))

@@ -48,7 +48,7 @@ def operator(
     """The operator, under the rights that the chart gives it."""
     folder = tmp_path_factory.mktemp("operator")
     token = install(control_plane, FEATURES)
-    kubeconfig = control_plane.write_kubeconfig(folder / "kubeconfig", token, NAMESPACE)
+    kubeconfig = control_plane.admin.write_kubeconfig(folder / "kubeconfig", token, NAMESPACE)
     process = OperatorProcess(
         folder,
         kubeconfig,
@@ -76,7 +76,7 @@ def alone(operator: OperatorProcess) -> Iterator[None]:
 @pytest.fixture
 async def namespace(control_plane: ControlPlane, operator: OperatorProcess) -> AsyncIterator[Namespace]:
     """A fresh namespace, looked after by the operator."""
-    async with client_for(control_plane.kubeconfig) as client, fresh_namespace(client) as fresh:
+    async with client_for(control_plane.admin.kubeconfig) as client, fresh_namespace(client) as fresh:
         yield fresh
 
 
@@ -88,7 +88,7 @@ async def faulty(
     await asyncio.to_thread(grant_lease, control_plane, namespace.name)
     async with proxy_for(operator.kubeconfig).running() as proxy:
         config = tmp_path / "kubeconfig"
-        config.write_text(operator.kubeconfig.read_text().replace(control_plane.server, proxy.server))
+        config.write_text(operator.kubeconfig.read_text().replace(control_plane.admin.server, proxy.server))
         forked = ForkedOperator(
             tmp_path,
             config,

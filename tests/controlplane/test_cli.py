@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def fleetjob(control_plane: ControlPlane, namespace: Namespace) -> Fleetjob:
-    return Fleetjob(control_plane.kubeconfig, namespace.name)
+    return Fleetjob(control_plane.admin.kubeconfig, namespace.name)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ async def test_submit_changes_what_may_change_and_tells_what_may_not(
     changed = write(manifest(runPolicy={"backoffLimit": 2}))
     assert (await fleetjob("submit", "-f", changed, *here)).out == "FleetJob digits changed\n"
     # What kubectl has set is not taken from it unasked.
-    control_plane.kubectl(
+    control_plane.admin.kubectl(
         "patch", "fj", "digits", *here, "--type=merge", "-p", '{"spec": {"runPolicy": {"backoffLimit": 9}}}'
     )
     conflict = await fleetjob("submit", "-f", changed, *here)
@@ -293,11 +293,11 @@ async def test_it_is_a_plugin_of_kubectl_too(
     await namespace.until_state("digits", "Running")
     path = {"PATH": f"{PROGRAM.parent}:{fleetjob.environ['PATH']}"}
     ended = await fleetjob.run(
-        "fleet", "status", "-n", namespace.name, program=control_plane.program("kubectl"), environ=path
+        "fleet", "status", "-n", namespace.name, program=control_plane.programs["kubectl"], environ=path
     )
     assert ended.status == 0
     assert ended.out.splitlines()[1].split()[:2] == ["digits", "Running"]
-    helped = await fleetjob.run("fleet", "--help", program=control_plane.program("kubectl"), environ=path)
+    helped = await fleetjob.run("fleet", "--help", program=control_plane.programs["kubectl"], environ=path)
     assert "Usage: kubectl fleet" in helped.out
 
 
@@ -317,14 +317,18 @@ async def test_what_goes_wrong_is_a_sentence_with_what_to_do(
     here: tuple[str, str],
     tmp_path: Path,
 ):
-    nobody = control_plane.write_kubeconfig(tmp_path / "nobody", "no-such-token")
+    nobody = control_plane.admin.write_kubeconfig(tmp_path / "nobody", "no-such-token")
     account = f"/api/v1/namespaces/{namespace.name}/serviceaccounts/default/token"
-    token = control_plane.request("POST", account, {"kind": "TokenRequest", "spec": {}})["status"]["token"]
-    weak = control_plane.write_kubeconfig(tmp_path / "weak", token, namespace.name)
+    token = control_plane.admin.request("POST", account, {"kind": "TokenRequest", "spec": {}})["status"][
+        "token"
+    ]
+    weak = control_plane.admin.write_kubeconfig(tmp_path / "weak", token, namespace.name)
     away = tmp_path / "away"
     port = free_ports(1)[0]
     away.write_text(
-        control_plane.kubeconfig.read_text().replace(control_plane.server, f"https://127.0.0.1:{port}")
+        control_plane.admin.kubeconfig.read_text().replace(
+            control_plane.admin.server, f"https://127.0.0.1:{port}"
+        )
     )
     cases = {
         ("status", "--kubeconfig", str(nobody)): "does not know who you are",

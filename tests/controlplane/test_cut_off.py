@@ -26,7 +26,7 @@ async def test_requests_that_are_cut_off_break_no_other(control_plane: ControlPl
         nonlocal ended
         while ended < TIMES:
             ended += 1
-            async with ApiClient(from_kubeconfig(control_plane.kubeconfig)) as client:
+            async with ApiClient(from_kubeconfig(control_plane.admin.kubeconfig)) as client:
                 asking = asyncio.create_task(client.get(path))
                 await asyncio.wait([asking], timeout=moments.uniform(0, 0.06))
                 asking.cancel()
@@ -35,6 +35,6 @@ async def test_requests_that_are_cut_off_break_no_other(control_plane: ControlPl
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         for _ in range(CLIENTS):
             group.create_task(cut_off())
-    async with ApiClient(from_kubeconfig(control_plane.kubeconfig)) as client:
+    async with ApiClient(from_kubeconfig(control_plane.admin.kubeconfig)) as client:
         assert (await client.get(path))["metadata"]["name"] == "default"
     assert errors == []

@@ -29,7 +29,7 @@ async def described(
             )
         ),
     )
-    text = control_plane.kubectl("describe", "fleetjob", "digits", "-n", namespace.name)
+    text = control_plane.admin.kubectl("describe", "fleetjob", "digits", "-n", namespace.name)
     assert re.search(rf"^  State: +{state}$", text, re.MULTILINE)
     assert re.search(rf"^    Message: +.*{sentence}", text, re.MULTILINE)
     assert re.search(rf"^    Reason: +{reason}$", text, re.MULTILINE)
@@ -111,7 +111,7 @@ async def test_a_job_that_restarts_and_then_fails(namespace: Namespace, control_
     assert re.search(r"Last Failure:\n(    .*\n)*    Pod: +digits-trainer-1$", text, re.MULTILINE)
     for reason in ("Started", "ReplicaFailed", "Failed"):
         assert reason in events_in(text)
-    waited = control_plane.kubectl(
+    waited = control_plane.admin.kubectl(
         "wait", "-n", namespace.name, "--for=condition=Failed", "fj/digits", "--timeout=10s"
     )
     assert "condition met" in waited
@@ -129,7 +129,7 @@ async def test_a_job_that_is_held_and_resumed_and_succeeds(namespace: Namespace,
     text = await described(namespace, control_plane, "Succeeded", "TrainersCompleted", sentence)
     for reason in ("Suspended", "Resumed", "Started", "Succeeded"):
         assert reason in events_in(text)
-    waited = control_plane.kubectl(
+    waited = control_plane.admin.kubectl(
         "wait", "-n", namespace.name, "--for=condition=Succeeded", "fj/digits", "--timeout=10s"
     )
     assert "condition met" in waited

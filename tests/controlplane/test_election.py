@@ -45,7 +45,7 @@ async def operators(
     }
     await asyncio.to_thread(grant_lease, control_plane, namespace.name)
     async with proxy_for(operator.kubeconfig).running() as proxy:
-        text = operator.kubeconfig.read_text().replace(control_plane.server, proxy.server)
+        text = operator.kubeconfig.read_text().replace(control_plane.admin.server, proxy.server)
         (folder / "one").mkdir()
         (folder / "two").mkdir()
         (folder / "one" / "kubeconfig").write_text(text)
@@ -209,7 +209,7 @@ def test_an_upgrade_leaves_the_lease_of_a_chart_that_had_it_to_its_holder(
     lease = ("lease", f"{release}-fleet-operator", "-n", namespace.name)
 
     def helm(*arguments: str | Path) -> str:
-        where = ("--kubeconfig", control_plane.kubeconfig, "--namespace", namespace.name)
+        where = ("--kubeconfig", control_plane.admin.kubeconfig, "--namespace", namespace.name)
         command = [assets.find(["helm"])["helm"], *arguments, *where]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
 
@@ -220,12 +220,12 @@ def test_an_upgrade_leaves_the_lease_of_a_chart_that_had_it_to_its_holder(
     settings = ("--set", "replicas=0,crd.install=false")
     helm("install", release, before, *settings)
     spec = {"holderIdentity": "one", "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:00:00.000000Z"}
-    control_plane.kubectl("patch", *lease, "--type=merge", "-p", json.dumps({"spec": spec}))
-    uid = json.loads(control_plane.kubectl("get", *lease, "-o", "json"))["metadata"]["uid"]
+    control_plane.admin.kubectl("patch", *lease, "--type=merge", "-p", json.dumps({"spec": spec}))
+    uid = json.loads(control_plane.admin.kubectl("get", *lease, "-o", "json"))["metadata"]["uid"]
     assert "kind: Lease" in upgrade(), "once more, with the annotation for which Helm leaves it"
     assert "kind: Lease" not in upgrade()
     assert "kind: Lease" not in upgrade()
-    kept = json.loads(control_plane.kubectl("get", *lease, "-o", "json"))
+    kept = json.loads(control_plane.admin.kubectl("get", *lease, "-o", "json"))
     assert (kept["metadata"]["uid"], kept["spec"]) == (uid, spec)
     helm("uninstall", release)
-    assert release in control_plane.kubectl("get", *lease)
+    assert release in control_plane.admin.kubectl("get", *lease)

@@ -412,7 +412,7 @@ async def test_a_definition_that_is_upgraded_leaves_running_jobs_alone(
     spec["properties"]["colour"] = {"type": "string", "default": "red"}
     apply = ["apply", "--server-side", "--force-conflicts", "-f", "-"]
     try:
-        await asyncio.to_thread(control_plane.kubectl, *apply, stdin=json.dumps(upgraded))
+        await asyncio.to_thread(control_plane.admin.kubectl, *apply, stdin=json.dumps(upgraded))
         async with asyncio.timeout(30):
             while not await is_served(faulty.namespace, "colour"):  # noqa: ASYNC110 there is only the asking
                 await asyncio.sleep(0.1)
@@ -421,7 +421,7 @@ async def test_a_definition_that_is_upgraded_leaves_running_jobs_alone(
         await faulty.namespace.end(*TRAINERS)
         await faulty.namespace.until_state("digits", "Succeeded")
     finally:
-        await asyncio.to_thread(control_plane.kubectl, "replace", "-f", str(CRD))
+        await asyncio.to_thread(control_plane.admin.kubectl, "replace", "-f", str(CRD))
     after = await faulty.namespace.until_pods("digits", "the pods", bool)
     assert uids(after) == uids(before)
     assert sorted(faulty.proxy.created("pods")) == PODS

@@ -107,7 +107,7 @@ class Lives:
                 life,
                 namespace,
                 kubeconfig=self._operator.kubeconfig,
-                server=self._control_plane.server,
+                server=self._control_plane.admin.server,
                 folder=folder,
             )
             await lifetime.run()
@@ -123,7 +123,7 @@ async def lives(
 ) -> AsyncIterator[Lives]:
     """All lives that are asked for; those that tests will ask for begin beside each other."""
     folder = tmp_path_factory.mktemp("lives")
-    async with client_for(control_plane.kubeconfig) as client, Witness(client) as witness:
+    async with client_for(control_plane.admin.kubeconfig) as client, Witness(client) as witness:
         lives = Lives(witness, control_plane, operator, folder)
         for item in request.session.items:
             kill = item.callspec.params.get("kill") if hasattr(item, "callspec") else None

@@ -42,7 +42,7 @@ async def test_a_job_runs_succeeds_and_is_cleaned_up(namespace: Namespace, contr
     assert condition(job, "Failed") != "True"
     assert job["status"]["observedGeneration"] == job["metadata"]["generation"]
     assert job["status"]["completionTime"]
-    control_plane.kubectl(
+    control_plane.admin.kubectl(
         "wait", "-n", namespace.name, "--for=condition=Succeeded", "fj/digits", "--timeout=10s"
     )
 

@@ -25,16 +25,16 @@ LIMITED = "limited"
 
 def limited_kubeconfig(control_plane: ControlPlane, folder: Path, lease: str) -> Path:
     """Make an account that may hold a Lease, and nothing else so far; return how to be it."""
-    control_plane.kubectl("create", "serviceaccount", LIMITED, "-n", NAMESPACE)
+    control_plane.admin.kubectl("create", "serviceaccount", LIMITED, "-n", NAMESPACE)
     grant_lease(control_plane, lease, LIMITED)
-    token = control_plane.kubectl("create", "token", LIMITED, "-n", NAMESPACE, "--duration=1h").strip()
-    return control_plane.write_kubeconfig(folder / "kubeconfig", token, NAMESPACE)
+    token = control_plane.admin.kubectl("create", "token", LIMITED, "-n", NAMESPACE, "--duration=1h").strip()
+    return control_plane.admin.write_kubeconfig(folder / "kubeconfig", token, NAMESPACE)
 
 
 def bind(control_plane: ControlPlane, namespace: str, role: str) -> None:
     """Give the account a role in a namespace."""
     account = f"--serviceaccount={NAMESPACE}:{LIMITED}"
-    control_plane.kubectl("create", "rolebinding", LIMITED, "-n", namespace, role, account)
+    control_plane.admin.kubectl("create", "rolebinding", LIMITED, "-n", namespace, role, account)
 
 
 def failing(served: str | None, namespace: str) -> dict[str, float]:
@@ -66,7 +66,10 @@ async def test_a_namespace_that_is_gone_keeps_no_other_unserved_and_is_served_on
         unseen = failing(await asyncio.to_thread(operator.get, "/metrics"), gone)
         assert unseen.keys() == {"fleetjobs", "pods", "services"}
         assert min(unseen.values()) > 0
-        async with client_for(control_plane.kubeconfig) as client, fresh_namespace(client, gone) as late:
+        async with (
+            client_for(control_plane.admin.kubeconfig) as client,
+            fresh_namespace(client, gone) as late,
+        ):
             bind(control_plane, gone, f"--clusterrole={ACCOUNT}")
             await late.create_job(manifest())
             await late.until_state("digits", "Running", seconds=60)

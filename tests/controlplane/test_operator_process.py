@@ -124,12 +124,12 @@ async def test_what_another_definition_let_in_runs_on_or_is_told_of(
     spec = other["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
     del spec["properties"]["trainer"]["properties"]["port"]["x-kubernetes-validations"]
     spec["properties"]["syncMode"]["enum"].append("Gossip")
-    control_plane.kubectl("replace", "-f", "-", stdin=yaml.safe_dump(other))
+    control_plane.admin.kubectl("replace", "-f", "-", stdin=yaml.safe_dump(other))
     try:
         job = await until_taken(namespace, breaks_a_rule)
         await namespace.create_job(manifest("newer", syncMode="Gossip"))
     finally:
-        control_plane.kubectl("replace", "-f", str(CRD))
+        control_plane.admin.kubectl("replace", "-f", str(CRD))
     await until_refused(namespace, manifest("another", trainer={"port": METRICS_PORT}))
     job["status"] = {"state": "Running", "startTime": "2026-11-22T12:00:00Z", "restarts": 0, "roles": []}
     await namespace.client.replace(namespace.path("fleetjobs", "digits", subresource="status"), job)
@@ -163,7 +163,7 @@ async def test_an_operator_can_be_limited_to_namespaces(
     await namespace.create_job(manifest())
     await namespace.until_state("digits", "Running")
     shown = "fleet_operator_jobs{"
-    nowhere = OperatorProcess(tmp_path, control_plane.kubeconfig, FLEET_OPERATOR_NAMESPACES=NAMESPACE)
+    nowhere = OperatorProcess(tmp_path, control_plane.admin.kubeconfig, FLEET_OPERATOR_NAMESPACES=NAMESPACE)
     nowhere.start()
     try:
         await nowhere.until_leading()

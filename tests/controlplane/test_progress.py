@@ -55,7 +55,7 @@ async def test_the_status_tells_how_far_trainer_0_is(namespace: Namespace, contr
         told = job["status"]["progress"]
         assert (told["percentage"], told["step"], told["totalSteps"], told["loss"]) == (25, 50, 200, 0.125)
         assert told["tables"] == [table]
-        shown = control_plane.kubectl("get", "fj", "digits", "-n", namespace.name)
+        shown = control_plane.admin.kubectl("get", "fj", "digits", "-n", namespace.name)
         assert shown.splitlines()[0].split()[5] == "PROGRESS"
         assert shown.splitlines()[1].split()[5] == "25%"
     # The last word comes with the end of the pod: nobody need ask in time.

@@ -46,7 +46,7 @@ def rights_in(control_plane: ControlPlane, namespace: str) -> dict[tuple[str, st
         "kind": "SelfSubjectRulesReview",
         "spec": {"namespace": namespace},
     }
-    answer = control_plane.kubectl(
+    answer = control_plane.admin.kubectl(
         "create", "--as", OPERATOR, "--validate=false", "-f", "-", "-o", "json", stdin=json.dumps(review)
     )
     granted: dict[tuple[str, str], set[str]] = {}
@@ -91,15 +91,15 @@ async def test_the_operators_pod_is_taken_where_only_restricted_pods_are(
     namespace: Namespace, control_plane: ControlPlane, operators_pod: dict[str, Any]
 ):
     enforced = "pod-security.kubernetes.io/enforce=restricted"
-    control_plane.kubectl("label", "namespace", namespace.name, enforced)
+    control_plane.admin.kubectl("label", "namespace", namespace.name, enforced)
     create = ("create", "-n", namespace.name, "--dry-run=server", "-f", "-")
-    assert "created" in control_plane.kubectl(*create, stdin=json.dumps(operators_pod))
+    assert "created" in control_plane.admin.kubectl(*create, stdin=json.dumps(operators_pod))
     container = operators_pod["spec"]["containers"][0]
     assert container["securityContext"]["readOnlyRootFilesystem"] is True
     # The namespace does refuse: without its container's context the same pod is not taken.
     loose = {key: value for key, value in container.items() if key != "securityContext"}
     loosened = {**operators_pod, "spec": {**operators_pod["spec"], "containers": [loose]}}
-    said = control_plane.kubectl(*create, stdin=json.dumps(loosened), check=False)
+    said = control_plane.admin.kubectl(*create, stdin=json.dumps(loosened), check=False)
     assert "violates PodSecurity" in said
 
 

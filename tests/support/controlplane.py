@@ -1,44 +1,31 @@
 """A real control plane for tests: etcd, the API server, its controllers, the scheduler, and kwok as kubelet.
 
-Everything listens on free ports of the loopback interface and keeps its files in one folder. Processes are
-stopped by their own handles, and by the kernel should this process be killed. `ControlPlane.start` takes
-about six seconds; whatever does not come up in time is named, with the end of its log.
+Everything listens on free ports of the loopback interface and keeps its files in one folder.
+`ControlPlane.start` takes about six seconds; whatever does not come up in time is named, with the end of its
+log.
 """
 
 from __future__ import annotations
 
 import base64
-import ctypes
 import functools
-import json
 import secrets
-import signal
 import socket
-import ssl
-import subprocess
-import time
-import urllib.error
-import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
-from tests.support.processes import cpu_seconds
+from tests.support.administrator import Administrator
+from tests.support.daemons import Daemons
 from tools import assets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
 STAGES = Path(__file__).parent / "kwok" / "stages.yaml"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok", "kubectl")
-
-START_SECONDS = 60.0
-STOP_SECONDS = 5.0
-
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 class ControlPlane:
@@ -73,18 +60,22 @@ class ControlPlane:
         self._scheduler_qps = scheduler_qps
         self._definitions = definitions
         self._nodes = nodes
-        self._programs: dict[str, Path] = {}
-        self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
+        self.programs: dict[str, Path] = {}
         self._tokens = {name: secrets.token_hex(16) for name in ("admin", "manager", "scheduler")}
-        self._etcd, self._peer, self._api, self._manager, self._scheduler, self._kwok = free_ports(6)
-        self.server = f"https://127.0.0.1:{self._api}"
-        self.kubeconfig = folder / "kubeconfig"
+        self._ports = dict(zip((*PROGRAMS, "etcd-peer"), free_ports(len(PROGRAMS) + 1), strict=True))
+        self.admin = Administrator(
+            f"https://127.0.0.1:{self._ports['kube-apiserver']}",
+            self._tokens["admin"],
+            certificate=folder / "certs" / "apiserver.crt",
+            kubeconfig=folder / "kubeconfig",
+        )
+        self.daemons = Daemons(folder)
         self.pods_log = folder / "pods.log"
         """What every container of every pod says, as a container runtime writes it: a test's own to fill."""
 
     def start(self) -> None:
         """Start everything; return when pods can be made and the nodes are ready."""
-        self._programs = assets.find(PROGRAMS)
+        self.programs = assets.find(PROGRAMS)
         (self.folder / "certs").mkdir(parents=True)
         try:
             self._start_etcd()
@@ -98,95 +89,22 @@ class ControlPlane:
 
     def stop(self) -> None:
         """Stop everything that was started, the last first."""
-        for _, process in reversed(self._processes):
-            if process.poll() is None:
-                process.terminate()
-        for _, process in reversed(self._processes):
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._processes.clear()
+        self.daemons.stop()
 
     def restart_api_server(self) -> None:
         """Kill the API server and start it again; whoever watched has to connect anew."""
-        (process,) = [process for name, process in self._processes if name == "kube-apiserver"]
-        process.kill()
-        process.wait()
-        self._processes = [each for each in self._processes if each[1] is not process]
+        self.daemons.kill("kube-apiserver")
         self._run_api_server()
-        self._until(lambda: self._answers("/readyz"), "the API server again")
+        self.daemons.until(lambda: self.admin.is_answered("/readyz"), "the API server again")
 
-    def cpu_seconds(self) -> dict[str, float]:
-        """Return how much CPU each of the programs that run has taken."""
-        return {name: cpu_seconds(process.pid) for name, process in self._processes}
-
-    def program(self, name: str) -> Path:
-        """Return where one of the programs is."""
-        return self._programs[name]
-
-    def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """Run kubectl as the administrator; return what it prints, errors included if `check` is off."""
-        ended = subprocess.run(
-            [self._programs["kubectl"], "--kubeconfig", self.kubeconfig, *arguments],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        if check and ended.returncode != 0:
-            raise AssertionError(f"kubectl {' '.join(arguments)}: {ended.stderr}")
-        return ended.stdout + ("" if check else ended.stderr)
-
-    def request(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None = None,
-        *,
-        content_type: str = "application/json",
-    ) -> dict[str, Any]:
-        """Send one request as the administrator.
-
-        Raises
-        ------
-        urllib.error.HTTPError
-            The answer is an error; its body has the server's own words.
-        """
-        request = urllib.request.Request(  # noqa: S310 the address is our own
-            self.server + path,
-            method=method,
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Authorization": f"Bearer {self._tokens['admin']}", "Content-Type": content_type},
-        )
-        # No proxies, so that no thread walks through the environment, in which pytest names each test.
-        direct = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=self._tls())
-        with urllib.request.build_opener(*direct).open(request, timeout=30) as answer:
-            result: dict[str, Any] = json.load(answer)
-            return result
-
-    def write_kubeconfig(self, path: Path, token: str, namespace: str = "default") -> Path:
-        """Write a kubeconfig for whoever has `token`."""
-        ca = base64.b64encode(self._certificate.read_bytes()).decode()
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "contexts": [
-                {"name": "test", "context": {"cluster": "test", "user": "test", "namespace": namespace}}
-            ],
-            "users": [{"name": "test", "user": {"token": token}}],
-            "clusters": [
-                {"name": "test", "cluster": {"server": self.server, "certificate-authority-data": ca}}
-            ],
-        }
-        path.write_text(yaml.safe_dump(config))
-        return path
+    def _run(self, name: str, *arguments: str) -> None:
+        self.daemons.run(name, self.programs[name], *arguments)
 
     def _start_etcd(self) -> None:
-        client, peer = f"http://127.0.0.1:{self._etcd}", f"http://127.0.0.1:{self._peer}"
+        client, peer = (
+            f"http://127.0.0.1:{self._ports['etcd']}",
+            f"http://127.0.0.1:{self._ports['etcd-peer']}",
+        )
         self._run(
             "etcd",
             f"--data-dir={self.folder / 'etcd'}",
@@ -209,19 +127,20 @@ class ControlPlane:
             f"{self._tokens['scheduler']},system:kube-scheduler,scheduler\n"
         )
         self._run_api_server()
-        self._until(self._has_certificate, "the API server's certificate")
+        written = self.admin.certificate
+        self.daemons.until(lambda: written.exists() and written.stat().st_size > 0, "its certificate")
         for name in ("manager", "scheduler"):
-            self.write_kubeconfig(self.folder / f"{name}.kubeconfig", self._tokens[name])
-        self.write_kubeconfig(self.kubeconfig, self._tokens["admin"])
-        self._until(lambda: self._answers("/readyz"), "the API server")
+            self.admin.write_kubeconfig(self.folder / f"{name}.kubeconfig", self._tokens[name])
+        self.admin.write_kubeconfig(self.admin.kubeconfig, self._tokens["admin"])
+        self.daemons.until(lambda: self.admin.is_answered("/readyz"), "the API server")
 
     def _run_api_server(self) -> None:
         certs = self.folder / "certs"
         self._run(
             "kube-apiserver",
-            f"--etcd-servers=http://127.0.0.1:{self._etcd}",
+            f"--etcd-servers=http://127.0.0.1:{self._ports['etcd']}",
             "--bind-address=127.0.0.1",
-            f"--secure-port={self._api}",
+            f"--secure-port={self._ports['kube-apiserver']}",
             "--advertise-address=127.0.0.1",
             "--endpoint-reconciler-type=none",
             f"--cert-dir={certs}",
@@ -249,13 +168,14 @@ class ControlPlane:
 
     def _define(self) -> None:
         for path in self._definitions:
-            self.kubectl("create", "-f", str(path))
-            self._until(functools.partial(self._is_established, path), f"the definitions in {path.name}")
+            self.admin.kubectl("create", "-f", str(path))
+            is_there = functools.partial(self._is_established, path)
+            self.daemons.until(is_there, f"the definitions in {path.name}")
 
     def _is_established(self, path: Path) -> bool:
         # Asked too early, when there are no conditions yet, kubectl gives up instead of waiting.
         waited = ["wait", "--for=condition=Established", "-f", str(path), "--timeout=30s"]
-        return "error" not in self.kubectl(*waited, check=False)
+        return "error" not in self.admin.kubectl(*waited, check=False)
 
     def _start_controllers(self) -> None:
         certs = self.folder / "certs"
@@ -264,12 +184,12 @@ class ControlPlane:
             f"--kubeconfig={self.folder / 'manager.kubeconfig'}",
             "--leader-elect=false",
             "--bind-address=127.0.0.1",
-            f"--secure-port={self._manager}",
+            f"--secure-port={self._ports['kube-controller-manager']}",
             "--use-service-account-credentials",
             "--kube-api-qps=200",
             "--kube-api-burst=400",
             f"--service-account-private-key-file={certs / 'sa.key'}",
-            f"--root-ca-file={self._certificate}",
+            f"--root-ca-file={self.admin.certificate}",
         )
         scheduler = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -287,27 +207,27 @@ class ControlPlane:
             "kube-scheduler",
             f"--config={config}",
             "--bind-address=127.0.0.1",
-            f"--secure-port={self._scheduler}",
+            f"--secure-port={self._ports['kube-scheduler']}",
         )
 
     def _start_nodes(self) -> None:
         self._run(
             "kwok",
-            f"--kubeconfig={self.kubeconfig}",
+            f"--kubeconfig={self.admin.kubeconfig}",
             f"--config={STAGES}",
             f"--config={self._write_logs_config()}",
-            f"--server-address=127.0.0.1:{self._kwok}",
-            f"--tls-cert-file={self._certificate}",
-            f"--tls-private-key-file={self._certificate.with_suffix('.key')}",
+            f"--server-address=127.0.0.1:{self._ports['kwok']}",
+            f"--tls-cert-file={self.admin.certificate}",
+            f"--tls-private-key-file={self.admin.certificate.with_suffix('.key')}",
             "--manage-all-nodes",
             "--node-ip=127.0.0.1",
-            f"--node-port={self._kwok}",
+            f"--node-port={self._ports['kwok']}",
             "--node-lease-duration-seconds=40",
             "--cidr=10.244.0.0/16",
         )
         for index in range(self._nodes):
             size = {"cpu": "64", "memory": "512Gi", "pods": "250"}
-            self.request(
+            self.admin.request(
                 "POST",
                 "/api/v1/nodes",
                 {
@@ -317,13 +237,13 @@ class ControlPlane:
                     "status": {
                         "allocatable": size,
                         "capacity": size,
-                        "daemonEndpoints": {"kubeletEndpoint": {"Port": self._kwok}},
+                        "daemonEndpoints": {"kubeletEndpoint": {"Port": self._ports["kwok"]}},
                     },
                 },
             )
         account = "/api/v1/namespaces/default/serviceaccounts/default"
-        self._until(lambda: self._answers(account), "the default service account")
-        self._until(self._nodes_ready, "kwok's nodes")
+        self.daemons.until(lambda: self.admin.is_answered(account), "the default service account")
+        self.daemons.until(self._nodes_ready, "kwok's nodes")
 
     def _write_logs_config(self) -> Path:
         """Have kwok serve `pods_log` as the log of every container."""
@@ -338,27 +258,8 @@ class ControlPlane:
         path.write_text(yaml.safe_dump(config))
         return path
 
-    @property
-    def _certificate(self) -> Path:
-        return self.folder / "certs" / "apiserver.crt"
-
-    def _tls(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=str(self._certificate))
-
-    def _has_certificate(self) -> bool:
-        return self._certificate.exists() and self._certificate.stat().st_size > 0
-
-    def _answers(self, path: str) -> bool:
-        try:
-            self.request("GET", path)
-        except json.JSONDecodeError:
-            return True  # /readyz says "ok", not JSON
-        except (OSError, urllib.error.URLError):
-            return False
-        return True
-
     def _nodes_ready(self) -> bool:
-        nodes = self.request("GET", "/api/v1/nodes")["items"]
+        nodes = self.admin.request("GET", "/api/v1/nodes")["items"]
         return all(
             any(
                 each["type"] == "Ready" and each["status"] == "True"
@@ -366,40 +267,6 @@ class ControlPlane:
             )
             for node in nodes
         )
-
-    def _run(self, name: str, *arguments: str) -> None:
-        with (self.folder / f"{name}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [self._programs[name], *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                preexec_fn=die_with_parent,
-            )
-        self._processes.append((name, process))
-
-    def _until(self, probe: Callable[[], bool], what: str) -> None:
-        """Poll, as these programs offer nothing to wait for; fail at once when one of them has ended."""
-        deadline = time.monotonic() + START_SECONDS
-        while not probe():
-            for name, process in self._processes:
-                if process.poll() is not None:
-                    raise AssertionError(f"{name} ended while {what} was awaited:\n{self._log(name)}")
-            if time.monotonic() > deadline:
-                name = self._processes[-1][0]
-                raise AssertionError(f"waited {START_SECONDS:g} s in vain for {what}:\n{self._log(name)}")
-            time.sleep(0.05)
-
-    def _log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(errors="replace")[-3000:]
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it is gone, however it went.
-
-    A thread, not a process: start what should outlive a thread pool from the main one.
-    """
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def free_ports(count: int) -> Sequence[int]:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import yaml
 
-from tests.support.controlplane import die_with_parent, free_ports
+from tests.support.controlplane import free_ports
+from tests.support.daemons import die_with_parent
 from tools import assets
 
 if TYPE_CHECKING:
@@ -80,13 +81,13 @@ def install(control_plane: ControlPlane, features: Sequence[str] = ()) -> str:
         each for each in yaml.safe_load_all(rendered.stdout) if each and each["kind"] not in left_out
     ]
     documents.append(_free_lease(ACCOUNT))
-    control_plane.kubectl("create", "namespace", NAMESPACE)
-    control_plane.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=yaml.safe_dump_all(documents))
+    control_plane.admin.kubectl("create", "namespace", NAMESPACE)
+    control_plane.admin.kubectl("create", "-n", NAMESPACE, "-f", "-", stdin=yaml.safe_dump_all(documents))
     roles = {(each["kind"], each["metadata"]["name"]): each for each in documents if "rules" in each}
     for binding in (each for each in documents if "roleRef" in each):
         reference = binding["roleRef"]
         _await_rights(control_plane, binding, roles[reference["kind"], reference["name"]])
-    return control_plane.kubectl("create", "token", ACCOUNT, "-n", NAMESPACE, "--duration=2h").strip()
+    return control_plane.admin.kubectl("create", "token", ACCOUNT, "-n", NAMESPACE, "--duration=2h").strip()
 
 
 def grant_lease(control_plane: ControlPlane, name: str, account: str = ACCOUNT) -> None:
@@ -108,9 +109,9 @@ def grant_lease(control_plane: ControlPlane, name: str, account: str = ACCOUNT) 
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": f"lease-{name}"},
         "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}],
     }
-    control_plane.request("POST", LEASES, _free_lease(name))
-    control_plane.request("POST", f"{rbac}/roles", role)
-    control_plane.request("POST", f"{rbac}/rolebindings", binding)
+    control_plane.admin.request("POST", LEASES, _free_lease(name))
+    control_plane.admin.request("POST", f"{rbac}/roles", role)
+    control_plane.admin.request("POST", f"{rbac}/rolebindings", binding)
     attributes = {"namespace": NAMESPACE, "group": "coordination.k8s.io", "resource": "leases", "name": name}
     review = {
         "apiVersion": "authorization.k8s.io/v1",
@@ -122,7 +123,7 @@ def grant_lease(control_plane: ControlPlane, name: str, account: str = ACCOUNT) 
     }
     deadline = time.monotonic() + READY_SECONDS
     path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
-    while not control_plane.request("POST", path, review)["status"]["allowed"]:
+    while not control_plane.admin.request("POST", path, review)["status"]["allowed"]:
         if time.monotonic() > deadline:
             raise AssertionError(f"{account} still may not update the Lease {name} after {READY_SECONDS:g} s")
         time.sleep(0.02)
@@ -162,7 +163,7 @@ def _await_rights(control_plane: ControlPlane, binding: Manifest, role: Manifest
     account = f"system:serviceaccount:{NAMESPACE}:{ACCOUNT}"
     question = ["auth", "can-i", rule["verbs"][0], resource, *where, "--as", account]
     deadline = time.monotonic() + READY_SECONDS
-    while not control_plane.kubectl(*question, check=False).startswith("yes"):
+    while not control_plane.admin.kubectl(*question, check=False).startswith("yes"):
         if time.monotonic() > deadline:
             raise AssertionError(f"kubectl {' '.join(question)}: still no after {READY_SECONDS:g} s")
         time.sleep(0.05)

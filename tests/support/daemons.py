@@ -1,0 +1,94 @@
+"""Programs that run beside tests, and end with them: by their own handles, or by the kernel."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from tests.support.processes import cpu_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+START_SECONDS = 60.0
+STOP_SECONDS = 5.0
+
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class Daemons:
+    """The programs of one test system, each with a log in one folder.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the logs go, ``NAME.log`` each.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
+
+    def run(self, name: str, program: Path, *arguments: str) -> None:
+        """Start a program; it ends with this process at the latest."""
+        with (self._folder / f"{name}.log").open("wb") as log:
+            process = subprocess.Popen(
+                [program, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent,
+            )
+        self._processes.append((name, process))
+
+    def kill(self, name: str) -> None:
+        """Kill the program of this name, and return when it is gone."""
+        (process,) = [process for each, process in self._processes if each == name]
+        process.kill()
+        process.wait()
+        self._processes = [each for each in self._processes if each[1] is not process]
+
+    def stop(self) -> None:
+        """Stop everything that was started, the last first."""
+        for _, process in reversed(self._processes):
+            if process.poll() is None:
+                process.terminate()
+        for _, process in reversed(self._processes):
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._processes.clear()
+
+    def cpu_seconds(self) -> dict[str, float]:
+        """Return how much CPU each of the programs that run has taken."""
+        return {name: cpu_seconds(process.pid) for name, process in self._processes}
+
+    def until(self, probe: Callable[[], bool], what: str) -> None:
+        """Poll, as these programs offer nothing to wait for; fail at once when one of them has ended."""
+        deadline = time.monotonic() + START_SECONDS
+        while not probe():
+            for name, process in self._processes:
+                if process.poll() is not None:
+                    raise AssertionError(f"{name} ended while {what} was awaited:\n{self._log(name)}")
+            if time.monotonic() > deadline:
+                name = self._processes[-1][0]
+                raise AssertionError(f"waited {START_SECONDS:g} s in vain for {what}:\n{self._log(name)}")
+            time.sleep(0.05)
+
+    def _log(self, name: str) -> str:
+        return (self._folder / f"{name}.log").read_text(errors="replace")[-3000:]
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when the thread that started it is gone, however it went.
+
+    A thread, not a process: start what should outlive a thread pool from the main one.
+    """
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
