@@ -196,6 +196,10 @@ def table_of(dimension: int = DIM, **options: Any) -> Any:
     return model
 
 
+def falling(update: int) -> float:
+    return 1.0 / update
+
+
 @pytest.mark.parametrize(
     ("other", "words"),
     [
@@ -206,9 +210,13 @@ def table_of(dimension: int = DIM, **options: Any) -> Any:
             {"rule": rules.SGD(), "options": {"lr": 0.1}},
             r"SGD of param group 0.* here, .*SGD\(lr=0.1\) of its own",
         ),
+        (
+            {"rule": rules.SGD(), "options": {"lr": falling}},
+            r"SGD of param group 0.* here, .*SGD\(lr=\S+\.falling\) of its own",
+        ),
         ({"admission": CountFilter(2)}, r" here, .*CountFilter\(count=2\)"),
     ],
-    ids=["first-values", "dimension", "rule", "rule-of-its-own", "admission"],
+    ids=["first-values", "dimension", "rule", "rule-of-its-own", "schedule", "admission"],
 )
 def test_a_trainer_with_another_table_is_refused_when_it_joins(other, words):
     with loopback(optimizer=SGD[0], model=on_servers) as job:
@@ -246,6 +254,25 @@ def test_a_schedule_of_the_learning_rate_holds_for_rows():
             model.embedding(ids).sum().backward()
             wrapped.step()
             assert torch.equal(model.embedding(ids), before - rate)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [None, DistributeTranspilerConfig(sync_mode=False, geo_sgd_mode=True)],
+    ids=["sync", "geo"],
+)
+def test_a_table_with_a_rule_of_its_own_may_have_a_schedule(config):
+    def model() -> Any:
+        return table_of(rule=rules.SGD(), options={"lr": falling})
+
+    with joined(1, model=model, optimizer=SGD[0], config=config) as ((_, net, wrapped),):
+        for update, touched in enumerate(([3, 7], [3, 7], [5], [3, 7]), start=1):
+            ids = torch.tensor(touched)
+            before = net.embedding(ids).detach()
+            net.embedding(ids).sum().backward()
+            wrapped.step()
+            wrapped.zero_grad()
+            torch.testing.assert_close(net.embedding(ids).detach(), before - 1.0 / update)
 
 
 def test_gradients_of_several_passes_and_look_ups_are_one():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fleet.errors import ConfigurationError
 from fleet.tables import Constant, Table, TableConfig, Uniform
 from fleet.tables.rules import FTRL, SGD, Adagrad, Adam, Momentum, RMSprop, RowwiseAdagrad
 from tests.support.tables import assert_equal
@@ -147,3 +148,17 @@ def test_a_row_is_stepped_alike_whatever_else_is_in_the_update(rule):
             apart.update(ids[part], gradient[torch.from_numpy(part)], step)
         together.update(ids, gradient, step)
     assert torch.equal(together.rows().values, apart.rows().values)
+
+
+@pytest.mark.parametrize("returned", [None, "0.1", float("nan"), float("inf")])
+def test_a_schedule_that_returns_no_number_is_named(returned):
+    table = Table(TableConfig("clicks", 2, SGD(), options={"lr": lambda _: returned}))
+    with pytest.raises(
+        ConfigurationError, match=r"table clicks: the schedule of lr returns \S+ for update 3"
+    ):
+        table.update(np.array([1]), torch.ones(1, 2), 3)
+
+
+def test_what_state_begins_with_has_no_schedule():
+    with pytest.raises(ConfigurationError, match="initial_accumulator_value is what state begins with"):
+        TableConfig("clicks", 2, Adagrad(), options={"initial_accumulator_value": lambda _: 0.1})

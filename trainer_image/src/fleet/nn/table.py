@@ -115,7 +115,7 @@ class DistributedTable:
         What an update does to a row. Without it that is what the optimizer says whose param group holds the
         table's `placeholder`, with its options and their schedules.
     options : mapping
-        Of `rule`, whose defaults they replace.
+        Of `rule`, whose defaults they replace; a function of the number of the table's updates is a schedule.
     row_type : RowType
         As what numbers rows are stored: ``fleet.tables.Float32()`` or ``fleet.tables.BFloat16()``.
     admission : Admission, optional

@@ -91,6 +91,13 @@ def append_row_gradients(block: Block, tables: Iterable[CapturedTable], loss_gra
         block.append_op(_GRADIENT_TYPE, {"X": [loss_grad]}, {"W@GRAD": [grad]}, attrs)
 
 
+def _named(option: object) -> object:
+    """Return an option, of a schedule what it is called: where it lies in memory is each process's own."""
+    if not callable(option):
+        return option
+    return f"{option.__module__}.{getattr(option, '__qualname__', type(option).__qualname__)}"
+
+
 def _describe(table: CapturedTable) -> str:
     """Say what a table is: what must be equal in every process, and in a checkpoint."""
     config = table.config
@@ -103,7 +110,7 @@ def _describe(table: CapturedTable) -> str:
     if table.group is not None:
         stepped = f"{rule} of param group {table.group}"
     else:
-        options = ", ".join(f"{name}={value}" for name, value in sorted(config.options.items()))
+        options = ", ".join(f"{name}={_named(value)}" for name, value in sorted(config.options.items()))
         stepped = f"{rule}({options}) of its own"
     rules = "".join(f", {each!r}" for each in (config.admission, *config.eviction) if each is not None)
     ids = "any id" if config.num_embeddings is None else f"{config.num_embeddings} ids"

@@ -1,5 +1,6 @@
 """What a table is: one value that every server and trainer of a job agrees on."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -35,7 +36,8 @@ class TableConfig:
     first_values : FirstValues
     seed : int
     options : mapping
-        What the rule's `defaults` are replaced by.
+        What the rule's `defaults` are replaced by. A function is a schedule: it gets the number of updates
+        that the table has had, the present one included, and returns the option.
     row_type : RowType
         As what numbers rows are stored.
     admission : Admission, optional
@@ -48,8 +50,8 @@ class TableConfig:
     Raises
     ------
     ConfigurationError
-        The dimension or the number of embeddings is not positive, the rule has no such option, or two rules
-        of eviction keep a mark of one name.
+        The dimension or the number of embeddings is not positive, the rule has no such option, what state
+        begins with has a schedule, or two rules of eviction keep a mark of one name.
     """
 
     name: str
@@ -73,11 +75,41 @@ class TableConfig:
                 f"table {self.name}: {type(self.rule).__name__} has no option {', '.join(unknown)}; "
                 f"expected some of {', '.join(self.rule.defaults())}"
             )
+        initial = {slot.initial_option for slot in self.rule.slots}
+        begun = [name for name, option in self.options.items() if name in initial and callable(option)]
+        if begun:
+            raise ConfigurationError(
+                f"table {self.name}: {begun[0]} is what state begins with; expected a number, not a schedule"
+            )
         marks = Counter(mark for policy in self.eviction for mark in policy.marks)
         if twice := [mark for mark, times in marks.items() if times > 1]:
             raise ConfigurationError(
                 f"table {self.name}: two rules of eviction keep the mark {twice[0]} of a row, expected one"
             )
+
+    def options_at(self, step: int) -> dict[str, Any]:
+        """Return the rule's options in an update.
+
+        Parameters
+        ----------
+        step : int
+            How many updates the table has had, this one included.
+
+        Raises
+        ------
+        ConfigurationError
+            A schedule returns no number.
+        """
+        options = {**self.rule.defaults(), **self.options}
+        for name, schedule in options.items():
+            if callable(schedule):
+                options[name] = found = schedule(step)
+                if not isinstance(found, int | float) or not math.isfinite(found):
+                    raise ConfigurationError(
+                        f"table {self.name}: the schedule of {name} returns {found!r} for update {step}; "
+                        "expected a number"
+                    )
+        return options
 
     def check_ids(self, ids: NDArray[np.int64]) -> None:
         """Raise ConfigurationError where an id is out of range; the message names it and its position."""

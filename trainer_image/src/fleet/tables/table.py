@@ -41,7 +41,6 @@ class Table:
     def __init__(self, config: TableConfig, step: int = 0) -> None:
         self.config = config
         self._key = generator_key(config.seed, config.name)
-        self._options = {**config.rule.defaults(), **config.options}
         self._layout = Layout(config)
         self._memory = RowMemory(self._layout.width, config.num_embeddings, config.storage)
         self.statistics = TableStatistics(self._memory)
@@ -271,7 +270,7 @@ class Table:
         if before is not None:
             before.copy_(values)
         try:
-            rule.step(Rows(values, gradient, state), {**self._options, **options}, step)
+            rule.step(Rows(values, gradient, state), {**self.config.options_at(step), **options}, step)
         except BaseException:
             if first is not None:  # the rows are there
                 self._memory.write(rows[new], first)
