@@ -160,6 +160,9 @@ def _collective(job: FleetJob, index: int, hosts: Hosts) -> dict[str, str]:
         "PET_NODE_RANK": str(index),
         "PET_NPROC_PER_NODE": str(slots),
     }
+    grace = (job.template(Role.TRAINER).spec.model_extra or {}).get("terminationGracePeriodSeconds")
+    if isinstance(grace, int):  # what starts processes in the pod gives them somewhat less
+        env["FLEET_GRACE_SECONDS"] = str(grace)
     if slots == 1:
         env |= {
             "PADDLE_TRAINER_ID": str(index),

@@ -184,7 +184,9 @@ def test_visible_gpus_have_a_worker_each_where_nobody_says_a_number(argv, enviro
     [
         pytest.param((), {}, 3, id="by-itself"),
         pytest.param((), POD, 25, id="in-a-pod"),
-        pytest.param(("--grace_seconds", "90"), POD, 90, id="as-the-template-of-the-pod-says"),
+        pytest.param((), {**POD, "FLEET_GRACE_SECONDS": "120"}, 100, id="in-a-pod-whose-template-says"),
+        pytest.param((), {**POD, "FLEET_GRACE_SECONDS": "0"}, 0, id="in-a-pod-that-has-none"),
+        pytest.param(("--grace_seconds", "90"), POD, 90, id="as-somebody-says"),
     ],
 )
 def test_workers_have_the_grace_of_their_pod_to_end(argv, environ, seconds):

@@ -9,6 +9,7 @@ from fleet.environment.endpoints import split_endpoints
 from fleet_operator.api import FleetJob, Role, parse_job
 from fleet_operator.build import ClusterHosts, Start, role_env
 from tests.support import jobs
+from tests.support.manifests import at
 
 CONTRACT = sorted((Path(__file__).parents[4] / "contract" / "env").glob("*.yaml"))
 
@@ -119,3 +120,12 @@ def test_collective_trainers_on_their_nodes_network_are_told_so():
     for said, expected in ((network, "true"), ({}, None)):
         job = jobs.job(jobs.collective_manifest(network=said))
         assert role_env(job, Role.TRAINER, 0, ClusterHosts(job)).get("FLEET_HOST_NETWORK") == expected
+
+
+@pytest.mark.parametrize("seconds", [120, 0])
+def test_what_starts_processes_in_a_pod_is_told_the_grace_that_the_template_gives(seconds):
+    path, plain = "spec.template.spec.terminationGracePeriodSeconds", jobs.collective_manifest()
+    for manifest, expected in ((at(path, seconds, plain), str(seconds)), (plain, None)):
+        job = jobs.job(manifest)
+        env = role_env(job, Role.TRAINER, 0, ClusterHosts(job))
+        assert env.get("FLEET_GRACE_SECONDS") == expected

@@ -26,8 +26,8 @@ __all__ = ["Node", "commands", "main", "node", "parse"]
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = "6170"
-POD_SECONDS = 25.0
-"""Somewhat less than terminationGracePeriodSeconds, 30 where a template does not say."""
+POD_GRACE_SECONDS = 30
+"""terminationGracePeriodSeconds where a template does not say."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--grace_seconds",
         help="how long workers may take to end when the launcher is told to (default: 3; where a scheduler "
-        "has described the node 25, of the 30 that a pod has)",
+        "has described the node five sixths of the pod's FLEET_GRACE_SECONDS, or of 30)",
     )
     parser.add_argument(
         "--log_level", default="20", help="level of the launcher's log (default: %(default)s)"
@@ -139,7 +139,10 @@ def grace_seconds(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
     """Return how long workers may take to end when the launcher is told to: nearly as long as a pod."""
     if arguments.grace_seconds is not None:
         return flags.whole_number("--grace_seconds", arguments.grace_seconds, least=0)
-    return STOP_SECONDS if _value(environ, "NNODES") is None else POD_SECONDS
+    if _value(environ, "NNODES") is None:
+        return STOP_SECONDS
+    of_pod = environ.get("FLEET_GRACE_SECONDS") or str(POD_GRACE_SECONDS)
+    return flags.whole_number("FLEET_GRACE_SECONDS", of_pod, least=0) * 5 / 6
 
 
 def _place(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
