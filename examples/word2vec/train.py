@@ -82,7 +82,7 @@ class Batches(IterableDataset[torch.Tensor]):
                 yield pairs[: self._size]
                 pairs = pairs[self._size :]
 
-    def test_pairs(self) -> torch.Tensor:
+    def held_out(self) -> torch.Tensor:
         """Return the first pairs, on which nobody trains."""
         return next(self._stretches())[:TEST_PAIRS]
 
@@ -132,7 +132,7 @@ def main() -> None:
         optimizer.step()
         print(f"step {step}: loss {loss.item():.7f}")
     with torch.no_grad():
-        print(f"test loss: {model(batches.test_pairs()):.4f}")
+        print(f"test loss: {model(batches.held_out()):.4f}")
     fleet.stop_worker()
 
 

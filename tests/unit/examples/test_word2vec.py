@@ -48,7 +48,7 @@ def test_trainers_have_the_pairs_of_one_process_between_them_and_none_to_test_on
     alone = batches(50 * num)
     for together in zip(*(batches(50, (index, num)) for index in range(num)), strict=False):
         assert torch.equal(torch.stack(together, dim=1).flatten(0, 1), next(alone))
-    test = word2vec.Batches(lambda: iter(WORDS), counts, 50).test_pairs()
+    test = word2vec.Batches(lambda: iter(WORDS), counts, 50).held_out()
     assert test.shape == (500, 7)
     assert not torch.equal(test, torch.cat(list(islice(batches(50), 10))))
 
