@@ -4,8 +4,7 @@ A hook on each parameter would cost a model of many small ones more than a step 
 which parameters every pass reaches, and from then on a hook on one of these tells of a pass.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -35,7 +34,6 @@ class Alone(Synchronizer):
         self._reached: set[int] = set()
         self._passes = 0
         self._since_step = 0
-        self._paused = False
         self._end: weakref.ref[Any] | None = None
 
     def start(self) -> None:
@@ -50,15 +48,6 @@ class Alone(Synchronizer):
     def close(self) -> None:
         """Remove the hooks; see `Synchronizer`."""
         self._keep(set())
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Let the passes of the block be part of a later one; see `Synchronizer`."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:  # noqa: ARG002 (nobody compares them)
         """Notice a pass that has not reached the one parameter with a hook. See `Synchronizer`."""

@@ -6,8 +6,7 @@ travel beside the gradients (`fleet.collective.notes`). A parameter that some tr
 there as zeros; one that nobody used keeps no gradient, as in one process.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -72,7 +71,6 @@ class GradientAverager(Synchronizer):
         self._ending: _Ending | None = None
         self._own = OwnGradients(self._named)
         self._once_unused: set[int] = set()
-        self._paused = False
         self._handles: list[Callable[[], None]] = []
 
     @property
@@ -97,15 +95,6 @@ class GradientAverager(Synchronizer):
             remove()
         self._handles.clear()
         self._buckets.let_go()
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Let gradients accumulate here; see `Synchronizer`."""
-        before, self._paused = self._paused, True
-        try:
-            yield
-        finally:
-            self._paused = before
 
     def check_ended(self) -> None:
         """See `Synchronizer`."""

@@ -20,6 +20,8 @@ class Synchronizer:
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
+        self._paused = False
+        """Whether gradients accumulate, and are not averaged yet."""
 
     def start(self) -> None:
         """Be told of gradients, if they matter; every trainer calls this."""
@@ -27,7 +29,11 @@ class Synchronizer:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Let gradients of the block accumulate here, to be averaged with those of the next backward."""
-        yield
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
 
     def check_ended(self) -> None:
         """Raise if an error ended the backward pass before."""

@@ -156,14 +156,16 @@ class Loader:
     def _check_training(self, checkpoint: Checkpoint) -> None:
         trainers_step = mode_of_server(self._plan).steps_locally
         checkpoint.check(facts_of_training(self._plan.agreement), trainers_step=trainers_step)
-        shards = self._plan.table_shards
-        of_rows = (have_state(checkpoint, name, shards) for name in self._shard.tables.names.values())
-        if trainers_step and (checkpoint.has_state or any(of_rows)):
+        if trainers_step and (checkpoint.has_state or self._rows_have_state(checkpoint)):
             raise CheckpointError(
                 f"{checkpoint.directory} has the state of optimizers on the servers, and here trainers have "
                 "optimizers of their own, which would begin without; load it in a mode in which servers "
                 "step, or begin with the values alone: fleet.save_inference_model, then load_state_dict"
             )
+
+    def _rows_have_state(self, checkpoint: Checkpoint) -> bool:
+        names, shards = self._shard.tables.names.values(), self._plan.table_shards
+        return any(have_state(checkpoint, name, shards) for name in names)
 
     def _read(self, checkpoint: Checkpoint) -> list[Put | RowPut]:
         """Read all of it before any of it is used: a corrupt file must not leave half a model."""

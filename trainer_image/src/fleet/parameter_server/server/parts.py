@@ -1,4 +1,4 @@
-"""Trainer 0's part of checkpoints, as a server takes and gives it: in pieces, for it may be of any size."""
+"""Trainer 0's part of checkpoints, as a server takes and gives it: in pieces, as it may be of any size."""
 
 import threading
 from collections.abc import Callable
