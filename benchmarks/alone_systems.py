@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from benchmarks.workload import LEARNING_RATE, Config, End, Step, build_layers
 
-__all__ = ["MODELS", "WAYS", "device", "num_samples", "trainer"]
+__all__ = ["MODELS", "SMALL", "WAYS", "device", "num_samples", "trainer"]
 
 MODELS = {"resnet": "ResNet-50", "small": "1,000 small parameters"}
 WAYS = {"plain": "PyTorch alone", "ddp": "DistributedDataParallel", "fleet": "fleet.collective"}
 """A system is called by both, as in resnetddp."""
 
 _RESNET = Path(__file__).parents[1] / "examples" / "resnet50" / "model.py"
-_SMALL = (8,) * 501
+SMALL = (8,) * 501
+"""The widths of layers with 1,000 parameters, of 8 or 64 numbers."""
 _PIXELS = 224
 
 
@@ -74,7 +75,7 @@ def _workload(name: str, samples: int) -> tuple[nn.Module, Tensor, Tensor]:
     """Return a model, the same each time, and a batch."""
     torch.manual_seed(0)
     if name == "small":
-        model: nn.Module = nn.Sequential(*build_layers(_SMALL))
-        return model, torch.randn(samples, _SMALL[0]), torch.randint(_SMALL[-1], (samples,))
+        model: nn.Module = nn.Sequential(*build_layers(SMALL))
+        return model, torch.randn(samples, SMALL[0]), torch.randint(SMALL[-1], (samples,))
     model = runpy.run_path(str(_RESNET))["ResNet"](1000)
     return model, torch.randn(samples, 3, _PIXELS, _PIXELS), torch.randint(1000, (samples,))

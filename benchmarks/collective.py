@@ -2,6 +2,7 @@
 
 ``python -m benchmarks.collective --json`` trains one model of 25 million parameters with every system, by two
 trainers and by four, in interleaved rounds as `benchmarks.dense_sync` does: ratios are taken within a round.
+With ``--small`` the model has 1,000 parameters of 8 or 64 numbers: what is done for each of them counts then.
 With ``--alone`` it tells instead what a step of one trainer by itself takes, beside PyTorch's alone.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 
 from benchmarks import alone_systems
 from benchmarks.running import Running, Shape, interleave, say, spread
-from benchmarks.workload import MAX_BATCH, NUM_PARAMETERS, WIDTHS
+from benchmarks.workload import MAX_BATCH, WIDTHS, count_parameters
 
 __all__ = ["main"]
 
@@ -33,9 +34,9 @@ Rounds = dict[int, dict[str, list[float]]]
 """Steps per second: by size of the batches and by system, those of each round."""
 
 
-def run(num_trainers: int, systems: Sequence[str], batches: Sequence[int], rounds: int, steps: int) -> Rounds:
+def run(shape: Shape, systems: Sequence[str], batches: Sequence[int], rounds: int, steps: int) -> Rounds:
     """Measure every system once per round, in an order that changes; the batches' sizes take turns."""
-    running = {name: Running(name, Shape(0, num_trainers, WIDTHS)) for name in systems}
+    running = {name: Running(name, shape) for name in systems}
     measured: Rounds = {batch: {name: [] for name in systems} for batch in batches}
     sizes = list(batches) * rounds
     for number, of_round in enumerate(interleave(running, sizes, steps, WARM_UP_STEPS, Running.measure)):
@@ -44,7 +45,7 @@ def run(num_trainers: int, systems: Sequence[str], batches: Sequence[int], round
             of_size[name].append(steps / one.seconds)
         shown = "  ".join(f"{name} {values[-1]:.2f}" for name, values in of_size.items())
         say(
-            f"{num_trainers} trainers, round {number + 1} of {len(sizes)}, batches of {sizes[number]}: "
+            f"{shape.num_trainers} trainers, round {number + 1} of {len(sizes)}, batches of {sizes[number]}: "
             f"{shown} steps/s, load {os.getloadavg()[0]:.1f}"
         )
     return measured
@@ -138,6 +139,9 @@ def read_options() -> tuple[argparse.Namespace, list[str], list[int], list[int]]
         "--systems", default=",".join(ABOUT), help="beside ddp, of them (default: %(default)s)"
     )
     parser.add_argument(
+        "--small", action="store_true", help="train 1,000 small parameters instead (default: no)"
+    )
+    parser.add_argument(
         "--alone", action="store_true", help="measure one trainer, and none of those (default: no)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -161,19 +165,21 @@ def main() -> None:
     options, systems, batches, trainers = read_options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
     summaries = []
+    widths = alone_systems.SMALL if options.small else WIDTHS
     for model in alone_systems.MODELS if options.alone else ():
         alone = run_alone(model, options.rounds, options.steps)
         summaries.append(report_alone(model, alone, options.steps))
         if not options.json:
             show_alone(summaries[-1])
     for number in () if options.alone else trainers:
-        measured = run(number, systems, batches, options.rounds, options.steps)
+        shape = Shape(0, number, widths)
+        measured = run(shape, systems, batches, options.rounds, options.steps)
         summaries.append(report(number, measured, options.steps))
         if not options.json:
             show(summaries[-1])
     if options.json:
         about: dict[str, Any] = {"benchmark": "collective", "cores": os.cpu_count()}
-        about |= {"alone": True} if options.alone else {"parameters": NUM_PARAMETERS}
+        about |= {"alone": True} if options.alone else {"parameters": count_parameters(widths)}
         print(json.dumps(about | {"rounds": options.rounds, "results": summaries}))
 
 

@@ -84,7 +84,7 @@ def test_fused_optimizers_step_parameters_of_any_layout(late):
         torch.testing.assert_close(one, other)
 
 
-def linear() -> torch.nn.Module:
+def linear() -> torch.nn.Linear:
     torch.manual_seed(0)
     return torch.nn.Linear(2, 1)
 
@@ -255,3 +255,46 @@ def test_a_penalty_on_gradients_may_be_part_of_the_loss():
     (gradient,) = torch.autograd.grad(loss, inputs, create_graph=True)
     (loss + gradient.square().sum()).backward()
     optimizer.step()
+
+
+class Undefined(torch.autograd.Function):
+    """Passes its input on, and leaves the gradient of it undefined."""
+
+    @staticmethod
+    def forward(*values: Any) -> torch.Tensor:
+        return cast("torch.Tensor", values[-1]).clone()
+
+    @staticmethod
+    def backward(*_: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before-any-other", "after-another"])
+@pytest.mark.parametrize(
+    "undefined_in",
+    [
+        pytest.param({0, 1, 2, 3, 4, 5}, id="in-each-pass"),
+        pytest.param({0}, id="in-the-first-pass"),
+        pytest.param({2, 3, 5}, id="in-later-passes"),
+    ],
+)
+def test_a_gradient_that_a_function_leaves_undefined_is_none(undefined_in, first):
+    left, other = linear(), linear()
+    model = torch.nn.ModuleList([left, other])
+    optimizer = distributed(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for step in range(6):
+        optimizer.zero_grad()
+        outputs = []
+        for branch in (other, left) if first else (left, other):  # autograd begins with what came last
+            values = branch(torch.ones(1, 2))
+            undefined = branch is left and step in undefined_in
+            outputs.append(Undefined.apply(values) if undefined else values)
+        torch.cat(outputs).sum().backward()
+        assert optimizer.fleet_synchronizer.steps.number == step + 1
+        ones = torch.ones(1, 2)
+        expected = [None if step in undefined_in else ones, ones]
+        for found, each in zip((left.weight.grad, other.weight.grad), expected, strict=True):
+            assert found is each is None or torch.equal(
+                cast("torch.Tensor", found), cast("torch.Tensor", each)
+            )
+        optimizer.step()

@@ -8,9 +8,9 @@ from fleet.collective.notes import BITS, Notes
 CPU = torch.device("cpu")
 
 
-def exchanged(notes: Notes, trainers: list[tuple[list[bool], int]]) -> Notes:
+def exchanged(notes: Notes, trainers: list[tuple[list[int], int]]) -> Notes:
     """Return the notes of one of these trainers, when a reducer has averaged everybody's."""
-    parts = [notes.gradient(present, number) / len(trainers) for present, number in trainers]
+    parts = [notes.gradient(absent, number) / len(trainers) for absent, number in trainers]
     notes.leaf.grad = torch.stack(parts).sum(0)
     return notes
 
@@ -18,7 +18,7 @@ def exchanged(notes: Notes, trainers: list[tuple[list[bool], int]]) -> Notes:
 @pytest.mark.parametrize("size", [2, 3, 255, 1000])
 def test_any_other_number_of_any_trainer_is_noticed(size):
     number = 0xDEADBEEF
-    alike: list[tuple[list[bool], int]] = [([], number)] * (size - 1)
+    alike: list[tuple[list[int], int]] = [([], number)] * (size - 1)
     assert exchanged(Notes(0, size, CPU), [*alike, ([], number)]).all_alike()
     for bit in range(BITS):
         assert not exchanged(Notes(0, size, CPU), [*alike, ([], number ^ 1 << bit)]).all_alike()
@@ -36,7 +36,7 @@ def test_what_is_read_later_is_that_of_its_own_exchange():
 
 
 def test_only_what_no_trainer_has_is_nobodys():
-    notes = exchanged(Notes(3, 2, CPU), [([True, False, False], 0), ([True, True, False], 0)])
+    notes = exchanged(Notes(3, 2, CPU), [([1, 2], 0), ([2], 0)])
     assert notes.nobodys([1, 2]) == {2}
     assert notes.nobodys([]) == set()
 

@@ -75,6 +75,10 @@ class Buckets:
             self._made, self._anew = True, False
         self.reducer.begin()
 
+    def averages(self) -> list[torch.Tensor]:
+        """Return the averages of a pass, by parameter; see `Reducer.averages`."""
+        return self.reducer.averages()[1:]
+
     def order_anew(self) -> None:
         """Have the next pass say in which order gradients come; every trainer calls this after the same one.
 

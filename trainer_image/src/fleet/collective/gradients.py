@@ -6,8 +6,9 @@ travel beside the gradients (`fleet.collective.notes`). A parameter that some tr
 there as zeros; one that nobody used keeps no gradient, as in one process.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -59,19 +60,21 @@ class GradientAverager(Synchronizer):
         self._group = copies.group
         self._named = copies.trained
         self._backward = backward
-        parameters = [parameter for _, parameter in self._named]
+        self._parameters = [parameter for _, parameter in self._named]
         self._buckets = Buckets(
             copies.group,
-            parameters,
+            self._parameters,
             bucket_bytes=bucket_bytes,
             compression=compression,
             remembers=remembers,
         )
         self._arrived: set[int] = set()
+        self._unseen = set(range(len(self._parameters)))
+        """The parameters of which there was no gradient in any pass."""
         self._ending: _Ending | None = None
         self._own = OwnGradients(self._named)
         self._once_unused: set[int] = set()
-        self._handles: list[Callable[[], None]] = []
+        self._hooks: list[Any] = []
 
     @property
     def device(self) -> torch.device:
@@ -82,18 +85,14 @@ class GradientAverager(Synchronizer):
         """See `Synchronizer`."""
         self._backward.add(self)
         self._buckets.connect()
-        for position, (_, parameter) in enumerate(self._named):
-            hooks = (
-                parameter.register_post_accumulate_grad_hook(self._came(position)),  # type: ignore[no-untyped-call]
-                parameter.register_hook(self._came_to_nothing(position)),  # type: ignore[no-untyped-call]
-            )
-            self._handles += [hook.remove for hook in hooks]
+        for position, parameter in enumerate(self._parameters):
+            hook = parameter.register_post_accumulate_grad_hook(partial(self.on_gradient, position))  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
 
     def close(self) -> None:
         """Remove the hooks; see `Synchronizer`."""
-        for remove in self._handles:
-            remove()
-        self._handles.clear()
+        while self._hooks:
+            self._hooks.pop().remove()
         self._buckets.let_go()
 
     def check_ended(self) -> None:
@@ -112,8 +111,8 @@ class GradientAverager(Synchronizer):
         if self._own.step():
             self.steps.note(groups)
 
-    def on_gradient(self, position: int, layout: torch.layout) -> None:
-        """Take note of a parameter's gradient, before torch's reducer does.
+    def on_gradient(self, position: int, parameter: torch.Tensor) -> None:
+        """Take note of a parameter's gradient before torch's reducer does, and of one that is left undefined.
 
         Raises
         ------
@@ -124,36 +123,25 @@ class GradientAverager(Synchronizer):
         """
         if self._paused:
             self._own.accumulate(position)
-        elif self._ending is None:
-            self._backward.check_ended()
-            if not self._arrived:
-                self._begin()
-            name = self._named[position][0]
-            if layout is not torch.strided:
-                raise ConfigurationError(
-                    f"the gradient of {name} is {layout}; expected a dense one: "
-                    "build its torch.nn.Embedding with sparse=False"
-                )
-            if position in self._arrived:
-                raise FleetError(
-                    f"the gradient of {name} arrived twice in one backward pass (reentrant checkpointing "
-                    "does that); expected once: pass use_reentrant=False to torch.utils.checkpoint"
-                )
+        elif self._ending is None:  # else it is one of those that are given
+            if not self._arrived or position in self._arrived:
+                self._begin(position)
+            if position in self._unseen:  # only then: to look at a gradient takes longer than all of this
+                self._check_layout(position, parameter.grad)
+                self._unseen.discard(position)
             self._arrived.add(position)
 
     def on_backward_end(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return what this trainer has still to give; see `Reached`."""
         notes = self._buckets.notes
-        present = [parameter.grad is not None for _, parameter in self._named]
-        rest, thawed = [], []
-        for position, (_, parameter) in enumerate(self._named):
-            if position not in self._arrived:
-                if not parameter.requires_grad:  # frozen since the buckets were made
-                    parameter.requires_grad_(True)
-                    thawed.append(parameter)
-                rest.append((parameter, torch.zeros_like(parameter)))
-        self._ending = _Ending([position for position, has in enumerate(present) if not has], thawed)
-        return [*rest, (notes.leaf, notes.gradient(present, self.steps.digest ^ self._copies.digest))]
+        absent = [position for position, each in enumerate(self._parameters) if each.grad is None]
+        missing = [each for position, each in enumerate(self._parameters) if position not in self._arrived]
+        thawed = [each for each in missing if not each.requires_grad]  # frozen since the buckets were made
+        for parameter in thawed:
+            parameter.requires_grad_(True)
+        self._ending = _Ending(absent, thawed)
+        zeros = [(each, torch.zeros_like(each)) for each in missing]
+        return [*zeros, (notes.leaf, notes.gradient(absent, self.steps.digest ^ self._copies.digest))]
 
     def collect(self) -> None:
         """Hand the averages back; see `Reached`."""
@@ -172,34 +160,25 @@ class GradientAverager(Synchronizer):
         elif not unused <= self._once_unused:  # their buckets would hold up all behind them until the end
             self._buckets.order_anew()
         self._once_unused |= unused
-        for position, (_, parameter) in enumerate(self._named):
-            # A model that moves sets the data of its gradients, which must not be the reducer's own tensors.
-            average = parameter.grad
-            parameter.grad = None if position in unused or average is None else average.detach()
+        averages = self._buckets.averages()
+        for parameter, average in zip(self._parameters, averages, strict=True):
+            parameter.grad = average
+        for position in unused:
+            self._parameters[position].grad = None
         captured = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        self._own.average(unused, captured=captured)
+        self._own.average(averages, unused, captured=captured)
         progress.count("bytes_reduced", self._buckets.num_bytes)
         self._copies.share_buffers()
         self.steps.number += 1
 
-    def _came(self, position: int) -> Callable[[torch.Tensor], None]:
-        def came(parameter: torch.Tensor) -> None:
-            gradient = parameter.grad
-            self.on_gradient(position, gradient.layout if gradient is not None else torch.strided)
-
-        return came
-
-    def _came_to_nothing(self, position: int) -> Callable[[torch.Tensor | None], None]:
-        """Take note of a gradient that a function left undefined: for the reducer it has come, too."""
-
-        def came(gradient: torch.Tensor | None) -> None:
-            if gradient is None and self._arrived and self._ending is None:
-                self.on_gradient(position, torch.strided)
-
-        return came
-
-    def _begin(self) -> None:
+    def _begin(self, position: int) -> None:
         """Begin an exchange, with the first gradient of a pass; a model may have moved since the last."""
+        self._backward.check_ended()
+        if position in self._arrived:
+            raise FleetError(
+                f"the gradient of {self._named[position][0]} arrived twice in one backward pass (reentrant "
+                "checkpointing does that); expected once: pass use_reentrant=False to torch.utils.checkpoint"
+            )
         if torch.is_grad_enabled():
             raise ConfigurationError(
                 "backward(create_graph=True) gives gradients that have gradients of their own, which an "
@@ -208,3 +187,10 @@ class GradientAverager(Synchronizer):
             )
         self._backward.reach(self)
         self._buckets.begin()
+
+    def _check_layout(self, position: int, gradient: torch.Tensor | None) -> None:
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise ConfigurationError(
+                f"the gradient of {self._named[position][0]} is {gradient.layout}; expected a dense one: "
+                "build its torch.nn.Embedding with sparse=False"
+            )

@@ -52,12 +52,15 @@ class Notes:
         self._given = self.leaf.detach()
         self._bits: deque[tuple[torch.Tensor, torch.cuda.Event | None]] = deque()
 
-    def gradient(self, present: Sequence[bool], number: int) -> torch.Tensor:
-        """Return what this trainer gives: for each parameter whether it has a gradient, and a number."""
+    def gradient(self, absent: Sequence[int], number: int) -> torch.Tensor:
+        """Return what this trainer gives: of which parameters it has no gradient, and a number."""
         self.leaf.grad = None
         if not self._is_captured():  # a graph that is replayed says the same each time
-            bits = [float(number >> bit & 1) for bit in range(BITS)]
-            given = torch.tensor([*map(float, present), *bits], dtype=self.leaf.dtype)
+            bits = [number >> bit & 1 for bit in range(BITS)]
+            given = torch.ones(len(self.leaf), dtype=self.leaf.dtype)
+            given[self._num_parameters :] = torch.tensor(bits)
+            if absent:
+                given[list(absent)] = 0
             self._given = given.to(self.leaf.device)
         return self._given.clone()
 

@@ -1,6 +1,6 @@
 """Which gradients are this trainer's own, so that a step on them would train another model here."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -38,17 +38,19 @@ class OwnGradients:
             del self._handed_back[position]
             self._own.add(position)
 
-    def average(self, unused: Container[int], *, captured: bool) -> None:
+    def average(
+        self, averages: Sequence[torch.Tensor], unused: Collection[int] = (), *, captured: bool
+    ) -> None:
         """Take note of the averages, of all parameters but some that nobody uses.
 
         Where a graph captures them, its replays will make others of which nobody is told.
         """
         self._unknown |= captured
-        self._own = {position for position in self._own if position in unused}
         self._accumulated = False
-        for position, (_, parameter) in enumerate(self._named):
-            if parameter.grad is not None:
-                self._handed_back[position] = parameter.grad.data_ptr()
+        self._handed_back = dict(enumerate(map(torch.Tensor.data_ptr, averages)))
+        for position in unused:
+            del self._handed_back[position]
+        self._own.intersection_update(unused)
 
     def step(self) -> bool:
         """Take note of a step; return whether it can have changed something."""

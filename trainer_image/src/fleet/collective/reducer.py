@@ -7,7 +7,8 @@ pass is there: so it is the same how a script calls its model, or whether it doe
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from operator import attrgetter
+from typing import Any, Final, cast
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,8 @@ __all__ = ["BUCKET_BYTES", "CommHook", "Reducer"]
 BUCKET_BYTES: Final = 25 << 20
 _BATCHED: Final = "batched_grad_copy"
 """An argument of newer versions: one kernel copies all gradients of a bucket."""
+
+_DTYPE_AND_DEVICE: Final = attrgetter("dtype", "device")
 
 CommHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 """From a state and a bucket to its average, as `DistributedDataParallel.register_comm_hook` takes it."""
@@ -54,8 +57,12 @@ class Reducer:
         self._parallel = DistributedDataParallel(_Holder(leaves), process_group=channel, **options)
         if hook is not None:
             self._parallel.register_comm_hook(None, hook)
-        self._forms = [_form(leaf) for leaf in leaves]
         self._leaves = list(leaves)
+        self._forms = self._now()
+        self._views: list[torch.Tensor] = []
+        """The gradients as the reducer has them: kept, as making Python's objects anew takes longer."""
+        self._averages: list[torch.Tensor] = []
+        self._addresses: list[int] = []
         self.num_bytes = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
         """What a pass averages."""
         self.ordered = False
@@ -63,7 +70,7 @@ class Reducer:
 
     def fits(self) -> bool:
         """Whether every leaf has the dtype, device and layout that it had; a model may have moved."""
-        return all(_form(leaf) == form for leaf, form in zip(self._leaves, self._forms, strict=True))
+        return self._now() == self._forms
 
     @torch.enable_grad()
     def begin(self) -> None:
@@ -74,8 +81,23 @@ class Reducer:
     def end(self) -> None:
         """After the first pass, lay out the buckets in its order, which is trainer 0's; all call this."""
         self.ordered = True
+        self._averages = []
         with self._parallel.no_sync():
             self._parallel()
+
+    def averages(self) -> list[torch.Tensor]:
+        """Return what a pass has come to, by leaf: other tensors of the same memory than the reducer's own.
+
+        A model that moves moves its gradients, too.
+        """
+        if not self._averages or list(map(torch.Tensor.data_ptr, self._averages)) != self._addresses:
+            self._views = [cast("torch.Tensor", leaf.grad) for leaf in self._leaves]
+            self._averages = [view.detach() for view in self._views]
+            self._addresses = list(map(torch.Tensor.data_ptr, self._averages))
+        return self._averages
+
+    def _now(self) -> list[Any]:
+        return [*map(_DTYPE_AND_DEVICE, self._leaves), *map(torch.Tensor.stride, self._leaves)]
 
 
 class _Holder(torch.nn.Module):
@@ -87,7 +109,3 @@ class _Holder(torch.nn.Module):
 
     def forward(self) -> None:
         """Compute nothing."""
-
-
-def _form(leaf: torch.Tensor) -> tuple[torch.dtype, torch.device, tuple[int, ...]]:
-    return leaf.dtype, leaf.device, leaf.stride()
