@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fleet.checkpoint import OwnRows, TrainerPart, restore_states
+from fleet.checkpoint import GradientOrder, OwnRows, TrainerPart, restore_states
 from fleet.errors import CheckpointError
 from fleet.program import Program
 from fleet.tables import TableRows
@@ -41,6 +41,23 @@ def test_rows_that_no_trainer_has_saved_are_refused(part):
         CheckpointError, match=r"the file is not the trainer's part of a checkpoint: .*clicks"
     ):
         TrainerPart.from_bytes(part.to_bytes(), "the file")
+
+
+@pytest.mark.parametrize("order", [None, GradientOrder(("b", None, "a")), GradientOrder(("a", None), ("a",))])
+def test_the_order_of_gradients_comes_back(order):
+    assert TrainerPart.from_bytes(TrainerPart(order=order).to_bytes(), "the file").order == order
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(GradientOrder((3, None)), id="a-number"),  # type: ignore[arg-type]
+        pytest.param(GradientOrder(("a", None), ("b",)), id="another"),
+    ],
+)
+def test_an_order_of_what_are_no_parameters_is_refused(order):
+    with pytest.raises(CheckpointError, match="the order of gradients holds what is no parameter's name"):
+        TrainerPart.from_bytes(TrainerPart(order=order).to_bytes(), "the file")
 
 
 def test_a_fused_optimizer_goes_on_with_the_state_of_parameters_of_any_layout():

@@ -26,7 +26,8 @@ def make(
 ) -> tuple[CollectiveTraining, torch.optim.Optimizer]:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    synchronizer = cast("Any", SimpleNamespace(steps=SimpleNamespace(number=step), settle=lambda _: None))
+    steps = SimpleNamespace(number=step)
+    synchronizer = cast("Any", SimpleNamespace(steps=steps, settle=lambda _: None, order=None))
     claims = Claims("trainer-0", job or JobIdentity())
     return CollectiveTraining(
         optimizer, model, synchronizer, cast("Any", Alone()), claims, loops or Loops()

@@ -28,7 +28,14 @@ from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
 from fleet.checkpoint.rows import base_of, check_rows, have_state, read_rows, write_rows
 from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.table_export import export_tables
-from fleet.checkpoint.trainer_part import OwnRows, TrainerPart, capture_part, restore_part, restore_states
+from fleet.checkpoint.trainer_part import (
+    GradientOrder,
+    OwnRows,
+    TrainerPart,
+    capture_part,
+    restore_part,
+    restore_states,
+)
 from fleet.checkpoint.values import decode, encode
 from fleet.checkpoint.writer import commit, write_shard, write_trainer_part
 
@@ -43,6 +50,7 @@ __all__ = [
     "Checkpoint",
     "Claims",
     "FileRecord",
+    "GradientOrder",
     "Manifest",
     "OwnRows",
     "Piece",

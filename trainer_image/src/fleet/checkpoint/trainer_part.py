@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from fleet.program import Source
 from fleet.program.optimizers import KERNEL_FLAGS
 from fleet.tables import TableRows
 
-__all__ = ["OwnRows", "TrainerPart", "capture_part", "restore_part", "restore_states"]
+__all__ = ["GradientOrder", "OwnRows", "TrainerPart", "capture_part", "restore_part", "restore_states"]
 
 _STORY = "trainer"
 # A param group's list of parameters and their names are the process's own, not options.
@@ -37,6 +37,16 @@ class OwnRows:
 
 
 @dataclass(frozen=True, slots=True)
+class GradientOrder:
+    """The order in which gradients travel: sums of three and more depend on it in their last bits."""
+
+    names: tuple[str | None, ...]
+    """Of all parameters, and None in the place of what the trainers tell each other beside."""
+    once_unused: tuple[str, ...] = ()
+    """The parameters that nobody has used in some pass, so that the order no longer changes for them."""
+
+
+@dataclass(frozen=True, slots=True)
 class TrainerPart:
     """What a checkpoint holds beside the parameters and their optimizers' state."""
 
@@ -51,6 +61,8 @@ class TrainerPart:
     """Where a collective training is in its loops, as `fleet.loop.Place` has it; None where nobody knows."""
     own_rows: OwnRows = field(default_factory=OwnRows)
     """Of tables, where trainers step by themselves."""
+    order: GradientOrder | None = None
+    """Of collective training whose gradients are averaged."""
 
     def to_bytes(self) -> bytes:
         """Return the part as a safetensors file.
@@ -69,6 +81,7 @@ class TrainerPart:
             "optimizer_state": encode(self.optimizer_state, tensors, "optimizer_state"),
             "buffers": list(self.buffers),
             "loop": self.loop,
+            "order": asdict(self.order) if self.order is not None else None,
             "rows": {"steps": self.own_rows.steps, "tables": _encode_rows(self.own_rows, tensors)},
         }
         apart = {name: tensor.cpu().clone().contiguous() for name, tensor in tensors.items()}
@@ -106,6 +119,7 @@ class TrainerPart:
                 },
                 _loop(story.get("loop")),
                 _decode_rows(story.get("rows"), tensors),
+                _order(story.get("order")),
             )
         except (SafetensorError, *PARSE_ERRORS) as error:
             raise CheckpointError(
@@ -237,6 +251,17 @@ def _loop(found: object) -> tuple[int, int, int] | None:
         whole_number("steps", steps),
         whole_number("per_epoch", per_epoch, least=1),
     )
+
+
+def _order(found: object) -> GradientOrder | None:
+    """Return the order of gradients; earlier versions wrote none."""
+    if found is None:
+        return None
+    story = mapping("order", found)
+    names, unused = (items(key, story[key]) for key in ("names", "once_unused"))
+    if not all(name is None or isinstance(name, str) for name in names) or not set(unused) <= set(names):
+        raise ValueError("the order of gradients holds what is no parameter's name")
+    return GradientOrder(tuple(names), tuple(unused))
 
 
 def _buffers(module: Module | None) -> dict[str, Tensor]:

@@ -1,6 +1,8 @@
 """Where the gradients of some parameters travel; made anew when a model has moved."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -10,7 +12,10 @@ from fleet.collective.notes import Notes
 from fleet.collective.reducer import BUCKET_BYTES, CommHook, Reducer
 from fleet.errors import ConfigurationError
 
-__all__ = ["Buckets", "Compression"]
+__all__ = ["NOTES", "Buckets", "Compression"]
+
+NOTES: Final = -1
+"""The place of the notes in an order of parameters' positions."""
 
 Compression = Callable[[dist.ProcessGroup | None], CommHook]
 """Given the connections, returns what averages a bucket of gradients."""
@@ -52,6 +57,8 @@ class Buckets:
         self._channel: dist.ProcessGroup | None = None
         self._kept = remembers
         self._made = self._anew = False
+        self._once_unused: set[int] = set()
+        self._order: list[int] | None = None
 
     def connect(self) -> None:
         """Make the connections; every trainer calls this."""
@@ -72,20 +79,61 @@ class Buckets:
             self.let_go()
             self._group.use(self._parameters, self._channel)
             self._lay_out()
-            self._made, self._anew = True, False
+            self._made, self._anew, self._order = True, False, None
         self.reducer.begin()
 
     def averages(self) -> list[torch.Tensor]:
         """Return the averages of a pass, by parameter; see `Reducer.averages`."""
         return self.reducer.averages()[1:]
 
-    def order_anew(self) -> None:
-        """Have the next pass say in which order gradients come; every trainer calls this after the same one.
+    @property
+    def order(self) -> list[int] | None:
+        """The positions of parameters, and `NOTES`, in the order in which buckets have them.
 
-        Buckets that a graph was captured with stay, as its replays go on in them; so do those of which
-        what was left out is remembered.
+        None if the next pass decides, in which all travel in one bucket.
         """
-        self._anew = not self._kept
+        return None if self._anew else self._order
+
+    @property
+    def once_unused(self) -> list[int]:
+        """The parameters that nobody has used in some pass."""
+        return sorted(self._once_unused)
+
+    def end(self, order: Iterable[int], unused: Collection[int]) -> None:
+        """End an exchange, whose gradients came in this order; every trainer calls this.
+
+        The first one decides the order in the buckets, and so does the one after one in which nobody used a
+        parameter that was always used before: its bucket would hold up all behind it until the end of each
+        pass. Buckets that a graph was captured with stay, as its replays go on in them; so do those of
+        which what was left out is remembered.
+        """
+        if not self.reducer.ordered:  # which gives the gradients other places
+            self._order = list(order)
+            with self._group.waiting("the order of the gradients", device=self._parameters[0].device):
+                self.reducer.end()
+        elif not self._once_unused.issuperset(unused):
+            self._anew = not self._kept
+        self._once_unused.update(unused)
+
+    def resume(self, order: Sequence[int], once_unused: Iterable[int]) -> None:
+        """Have the buckets in an order that was theirs before; every trainer calls this.
+
+        Sums of three and more depend on where in a bucket they are made.
+        """
+        if self._kept:
+            return
+        self._once_unused.update(once_unused)
+        gradients = [parameter.grad for parameter in self._parameters]
+        self.let_go()
+        what, device = "the order of the gradients", self._parameters[0].device
+        with _trainable(self._parameters), self._group.waiting(what, device=device):
+            self.begin()
+            leaves = {NOTES: self.notes.leaf, **dict(enumerate(self._parameters))}
+            for position in order:
+                torch.autograd.backward([leaves[position]], [torch.zeros_like(leaves[position])])
+        self.end(order, ())
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
 
     def let_go(self) -> None:
         """Let go of the reducer, which has hooks on the parameters."""
@@ -113,11 +161,18 @@ class Buckets:
             exactly=hook is not None,
         )
         leaves = [self.notes.leaf, *self._parameters]
-        frozen = [each for each in self._parameters if not each.requires_grad]
-        for each in frozen:  # it may be trained again, and torch takes in what needs a gradient now
-            each.requires_grad_(True)
-        try:
+        with _trainable(self._parameters):
             self.reducer = Reducer(leaves, self._channel, bucket_bytes=self._bucket_bytes, hook=hook)
-        finally:
-            for each in frozen:
-                each.requires_grad_(False)
+
+
+@contextlib.contextmanager
+def _trainable(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Have frozen parameters take gradients: torch takes in what does now, and they may be trained again."""
+    frozen = [each for each in parameters if not each.requires_grad]
+    for each in frozen:
+        each.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for each in frozen:
+            each.requires_grad_(False)

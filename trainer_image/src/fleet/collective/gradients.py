@@ -13,8 +13,9 @@ from typing import Any, cast
 
 import torch
 
+from fleet.checkpoint import GradientOrder
 from fleet.collective.backward import BackwardPass
-from fleet.collective.buckets import Buckets, Compression
+from fleet.collective.buckets import NOTES, Buckets, Compression
 from fleet.collective.copies import Copies
 from fleet.collective.own_gradients import OwnGradients
 from fleet.collective.reducer import BUCKET_BYTES
@@ -68,12 +69,12 @@ class GradientAverager(Synchronizer):
             compression=compression,
             remembers=remembers,
         )
-        self._arrived: set[int] = set()
+        self._arrived: dict[int, None] = {}
+        """The parameters whose gradients are there, in their order."""
         self._unseen = set(range(len(self._parameters)))
         """The parameters of which there was no gradient in any pass."""
         self._ending: _Ending | None = None
         self._own = OwnGradients(self._named)
-        self._once_unused: set[int] = set()
         self._hooks: list[Any] = []
 
     @property
@@ -94,6 +95,28 @@ class GradientAverager(Synchronizer):
         while self._hooks:
             self._hooks.pop().remove()
         self._buckets.let_go()
+
+    @property
+    def order(self) -> GradientOrder | None:
+        """See `Synchronizer`."""
+        order, unused = self._buckets.order, self._buckets.once_unused
+        if order is None:
+            return None
+        names = [None if position == NOTES else self._named[position][0] for position in order]
+        return GradientOrder(tuple(names), tuple(self._named[position][0] for position in unused))
+
+    def resume(self, order: GradientOrder) -> None:
+        """See `Synchronizer`."""
+        positions: dict[str | None, int] = {name: position for position, (name, _) in enumerate(self._named)}
+        positions[None] = NOTES
+        if sorted(positions, key=str) != sorted(order.names, key=str):  # other parameters are frozen here
+            return
+        self._ending = _Ending([], [])
+        self._buckets.resume(
+            [positions[name] for name in order.names], [positions[name] for name in order.once_unused]
+        )
+        self._ending = None
+        self._arrived.clear()
 
     def check_ended(self) -> None:
         """See `Synchronizer`."""
@@ -123,13 +146,14 @@ class GradientAverager(Synchronizer):
         """
         if self._paused:
             self._own.accumulate(position)
-        elif self._ending is None:  # else it is one of those that are given
+            return
+        if self._ending is None:  # else it is one of those that are given
             if not self._arrived or position in self._arrived:
                 self._begin(position)
             if position in self._unseen:  # only then: to look at a gradient takes longer than all of this
                 self._check_layout(position, parameter.grad)
                 self._unseen.discard(position)
-            self._arrived.add(position)
+        self._arrived[position] = None
 
     def on_backward_end(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return what this trainer has still to give; see `Reached`."""
@@ -140,26 +164,23 @@ class GradientAverager(Synchronizer):
         for parameter in thawed:
             parameter.requires_grad_(True)
         self._ending = _Ending(absent, thawed)
+        if self._buckets.order is None:  # the notes are in it, too
+            notes.leaf.register_post_accumulate_grad_hook(lambda _: self._arrived.setdefault(NOTES))  # type: ignore[no-untyped-call]
         zeros = [(each, torch.zeros_like(each)) for each in missing]
         return [*zeros, (notes.leaf, notes.gradient(absent, self.steps.digest ^ self._copies.digest))]
 
     def collect(self) -> None:
         """Hand the averages back; see `Reached`."""
-        reducer, notes = self._buckets.reducer, self._buckets.notes
+        notes = self._buckets.notes
         ending, self._ending = cast("_Ending", self._ending), None
-        self._arrived.clear()
         for parameter in ending.thawed:
             parameter.requires_grad_(False)
         if not notes.all_alike():
             self.steps.compare(f"steps (at the average of step {self.steps.number}'s gradients)")
             self._copies.compare_buffers()
         unused = notes.nobodys(ending.absent)
-        if not reducer.ordered:  # which gives the gradients other places
-            with self._group.waiting("the order of the gradients", device=self.device):
-                reducer.end()
-        elif not unused <= self._once_unused:  # their buckets would hold up all behind them until the end
-            self._buckets.order_anew()
-        self._once_unused |= unused
+        self._buckets.end(self._arrived, unused)
+        self._arrived.clear()
         averages = self._buckets.averages()
         for parameter, average in zip(self._parameters, averages, strict=True):
             parameter.grad = average

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fleet.checkpoint import GradientOrder
 from fleet.collective.steps import Steps
 
 __all__ = ["Synchronizer"]
@@ -34,6 +35,14 @@ class Synchronizer:
             yield
         finally:
             self._paused = before
+
+    @property
+    def order(self) -> GradientOrder | None:
+        """The order in which gradients travel, for a checkpoint; None if the next pass decides it."""
+        return None
+
+    def resume(self, order: GradientOrder) -> None:
+        """Have gradients travel in the order of a checkpoint; every trainer calls this."""
 
     def check_ended(self) -> None:
         """Raise if an error ended the backward pass before."""

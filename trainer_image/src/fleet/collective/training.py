@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +139,7 @@ class CollectiveTraining:
         ]
         place = self._loops.place(step)
         part = capture_part(status, step, source, {}, astuple(place) if place is not None else None)
-        trainers = part.to_bytes()
+        trainers = replace(part, order=self._synchronizer.order).to_bytes()
         facts = facts_of_training(agreement_of(program))
         self._claims.hold(path)
 
@@ -206,6 +206,8 @@ class CollectiveTraining:
         part = TrainerPart.from_bytes(data, str(checkpoint.directory))
         restore_part(part, source)
         self._loops.resume(Place(*part.loop) if part.loop is not None else None)
+        if part.order is not None:
+            self._synchronizer.resume(part.order)
         return part.status
 
     def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
