@@ -20,6 +20,8 @@ def test_the_public_surface():
         "overwritten_sentence",
         "replica_ports",
         "role_env",
+        "script_of",
+        "unlaunched_sentence",
     ]
     assert fleet_operator.plan.__all__ == ["plan"]
     assert fleet_operator.errors.__all__ == ["InvalidJob", "OperatorError", "Problem"]

@@ -1,5 +1,6 @@
 """Pure: a job in, the manifests of its pods and of its Service out."""
 
+from fleet_operator.build.commands import script_of, unlaunched_sentence
 from fleet_operator.build.env import Start, role_env
 from fleet_operator.build.extras import Extra, build_extras
 from fleet_operator.build.hosts import ClusterHosts, Hosts
@@ -20,4 +21,6 @@ __all__ = [
     "overwritten_sentence",
     "replica_ports",
     "role_env",
+    "script_of",
+    "unlaunched_sentence",
 ]

@@ -19,10 +19,9 @@ ABSENT = "-"
 """What tables show where there is nothing to show."""
 
 
-def describe_exit(pod: LocalPod) -> str:
+def describe_exit(pod: LocalPod, job: FleetJob) -> str:
     """Return how a pod that failed ended, and why as far as it said so."""
-    observed = replace(pod.observed(), name=pod.replica)
-    return failure_sentence(observed, observed.container or "")
+    return failure_sentence(replace(pod.observed(), name=pod.replica), job)
 
 
 def consequence(before: FleetJob, after: FleetJob, role: Role, index: int) -> str | None:

@@ -10,7 +10,7 @@ import yaml
 
 from fleet_operator.api import parse_job
 from fleet_operator.api.names import KIND
-from fleet_operator.build import overwritten_sentence
+from fleet_operator.build import overwritten_sentence, unlaunched_sentence
 from fleet_operator.errors import InvalidJob, OperatorError, Problem
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ def load_manifest(path: Path) -> dict[str, Any]:
 def check_manifest(document: dict[str, Any], *, allow_unknown_fields: bool) -> FleetJob:
     """Return the job that a manifest describes, looking at its templates as Kubernetes would.
 
-    Variables that a template sets in vain are warned of on standard error.
+    Variables that a template sets in vain, and a script without a launcher in a pod of several slots, are
+    warned of on standard error.
 
     Parameters
     ----------
@@ -100,6 +101,7 @@ def check_manifest(document: dict[str, Any], *, allow_unknown_fields: bool) -> F
     for problem in found.unknown:
         warning = f"warning: {problem.path}: Kubernetes {found.kubernetes} has no such field; a newer one may"
         print(warning, file=sys.stderr)
-    if (overwritten := overwritten_sentence(job)) is not None:
-        print(f"warning: {overwritten}", file=sys.stderr)
+    for sentence in (overwritten_sentence(job), unlaunched_sentence(job)):
+        if sentence is not None:
+            print(f"warning: {sentence}", file=sys.stderr)
     return job

@@ -82,7 +82,7 @@ class JobView:
             if (then := consequence(before, after, pod.role, pod.index)) is not None:
                 self._failures.remove(pod)
                 self.replicas[pod.role, pod.index].restarting = "restarting" in then
-                self._say(f"{describe_exit(pod)}; {then}")
+                self._say(f"{describe_exit(pod, self.job)}; {then}")
         if after.status.state is not before.status.state and after.status.state is not None:
             self._say(f"the job is {after.status.state.value}")
 
@@ -96,7 +96,7 @@ class JobView:
         for pod in self._failures[:]:
             if older_than is None or (pod.finished_at is not None and pod.finished_at < older_than):
                 self._failures.remove(pod)
-                self._say(describe_exit(pod))
+                self._say(describe_exit(pod, self.job))
 
     def _new_life(self, replica: ReplicaView, before: LocalPod | None, pod: LocalPod) -> None:
         replica.lives += 1

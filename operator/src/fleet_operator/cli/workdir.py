@@ -8,11 +8,11 @@ this machine has that folder, and what the command line says before all.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleet_operator.api import Mode, Role
+from fleet_operator.build import script_of
 from fleet_operator.cli.manifest import STDIN
 from fleet_operator.cluster.local_env import main_container, redirect
 from fleet_operator.cluster.local_limits import templates
@@ -25,11 +25,6 @@ if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
 
 ROOT_MARKS = (".git", "pyproject.toml", "Dockerfile")
-PYTHON = re.compile(r"python(\d(\.\d+)?)?")
-SHELLS = ("bash", "sh")
-LAUNCHERS = ("torchrun", "accelerate")  # their first word that ends in .py is the script
-LAUNCHING_MODULES = ("fleet.launch", "fleet.launch_ps", "torch.distributed.launch", "torch.distributed.run")
-_WITH_VALUE = "WX"  # python's options of one letter that a value follows
 
 
 class Workdirs(NamedTuple):
@@ -63,58 +58,6 @@ def project_root(manifest: Path) -> Path:
 def own_folder(manifest: Path) -> Path:
     """Return the folder that a manifest lies in; standard input lies here."""
     return Path.cwd() if manifest == STDIN else manifest.resolve().parent
-
-
-def script_of(words: Sequence[str]) -> str | None:
-    """Return the script that a command runs, or None where it names none or cannot be read as one that does.
-
-    Parameters
-    ----------
-    words : sequence of str
-        The container's ``command`` and ``args``.
-    """
-    if not words:
-        return None
-    program, *rest = words
-    name = program.rpartition("/")[2]
-    script: str | None = None
-    if PYTHON.fullmatch(name):
-        script = _python_script(rest)
-    elif name in LAUNCHERS:
-        script = _launched(rest)
-    elif name in SHELLS:
-        script = rest[0] if rest and not rest[0].startswith(("-", "+")) else None
-    elif "/" in program and not program.startswith("/"):
-        script = program
-    return None if script is None or "$(" in script else script
-
-
-def _python_script(words: Sequence[str]) -> str | None:
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        if not word.startswith("-") or word == "-":
-            return None if word == "-" else word
-        if word.startswith("--"):
-            if word == "--check-hash-based-pycs":
-                del left[:1]
-            continue
-        for position, letter in enumerate(word[1:], start=1):
-            value = word[position + 1 :]
-            if letter == "c":
-                return None
-            if letter == "m":
-                module = value or (left.pop(0) if left else "")
-                return _launched(left) if module in LAUNCHING_MODULES else None
-            if letter in _WITH_VALUE:
-                if not value:
-                    del left[:1]
-                break
-    return None
-
-
-def _launched(words: Sequence[str]) -> str | None:
-    return next((word for word in words if word.endswith(".py") and word[0] not in "-$"), None)
 
 
 def choose_workdirs(
@@ -198,8 +141,8 @@ def _shared(job: FleetJob) -> tuple[str, ...]:
     if job.spec.mode is not Mode.COLLECTIVE or replicas < 2:
         return ()
     told = (
-        f"{replicas} trainers share the working directory, and each has a process whose LOCAL_RANK is 0:"
-        " what a script saves where the local rank is 0 is written by all of them; save where RANK is 0"
+        f"{replicas} trainers share the working directory: what a script saves where LOCAL_RANK is 0 is"
+        " written by one process of each of them, to the same files; save where RANK is 0"
     )
     return (told,)
 

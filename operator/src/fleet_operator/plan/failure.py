@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum, auto
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+    from fleet_operator.api import FleetJob
     from fleet_operator.plan.ledger import Replica
     from fleet_operator.plan.model import ObservedPod
     from fleet_operator.plan.situation import Situation
@@ -53,9 +55,10 @@ _SIGNALS = {
     143: "SIGTERM",
 }
 _NO_RANK = "environment variable RANK expected, but not set"  # torch.distributed's own words
+_NO_RANK_IN_SLOTS = re.compile(r"\bKeyError: '(?:LOCAL_)?RANK'")  # a script's own, which reads os.environ
 _WHO_GIVES_RANKS = (
-    "; a pod has RANK only in mode Collective with trainer.slotsPerPod 1: with more slots start the script by"
-    " torchrun SCRIPT, or python -m fleet.launch SCRIPT, which give each slot its rank"
+    "; a pod has RANK only in mode Collective with trainer.slotsPerPod 1: with more slots write"
+    " command: [torchrun, SCRIPT] or [python, -m, fleet.launch, SCRIPT], which give each slot its rank"
 )
 _MESSAGE_CHARACTERS = 1024  # of a termination message that may be a log's end; the status holds one of them
 _EARLY = timedelta(minutes=1)
@@ -160,7 +163,7 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
     if has_failed(pod):
         main = situation.job.template(replica.role).main_container.name
         by_main = pod.container in (None, main)
-        told = _tell(pod, failure_sentence(pod, main), now)
+        told = _tell(pod, failure_sentence(pod, situation.job), now)
         kind = _kind(pod, main)
         if kind is Kind.ORDINARY and by_main and _gave_up_starting(situation, replica, pod):
             kind = Kind.STARTING
@@ -310,20 +313,20 @@ def _tell(pod: ObservedPod, sentence: str, now: datetime) -> LastFailure:
     )
 
 
-def failure_sentence(pod: ObservedPod, main: str) -> str:
+def failure_sentence(pod: ObservedPod, job: FleetJob) -> str:
     """Say what happened to a pod that failed, wherever people are told: in the status, and of a local run.
 
     Parameters
     ----------
     pod : ObservedPod
         The pod, under the name by which people know it.
-    main : str
-        Its main container.
+    job : FleetJob
+        Its job.
     """
-    code = pod.exit_code
+    code, main = pod.exit_code, job.template(pod.role).main_container.name
     said = last_sentence(pod.message)
     because = f": {said}" if said else ""
-    if _NO_RANK in said:
+    if _NO_RANK in said or (job.slots_per_pod > 1 and _NO_RANK_IN_SLOTS.search(said)):
         because += _WHO_GIVES_RANKS
     if _is_disrupted(pod):
         cause = pod.disruption or ("it was deleted" if pod.deleted_at else pod.reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import ConditionType, JobState, Role
-from fleet_operator.build import overwritten_sentence
+from fleet_operator.build import overwritten_sentence, unlaunched_sentence
 from fleet_operator.plan.model import Event, Plan
 from fleet_operator.plan.scaling import is_resized, joined_sentence, noted_sentence, scaled_sentence
 from fleet_operator.plan.status import only_counts_differ
@@ -62,17 +62,19 @@ def tell(
     return Plan(
         status=status,
         actions=actions,
-        events=(*_overwritten(situation), *_scaled(situation, status), *events, *news(before, status)),
+        events=(*_warnings(situation), *_scaled(situation, status), *events, *news(before, status)),
         requeue_after=until(situation.now, *looks),
         urgent=bool(actions) or not (status == before or only_counts_differ(before, status)),
     )
 
 
-def _overwritten(situation: Situation) -> tuple[Event, ...]:
-    """Return the event that a new job sets variables in vain, if it does."""
+def _warnings(situation: Situation) -> tuple[Event, ...]:
+    """Return the events of what a new job's templates have that will hardly be what is meant."""
     job = situation.job
-    sentence = overwritten_sentence(job) if job.status.state is None else None
-    return () if sentence is None else (Event("Warning", "VariablesOverwritten", sentence),)
+    if job.status.state is not None:
+        return ()
+    said = {"VariablesOverwritten": overwritten_sentence(job), "NoLauncher": unlaunched_sentence(job)}
+    return tuple(Event("Warning", reason, sentence) for reason, sentence in said.items() if sentence)
 
 
 def _scaled(situation: Situation, after: FleetJobStatus) -> tuple[Event, ...]:

@@ -90,7 +90,7 @@ class Watched:
     ],
 )
 def test_how_a_failure_is_told(fields, said):
-    assert describe_exit(a_pod(**fields)) == said
+    assert describe_exit(a_pod(**fields), JOB) == said
 
 
 def test_a_failure_is_told_with_what_the_plan_does_about_it():

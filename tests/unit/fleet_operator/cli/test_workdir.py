@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fleet_operator.api import Role, parse_job
-from fleet_operator.cli.workdir import choose_workdirs, project_root, script_of
+from fleet_operator.cli.workdir import choose_workdirs, project_root
 from fleet_operator.errors import InvalidJob
 from tests.support.local import job_manifest
 
@@ -54,32 +54,6 @@ def test_a_relative_path_is_looked_at_from_here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "script"),
-    [
-        ("python train.py --epochs 2", "train.py"),
-        ("/usr/bin/python3.12 -u -W ignore -Xdev -OB src/train.py other.py", "src/train.py"),
-        ("python folder", "folder"),
-        ("python -m package.train data.py", None),
-        ("python -um fleet.launch --nproc_per_node=2 train.py", "train.py"),
-        ("python -mtorch.distributed.run --nnodes 2 train.py", "train.py"),
-        ("python -c pass train.py", None),
-        ("python - train.py", None),
-        ("python", None),
-        ("torchrun --nproc-per-node 2 --log-dir=x.py train.py", "train.py"),
-        ("accelerate launch --num_processes 2 train.py", "train.py"),
-        ("bash run.sh", "run.sh"),
-        ("bash -c run.sh", None),
-        ("./run.sh", "./run.sh"),
-        ("/opt/run.sh", None),
-        ("my-program train.py", None),
-        ("python $(SCRIPT)", None),
-    ],
-)
-def test_the_script_of_a_command(command, script):
-    assert script_of(command.split()) == script
-
-
-@pytest.mark.parametrize(
     ("files", "command", "expected"),
     [
         pytest.param(["jobs/mnist/train.py"], "python train.py", "jobs/mnist", id="beside-the-manifest"),
@@ -108,11 +82,14 @@ def test_the_working_directory_is_the_root_or_beside_the_manifest(
 
 
 def test_trainers_that_share_a_folder_are_told_who_saves(manifest):
-    def said(trainers: int, server: str | None = None) -> bool:
+    def said(trainers: int, server: str | None = None, slots: int = 1) -> bool:
         document = job_manifest("", server=server, trainers=trainers)
-        return "save where RANK is 0" in choose_workdirs(parse_job(document), manifest).remarks[-1]
+        document["spec"]["trainer"]["slotsPerPod"] = slots
+        remark = choose_workdirs(parse_job(document), manifest).remarks[-1]
+        return "where LOCAL_RANK is 0 is written by one process of each" in remark
 
     assert said(2)
+    assert said(2, slots=4), "its launcher gives each trainer one such process"
     assert not said(1)
     assert not said(2, server=""), "with parameter servers there is no local rank"
 

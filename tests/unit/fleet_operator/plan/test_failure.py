@@ -5,7 +5,7 @@ from datetime import datetime
 import pytest
 
 from fleet_operator.build import ClusterHosts
-from fleet_operator.plan.failure import Failure, Kind, find_failures
+from fleet_operator.plan.failure import Failure, Kind, failure_sentence, find_failures
 from fleet_operator.plan.model import Observed, ObservedPod, PodPhase
 from fleet_operator.plan.observe import situation_of
 from tests.support import jobs
@@ -42,8 +42,8 @@ def failure_of(*pods: ObservedPod) -> Failure:
             Kind.ORDINARY,
             "digits-trainer-0 failed with exit code 1: ValueError: Error initializing torch.distributed using"
             " env:// rendezvous: environment variable RANK expected, but not set; a pod has RANK only in mode"
-            " Collective with trainer.slotsPerPod 1: with more slots start the script by torchrun SCRIPT, or"
-            " python -m fleet.launch SCRIPT, which give each slot its rank",
+            " Collective with trainer.slotsPerPod 1: with more slots write command: [torchrun, SCRIPT] or"
+            " [python, -m, fleet.launch, SCRIPT], which give each slot its rank",
             id="slots-without-a-launcher",
         ),
         pytest.param(
@@ -200,3 +200,23 @@ def test_main_container_decides_when_a_sidecar_fails():
     job = jobs.job()
     pods = (ended(trainer(0), 0, phase=PodPhase.FAILED),)
     assert find_failures(situation_of(job, Observed(pods, True), T0, ClusterHosts(job))) == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "slots", "advised"),
+    [
+        ("KeyError: 'LOCAL_RANK'", 2, True),
+        ("KeyError: 'RANK'", 2, True),
+        ("KeyError: 'rank'", 2, False),
+        ("KeyError: 'RANK'", 1, False),
+    ],
+)
+def test_a_script_that_looks_for_its_rank_in_a_pod_of_several_slots_is_told_of_launchers(
+    said, slots, advised
+):
+    job = jobs.job(jobs.collective_manifest(trainer={"slotsPerPod": slots}))
+    message = f"Traceback (most recent call last):\n  File x\n{said}\n"
+    sentence = failure_sentence(ended(trainer(0), 1, message=message), job)
+    assert sentence.startswith(f"digits-trainer-0 failed with exit code 1: {said}")
+    what_to_write = "write command: [torchrun, SCRIPT] or [python, -m, fleet.launch, SCRIPT]"
+    assert (what_to_write in sentence) is advised

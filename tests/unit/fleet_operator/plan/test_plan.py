@@ -37,6 +37,13 @@ def test_a_variable_that_is_set_in_vain_is_told_once():
     assert not [line for line in story.sees(pserver(0)) if line.startswith("tell")]
 
 
+def test_slots_without_a_launcher_are_told_once():
+    story = Story(jobs.collective_manifest(trainer={"slotsPerPod": 2}))
+    [told] = [line for line in story.sees() if line.startswith("tell")]
+    assert told.startswith("tell Warning NoLauncher: spec.template.spec.containers[0].command: python starts")
+    assert not [line for line in story.sees(trainer(0)) if line.startswith("tell Warning")]
+
+
 def test_creates_the_trainers_once_all_servers_are_ready():
     assert Story().sees(pserver(0), pserver(1)) == [
         "Pending pservers 2/2 trainers 0/2 restarts 0 failures 0",

@@ -1,0 +1,88 @@
+"""What a command runs, and whether a launcher is missing from it."""
+
+import pytest
+
+from fleet_operator.build import script_of, unlaunched_sentence
+from tests.support import jobs
+from tests.support.pods import template
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        ("python train.py --epochs 2", "train.py"),
+        ("/usr/bin/python3.12 -u -W ignore -Xdev -OB src/train.py other.py", "src/train.py"),
+        ("python folder", "folder"),
+        ("python -m package.train data.py", None),
+        ("python -um fleet.launch --nproc_per_node=2 train.py", "train.py"),
+        ("python -mtorch.distributed.run --nnodes 2 train.py", "train.py"),
+        ("python -c pass train.py", None),
+        ("python - train.py", None),
+        ("python", None),
+        ("torchrun --nproc-per-node 2 --log-dir=x.py train.py", "train.py"),
+        ("accelerate launch --num_processes 2 train.py", "train.py"),
+        ("bash run.sh", "run.sh"),
+        ("bash -c run.sh", None),
+        ("./run.sh", "./run.sh"),
+        ("/opt/run.sh", None),
+        ("my-program train.py", None),
+        ("python $(SCRIPT)", None),
+    ],
+)
+def test_the_script_of_a_command(command, script):
+    assert script_of(command.split()) == script
+
+
+def said_of(command: object, slots: int = 8, **container: object) -> str | None:
+    words = command.split() if isinstance(command, str) else command
+    document = jobs.collective_manifest(
+        trainer={"slotsPerPod": slots}, template=template({"command": words, **container})
+    )
+    return unlaunched_sentence(jobs.job(document))
+
+
+def test_a_script_that_python_starts_once_for_several_slots_is_told_with_what_to_write_instead():
+    assert said_of("python -u src/train.py --epochs 2") == (
+        "spec.template.spec.containers[0].command: python starts src/train.py once in each pod, which has 8"
+        " slots and so no RANK of its own; write [torchrun, src/train.py] or [python, -m, fleet.launch,"
+        " src/train.py], which start it in each slot with its rank, or set trainer.slotsPerPod: 1 where one"
+        " process of a pod does all"
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun train.py",
+        "python -m torch.distributed.run train.py",
+        "python -m fleet.launch train.py",
+        "python -m package.train",
+        "python -c pass",
+        "python /opt/bin/torchrun train.py",
+        "bash -c 'python train.py'",
+        "./run.sh",
+        "accelerate launch train.py",
+        "python",
+        None,
+        "",
+        5,
+        ["python", 5],
+    ],
+)
+def test_what_cannot_be_judged_or_has_a_launcher_is_not_told(command):
+    assert said_of(command) is None
+
+
+def test_one_slot_needs_no_launcher():
+    assert said_of("python train.py", slots=1) is None
+
+
+def test_the_slots_may_be_a_pools_and_the_main_container_the_second_of_the_trainers_own_template():
+    fleet = {"name": "fleet", "image": "none", "command": ["python"], "args": ["train.py"]}
+    containers = [{"name": "sidecar", "image": "none"}, fleet]
+    document = jobs.collective_manifest(
+        nodePool={"gpusPerTrainer": 2}, trainer={"template": {"spec": {"containers": containers}}}
+    )
+    told = unlaunched_sentence(jobs.job(document)) or ""
+    assert told.startswith("spec.trainer.template.spec.containers[1].command: python starts train.py once")
+    assert "which has 2 slots" in told
