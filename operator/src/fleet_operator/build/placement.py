@@ -54,6 +54,7 @@ def _apply_pool(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, 
     if pool is not None and pool.gpus_per_trainer:
         resources = container.setdefault("resources", {})
         resources.setdefault("limits", {})[pool.resource_name] = pool.gpus_per_trainer
+    if _has_devices(container):
         own = {entry["name"] for entry in container.setdefault("env", [])}
         wanted = _nccl(job)
         container["env"] += [{"name": name, "value": wanted[name]} for name in wanted if name not in own]
@@ -91,9 +92,15 @@ def _share_memory(spec: dict[str, Any], container: dict[str, Any], job: FleetJob
 
 
 def _has_devices(container: dict[str, Any]) -> bool:
-    """Whether a container has GPUs or the like: a device plugin's resources have a domain in their names."""
-    limits = (container.get("resources") or {}).get("limits") or {}
-    return any("/" in name and str(count) != "0" for name, count in limits.items())
+    """Whether a container has GPUs or the like, by the pool, its template or a claim.
+
+    A device plugin's resources have a domain in their names.
+    """
+    resources = container.get("resources") or {}
+    limits = resources.get("limits") or {}
+    return bool(resources.get("claims")) or any(
+        "/" in name and str(count) != "0" for name, count in limits.items()
+    )
 
 
 def _is_nothing(size: str) -> bool:

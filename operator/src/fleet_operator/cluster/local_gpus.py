@@ -52,7 +52,7 @@ def share_of(gpus: Sequence[str], job: FleetJob, role: Role, index: int) -> dict
     gpus : sequence of str
         As of `visible_gpus`.
     job : FleetJob
-        The job; `nodePool.gpusPerTrainer` counts for NVIDIA's.
+        The job; `nodePool.gpusPerTrainer` counts for NVIDIA's, and the limit of the trainer's template.
     role, index : Role, int
         The replica.
     """
@@ -63,5 +63,10 @@ def share_of(gpus: Sequence[str], job: FleetJob, role: Role, index: int) -> dict
 
 
 def _each(job: FleetJob) -> int:
+    """Return how many of NVIDIA's GPUs a trainer's main container asks for: the pool's word wins."""
     pool = job.spec.node_pool
-    return job.gpus_per_trainer if pool is not None and pool.resource_name == _RESOURCE else 0
+    if pool is not None and pool.gpus_per_trainer and pool.resource_name == _RESOURCE:
+        return pool.gpus_per_trainer
+    resources = job.template(Role.TRAINER).main_container.resources
+    asked = str((resources.limits or {}).get(_RESOURCE, 0)) if resources is not None else "0"
+    return int(asked) if asked.isdecimal() else 0

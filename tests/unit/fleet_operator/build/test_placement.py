@@ -12,6 +12,8 @@ POOL = {
     "gpusPerTrainer": 8,
     "sharedMemory": "2Gi",
 }
+GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+CLAIM = {"resources": {"claims": [{"name": "gpu"}]}}
 
 
 def test_a_trainer_gets_its_share_of_the_node_pool():
@@ -39,6 +41,7 @@ def test_collectives_say_what_goes_wrong_unless_the_template_says_otherwise():
     values = [env_of(main_of(pod_of(nodePool=POOL, template=each))) for each in (template(), template(asked))]
     assert [each["NCCL_DEBUG"] for each in values] == ["WARN", "INFO"]
     assert "NCCL_DEBUG" not in env_of(main_of(pod_of()))
+    assert "NCCL_DEBUG" not in env_of(main_of(pod_of(Role.PSERVER, template=template(GPU))))
 
 
 def test_torch_writes_down_which_collectives_came_before_one_that_timed_out():
@@ -47,7 +50,8 @@ def test_torch_writes_down_which_collectives_came_before_one_that_timed_out():
     plain = jobs.collective_manifest(nodePool=POOL)
     checkpoint = {"claimName": "state", "mountPath": "/state"}
     saving = jobs.collective_manifest(nodePool=POOL, checkpoint=checkpoint)
-    for document, expected in ((plain, recorder), (saving, recorder | kept)):
+    asking = [jobs.collective_manifest(template=template(each)) for each in (GPU, CLAIM)]
+    for document, expected in (*((each, recorder) for each in (plain, *asking)), (saving, recorder | kept)):
         env = env_of(main_of(pod_of(document=document)))
         assert {name: env[name] for name in env if name.startswith("TORCH_")} == expected
     assert "TORCH_FR_BUFFER_SIZE" not in env_of(main_of(pod_of(nodePool=POOL)))
@@ -63,14 +67,12 @@ def test_shared_memory_of_the_template_wins():
     assert spec["containers"][0]["volumeMounts"] == [own]
 
 
-GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
-
-
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
         pytest.param(jobs.manifest(nodePool={"gpusPerTrainer": 1}), {}, id="gpus-of-a-pool"),
         pytest.param(jobs.manifest(template=template(GPU)), {}, id="gpus-of-the-template"),
+        pytest.param(jobs.manifest(template=template(CLAIM)), {}, id="devices-of-a-claim"),
         pytest.param(jobs.collective_manifest(trainer={"slotsPerPod": 2}), {}, id="several-slots"),
         pytest.param(jobs.manifest(nodePool={"sharedMemory": "1Gi"}), {"sizeLimit": "1Gi"}, id="asked-for"),
         pytest.param(
