@@ -70,10 +70,10 @@ RUN [ -z "$PACKAGES" ] || { headers=$(/opt/fleet/bin/python -c 'import sysconfig
 RUN echo 'fleet:x:65532:65532:fleet:/tmp:/usr/sbin/nologin' >>/etc/passwd \
  && echo 'fleet:x:65532:' >>/etc/group
 ENV PATH=/opt/fleet/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-COPY tools/image/fleet_pid1.py tools/image/fleet_pid1.pth /build/
+COPY tools/image/fleet_*.py tools/image/fleet_*.pth /build/
 COPY --from=trainer-wheel /wheels/trainer /build/wheels
 RUN /opt/fleet/bin/pip install --quiet --no-deps --no-index /build/wheels/*.whl \
- && mv /build/fleet_pid1.* "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+ && mv /build/fleet_*.* "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
  && rm -r /build
 WORKDIR /workspace
 COPY examples /workspace/examples

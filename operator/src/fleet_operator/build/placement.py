@@ -13,6 +13,7 @@ __all__ = ["place"]
 
 _SHARED_MEMORY = "fleet-shared-memory"
 _SHARED_MEMORY_PATH = "/dev/shm"  # noqa: S108  shared memory has this path
+_ADDRESS = "FLEET_POD_IP"
 _NCCL = {"NCCL_DEBUG": "WARN"}  # else it keeps to itself what goes wrong
 _FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 """Has torch write down, when a collective of NCCL has timed out, which ones came before it on each rank."""
@@ -40,6 +41,8 @@ def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: 
         spec["hostNetwork"] = True
         # Without it the pod would ask its node's resolver, which does not know the names of its peers.
         spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
+        if job.spec.mode is Mode.COLLECTIVE:
+            _tell_address(container)
 
 
 def _apply_pool(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role) -> None:
@@ -59,6 +62,13 @@ def _apply_pool(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, 
         wanted = _nccl(job)
         container["env"] += [{"name": name, "value": wanted[name]} for name in wanted if name not in own]
     _share_memory(spec, container, job)
+
+
+def _tell_address(container: dict[str, Any]) -> None:
+    """Tell the image's interpreter the address by which peers reach the pod: gloo and NCCL are to have it."""
+    env = container["env"]
+    if all(entry["name"] != _ADDRESS for entry in env):
+        env.append({"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
 
 
 def _nccl(job: FleetJob) -> dict[str, str]:

@@ -4,7 +4,7 @@ import pytest
 
 from fleet_operator.api import Role
 from tests.support import jobs
-from tests.support.pods import env_of, main_of, pod_of, template
+from tests.support.pods import Manifest, env_of, main_of, pod_of, template
 
 POOL = {
     "nodeSelector": {"accelerator": "h100"},
@@ -145,6 +145,19 @@ def test_pods_on_their_nodes_network_still_know_the_clusters_names():
     assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert pod_of(network=HOST, template=template(dnsPolicy="None"))["spec"]["dnsPolicy"] == "None"
     assert "hostNetwork" not in pod_of()["spec"]
+
+
+def test_collective_trainers_on_their_nodes_network_are_told_their_address():
+    def told(document: Manifest) -> list[Manifest]:
+        return [
+            entry for entry in main_of(pod_of(document=document))["env"] if entry["name"] == "FLEET_POD_IP"
+        ]
+
+    by_field = {"name": "FLEET_POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    own = {"name": "FLEET_POD_IP", "value": "10.0.0.7"}
+    assert told(jobs.collective_manifest(network=HOST)) == [by_field]
+    assert told(jobs.collective_manifest(network=HOST, template=template({"env": [own]}))) == [own]
+    assert told(jobs.collective_manifest()) == told(jobs.manifest(network=HOST)) == []
 
 
 def test_the_scheduler_is_told_every_port_that_is_taken_on_a_node():

@@ -1,0 +1,60 @@
+"""Have gloo and NCCL use the interface of the pod's own address, whatever a script trains with.
+
+A pod on its node's network sees the node's bridges and the ends of other pods' links as well, and gloo and
+NCCL would take one by its name or its order. The operator tells such a pod its address, by which its peers
+reach it (``FLEET_POD_IP``). The interpreter calls `choose_interface` when it starts (from
+``fleet_interface.pth``), so that a script for torchrun needs no line of ours; no name is resolved for it.
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["choose_interface"]
+
+ADDRESS = "FLEET_POD_IP"
+VARIABLES = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
+"""What each has before a name. Without its `=`, NCCL takes all interfaces whose names begin so."""
+GET_ADDRESS = 0x8915
+"""SIOCGIFADDR: the IPv4 address of an interface (netdevice(7))."""
+
+
+def choose_interface() -> None:
+    """Name the interface of this pod's address in the environment, where nobody has named one."""
+    address = os.environ.get(ADDRESS)
+    unset = [name for name in VARIABLES if name not in os.environ]
+    if not (address and unset):
+        return
+    try:
+        interface = _interface_of(address)
+    except (OSError, ValueError):  # it is no address, or the kernel tells nothing: they choose by themselves
+        return
+    if interface is not None:
+        os.environ.update({name: VARIABLES[name] + interface for name in unset})
+
+
+def _interface_of(address: str) -> str | None:
+    """Return the interface whose address it is; among those of IPv4, its first one."""
+    import socket  # here, as every start of Python comes by
+
+    if ":" in address:
+        digits = socket.inet_pton(socket.AF_INET6, address).hex()
+        with open("/proc/net/if_inet6", encoding="ascii") as known:  # noqa: PTH123  pathlib takes time to load
+            lines = [line.split() for line in known]
+        return next((line[5] for line in lines if line[0] == digits), None)
+    wanted = socket.inet_pton(socket.AF_INET, address)
+    names = (name for _, name in socket.if_nameindex())
+    return next((name for name in names if _first_ipv4(name) == wanted), None)
+
+
+def _first_ipv4(interface: str) -> bytes | None:
+    import fcntl
+    import socket
+    import struct
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            answer = fcntl.ioctl(any_socket, GET_ADDRESS, struct.pack("16s240x", interface.encode()))
+        except OSError:  # it has none
+            return None
+    return answer[20:24]
