@@ -102,18 +102,18 @@ INVALID = (
         ("to trainer.maxReplicas",),
     ),
     InvalidCase(
-        "too-many-processes-to-come",
+        "fewer-ports-than-processes-to-come",
         at(
             "spec.trainer",
-            {"replicas": 1, "minReplicas": 1, "maxReplicas": 100, "slotsPerPod": 8},
+            {"replicas": 1, "minReplicas": 1, "maxReplicas": 1000, "slotsPerPod": 8},
             at(
                 "spec.network",
-                {"hostNetwork": True, "portRange": {"first": 20000, "last": 29999}},
+                {"hostNetwork": True, "portRange": {"first": 20000, "last": 28998}},
                 _COLLECTIVE,
             ),
         ),
-        "spec.trainer.replicas",
-        ("100 x 8",),
+        "spec.network.portRange",
+        ("20000 to 28998, where 9000 are needed",),
     ),
     InvalidCase("trainer-is-a-list", at("spec.trainer", [1]), "spec.trainer", ("a list of 1", "a map")),
     InvalidCase(
@@ -344,20 +344,6 @@ INVALID = (
         ("at least 1",),
     ),
     InvalidCase(
-        "too-many-processes-on-their-nodes-network",
-        at(
-            "spec.trainer",
-            {"replicas": 100, "slotsPerPod": 8},
-            at(
-                "spec.network",
-                {"hostNetwork": True, "portRange": {"first": 20000, "last": 29999}},
-                _COLLECTIVE,
-            ),
-        ),
-        "spec.trainer.replicas",
-        ("100 x 8", "at most 700"),
-    ),
-    InvalidCase(
         "slots-beyond-the-last-port",
         at("spec.trainer", {"port": 65530, "slotsPerPod": 8}, _COLLECTIVE),
         "spec.trainer.port",
@@ -506,6 +492,10 @@ VALID = {
     "longest-name": manifest("d" * 48),
     "most-replicas": manifest(pserver={"replicas": 700}, trainer={"replicas": 1000}),
     "most-processes": collective_manifest(trainer={"replicas": 1000, "slotsPerPod": 8}),
+    "most-processes-on-their-nodes-network": collective_manifest(
+        trainer={"replicas": 1000, "slotsPerPod": 8},
+        network={"hostNetwork": True, "portRange": {"first": 20000, "last": 28999}},
+    ),
     "fields-left-empty": manifest(syncMode=None, runPolicy=None, nodePool=None, pserver={"replicas": None}),
     "a-template-per-role": at(
         "spec.template", ..., manifest(pserver={"template": template()}, trainer={"template": template()})

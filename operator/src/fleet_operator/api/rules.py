@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from fleet_operator.api.base import MAX_LISTED, MAX_PORT
+from fleet_operator.api.base import MAX_PORT
 from fleet_operator.api.checkpoint import CheckpointScope
 from fleet_operator.api.failure_policy import FailureAction, RuleAction
 from fleet_operator.api.job import FleetJob, Mode, SyncMode
@@ -199,10 +199,6 @@ _MOST_CEL = (
 )
 
 
-def _processes(job: FleetJob) -> int:
-    return job.most_trainers * job.slots_per_pod
-
-
 def _is_within_bounds(job: FleetJob) -> bool:
     trainer = job.spec.trainer
     if trainer.min_replicas is None or trainer.max_replicas is None:
@@ -283,19 +279,6 @@ RULES = (
         nodes=("trainer",),
         holds=_is_within_bounds,
         found=lambda job: str(job.spec.trainer.replicas),
-    ),
-    Rule(
-        field="trainer.replicas",
-        expected=(
-            f"at most {MAX_LISTED} processes (replicas times slots) with network.hostNetwork: their ports"
-            " differ, and each environment lists all"
-        ),
-        cel=(
-            "self.mode != 'Collective' || !has(self.network) || !self.network.hostNetwork ||"
-            f" {_MOST_CEL} * {_SLOTS_CEL} <= {MAX_LISTED}"
-        ),
-        holds=lambda job: job.host_ports is None or _processes(job) <= MAX_LISTED,
-        found=lambda job: f"{job.most_trainers} x {job.slots_per_pod} processes",
     ),
     Rule(
         field="trainer.port",

@@ -181,12 +181,17 @@ def _listed(job: FleetJob, hosts: Hosts, ports: list[int]) -> str:
     num_nodes, slots = job.replicas(Role.TRAINER), job.slots_per_pod
     names = [hosts(Role.TRAINER, node) for node in range(num_nodes)]
     before, _, after = names[-1].rpartition(f"-{num_nodes - 1}.")
-    is_pattern = job.host_ports is None and all(
-        name == f"{before}-{node}.{after}" for node, name in enumerate(names)
-    )
-    if is_pattern and num_nodes * slots * len(names[0]) > _LONGEST_LIST:
-        port = f"{ports[0]}" if slots == 1 else f"[{ports[0]}-{ports[0] + slots - 1}]"
-        return f"{before}-[0-{num_nodes - 1}].{after}:{port}"
+    is_long = num_nodes * slots * len(names[0]) > _LONGEST_LIST
+    if is_long and all(name == f"{before}-{node}.{after}" for node, name in enumerate(names)):
+        return f"{before}-[0-{num_nodes - 1}].{after}:{_port_pattern(ports, slots)}"
     return ",".join(
         f"{name}:{ports[node] + slot}" for node, name in enumerate(names) for slot in range(slots)
     )
+
+
+def _port_pattern(ports: list[int], slots: int) -> str:
+    """Return the ports of the first pod's processes, and by how much each pod's are above those before."""
+    apart = ports[1] - ports[0]
+    if slots == 1 and apart == 0:
+        return str(ports[0])
+    return f"[{ports[0]}-{ports[0] + slots - 1}{f'+{apart}' if apart else ''}]"

@@ -115,16 +115,23 @@ def without(environ: Mapping[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in names}
 
 
-def test_the_endpoints_of_thousands_of_workers_come_by_a_pattern():
+@pytest.mark.parametrize(
+    ("ports", "own", "last"),
+    [
+        pytest.param("[6175-6182]", 6178, 6182, id="that-are-the-same-in-each-pod"),
+        pytest.param("[20000-20007+9]", 24503, 28998, id="of-nodes-that-pods-share"),
+    ],
+)
+def test_the_endpoints_of_thousands_of_workers_come_by_a_pattern(ports, own, last):
     environ = {
-        "PADDLE_TRAINER_ENDPOINTS": "t-[0-999].job:[6175-6182]",
+        "PADDLE_TRAINER_ENDPOINTS": f"t-[0-999].job:{ports}",
         "PADDLE_TRAINER_ID": "4003",
-        "PADDLE_CURRENT_ENDPOINT": "t-500.job:6178",
+        "PADDLE_CURRENT_ENDPOINT": f"t-500.job:{own}",
         "PADDLE_TRAINERS_NUM": "8000",
     }
     found = role(environ, is_collective=True)
-    assert (found.index, found.worker_num, found.current_endpoint) == (4003, 8000, "t-500.job:6178")
-    assert found.worker_endpoints[-1] == "t-999.job:6182"
+    assert (found.index, found.worker_num, found.current_endpoint) == (4003, 8000, f"t-500.job:{own}")
+    assert found.worker_endpoints[-1] == f"t-999.job:{last}"
 
 
 @pytest.mark.parametrize(

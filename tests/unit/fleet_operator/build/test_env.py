@@ -7,7 +7,7 @@ import yaml
 
 from fleet.environment.endpoints import split_endpoints
 from fleet_operator.api import FleetJob, Role, parse_job
-from fleet_operator.build import ClusterHosts, Start, role_env
+from fleet_operator.build import ClusterHosts, Start, replica_ports, role_env
 from tests.support import jobs
 from tests.support.manifests import at
 
@@ -108,11 +108,26 @@ def test_thousands_of_processes_are_told_by_a_pattern(replicas, slots, port):
     assert len(str(env)) < 4096
 
 
-def test_a_long_list_that_no_pattern_can_tell_stays_a_list():
-    network = {"hostNetwork": True, "portRange": {"first": 20000, "last": 39999}}
-    job = jobs.job(jobs.collective_manifest(network=network, trainer={"replicas": 80, "slotsPerPod": 8}))
-    endpoints = role_env(job, Role.TRAINER, 0, ClusterHosts(job))["PADDLE_TRAINER_ENDPOINTS"].split(",")
-    assert len(set(endpoints)) == 640
+@pytest.mark.parametrize(("replicas", "slots"), [(1000, 8), (1000, 1), (88, 8)])
+def test_thousands_are_told_ports_that_differ_from_pod_to_pod(replicas, slots):
+    network = {"hostNetwork": True, "portRange": {"first": 20000, "last": 28999}}
+    trainer = {"replicas": replicas, "slotsPerPod": slots}
+    job = jobs.job(jobs.collective_manifest(network=network, trainer=trainer))
+    hosts = ClusterHosts(job)
+    env = role_env(job, Role.TRAINER, 7, hosts)
+    ports = [replica_ports(job, Role.TRAINER, node).first for node in range(replicas)]
+    assert split_endpoints(env["PADDLE_TRAINER_ENDPOINTS"]) == [
+        f"{hosts(Role.TRAINER, node)}:{ports[node] + slot}"
+        for node in range(replicas)
+        for slot in range(slots)
+    ]
+    assert len(env["PADDLE_TRAINER_ENDPOINTS"]) <= 32 << 10
+
+
+def test_names_that_no_pattern_can_tell_stay_a_list():
+    job = jobs.job(jobs.collective_manifest(trainer={"replicas": 1000, "slotsPerPod": 8}))
+    env = role_env(job, Role.TRAINER, 0, lambda _, index: f"10.{index >> 8}.{index & 255}.1")
+    assert len(set(env["PADDLE_TRAINER_ENDPOINTS"].split(","))) == 8000
 
 
 def test_collective_trainers_on_their_nodes_network_are_told_so():

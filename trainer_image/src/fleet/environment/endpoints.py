@@ -1,7 +1,7 @@
 """Endpoints: ``host:port`` texts, checked the same way wherever a user writes them."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import prod
 from typing import Final
@@ -9,7 +9,7 @@ from typing import Final
 __all__ = ["endpoint_problem", "endpoints_problem", "split_endpoints"]
 
 _LAST_PORT: Final = 65535
-_RANGE: Final = re.compile(r"\[(\d{1,9})-(\d{1,9})\]")
+_RANGE: Final = re.compile(r"\[(\d{1,9})-(\d{1,9})(?:\+(\d{1,5}))?\]")
 _MOST: Final = 1_000_000
 """Endpoints of one pattern: more are a mistake."""
 
@@ -18,7 +18,8 @@ def split_endpoints(value: str | Iterable[str]) -> list[str]:
     """Return the endpoints of a comma separated text, or of a list of them, without blanks around them.
 
     Ranges in a text stand for each number in them, the last one varying fastest: ``t-[0-1]:[6170-6171]`` is
-    ``t-0:6170,t-0:6171,t-1:6170,t-1:6171``.
+    ``t-0:6170,t-0:6171,t-1:6170,t-1:6171``. A range with a stride rises by it from one number of the range
+    before to the next: ``t-[0-1]:[6170-6171+9]`` is ``t-0:6170,t-0:6171,t-1:6179,t-1:6180``.
     """
     if isinstance(value, str):
         return [endpoint for part in value.split(",") for endpoint in _expanded(part.strip())]
@@ -64,11 +65,22 @@ def endpoints_problem(endpoints: Sequence[str]) -> str | None:
 
 def _expanded(pattern: str) -> list[str]:
     """Return what a pattern stands for; what is none, or of too many endpoints, stands for itself."""
-    ranges = [range(int(first), int(last) + 1) for first, last in _RANGE.findall(pattern)]
-    if not 0 < prod(len(each) for each in ranges) <= _MOST:
+    ranges = [(int(first), int(last), int(stride or 0)) for first, last, stride in _RANGE.findall(pattern)]
+    lengths = [last + 1 - first for first, last, _ in ranges]
+    follows_none = bool(ranges) and ranges[0][2] > 0  # a stride with no range before it
+    if follows_none or min(lengths, default=1) < 1 or prod(lengths) > _MOST:
         return [pattern]
-    fixed = _RANGE.sub("\0", pattern).split("\0")
+    head, *tails = _RANGE.split(pattern)[:: _RANGE.groups + 1]
     return [
-        fixed[0] + "".join(f"{number}{after}" for number, after in zip(numbers, fixed[1:], strict=True))
-        for numbers in product(*ranges)
+        head
+        + "".join(f"{number}{tail}" for number, tail in zip(_numbers(ranges, places), tails, strict=True))
+        for places in product(*map(range, lengths))
     ]
+
+
+def _numbers(ranges: Sequence[tuple[int, int, int]], places: Sequence[int]) -> Iterator[int]:
+    """Give the number at a place of each range, raised by its stride for each place in the range before."""
+    before = 0
+    for (first, _, stride), place in zip(ranges, places, strict=True):
+        yield first + place + stride * before
+        before = place
