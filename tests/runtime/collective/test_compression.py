@@ -70,3 +70,57 @@ def test_matrices_travel_as_products_of_narrow_ones(trainers):
     for process in trainers(COUNTED.replace("FIELD", field).replace("STEPS", "20") + FACTORIZED):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
+
+
+OVERFLOWING = """
+fleet.init()
+rank = fleet.worker_index()
+model = build(seed=0)
+scaled, only_a_vector = SCALED, ONLY_A_VECTOR
+strategy = fleet.DistributedStrategy(
+    power_sgd=fleet.PowerSGD(matrix_rank=1, start_step=2), non_finite="warn" if scaled else "skip"
+)
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), strategy, model=model)
+scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=scaled)
+losses, missing = [], []
+
+def overflow(gradient):
+    return gradient * float("inf") if (rank, step) == (1, 5) else gradient
+
+for parameter in [model[0].bias] if only_a_vector else model.parameters():
+    parameter.register_hook(overflow)
+for step in range(20):
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer.zero_grad()
+    loss = loss_of(model, 0, rank)
+    losses.append(float(fleet.all_reduce_worker(loss.item())))
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    if all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True)):
+        missing.append(step)
+assert missing == [5], missing
+assert losses[6] == losses[5], losses
+assert all(later < earlier for earlier, later in zip(losses[6:], losses[7:])), losses
+fleet.stop_worker()
+torch.save(list(model.parameters()), f"end-{rank}.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("scaled", "only_a_vector"),
+    [
+        pytest.param(True, False, id="a-gradscaler-skips"),
+        pytest.param(False, False, id="the-strategy-skips"),
+        pytest.param(False, True, id="in-what-travels-as-it-is"),
+    ],
+)
+def test_products_go_on_after_one_gradient_that_overflows(trainers, tmp_path, scaled, only_a_vector):
+    import torch
+
+    body = OVERFLOWING.replace("ONLY_A_VECTOR", repr(only_a_vector)).replace("SCALED", repr(scaled))
+    for process in trainers(body):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+    first, second = (torch.load(tmp_path / f"end-{rank}.pt") for rank in (0, 1))
+    assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))

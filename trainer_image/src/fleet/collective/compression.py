@@ -1,5 +1,6 @@
 """Gradients that travel as fewer bytes, by torch's hooks for its reducer."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -52,6 +53,8 @@ def rounding(wire_dtype: str, channel: dist.ProcessGroup | None) -> "CommHook":
 def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup | None) -> "CommHook":
     """Return what averages a bucket's matrices as products; it counts the bytes.
 
+    A bucket whose average holds NaN or infinity begins anew with the next pass, as it did at first.
+
     Parameters
     ----------
     power_sgd : PowerSGD
@@ -77,12 +80,30 @@ def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup 
         future = powerSGD_hook.powerSGD_hook(state, bucket)
         numel = buffer.numel() if whole else state.total_numel_after_compression - before
         progress.count("bytes_reduced", numel * buffer.element_size())
+        if not whole:
+            future = future.then(partial(_forget_unless_finite, state, bucket.index()))
         if not buffer.is_cuda:  # its parts leave from gloo's threads, in any order if there were two buckets
             with group.waiting("an average by PowerSGD"):
                 future.wait()
         return future
 
     return hook
+
+
+def _forget_unless_finite(
+    state: powerSGD_hook.PowerSGDState, index: int, future: torch.futures.Future[torch.Tensor]
+) -> torch.Tensor:
+    """Return a bucket's average; where it holds NaN or infinity, drop what torch remembers for the next.
+
+    All trainers read the same average, so all drop it after the same pass, and draw the same factors anew.
+    Reading it holds nothing up: on a GPU torch has waited for the device just before.
+    """
+    average = future.value()
+    extremes = torch.stack(torch.aminmax(average))  # both are NaN where one number is
+    if not bool(torch.isfinite(extremes).all()):
+        for memory in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
+            memory.pop(index, None)
+    return average
 
 
 def _exactly(channel: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
