@@ -134,6 +134,52 @@ def test_what_save_persistables_saves_is_the_average(trainers):
         assert process.returncode == 0, err
 
 
+EXPORTED = """
+from safetensors.torch import load_file
+
+fleet.init()
+rank, size = fleet.worker_index(), fleet.worker_num()
+model = build(seed=0)
+sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+strategy = fleet.DistributedStrategy(local_sgd=fleet.LocalSGD(k_steps=8))
+optimizer = fleet.distributed_optimizer(sgd, strategy, model=model)
+
+def trained(steps):
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, step, rank).backward()
+        optimizer.step()
+    own = {name: each.numpy().copy() for name, each in model.state_dict().items()}
+    return {name: torch.from_numpy(fleet.all_reduce_worker(each / size)) for name, each in own.items()}
+
+def agrees(found, expected):
+    assert found.keys() == expected.keys()
+    return all(torch.equal(found[name], each) for name, each in expected.items())
+
+expected = trained(range(11))
+assert not agrees(model.state_dict(), expected)
+fleet.save_inference_model("at-11")
+assert rank or agrees(load_file("at-11/model.safetensors"), expected)
+assert agrees(model.state_dict(), expected)  # of every trainer, which go on from it
+expected = trained(range(11, 13))
+assert agrees(fleet.export_state_dict(), expected)
+trained(range(13, 16))
+if fleet.is_first_worker():  # after the average of step 16 they are one: nobody has to meet
+    assert agrees(fleet.export_state_dict(), model.state_dict())
+trained(range(16, 18))
+fleet.stop_worker()
+if fleet.is_first_worker():
+    fleet.save_inference_model("at-the-end")
+    assert agrees(load_file("at-the-end/model.safetensors"), model.state_dict())
+"""
+
+
+def test_what_is_exported_between_two_averages_is_the_average(trainers):
+    for process in trainers(EXPORTED):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+
+
 OTHER_STATE = """
 fleet.init()
 rank = fleet.worker_index()
@@ -168,16 +214,48 @@ for step in range(8):
     loss_of(model, step, rank).backward()
     optimizer.step()
     if rank == 0 and step == 1:
-        fleet.save_check_point("saves")
+        fleet.CALL
 """
 
 
-def test_a_save_that_only_one_trainer_makes_is_named(trainers):
-    for process in trainers(ONE_SAVES, FLEET_HEARTBEAT_SECONDS="0.5"):
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        ('save_check_point("saves")', "a checkpoint"),
+        ("export_state_dict()", "fleet.export_state_dict"),
+        ('save_inference_model("model")', "fleet.save_inference_model"),
+    ],
+)
+def test_a_call_between_two_averages_that_only_one_trainer_makes_is_named(trainers, call, named):
+    for process in trainers(ONE_SAVES.replace("CALL", call), FLEET_HEARTBEAT_SECONDS="0.5"):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 2, err
-        assert "for the exchange of what optimizers keep at a checkpoint" in err
+        assert f"for the exchange of what optimizers keep at {named}" in err
         assert "let each make the same calls" in err
+
+
+ONE_EXPORTS_AT_THE_END = """
+fleet.init()
+rank = fleet.worker_index()
+model = build(seed=0)
+strategy = fleet.DistributedStrategy(local_sgd=fleet.LocalSGD(k_steps=4))
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), strategy, model=model)
+for step in range(6):
+    optimizer.zero_grad()
+    loss_of(model, step, rank).backward()
+    optimizer.step()
+if fleet.is_first_worker():
+    fleet.save_inference_model("model")
+fleet.stop_worker()
+"""
+
+
+def test_an_export_by_one_trainer_where_the_others_have_come_to_the_end_is_named(trainers):
+    for process in trainers(ONE_EXPORTS_AT_THE_END):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 2, err
+        assert "has come to the exchange of what optimizers keep at fleet.save_inference_model" in err
+        assert "expected the same calls, in the same order, on every trainer" in err
 
 
 LEFT_OUT = """

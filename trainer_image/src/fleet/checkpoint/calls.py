@@ -58,6 +58,9 @@ class SavingCalls(ABC):
     def is_first_worker(self) -> bool:
         """Whether this process is trainer 0, which saves for all."""
 
+    def _before_export(self, call: str) -> None:  # noqa: B027 (servers have one model)
+        """Make the model one, where each trainer has its own; every trainer that makes `call` calls this."""
+
     def _load(self, directory: str, program: Program | None) -> TrainStatus | None:
         return self._training(program).load(directory)
 
@@ -255,12 +258,18 @@ class SavingCalls(ABC):
     def export_state_dict(self) -> dict[str, Tensor]:
         """Fetch the model as one PyTorch process's ``load_state_dict`` takes it, on the CPU.
 
+        Any trainer may call it. With LocalSGD the trainers' models differ between two averages: every trainer
+        calls it there, after the same step, and all go on from the mean, which is what they export.
+
         Raises
         ------
         ConfigurationError
-            The parameters have no names; the message says how to give them theirs.
+            The parameters have no names; the message says how to give them theirs. Or, with LocalSGD, another
+            trainer has called something else.
         """
-        return self._training(None).export()
+        training = self._training(None)
+        self._before_export("export_state_dict")
+        return training.export()
 
     def save_inference_model(
         self,
@@ -275,7 +284,8 @@ class SavingCalls(ABC):
         """Write the model, without its optimizers, to ``model.safetensors`` in a directory of this trainer.
 
         ``model.load_state_dict(safetensors.torch.load_file(path))`` loads it in one process. Trainer 0
-        writes; on another trainer this does nothing. The short form is ``save_inference_model(dirname)``.
+        writes; on another trainer this does nothing, but for LocalSGD, as in `export_state_dict`. The short
+        form is ``save_inference_model(dirname)``.
 
         Parameters
         ----------
@@ -298,6 +308,7 @@ class SavingCalls(ABC):
         """
         directory = directory_of("save_inference_model", executor, dirname)
         training = self._training(main_program)
+        self._before_export("save_inference_model")
         if self.is_first_worker():
             targets = [str(getattr(target, "name", target)) for target in target_vars]
             facts = {"step": training.current_step, "feeds": list(feeded_var_names), "targets": targets}

@@ -68,6 +68,7 @@ class ParameterAverager(Synchronizer):
         self._stepped = True
         self.steps.note(groups)
         self.steps.number += 1
+        self.apart = True
         if self._plan.is_due(self.steps.number):
             what = f"the average of the parameters after step {self.steps.number}"
             self._average([parameter for _, parameter in self._named], what)
@@ -120,6 +121,7 @@ class ParameterAverager(Synchronizer):
             self.steps.compare(f"steps (at {what})")
             self._copies.compare_buffers()
         self._copies.share_buffers()
+        self.apart = False
 
     def _flat(self, members: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return this trainer's part of a bucket's mean."""

@@ -303,6 +303,11 @@ class Fleet(FleetCalls):
             raise ConfigurationError("main_program is not fleet.main_program; expected that, or None")
         return self._trainings[0]
 
+    def _before_export(self, call: str) -> None:
+        synchronizer = self._distributed[0][1]
+        if synchronizer.apart:  # else one trainer may export by itself, also after stop_worker()
+            synchronizer.settle(f"fleet.{call}")
+
     def _started_group(self) -> Group:
         if self._group is None:
             raise ConfigurationError("fleet.init was not called; expected it before anything else of fleet")

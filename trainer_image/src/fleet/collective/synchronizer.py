@@ -21,6 +21,8 @@ class Synchronizer:
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
+        self.apart = False
+        """Whether the copies differ now; all trainers know it alike."""
         self._paused = False
         """Whether gradients accumulate, and are not averaged yet."""
 
