@@ -55,31 +55,40 @@ for step in range(10_000_000):
         pathlib.Path(f"pid-{rank}.new").rename(f"pid-{rank}")
 """
 
+TORCHRUN = ["torchrun"]
+FLEET_LAUNCH = ["python", "-m", "fleet.launch"]
+
 
 @pytest.mark.serial
 @pytest.mark.parametrize(
-    ("script", "pods"), [pytest.param(PLAIN, 2, id="plain"), pytest.param(OURS, 2, id="fleet")]
+    ("script", "launcher", "killed"),
+    [
+        pytest.param(PLAIN, TORCHRUN, 3, id="the-last-plain"),
+        pytest.param(OURS, TORCHRUN, 3, id="the-last"),
+        pytest.param(OURS, TORCHRUN, 0, id="the-first"),
+        pytest.param(OURS, FLEET_LAUNCH, 0, id="the-first-which-has-the-store-of-all"),
+    ],
 )
 def test_every_rank_ends_within_ten_seconds_and_the_job_names_the_one(
-    tmp_path: Path, script: str, pods: int
+    tmp_path: Path, script: str, launcher: list[str], killed: int
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "train.py").write_text(script)
-    job = job_manifest("pass", server=None, trainers=pods, failurePolicy={"action": "FailJob"})
+    job = job_manifest("pass", server=None, trainers=2, failurePolicy={"action": "FailJob"})
     job["spec"] |= {"mode": "Collective"}
     job["spec"]["trainer"]["slotsPerPod"] = 2
-    job["spec"]["trainer"]["template"]["spec"]["containers"][0]["command"] = ["torchrun", "train.py"]
+    job["spec"]["trainer"]["template"]["spec"]["containers"][0]["command"] = [*launcher, "train.py"]
     with LocalRun(folder, job) as run:
-        files = [folder / f"pid-{rank}" for rank in range(2 * pods)]
+        files = [folder / f"pid-{rank}" for rank in range(4)]
         wait_for(lambda: all(file.exists() for file in files), "four steps of all ranks", seconds=60)
         pids = [int(file.read_text()) for file in files]
-        os.kill(pids[-1], signal.SIGKILL)
+        os.kill(pids[killed], signal.SIGKILL)
         wait_for(lambda: not any(map(alive, pids)), "the end of every rank", seconds=10)
         assert run.wait() == 1
-        last = len(pids) - 1
         assert run.result()["state"] == "Failed"
         _, _, ended = run.stderr.partition("\ntiny: Failed, ")
         said = ended.splitlines()[1]  # the condition Failed of the job's status
-        why = f"(rank {last}: Signal 9|trainer {last} .*vanished)"
-        assert re.match(rf"  tiny-trainer-\d failed with exit code 1: .*{why}", said), run.stderr
+        how = r"(failed with exit code (1|91)|was ended by SIGKILL \(exit code 137\))"
+        why = f"(rank {killed}: Signal 9|worker {killed} was ended by signal 9|trainer {killed} .*vanished)"
+        assert re.match(rf"  tiny-trainer-\d {how}: .*{why}", said), run.stderr
