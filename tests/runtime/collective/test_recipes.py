@@ -1,11 +1,27 @@
-"""The loops of docs/collective.md, run as they stand there, train as one process with all trainers' data."""
+"""Loops of the documentation, run as they stand there.
+
+Those of docs/collective.md train as one process with all trainers' data; that of docs/checkpoints.md goes on
+after its trainers were killed.
+"""
 
 import re
+import signal
 from pathlib import Path
 
-PAGE = (Path(__file__).parents[3] / "docs" / "collective.md").read_text()
-RECIPES = re.findall(r"^## (.*?)\n.*?```python\n(.*?)```", PAGE, re.MULTILINE | re.DOTALL)
-LOOPS = {title: code for title, code in RECIPES if "batches" in code}
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def loops(page: str) -> dict[str, str]:
+    """Return the first block of each section of a page, by its title, where it is a loop over batches."""
+    found = {}
+    for section in (DOCS / page).read_text().split("\n## ")[1:]:
+        block = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+        if block is not None and "batches" in block[1]:
+            found[section.partition("\n")[0]] = block[1]
+    return found
+
+
+LOOPS = loops("collective.md")
 
 BODY = """
 import contextlib
@@ -51,3 +67,49 @@ def test_every_loop_of_the_page_trains_as_in_one_process(trainers):
     for process in trainers(f"LOOPS = {LOOPS!r}\n{BODY}"):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
+
+
+SCALED = """
+import signal
+
+fleet.init()
+rank = fleet.worker_index()
+folder, dies = os.environ["FOLDER"], "DIES" in os.environ
+loader = [batch(step, rank) for step in range(4)]
+model = build(seed=rank)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+optimizer = fleet.distributed_optimizer(optimizer, model=model)
+began = []
+
+def loss_fn(outputs, targets):
+    began.append(fleet.step)
+    if fleet.step == 6 and dies:
+        while not pathlib.Path(folder, "checkpoint-0", "manifest.json").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGKILL)
+    loss = torch.nn.functional.cross_entropy(outputs, targets)
+    return loss * float("inf") if fleet.step in (1, 9) and rank == 1 else loss  # overflows on trainer 1 alone
+
+exec(CODE.replace("30", "3").replace("/checkpoints", folder))
+fleet.stop_worker()
+assert fleet.step == 12
+ended = [*model.parameters(), torch.tensor([*scaler.state_dict().values()])]
+if folder == "whole":
+    torch.save(ended, f"ended-{rank}.pt")
+else:
+    assert began == list(range(4, 12)), began
+    assert all(torch.equal(*pair) for pair in zip(ended, torch.load(f"ended-{rank}.pt"), strict=True))
+"""
+
+
+def test_a_job_with_a_gradscaler_goes_on_to_the_bit_after_its_trainers_were_killed(trainers):
+    [code] = loops("checkpoints.md").values()
+    body = f"CODE = {code!r}\n{SCALED}"
+    for life, status in (
+        ({"FOLDER": "whole"}, 0),
+        ({"FOLDER": "cut", "DIES": "1"}, -signal.SIGKILL),
+        ({"FOLDER": "cut"}, 0),
+    ):
+        for process in trainers(body, **life)[-2:]:
+            _, err = process.communicate(timeout=100)
+            assert process.returncode == status, err
