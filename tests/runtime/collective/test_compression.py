@@ -124,3 +124,26 @@ def test_products_go_on_after_one_gradient_that_overflows(trainers, tmp_path, sc
         assert process.returncode == 0, err
     first, second = (torch.load(tmp_path / f"end-{rank}.pt") for rank in (0, 1))
     assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+
+
+OF_EVERY_FORM = """
+fleet.init()
+rank = fleet.worker_index()
+model = build(seed=0)
+model.scale, model.none = (torch.nn.Parameter(torch.ones(shape)) for shape in ((), (0, 4)))
+strategy = fleet.DistributedStrategy(power_sgd=fleet.PowerSGD(matrix_rank=1, start_step=2))
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), strategy, model=model)
+for step in range(4):
+    optimizer.zero_grad()
+    (model.scale * (loss_of(model, step, rank) + model.none.sum())).backward()
+    losses = [loss_of(model, step, each).detach() for each in (0, 1)]
+    torch.testing.assert_close(model.scale.grad, sum(losses) / 2)
+    optimizer.step()
+fleet.stop_worker()
+"""
+
+
+def test_beside_products_a_scalar_travels_as_it_is(trainers):
+    for process in trainers(OF_EVERY_FORM):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err

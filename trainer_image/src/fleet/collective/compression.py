@@ -1,6 +1,7 @@
 """Gradients that travel as fewer bytes, by torch's hooks for its reducer."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -77,7 +78,7 @@ def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup 
             return _exactly(channel, bucket)
         whole = state.iter < state.start_powerSGD_iter
         before = state.total_numel_after_compression
-        future = powerSGD_hook.powerSGD_hook(state, bucket)
+        future = powerSGD_hook.powerSGD_hook(state, _of_rows(bucket))
         numel = buffer.numel() if whole else state.total_numel_after_compression - before
         progress.count("bytes_reduced", numel * buffer.element_size())
         if not whole:
@@ -88,6 +89,14 @@ def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup 
         return future
 
     return hook
+
+
+def _of_rows(bucket: Any) -> Any:
+    """Return a bucket of which each gradient has rows, as torch asks for: a scalar is a vector of one."""
+    given = [each.view(each.shape or (1,)) for each in bucket.gradients() if each.numel()]
+    return SimpleNamespace(
+        buffer=bucket.buffer, index=bucket.index, is_last=bucket.is_last, gradients=lambda: given
+    )
 
 
 def _forget_unless_finite(
