@@ -142,6 +142,11 @@ def _first_of(gradients: Mapping[str, Tensor], of_rows: OfRows) -> str:
 
 
 def _are_finite(gradients: list[Tensor]) -> bool:
-    """Whether all numbers are finite: the largest magnitude is then, and NaN is larger than any."""
+    """Whether all numbers are finite: a norm is then, and NaN and infinity stay in it.
+
+    The Euclidean norm takes a fifteenth of the time of the largest magnitude on a CPU. Its squares may be too
+    large where the numbers are not, so only the latter has the last word.
+    """
     some = [each for each in gradients if each.numel()]
-    return not some or bool(torch.isfinite(torch.nn.utils.get_total_norm(some, norm_type=torch.inf)))
+    norms = (torch.nn.utils.get_total_norm(some, norm_type=kind) for kind in (2.0, torch.inf))
+    return not some or any(bool(torch.isfinite(norm)) for norm in norms)
