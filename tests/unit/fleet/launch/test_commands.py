@@ -299,9 +299,31 @@ def test_a_bad_flag_of_launch_ps_is_named(argv, message):
             "--selected_gpus is '0', and CUDA_VISIBLE_DEVICES is '', which hides every GPU",
         ),
         (
+            ("--selected_gpus", "0,1,0"),
+            {},
+            "--selected_gpus is '0,1,0', which names GPU 0 twice; expected each",
+        ),
+        (
             ("--selected_gpus", "0,1", "--worker_num", "1"),
             {},
             "--worker_num is 1 but --selected_gpus names 2",
+        ),
+        (
+            ("--selected_gpus", "0,1", "--nproc_per_node", "1"),
+            {},
+            "--nproc_per_node is 1 but --selected_gpus names 2",
+        ),
+        (("--nproc_per_node", "0"), {}, "--nproc_per_node is 0; expected a whole number, 1 to 1024"),
+        (
+            ("--worker_num", "2", "--nproc_per_node", "3"),
+            {},
+            "--worker_num is '2' and --nproc_per_node is '3', and the two are one flag",
+        ),
+        (("--start_port", "x"), {}, "--start_port is 'x'; expected a whole number"),
+        (
+            ("--start_port", "1", "--started_port", "2"),
+            {},
+            "--started_port is '2' and --start_port is '1', and",
         ),
         (
             ("--use_paddlecloud", "--cluster_node_ips", "a,b"),

@@ -65,14 +65,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--use_paddlecloud", action="store_true", help="insist on the environment of a scheduler"
     )
+    parser.add_argument("--started_port", help="the first worker's port, also the rendezvous (default: 6170)")
+    parser.add_argument("--start_port", help="the same as --started_port")
     parser.add_argument(
-        "--started_port", "--start_port", help="the first worker's port, also the rendezvous (default: 6170)"
+        "--worker_num", help="number of workers on this node (default: one per visible GPU, else 1)"
     )
-    parser.add_argument(
-        "--worker_num",
-        "--nproc_per_node",
-        help="number of workers on this node (default: one per visible GPU, else 1)",
-    )
+    parser.add_argument("--nproc_per_node", help="the same as --worker_num")
     parser.add_argument(
         "--selected_gpus",
         help="this node's GPUs to use, comma separated: one worker each; counted among CUDA_VISIBLE_DEVICES "
@@ -200,14 +198,18 @@ def _num_local(
     gpus = None
     if arguments.selected_gpus is not None:
         texts = arguments.selected_gpus.split(",")
-        for text in texts:
-            flags.whole_number("a GPU of --selected_gpus", text, least=0)
+        numbers = [flags.whole_number("a GPU of --selected_gpus", text, least=0) for text in texts]
+        if twice := [number for number in numbers if numbers.count(number) > 1]:
+            raise ConfigurationError(
+                f"--selected_gpus is {arguments.selected_gpus!r}, which names GPU {twice[0]} twice; "
+                "expected each GPU once: each has one worker"
+            )
         gpus = len(texts)
-    if arguments.worker_num is not None:
-        number = flags.whole_number("--worker_num", arguments.worker_num, least=1, most=1024)
+    if (said := _either(arguments, "worker_num", "nproc_per_node")) is not None:
+        number = flags.whole_number(*said, least=1, most=1024)
         if gpus is not None and number != gpus:
             raise ConfigurationError(
-                f"--worker_num is {number} but --selected_gpus names {gpus}; expected one worker per GPU"
+                f"{said[0]} is {number} but --selected_gpus names {gpus}; expected one worker per GPU"
             )
         return number, gpus is not None
     if gpus is not None:
@@ -234,9 +236,19 @@ def _number(environ: Mapping[str, str], name: str, *, least: int, most: int | No
 
 
 def _port(arguments: argparse.Namespace, default: str, name: str, num_local: int) -> int:
-    if arguments.started_port is not None:
-        name, default = "--started_port", arguments.started_port
-    return flags.whole_number(name, default, least=1, most=65536 - num_local)
+    name, text = _either(arguments, "started_port", "start_port") or (name, default)
+    return flags.whole_number(name, text, least=1, most=65536 - num_local)
+
+
+def _either(arguments: argparse.Namespace, *names: str) -> tuple[str, str] | None:
+    """Return the flag that was written, of two that say the same, and its text."""
+    given = [
+        (f"--{name}", getattr(arguments, name)) for name in names if getattr(arguments, name) is not None
+    ]
+    if len({text for _, text in given}) > 1:
+        said = " and ".join(f"{flag} is {text!r}" for flag, text in given)
+        raise ConfigurationError(f"{said}, and the two are one flag; expected one of them, or equal values")
+    return given[0] if given else None
 
 
 def commands(place: Node, arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[Command]:
