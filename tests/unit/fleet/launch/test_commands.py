@@ -149,6 +149,67 @@ def test_endpoints_that_a_pattern_tells_are_handed_on_as_they_are():
     assert {command.environ["PADDLE_TRAINER_ENDPOINTS"] for command in (first, second)} == {pattern}
 
 
+CLOUD = {
+    "PADDLE_TRAINERS": "10.0.0.1,10.0.0.2",
+    "PADDLE_TRAINERS_NUM": "2",
+    "PADDLE_TRAINER_ID": "1",
+    "POD_IP": "10.0.0.2",
+}
+
+
+def test_a_node_of_paddlecloud_needs_its_flag_only():
+    first, second = collective_commands("--use_paddlecloud", environ=CLOUD, visible=2)
+    assert (first.environ["RANK"], second.environ["RANK"], second.environ["WORLD_SIZE"]) == ("2", "3", "4")
+    assert (first.environ["NODE_RANK"], first.environ["PADDLE_TRAINERS_NUM"]) == ("1", "4")
+    assert (first.environ["MASTER_ADDR"], first.environ["MASTER_PORT"]) == ("10.0.0.1", "6170")
+    assert second.environ["PADDLE_CURRENT_ENDPOINT"] == "10.0.0.2:6171"
+
+
+@pytest.mark.parametrize(
+    ("argv", "ports", "port", "said"),
+    [
+        pytest.param((), {}, "6170", "", id="none-given"),
+        pytest.param(("--started_port", "7000"), {}, "7000", "", id="the-flag-s"),
+        pytest.param((), {"PADDLE_PORT": "8000"}, "8000", "", id="given"),
+        pytest.param((), {"PADDLE_PORT": "8000", "PADDLE_PORTS_NUM": "2"}, "8000", "", id="enough"),
+        pytest.param(
+            ("--start_port", "7000"),
+            {"PADDLE_PORT": "8000"},
+            "8000",
+            "PADDLE_PORT 8000 is used, which PaddleCloud gives, and not --start_port 7000",
+            id="given-against-the-flag",
+        ),
+        pytest.param(
+            (),
+            {"PADDLE_PORT": "8000", "TRAINER_PORTS_NUM": "1"},
+            "6170",
+            "PADDLE_PORT 8000 is not used: TRAINER_PORTS_NUM is 1, and this node has 2 workers",
+            id="too-few",
+        ),
+    ],
+)
+def test_paddlecloud_s_ports_are_used_where_it_gives_enough(caplog, argv, ports, port, said):
+    first, _ = collective_commands("--use_paddlecloud", *argv, environ=CLOUD | ports, visible=2)
+    assert first.environ["MASTER_PORT"] == port
+    assert [record.getMessage() for record in caplog.records] == ([said] if said else [])
+
+
+def test_one_node_of_paddlecloud_is_told_by_the_flags():
+    one = {"PADDLE_TRAINERS": "10.0.0.2", "PADDLE_TRAINERS_NUM": "1", "POD_IP": "10.0.0.2"}
+    [worker] = collective_commands("--use_paddlecloud", environ=one)
+    assert worker.environ["PADDLE_CURRENT_ENDPOINT"] == "127.0.0.1:6170"
+
+
+def test_paddlecloud_s_nodes_are_ignored_aloud_without_its_flag(caplog):
+    [worker] = collective_commands(environ=CLOUD)
+    assert worker.environ["WORLD_SIZE"] == "1"
+    assert "PADDLE_TRAINERS is '10.0.0.1,10.0.0.2', and is ignored without --use_paddlecloud" in caplog.text
+    caplog.clear()
+    collective_commands("--node_ip", "10.0.0.2", environ=CLOUD)
+    collective_commands(environ=CLOUD | {"PADDLE_TRAINERS": "2"})
+    assert caplog.text == ""
+
+
 def test_selected_gpus_give_one_worker_each():
     first, second = collective_commands("--selected_gpus", "2,3")
     assert first.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
@@ -186,6 +247,7 @@ def test_visible_gpus_have_a_worker_each_where_nobody_says_a_number(argv, enviro
         pytest.param((), POD, 25, id="in-a-pod"),
         pytest.param((), {**POD, "FLEET_GRACE_SECONDS": "120"}, 100, id="in-a-pod-whose-template-says"),
         pytest.param((), {**POD, "FLEET_GRACE_SECONDS": "0"}, 0, id="in-a-pod-that-has-none"),
+        pytest.param(("--use_paddlecloud",), CLOUD, 25, id="in-a-pod-of-paddlecloud"),
         pytest.param(("--grace_seconds", "90"), POD, 90, id="as-somebody-says"),
     ],
 )
@@ -330,7 +392,29 @@ def test_a_bad_flag_of_launch_ps_is_named(argv, message):
             POD,
             "--use_paddlecloud is set, and --cluster_node_ips is 'a,b'; expected the scheduler's",
         ),
-        (("--use_paddlecloud",), {}, "PET_NNODES and NNODES are not"),
+        (("--use_paddlecloud",), {}, "PADDLE_TRAINERS, PET_NNODES and NNODES are not"),
+        (
+            ("--use_paddlecloud",),
+            CLOUD | {"PADDLE_TRAINERS": "2"},
+            "PADDLE_TRAINERS is '2'; expected the hosts of all nodes, comma separated",
+        ),
+        (
+            ("--use_paddlecloud",),
+            CLOUD | {"PADDLE_TRAINERS_NUM": "1"},
+            "PADDLE_TRAINERS_NUM is '1', and PADDLE_TRAINERS '10.0.0.1,10.0.0.2' names 2 nodes",
+        ),
+        (
+            ("--use_paddlecloud",),
+            CLOUD | {"PADDLE_TRAINER_ID": "2"},
+            "PADDLE_TRAINER_ID is 2; expected a whole number, 0 to 1",
+        ),
+        (
+            ("--use_paddlecloud",),
+            CLOUD | {"PADDLE_TRAINER_ID": "0"},
+            "POD_IP is '10.0.0.2', and PADDLE_TRAINER_ID is 0, which is '10.0.0.1' in PADDLE_TRAINERS",
+        ),
+        (("--use_paddlecloud",), CLOUD | {"POD_IP": ""}, "POD_IP is not; expected both"),
+        (("--use_paddlecloud",), CLOUD | {"PADDLE_PORT": "x"}, "PADDLE_PORT is 'x'; expected a whole number"),
         ((), POD | {"PET_NODE_RANK": "2"}, "PET_NODE_RANK is 2; expected a whole number, 0 to 1"),
         ((), POD | {"PET_NPROC_PER_NODE": "3"}, "PADDLE_TRAINER_ENDPOINTS has 4 endpoints; expected 6"),
         ((), {"PET_NNODES": "2"}, "NODE_RANK is not; expected both"),

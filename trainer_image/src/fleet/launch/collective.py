@@ -3,7 +3,7 @@
 Where a FleetJob, torchrun or another scheduler has described the node in the environment (``PET_NNODES``,
 ``PET_NODE_RANK``, ``PET_MASTER_ADDR``, ``PET_MASTER_PORT``, ``PET_NPROC_PER_NODE``, or the same names
 without the prefix), those values are the defaults of the flags, so that a pod with several slots needs no
-arguments.
+arguments. PaddleCloud's own names are read where ``--use_paddlecloud`` is given (``paddle_cloud.py``).
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fleet.environment.endpoints import split_endpoints
 from fleet.errors import ConfigurationError
-from fleet.launch import flags, supervisor
+from fleet.launch import flags, paddle_cloud, supervisor
 from fleet.launch.decision import STOP_SECONDS
 from fleet.launch.gpus import ask_torch, has_device_files, visible_gpus
 from fleet.launch.supervisor import Command
@@ -26,6 +26,7 @@ __all__ = ["Node", "commands", "main", "node", "parse"]
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = "6170"
+_log = logging.getLogger(__name__)
 POD_GRACE_SECONDS = 30
 """terminationGracePeriodSeconds where a template does not say."""
 
@@ -63,7 +64,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--node_ip", help="this node's address (default: 127.0.0.1)")
     parser.add_argument(
-        "--use_paddlecloud", action="store_true", help="insist on the environment of a scheduler"
+        "--use_paddlecloud",
+        action="store_true",
+        help="insist on the environment of a scheduler, and read PaddleCloud's: PADDLE_TRAINERS (the nodes' "
+        "hosts), POD_IP, PADDLE_TRAINER_ID (this node's number), PADDLE_PORT",
     )
     parser.add_argument("--started_port", help="the first worker's port, also the rendezvous (default: 6170)")
     parser.add_argument("--start_port", help="the same as --started_port")
@@ -137,7 +141,7 @@ def grace_seconds(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
     """Return how long workers may take to end when the launcher is told to: nearly as long as a pod."""
     if arguments.grace_seconds is not None:
         return flags.whole_number("--grace_seconds", arguments.grace_seconds, least=0)
-    if _value(environ, "NNODES") is None:
+    if _value(environ, "NNODES") is None and not arguments.use_paddlecloud:
         return STOP_SECONDS
     of_pod = environ.get("FLEET_GRACE_SECONDS") or str(POD_GRACE_SECONDS)
     return flags.whole_number("FLEET_GRACE_SECONDS", of_pod, least=0) * 5 / 6
@@ -151,12 +155,15 @@ def _place(arguments: argparse.Namespace, environ: Mapping[str, str], num_local:
             f"--use_paddlecloud is set, and --{given[0]} is {getattr(arguments, given[0])!r}; expected the "
             "scheduler's environment or the flags to say which nodes there are"
         )
-    if arguments.use_paddlecloud and not described:
-        raise ConfigurationError(
-            "--use_paddlecloud is set, but PET_NNODES and NNODES are not; expected a scheduler's environment"
-        )
     if described and not given:
         return _described(arguments, environ, num_local)
+    if arguments.use_paddlecloud and not paddle_cloud.is_one_node(environ):
+        return _in_paddlecloud(arguments, environ, num_local)
+    if not given and paddle_cloud.lists_nodes(environ):
+        _log.warning(
+            "PADDLE_TRAINERS is %r, and is ignored without --use_paddlecloud: this node trains alone",
+            environ["PADDLE_TRAINERS"],
+        )
     ips = flags.hosts("--cluster_node_ips", arguments.cluster_node_ips or arguments.node_ip or LOOPBACK)
     host = arguments.node_ip or (ips[0] if len(ips) == 1 else LOOPBACK)
     if host not in ips:
@@ -164,8 +171,24 @@ def _place(arguments: argparse.Namespace, environ: Mapping[str, str], num_local:
             f"--node_ip is {host!r}; expected one of --cluster_node_ips, which are {','.join(ips)!r}"
         )
     port = _port(arguments, DEFAULT_PORT, "--started_port", num_local)
-    endpoints = tuple(f"{ip}:{port + i}" for ip in ips for i in range(num_local))
-    return Node(host, ips.index(host), len(ips), num_local, ips[0], port, endpoints)
+    return _at(ips, ips.index(host), port, num_local)
+
+
+def _at(hosts: Sequence[str], rank: int, port: int, num_local: int) -> Node:
+    """Return the place of a node among those that have these hosts, and all of them the same ports."""
+    endpoints = tuple(f"{host}:{port + i}" for host in hosts for i in range(num_local))
+    return Node(hosts[rank], rank, len(hosts), num_local, hosts[0], port, endpoints)
+
+
+def _in_paddlecloud(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
+    hosts, rank = paddle_cloud.hosts_and_rank(environ)
+    given = paddle_cloud.port(environ, num_local)
+    if given is None:
+        return _at(hosts, rank, _port(arguments, DEFAULT_PORT, "--started_port", num_local), num_local)
+    port = flags.whole_number("PADDLE_PORT", given, least=1, most=65536 - num_local)
+    if (written := _either(arguments, "started_port", "start_port")) is not None and written[1] != given:
+        _log.warning("PADDLE_PORT %s is used, which PaddleCloud gives, and not %s %s", given, *written)
+    return _at(hosts, rank, port, num_local)
 
 
 def _described(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
