@@ -77,11 +77,33 @@ def test_without_a_key_the_store_listens_on_this_machine_only(host, caplog):
     assert ("no key of the job (FLEET_JOB_KEY)" in caplog.text) is (host != "localhost")
 
 
-def test_who_has_no_key_either_and_comes_from_elsewhere_is_told_what_to_do(monkeypatch):
+@pytest.mark.parametrize(
+    ("rank", "hosts"),
+    [
+        pytest.param(0, ("127.0.0.1", "192.0.2.9"), id="trainer-0-of-a-list-that-names-another-machine"),
+        pytest.param(1, ("0.0.0.0", "192.0.2.9"), id="another-of-its-machine"),
+        pytest.param(2, ("192.0.2.9", "127.0.0.1"), id="one-of-another-machine"),
+        pytest.param(1, ("192.0.2.9", ""), id="one-that-is-told-where-trainer-0-is-only"),
+        pytest.param(1, ("192.0.2.9", "no-such-host.invalid"), id="beside-a-name-that-is-not-known"),
+    ],
+)
+def test_without_a_key_trainers_of_several_machines_are_told_at_once(rank, hosts, monkeypatch):
+    monkeypatch.setattr(rendezvous, "loopback_of", lambda host: None if host == hosts[0] else host)
+    endpoints = tuple(f"{host}:6170" for host in hosts for _ in range(2)) if hosts[1] else ()
+    place = Place(rank, 4, hosts[0], free_port(), endpoints)
+    with pytest.raises(
+        ConfigurationError, match=r"192\.0\.2\.9 is another machine.*set FLEET_JOB_KEY"
+    ) as raised:
+        meet(place, Deadlines(deadline_seconds=30.0))
+    assert str(raised.value).startswith("this trainer was given no key of the job")
+
+
+def test_a_name_that_comes_to_be_another_machines_is_told_once_it_is(monkeypatch):
     monkeypatch.setattr(rendezvous, "TRY_SECONDS", 0.2)
-    place = Place(1, 2, "192.0.2.1", free_port())
-    with pytest.raises(DeadlineExceededError, match=r"listens on its own machine only: set FLEET_JOB_KEY"):
-        meet(place, Deadlines(deadline_seconds=0.1, start_deadline_seconds=0.5))
+    known = iter([False, True])
+    monkeypatch.setattr(rendezvous, "is_elsewhere", lambda _: next(known))
+    with pytest.raises(ConfigurationError, match=r"no-such-host\.invalid is another machine"):
+        meet(Place(1, 2, "no-such-host.invalid", free_port()), Deadlines(deadline_seconds=30.0))
 
 
 def met(places: list[Place]) -> list[Store]:

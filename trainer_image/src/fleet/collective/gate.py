@@ -24,7 +24,7 @@ from fleet.process.half_open import HalfOpen
 from fleet.wire import Side
 from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
 
-__all__ = ["Relay", "door_to", "gate_before", "is_here", "listen_at", "loopback_of"]
+__all__ = ["Relay", "door_to", "gate_before", "is_elsewhere", "is_here", "listen_at", "loopback_of"]
 
 _DIAL_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.1
@@ -206,6 +206,11 @@ def is_here(host: str) -> bool:
             probe.bind((address, 0))
             return True
     return False
+
+
+def is_elsewhere(host: str) -> bool:
+    """Whether a host is known, and no address of it is one of this machine."""
+    return bool(_addresses(host)) and not is_here(host)
 
 
 def _addresses(host: str) -> list[str]:

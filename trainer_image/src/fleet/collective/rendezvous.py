@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
-from fleet.collective.gate import door_to, gate_before, is_here, listen_at, loopback_of
+from fleet.collective.gate import door_to, gate_before, is_elsewhere, is_here, listen_at, loopback_of
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError, PeerLostError
 
@@ -102,16 +102,35 @@ def meet(place: Place, deadlines: Deadlines) -> Store:
     Raises
     ------
     ConfigurationError
-        Trainer 0 cannot listen at its address.
+        Trainer 0 cannot listen at its address, or a trainer of another machine has no key to reach it with.
     DeadlineExceededError
         A trainer did not come before the deadline; the message names who.
     PeerLostError
         Trainer 0, which has the store, was there and is gone.
     """
+    _check_machine(place)
     wait = Wait(deadlines.starting_seconds)
     store = _open(place, deadlines, wait)
     gather(place, store, wait)
     return store
+
+
+def _check_machine(place: Place) -> None:
+    """Raise without a key of the job where a trainer is on another machine: it could never come here.
+
+    Trainer 0's host and the last trainer's are looked at: lists go by machine, so that one of the two is
+    another machine than this one where there are several. A name that is not known yet says nothing.
+    """
+    if place.key or place.launcher_has_store or place.size == 1 or loopback_of(place.host) is not None:
+        return
+    last = [endpoint.rpartition(":")[0].strip("[]") for endpoint in place.endpoints[-1:]]
+    for host in (place.host, *last):
+        if is_elsewhere(host):
+            raise ConfigurationError(
+                f"this trainer was given no key of the job, and {host} is another machine, which it "
+                "does not speak with then; set FLEET_JOB_KEY to the same on all trainers: what one call of "
+                "openssl rand -hex 32 prints"
+            )
 
 
 def gather(place: Place, store: Store, wait: "Wait") -> None:
@@ -249,25 +268,22 @@ def _reach(place: Place, wait: Wait) -> Store:
     if place.key and not place.launcher_has_store:
         # Given up before torch's client gives up, which would log a stack.
         door = door_to(place.host, place.port, place.key, min(0.8 * TRY_SECONDS, wait.left))
-    here_only = not place.key and not place.launcher_has_store and loopback_of(place.host) is None
     if door is not None:
         host, port = LOOPBACK, door.port
     else:
+        here_only = not place.launcher_has_store and loopback_of(place.host) is None
         host, port = LOOPBACK if here_only and is_here(place.host) else place.host, place.port
     while True:
         try:
             seconds = timedelta(seconds=TRY_SECONDS)
             store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=seconds)
         except (DistError, RuntimeError) as error:
+            _check_machine(place)  # its name may be known by now
             if wait.is_over(place.name(0)):
                 reason = _first_line(error)
                 if door is not None:
                     door.close()
                     reason = door.refusal or reason
-                if here_only:
-                    reason += (
-                        "; without a key of the job it listens on its own machine only: set FLEET_JOB_KEY"
-                    )
                 raise DeadlineExceededError(
                     f"{place.name(0)} did not listen at {place.host}:{place.port} within "
                     f"{wait.seconds:.0f} s: {reason}. See its log, or raise "
