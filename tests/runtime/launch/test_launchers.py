@@ -227,6 +227,17 @@ def test_a_signal_to_the_launcher_stops_everything(launch, number):
     assert [pid for pid in pids if alive(pid)] == []
 
 
+def test_a_signal_ends_a_launcher_that_waits_for_the_first_nodes_address(launch, monkeypatch):
+    first = {"NNODES": "2", "NODE_RANK": "1", "NPROC_PER_NODE": "1", "MASTER_ADDR": "no-such-host.invalid"}
+    for name, value in (first | {"FLEET_HOST_NETWORK": "true"}).items():
+        monkeypatch.setenv(name, value)
+    launched = launch("fleet.launch", "sys.exit(9)")
+    assert "waiting for the address of no-such-host.invalid" in launched.process.stderr.readline()
+    launched.process.terminate()
+    status, _, err = launched.end()
+    assert (status, err) == (128 + signal.SIGTERM, "")
+
+
 def test_workers_die_with_a_launcher_that_is_killed(launch):
     body = "note(os.getpid())\nwhile True:\n    time.sleep(1)"
     launched = launch("fleet.launch", body, "--worker_num=2", *start_port())

@@ -1,6 +1,7 @@
 """What the launchers start: environments from flags, and errors that name the flag."""
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,24 @@ def test_paddlecloud_s_nodes_are_ignored_aloud_without_its_flag(caplog):
     collective_commands("--node_ip", "10.0.0.2", environ=CLOUD)
     collective_commands(environ=CLOUD | {"PADDLE_TRAINERS": "2"})
     assert caplog.text == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="interfaces are looked up as Linux tells them")
+@pytest.mark.parametrize(
+    ("said", "names"),
+    [
+        pytest.param({"FLEET_HOST_NETWORK": "true"}, ("lo", "=lo"), id="on-the-nodes-network"),
+        pytest.param(
+            {"FLEET_HOST_NETWORK": "true", "NCCL_SOCKET_IFNAME": "ib0"}, ("lo", "ib0"), id="one-that-is-named"
+        ),
+        pytest.param({}, (None, None), id="on-a-network-of-their-own"),
+    ],
+)
+def test_workers_of_pods_on_their_nodes_network_get_the_interface_to_the_first(said, names):
+    first, second = collective_commands(environ=POD | {"PET_MASTER_ADDR": "localhost"} | said)
+    for command in (first, second):
+        found = [command.environ.get(name) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")]
+        assert tuple(found) == names
 
 
 def test_selected_gpus_give_one_worker_each():

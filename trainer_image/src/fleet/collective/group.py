@@ -25,12 +25,12 @@ from fleet.collective.adoption import place_beside
 from fleet.collective.calls import Calls
 from fleet.collective.devices import Facts, backend_of, difference, gpu_number, why_not_nccl
 from fleet.collective.faults import own_fault, reason_of
-from fleet.collective.interface import choose_interface
 from fleet.collective.marks import Marks
 from fleet.collective.rendezvous import Place, meet
 from fleet.collective.standing import Way
 from fleet.collective.watch import Watch
 from fleet.environment.deadlines import Deadlines
+from fleet.environment.interface import choose_interface
 from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError, PeerLostError
 
 __all__ = ["Group"]

@@ -9,13 +9,17 @@ arguments. PaddleCloud's own names are read where ``--use_paddlecloud`` is given
 import argparse
 import logging
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 
+from fleet.environment.deadlines import Deadlines
 from fleet.environment.endpoints import split_endpoints
+from fleet.environment.interface import choose_interface
 from fleet.errors import ConfigurationError
 from fleet.launch import flags, paddle_cloud, supervisor
 from fleet.launch.decision import STOP_SECONDS
@@ -299,6 +303,8 @@ def commands(place: Node, arguments: argparse.Namespace, environ: Mapping[str, s
         shared["CUDA_VISIBLE_DEVICES"] = place.gpus
     if sys.platform == "linux" and place.master_host.startswith("127."):
         shared.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    patience_seconds = Deadlines.from_environ(environ).starting_seconds
+    choose_interface(place.master_host, place.master_port, shared, patience_seconds)
     shared.setdefault("FLEET_JOB_NAME", "launch")
     shared.setdefault("FLEET_JOB_UID", str(uuid.uuid4()))
     if place.num_nodes == 1:  # else the launchers of all nodes must be given the same
@@ -321,9 +327,16 @@ def _worker(place: Node, local_rank: int, argv: list[str], shared: Mapping[str, 
     return Command(f"worker {rank}", False, argv, environ, f"workerlog.{local_rank}")
 
 
+def _end(number: int, _: FrameType | None) -> None:
+    """End before any worker runs: the first process of a container is not ended by a signal itself."""
+    raise SystemExit(128 + number)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the launcher; return its exit status."""
     arguments = parse(sys.argv[1:] if argv is None else argv)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
     try:
         level = flags.whole_number("--log_level", arguments.log_level, least=0, most=50)
         logging.basicConfig(level=level)

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from fleet.collective import interface
-from fleet.collective.interface import choose_interface, interface_to
+from fleet.environment import interface
+from fleet.environment.interface import choose_interface, interface_to
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="interfaces are looked up as Linux tells them"
@@ -50,5 +50,24 @@ def test_what_the_template_names_stays():
 def test_a_route_that_is_not_found_is_told(caplog):
     environ = dict(HOST)
     choose_interface("no-such-host.invalid", 6175, environ)
+    assert environ == HOST
+    assert "no interface of this node leads to no-such-host.invalid" in caplog.text
+
+
+def test_a_name_without_an_address_is_waited_for_where_somebody_has_the_patience(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    answers = iter([False, False, True])
+    monkeypatch.setattr(interface, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(interface, "_has_address", lambda _: next(answers))
+    environ = dict(HOST)
+    choose_interface("localhost", 6175, environ, patience_seconds=60)
+    assert environ["GLOO_SOCKET_IFNAME"] == "lo"
+    assert caplog.text.count("waiting for the address of localhost") == 1
+
+
+def test_a_name_that_never_has_an_address_is_given_up(monkeypatch, caplog):
+    monkeypatch.setattr(interface, "LOOK_SECONDS", 0.001)
+    environ = dict(HOST)
+    choose_interface("no-such-host.invalid", 6175, environ, patience_seconds=0.01)
     assert environ == HOST
     assert "no interface of this node leads to no-such-host.invalid" in caplog.text

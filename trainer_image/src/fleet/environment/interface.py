@@ -10,10 +10,13 @@ import logging
 import socket
 import struct
 import sys
+import time
 from collections.abc import MutableMapping
 from pathlib import Path
 
 __all__ = ["choose_interface", "interface_to"]
+
+LOOK_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +27,9 @@ _GET_ADDRESS = 0x8915
 _IPV6 = Path("/proc/net/if_inet6")
 
 
-def choose_interface(host: str, port: int, environ: MutableMapping[str, str]) -> None:
+def choose_interface(
+    host: str, port: int, environ: MutableMapping[str, str], patience_seconds: float = 0.0
+) -> None:
     """Have gloo and NCCL use the interface that leads to trainer 0, where the environment names none.
 
     Parameters
@@ -32,15 +37,35 @@ def choose_interface(host: str, port: int, environ: MutableMapping[str, str]) ->
     host, port : str, int
         Where trainer 0's store listens.
     environ : mutable mapping
-        This process's environment: nothing is done unless ``FLEET_HOST_NETWORK`` is in it.
+        The environment of the processes that train: nothing is done unless ``FLEET_HOST_NETWORK`` is in it.
+    patience_seconds : float
+        How long a host that has no address yet is waited for: a pod's name has one once the pod is there.
     """
     unset = [name for name in _VARIABLES if name not in environ]
     if not (environ.get("FLEET_HOST_NETWORK") and unset and sys.platform == "linux"):
         return
+    _await_address(host, patience_seconds)
     if (interface := interface_to(host, port)) is None:
         _log.warning("no interface of this node leads to %s: gloo and NCCL choose one themselves", host)
         return
     environ.update({name: _VARIABLES[name] + interface for name in unset})
+
+
+def _await_address(host: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    told = False
+    while seconds > 0 and not _has_address(host) and time.monotonic() < deadline:
+        if not told:
+            _log.info("waiting for the address of %s, which says by which interface to connect", host)
+            told = True
+        time.sleep(LOOK_SECONDS)
+
+
+def _has_address(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
 
 
 def interface_to(host: str, port: int) -> str | None:
