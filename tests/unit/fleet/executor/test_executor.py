@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 import fleet
 from fleet.errors import ConfigurationError, FleetError
+from fleet.executor import executor as executor_module
 
 
 def mean_square(model: Any, x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
@@ -220,6 +222,20 @@ def test_a_place_is_the_trainers(model, monkeypatch):
     make: Any = fleet.Executor
     with pytest.raises(ConfigurationError, match=r"place is 'gpu'; expected fleet\.CPUPlace\(\)"):
         make("gpu")
+
+
+def test_a_collective_startup_program_is_told_the_place(model, monkeypatch):
+    places: list[fleet.CUDAPlace] = []
+    started = SimpleNamespace(start=lambda _, place: places.append(place))
+    monkeypatch.setattr(executor_module, "collective", lambda: started)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    transpiler = fleet.DistributeTranspiler(fleet.DistributeTranspilerConfig(mode="nccl2"))
+    main = program_of(model)
+    mine = "127.0.0.1:1"
+    transpiler.transpile(0, program=main, trainers=f"{mine},127.0.0.1:2", current_endpoint=mine)
+    fleet.Executor(fleet.CUDAPlace(1)).run(main.startup_program)
+    assert places == [fleet.CUDAPlace(1)]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
 """The original's executor of collective training, in one process."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 import fleet
 from fleet import ConfigurationError, ParallelExecutor, Program
+from fleet.executor import parallel
 
 
 def capture() -> Program:
@@ -50,4 +54,37 @@ def test_a_trainer_of_several_meets_the_others_first():
     transpiler.transpile(0, trainers="127.0.0.1:1,127.0.0.1:2", current_endpoint="127.0.0.1:1")
     executor = ParallelExecutor(use_cuda=False, main_program=main, num_trainers=2, trainer_id=0)
     with pytest.raises(ConfigurationError, match="run the startup program first"):
+        executor.run(["loss"], {"x": torch.ones(3, 2)})
+
+
+def on(device: str, program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a program's model look as if it were on a device."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    parameters: Any = {"weight": SimpleNamespace(device=torch.device(device))}
+    source = SimpleNamespace(parameters=parameters)
+    monkeypatch.setattr(parallel, "source_of", lambda asked: source if asked is program else None)
+
+
+def test_what_is_fed_goes_where_the_model_is(monkeypatch):
+    places: list[fleet.CUDAPlace] = []
+    monkeypatch.setattr(fleet.Executor, "run", lambda executor, *_, **__: places.append(executor._place))
+    main = capture()
+    on("cuda:1", main, monkeypatch)
+    executor = ParallelExecutor(use_cuda=True)
+    executor.run(["loss"], {"x": torch.ones(3, 2)})
+    assert places == [fleet.CUDAPlace(1)]
+
+
+@pytest.mark.parametrize(
+    ("use_cuda", "device", "expected"),
+    [
+        pytest.param(True, "cpu", r"on cpu; expected the startup program run first", id="not-moved"),
+        pytest.param(False, "cuda:1", "on cuda:1; expected use_cuda=True", id="on-a-gpu"),
+    ],
+)
+def test_a_model_that_is_elsewhere_is_named(use_cuda, device, expected, monkeypatch):
+    main = capture()
+    on(device, main, monkeypatch)
+    executor = ParallelExecutor(use_cuda=use_cuda)
+    with pytest.raises(ConfigurationError, match=f"use_cuda is {use_cuda}, and the model is {expected}"):
         executor.run(["loss"], {"x": torch.ones(3, 2)})

@@ -160,7 +160,7 @@ class Executor:
         if module is not None:
             module.to(self._place.device)
         if program.attrs.get("role") == "collective" and not previewed(program):
-            self._collective = collective().start(program)
+            self._collective = collective().start(program, self._place)
         if distributed and not previewed(program):
             self._trainer = find_trainer(program) or start_trainer(program, _job())
         return []

@@ -8,7 +8,8 @@ import torch
 
 from fleet.errors import ConfigurationError
 from fleet.executor.executor import Executor, check_place
-from fleet.executor.place import CPUPlace, CUDAPlace
+from fleet.executor.place import CPUPlace, CUDAPlace, Place
+from fleet.parameter_server.sessions import source_of
 from fleet.program import Program, Variable, default_main_program
 
 __all__ = ["ParallelExecutor"]
@@ -20,7 +21,7 @@ class ParallelExecutor:
     Parameters
     ----------
     use_cuda : bool
-        Compute on this process's current GPU.
+        Compute on a GPU: where the model is, by the place of the `Executor` that ran the startup program.
     loss_name : str, optional
         As in the original; a variable of the program.
     main_program : Program, optional
@@ -55,10 +56,9 @@ class ParallelExecutor:
                 f"program was transpiled for {transpiled[0]} and {transpiled[1]}; expected the same, by a "
                 "DistributeTranspiler whose config.mode is 'nccl2'"
             )
-        own = torch.cuda.current_device() if torch.cuda.is_available() else 0
-        place = CUDAPlace(own) if use_cuda else CPUPlace()
-        check_place(place)
-        self._executor = Executor(place)
+        self._use_cuda = use_cuda
+        if use_cuda:
+            check_place(CUDAPlace())
 
     @property
     def device_count(self) -> int:
@@ -71,4 +71,20 @@ class ParallelExecutor:
         feed: Mapping[str, Any] | None = None,
     ) -> list[npt.NDArray[Any]]:
         """Make one step; see `Executor.run`."""
-        return self._executor.run(self._program, feed=feed, fetch_list=fetch_list)
+        return Executor(self._place()).run(self._program, feed=feed, fetch_list=fetch_list)
+
+    def _place(self) -> Place:
+        """Return where the model is, and what is fed has to go."""
+        parameter = next(iter(source_of(self._program).parameters.values()), None)
+        device = torch.device("cpu") if parameter is None else parameter.device
+        if (device.type == "cuda") != self._use_cuda:
+            expected = (
+                "the startup program run first, by fleet.Executor(fleet.CUDAPlace(number))"
+                if self._use_cuda
+                else "use_cuda=True"
+            )
+            raise ConfigurationError(
+                f"ParallelExecutor: use_cuda is {self._use_cuda}, and the model is on {device}; "
+                f"expected {expected}"
+            )
+        return CUDAPlace(device.index) if self._use_cuda else CPUPlace()
