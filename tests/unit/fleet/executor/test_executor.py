@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fleet
+from fleet import originals
 from fleet.errors import ConfigurationError, FleetError
 from fleet.executor import executor as executor_module
 
@@ -268,3 +269,50 @@ def test_after_close_nothing_runs(model):
 def test_a_program_that_was_not_captured_cannot_run():
     with pytest.raises(ConfigurationError, match="no PyTorch objects behind it"):
         fleet.Executor().run(fleet.Program())
+
+
+def test_one_entry_for_the_one_device_may_be_fed(model):
+    program = program_of(model)
+    assert len(fleet.Executor().run(program, [FEED], ["loss"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("feed", "found"),
+    [
+        pytest.param([FEED, FEED], "a list of 2", id="of-two-devices"),
+        pytest.param([], r"\[\]", id="of-none"),
+        pytest.param("x", "'x'", id="a-name"),
+    ],
+)
+def test_what_is_fed_for_several_devices_is_refused(model, feed, found):
+    with pytest.raises(ConfigurationError, match=f"feed is {found}; expected a dict .*fleet.launch starts"):
+        fleet.Executor().run(program_of(model), feed)
+
+
+def test_the_originals_arguments_that_change_nothing_are_told_once(model, caplog):
+    caplog.set_level("INFO")
+    originals._tell.cache_clear()
+    program, executor = program_of(model), fleet.Executor()
+    for _ in range(2):
+        executor.run(program, FEED, use_program_cache=True, feed_var_name="feed", scope=None)
+    said = "Executor.run: use_program_cache changes nothing: a program that has run needs no preparing"
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"scope": "inner"}, "scope is 'inner', and values are in the model.*; leave it at None"),
+        ({"return_numpy": False}, "return_numpy is False, and what is fetched is an array"),
+        ({"return_merged": False}, "return_merged is False, and one process has one device"),
+        ({"use_prune": True}, "use_prune is True, and each run of a training program is a whole step"),
+    ],
+)
+def test_the_originals_arguments_that_are_not_carried_out_are_named(model, arguments, said):
+    with pytest.raises(ConfigurationError, match=f"Executor.run: {said}"):
+        fleet.Executor().run(program_of(model), FEED, **arguments)
+
+
+def test_an_argument_that_nobody_knows_is_a_type_error(model):
+    with pytest.raises(TypeError, match=r"Executor\.run got an unexpected keyword argument 'fetches'"):
+        fleet.Executor().run(program_of(model), FEED, fetches=["loss"])

@@ -32,6 +32,9 @@ def test_alone_it_makes_the_steps_of_an_executor():
     [
         ({"num_trainers": 2, "trainer_id": 1}, "the program was transpiled for 1 and 0; expected the same"),
         ({"loss_name": "lost"}, "loss_name is 'lost'; expected a variable of the program"),
+        ({"exec_strategy": 1}, "exec_strategy is 1, and PyTorch runs the model, .*; leave it at None"),
+        ({"build_strategy": 1}, "build_strategy is 1, and PyTorch runs the model"),
+        ({"scope": 1}, "scope is 1, and values are in the model"),
     ],
 )
 def test_what_the_program_is_not_made_for_is_named(arguments, message):
@@ -88,3 +91,32 @@ def test_a_model_that_is_elsewhere_is_named(use_cuda, device, expected, monkeypa
     executor = ParallelExecutor(use_cuda=use_cuda)
     with pytest.raises(ConfigurationError, match=f"use_cuda is {use_cuda}, and the model is {expected}"):
         executor.run(["loss"], {"x": torch.ones(3, 2)})
+
+
+def test_the_originals_arguments_that_mean_the_same_are_taken():
+    capture()
+    executor = ParallelExecutor(use_cuda=False, loss_name="loss", scope=None, build_strategy=None)
+    executor = ParallelExecutor(use_cuda=False, exec_strategy=None, share_vars_from=executor)
+    assert len(executor.run(["loss"], feed_dict=[{"x": torch.ones(3, 2)}], return_numpy=True)) == 1
+
+
+def test_variables_of_another_model_are_not_shared():
+    capture()
+    other = ParallelExecutor(use_cuda=False)
+    of_no_program: Any = fleet.Executor()
+    for shared in (other, of_no_program):
+        with pytest.raises(ConfigurationError, match="share_vars_from runs no program of this model"):
+            ParallelExecutor(use_cuda=False, main_program=capture(), share_vars_from=shared)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"return_numpy": False}, r"ParallelExecutor\.run: return_numpy is False, and what is fetched is an"),
+        ({"feed_dict": {}}, "feed and feed_dict are given, which are one; expected feed alone"),
+    ],
+)
+def test_what_a_run_does_not_do_is_named(arguments, message):
+    capture()
+    with pytest.raises(ConfigurationError, match=message):
+        ParallelExecutor(use_cuda=False).run(["loss"], {"x": torch.ones(3, 2)}, **arguments)

@@ -17,6 +17,7 @@ from fleet.environment.process import process_environment
 from fleet.errors import ConfigurationError, FleetError
 from fleet.executor.fetched import fetched
 from fleet.executor.place import CPUPlace, CUDAPlace, Place
+from fleet.originals import RUN, check_arguments
 from fleet.parameter_server.preview import previewed
 from fleet.parameter_server.sessions import find_trainer, sends, serve, source_of, start_server, start_trainer
 from fleet.parameter_server.trainer.trainer import Trainer
@@ -36,9 +37,10 @@ from fleet.role_maker import JobIdentity
 from fleet.role_maker.interface import identity_of
 from fleet.role_maker.variables import Variables
 
-__all__ = ["Executor", "check_place"]
+__all__ = ["Executor", "Feed", "check_place"]
 
 _GRADIENT = "@GRAD"
+Feed = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 def check_place(place: Place) -> None:
@@ -94,8 +96,9 @@ class Executor:
     def run(
         self,
         program: Program | None = None,
-        feed: Mapping[str, Any] | None = None,
+        feed: Feed | None = None,
         fetch_list: Sequence[str | Variable] | None = None,
+        **originals: Any,
     ) -> list[npt.NDArray[Any]]:
         """Run a program once.
 
@@ -108,10 +111,12 @@ class Executor:
         program : Program, optional
             ``fleet.default_main_program()`` otherwise.
         feed : mapping of name to array or tensor, optional
-            The program's data: the arguments of its `loss_fn`.
+            The program's data: the arguments of its `loss_fn`. Or a list of one, for the one device.
         fetch_list : sequence of str or Variable, optional
             What to return: names of what `loss_fn` returned (a single tensor is ``loss``), parameters as
             they are after the step, or a parameter's name with ``@GRAD``.
+        **originals
+            The original's further arguments: those that mean something else here are refused by name.
 
         Returns
         -------
@@ -128,6 +133,7 @@ class Executor:
         """
         if self._closed:
             raise ConfigurationError("run() after close(); make another Executor")
+        check_arguments("Executor.run", originals, RUN)
         chosen = program if program is not None else default_main_program()
         role = chosen.attrs.get("role")
         if role == "pserver" or not _computes(chosen):
@@ -141,7 +147,7 @@ class Executor:
         trainer = self._session(chosen) if role == "trainer" else None
         if "trainers" in chosen.attrs and trainer is None:
             collective().check_started(chosen)
-        inputs = self._inputs(chosen, feed or {})
+        inputs = self._inputs(chosen, _of_one_device(feed))
         names = [entry if isinstance(entry, str) else entry.name for entry in fetch_list or ()]
         return self._step(source, trainer, inputs, names, clip_of(chosen))
 
@@ -257,7 +263,7 @@ def _clip(clip: GradClip | None, parameters: Collection[Parameter]) -> None:
             torch.nn.utils.clip_grad_norm_(parameters, clip.clip_norm)
 
 
-def _check_unasked(feed: Mapping[str, Any] | None, fetch_list: Sequence[str | Variable] | None) -> None:
+def _check_unasked(feed: Feed | None, fetch_list: Sequence[str | Variable] | None) -> None:
     """Refuse data and questions that are for a training step."""
     for name, given in (("feed", feed), ("fetch_list", fetch_list)):
         if given:
@@ -265,6 +271,20 @@ def _check_unasked(feed: Mapping[str, Any] | None, fetch_list: Sequence[str | Va
                 f"{name} has {', '.join(map(str, given))}, and the program makes no training step: it "
                 f"prepares one, or serves; give {name} with a trainer's main program"
             )
+
+
+def _of_one_device(feed: Feed | None) -> Mapping[str, Any]:
+    """Return what is fed: the original takes a list of it too, with an entry for each device."""
+    if feed is None or isinstance(feed, Mapping):
+        return feed or {}
+    entries = list(feed) if isinstance(feed, (list, tuple)) else []
+    if len(entries) == 1 and isinstance(entries[0], Mapping):
+        return entries[0]
+    found = f"a list of {len(entries)}" if entries else f"{feed!r}"
+    raise ConfigurationError(
+        f"feed is {found}; expected a dict of arrays, or a list of one: this process has one device, and "
+        "python -m fleet.launch starts a process for each"
+    )
 
 
 def _computes(program: Program) -> bool:

@@ -1,14 +1,15 @@
 """The original's executor of collective training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
 import torch
 
 from fleet.errors import ConfigurationError
-from fleet.executor.executor import Executor, check_place
+from fleet.executor.executor import Executor, Feed, check_place
 from fleet.executor.place import CPUPlace, CUDAPlace, Place
+from fleet.originals import PARALLEL_EXECUTOR, PARALLEL_RUN, check_arguments
 from fleet.parameter_server.sessions import source_of
 from fleet.program import Program, Variable, default_main_program
 
@@ -28,11 +29,16 @@ class ParallelExecutor:
         ``fleet.default_main_program()`` otherwise.
     num_trainers, trainer_id : int
         As they were given to ``transpile``.
+    share_vars_from : ParallelExecutor, optional
+        Changes nothing: programs of one model share its parameters. One of another model is refused.
+    **originals
+        The original's further arguments, which are refused by name.
 
     Raises
     ------
     ConfigurationError
-        They differ from what the program was transpiled for, or it has no such variable; or there is no GPU.
+        They differ from what the program was transpiled for, or it has no such variable; or there is no GPU;
+        or an argument asks for what is not carried out.
     """
 
     def __init__(
@@ -43,7 +49,10 @@ class ParallelExecutor:
         *,
         num_trainers: int = 1,
         trainer_id: int = 0,
+        share_vars_from: "ParallelExecutor | None" = None,
+        **originals: Any,
     ) -> None:
+        check_arguments("ParallelExecutor", originals, PARALLEL_EXECUTOR)
         self._program = main_program if main_program is not None else default_main_program()
         if loss_name is not None and not self._program.global_block().has_var(loss_name):
             raise ConfigurationError(
@@ -56,6 +65,8 @@ class ParallelExecutor:
                 f"program was transpiled for {transpiled[0]} and {transpiled[1]}; expected the same, by a "
                 "DistributeTranspiler whose config.mode is 'nccl2'"
             )
+        if share_vars_from is not None:
+            self._check_model_of(share_vars_from)
         self._use_cuda = use_cuda
         if use_cuda:
             check_place(CUDAPlace())
@@ -68,10 +79,26 @@ class ParallelExecutor:
     def run(
         self,
         fetch_list: Sequence[str | Variable] | None = None,
-        feed: Mapping[str, Any] | None = None,
+        feed: Feed | None = None,
+        feed_dict: Feed | None = None,
+        **originals: Any,
     ) -> list[npt.NDArray[Any]]:
-        """Make one step; see `Executor.run`."""
+        """Make one step; see `Executor.run`. `feed_dict` is the original's older name of `feed`."""
+        check_arguments("ParallelExecutor.run", originals, PARALLEL_RUN)
+        if feed is not None and feed_dict is not None:
+            raise ConfigurationError(
+                "ParallelExecutor.run: feed and feed_dict are given, which are one; expected feed alone"
+            )
+        feed = feed if feed is not None else feed_dict
         return Executor(self._place()).run(self._program, feed=feed, fetch_list=fetch_list)
+
+    def _check_model_of(self, other: object) -> None:
+        shared = other._program if isinstance(other, ParallelExecutor) else Program()  # noqa: SLF001 (its own)
+        if shared.source is None or shared.source.module is not source_of(self._program).module:
+            raise ConfigurationError(
+                "ParallelExecutor: share_vars_from runs no program of this model, and those of one share "
+                "its parameters; expected a ParallelExecutor whose program was captured from the same module"
+            )
 
     def _place(self) -> Place:
         """Return where the model is, and what is fed has to go."""
