@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 from typing import Any
 
@@ -77,9 +78,13 @@ def test_what_is_set_later_is_checked_at_once_and_the_whole_when_it_is_read():
         pytest.param("nccl_comm_num", r"set strategy\.transpiler\.nccl_comm_num", id="the-config-s"),
     ],
 )
-def test_setting_a_field_that_there_is_not_says_what_there_is(name, words):
+def test_a_field_that_there_is_not_says_what_there_is(name, words):
     with pytest.raises(AttributeError, match=f"no field '{name}'.*{words}"):
         setattr(DistributedStrategy(), name, True)
+    makers: tuple[Any, ...] = (DistributedStrategy, fleet.create_geo_strategy)
+    for make in makers:
+        with pytest.raises(TypeError, match=f"no field '{name}'.*{words}"):
+            make(**{name: True})
 
 
 INSTEAD = {
@@ -106,6 +111,15 @@ def test_a_field_of_the_originals_says_what_to_do_instead(name):
         setattr(DistributedStrategy(), name, True)
     assert str(error.value).startswith(f"DistributedStrategy has no field {name!r}: ")
     assert INSTEAD[name] in str(error.value)
+    given: dict[str, Any] = {name: True}
+    with pytest.raises(TypeError) as made:
+        DistributedStrategy(**given)
+    assert str(made.value) == str(error.value)
+
+
+def test_a_copy_of_a_strategy_is_equal():
+    strategy = DistributedStrategy(sync_mode=False, overlap=False)
+    assert copy.deepcopy(strategy) == strategy
 
 
 def test_a_config_alone_is_a_strategy():

@@ -109,6 +109,12 @@ class DistributedStrategy:
     non_finite: str = "warn"
     transpiler: DistributeTranspilerConfig = field(default_factory=DistributeTranspilerConfig)
 
+    def __new__(cls, **given: object) -> "DistributedStrategy":
+        """Refuse a field that there is not as setting it does, and not by its name alone."""
+        if unknown := [name for name in given if name not in _CHECKS]:
+            raise TypeError(_unknown(unknown[0]))
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         self.check()
 
