@@ -227,6 +227,24 @@ def test_a_signal_to_the_launcher_stops_everything(launch, number):
     assert [pid for pid in pids if alive(pid)] == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a launcher inherits what its processes leave")
+def test_what_a_worker_leaves_behind_is_reaped_when_it_ends(launch):
+    body = """
+    note_and_end = "(pathlib.Path(f'ready-{os.getpid()}').touch(), time.sleep(0.2))"
+    code = f"import os, pathlib, time; os.fork() or {note_and_end}"
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", code], check=True)
+    wait_for_all(3)
+    children = pathlib.Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children")
+    deadline = time.monotonic() + 10
+    while len(children.read_text().split()) > 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    print(len(children.read_text().split()))
+    """
+    status, out, err = launch("fleet.launch", body, "--print_config=False", *start_port()).end()
+    assert (status, out) == (0, "1\n"), err
+
+
 def test_a_signal_ends_a_launcher_that_waits_for_the_first_nodes_address(launch, monkeypatch):
     first = {"NNODES": "2", "NODE_RANK": "1", "NPROC_PER_NODE": "1", "MASTER_ADDR": "no-such-host.invalid"}
     for name, value in (first | {"FLEET_HOST_NETWORK": "true"}).items():

@@ -183,8 +183,7 @@ def _watch(started: Sequence[_Running], signals: _Signals, grace_seconds: float)
     """Act on the decisions until the last process has ended; return the exit status."""
     stop: Stop | None = None
     while True:
-        for running in started:
-            running.poll()
+        _unreaped(started)
         observed = [Observed(r.command.name, r.command.is_server, r.status, r.ended_at) for r in started]
         now = time.monotonic()
         decision = decide(observed, stop, now)
