@@ -273,6 +273,13 @@ def test_a_killed_worker_gives_its_signal_and_a_termination_message(launch, tmp_
     assert (tmp_path / "words").read_text() == "worker 0 was ended by signal 9\n"
 
 
+def test_an_exit_status_that_no_signal_gives_is_told_with_the_last_line(launch, tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEET_TERMINATION_LOG", str(tmp_path / "words"))
+    body = "print('no data', file=sys.stderr)\nsys.exit(-1)"
+    assert launch("fleet.launch", body, *start_port()).end()[0] == 255
+    assert (tmp_path / "words").read_text().endswith("worker 0 failed with exit status 255: no data\n")
+
+
 @pytest.mark.parametrize("flags", [[], ["--log_dir=logs"]], ids=["one-output", "logs"])
 def test_the_exception_of_the_worker_that_failed_is_the_launchers_last_word(
     launch, tmp_path, monkeypatch, flags

@@ -2,7 +2,16 @@
 
 import pytest
 
-from fleet.launch.decision import SERVER_SECONDS, STOP_SECONDS, Action, Decision, Observed, Stop, decide
+from fleet.launch.decision import (
+    SERVER_SECONDS,
+    STOP_SECONDS,
+    Action,
+    Decision,
+    Observed,
+    Stop,
+    decide,
+    is_of_signal,
+)
 
 
 def server(status: int | None = None, at: float | None = None, index: int = 0) -> Observed:
@@ -101,3 +110,16 @@ CASES = [
 @pytest.mark.parametrize(("observed", "stop", "now", "expected"), CASES)
 def test_decide(observed, stop, now, expected):
     assert decide(observed, stop, now) == expected
+
+
+@pytest.mark.parametrize(
+    ("status", "is_one"),
+    [
+        pytest.param(1, False, id="an-error"),
+        pytest.param(128, False, id="no-signal"),
+        pytest.param(137, True, id="sigkill"),
+        pytest.param(255, False, id="of-exit-minus-one"),
+    ],
+)
+def test_the_exit_status_of_a_signal(status, is_one):
+    assert is_of_signal(status) is is_one

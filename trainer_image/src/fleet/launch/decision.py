@@ -13,8 +13,18 @@ The rules, in order:
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from signal import NSIG
 
-__all__ = ["SERVER_SECONDS", "STOP_SECONDS", "Action", "Decision", "Observed", "Stop", "decide"]
+__all__ = [
+    "SERVER_SECONDS",
+    "STOP_SECONDS",
+    "Action",
+    "Decision",
+    "Observed",
+    "Stop",
+    "decide",
+    "is_of_signal",
+]
 
 STOP_SECONDS = 3.0
 SERVER_SECONDS = 30.0
@@ -82,7 +92,7 @@ def decide(observed: Sequence[Observed], stop: Stop | None, now: float) -> Decis
             return Decision(Action.END, stop.reason, stop.status)
         return Decision(Action.WAIT, stop.reason, stop.status, until=deadline)
     if (failed := _first_failure(observed)) is not None:
-        reason = f"{failed.name} {_how(failed.status)}"
+        reason = f"{failed.name} {_how(failed.status or 0)}"
         return Decision(Action.STOP, reason, failed.status or 0, failed.name)
     if not running:
         return Decision(Action.END)
@@ -95,12 +105,17 @@ def decide(observed: Sequence[Observed], stop: Stop | None, now: float) -> Decis
     return Decision(Action.STOP, f"every worker ended well; {names} still ran {SERVER_SECONDS:g} s later")
 
 
+def is_of_signal(status: int) -> bool:
+    """Whether an exit status is 128 + n for a signal n; ``sys.exit(-1)`` gives 255, and no signal does."""
+    return 128 < status < 128 + NSIG
+
+
 def _first_failure(observed: Sequence[Observed]) -> Observed | None:
     failed = [process for process in observed if process.status not in (None, 0)]
     return min(failed, key=lambda process: process.ended_at or 0.0, default=None)
 
 
-def _how(status: int | None) -> str:
-    if status is not None and status > 128:
+def _how(status: int) -> str:
+    if is_of_signal(status):
         return f"was ended by signal {status - 128}"
     return f"failed with exit status {status}"

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import BinaryIO
 
 from fleet.errors import ConfigurationError
-from fleet.launch.decision import STOP_SECONDS, Action, Decision, Observed, Stop, decide
+from fleet.launch.decision import STOP_SECONDS, Action, Decision, Observed, Stop, decide, is_of_signal
 from fleet.process import termination
 
 __all__ = ["Command", "last_lines", "run"]
@@ -313,7 +313,7 @@ def _explain(decision: Decision, started: Sequence[_Running]) -> None:
     _say(f"{decision.reason}; stopping the others")
     if failed is None:
         return
-    by_itself = decision.status < 128  # else what it said last is not about its end
+    by_itself = not is_of_signal(decision.status)  # else what it said last is not about its end
     said = next((line.strip() for line in reversed(lines) if line.strip()), "") if by_itself else ""
     sentence = f"{decision.reason}: {said}" if said else decision.reason
     termination.write_failure(sentence, os.environ, log="\n".join(lines))
