@@ -227,6 +227,22 @@ def test_a_signal_to_the_launcher_stops_everything(launch, number):
     assert [pid for pid in pids if alive(pid)] == []
 
 
+def test_a_second_signal_ends_the_grace_of_the_first(launch):
+    body = """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    spawn_family()
+    time.sleep(600)
+    """
+    launched = launch("fleet.launch", body, "--grace_seconds=60", *start_port())
+    pids = launched.pids(3)
+    for _ in range(2):
+        launched.process.terminate()
+        assert "SIGTERM" in launched.process.stderr.readline()
+    status, _, _ = launched.end()
+    assert status == 128 + signal.SIGTERM
+    assert [pid for pid in pids if alive(pid)] == []
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only there a launcher inherits what its processes leave")
 def test_what_a_worker_leaves_behind_is_reaped_when_it_ends(launch):
     body = """

@@ -1,13 +1,14 @@
 """Run a set of processes to their common end: start, log, watch, stop. The decisions are `decision.py`'s.
 
-Nothing outlives a launcher:
+What a launcher has started ends with it:
 
 - Each process leads a session of its own, so that a signal reaches its whole group, and a Ctrl-C in the
   terminal reaches only the launcher, which stops the others in order.
 - The launcher is a child subreaper: what a process leaves behind, even in another session, becomes the
   launcher's child and is killed at the end.
 - A launcher that is itself killed with SIGKILL can do nothing any more, so the kernel does it: each process
-  asked for SIGKILL on its parent's death (PR_SET_PDEATHSIG).
+  asked for SIGKILL on its parent's death (PR_SET_PDEATHSIG). What those have started themselves is not told,
+  and may go on, outside a container.
 """
 
 import contextlib
