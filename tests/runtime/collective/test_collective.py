@@ -183,9 +183,9 @@ def test_models_that_differ_are_the_users_mistake(trainers):
             self.store = store
         def __getattr__(self, name):
             return getattr(self.store, name)
-        def multi_get(self, keys):
+        def get(self, key):
             time.sleep(2)
-            return self.store.multi_get(keys)
+            return self.store.get(key)
 
     fleet.init()
     if fleet.worker_index() == 1:

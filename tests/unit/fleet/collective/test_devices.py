@@ -1,8 +1,10 @@
 """What carries the trainers' tensors, given what each trainer has."""
 
+import random
+
 import pytest
 
-from fleet.collective.devices import Facts, backend_of, difference, gpu_number, why_not_nccl
+from fleet.collective.devices import Facts, backend_of, difference, gpu_number, samples, why_not_nccl
 from fleet.errors import ConfigurationError
 
 CPU = Facts("2.9.0")
@@ -65,3 +67,28 @@ def test_what_trainers_must_have_in_common(theirs, expected):
 
 def test_facts_travel_as_text():
     assert Facts.from_text(A.to_text()) == A
+
+
+def test_a_few_trainers_facts_decide_as_everybodys():
+    chance = random.Random(7)  # noqa: S311 no secret
+    for _ in range(300):
+        everybodys = {
+            rank: Facts(
+                chance.choice(["2.8.0", *["2.9.0"] * 20]),
+                chance.choice(["2.26", *["2.27"] * 20]),
+                f"GPU-{chance.randrange(rank + 1, 60)}" if chance.random() < 0.95 else "",
+                chance.choice(["H100", "H200"]),
+            )
+            for rank in range(chance.randrange(1, 16))
+        }
+        few = samples(everybodys)
+        for rank, ours in everybodys.items():
+            known = few | {rank: ours}
+            assert why_not_nccl(known) == why_not_nccl(everybodys)
+            assert difference(known, rank) == difference(everybodys, rank)
+            assert {each.model for each in known.values()} == {each.model for each in everybodys.values()}
+
+
+def test_a_few_are_few_where_each_has_a_gpu_of_its_own():
+    everybodys = {rank: Facts("2.9.0", "2.27", f"GPU-{rank}", "H200") for rank in range(1000)}
+    assert samples(everybodys) == {0: everybodys[0]}

@@ -4,21 +4,23 @@ import contextlib
 import gc
 import socket
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any, cast
 
 import pytest
-from torch._C._distributed_c10d import HashStore, Store, TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 from torch.distributed import DistError
 
 from fleet.collective import rendezvous
-from fleet.collective.devices import Facts
+from fleet.collective.devices import Facts, backend_of
 from fleet.collective.gate import Relay, door_to
 from fleet.collective.group import Group
 from fleet.collective.rendezvous import Place, Wait, gather, meet
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError
+from tests.support.counted_store import CountedStore
 
 KEY = b"k" * 32
 pytestmark = pytest.mark.timeout(60)
@@ -160,34 +162,6 @@ def test_a_port_that_is_taken_is_told_with_the_reason():
             meet(Place(0, 1, "127.0.0.1", port), Deadlines(deadline_seconds=5.0))
 
 
-class Counting:
-    """A store that counts the keys it is asked for."""
-
-    def __init__(self) -> None:
-        self.keys = 0
-        self._store = HashStore()
-
-    def set(self, key: str, value: str) -> None:
-        self.keys += 1
-        self._store.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        self.keys += 1
-        return bytes(self._store.get(key))
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        self.keys += len(keys)
-        self._store.wait(keys, timeout)
-
-    def check(self, keys: list[str]) -> bool:
-        self.keys += len(keys)
-        return bool(self._store.check(keys))
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        self.keys += len(keys)
-        return [bytes(self._store.get(key)) for key in keys]
-
-
 class Watched:
     """Stands in for a watch."""
 
@@ -195,14 +169,42 @@ class Watched:
         return contextlib.nullcontext()
 
 
+def start(size: int, facts: Callable[[int], Facts]) -> tuple[CountedStore, list[Group]]:
+    """Have simulated trainers meet, and compare what they have."""
+    store = CountedStore()
+    places = [Place(rank, size, "127.0.0.1", 1) for rank in range(size)]
+
+    def start_one(place: Place) -> Group:
+        gather(place, cast("Any", store), Wait(60))
+        group = Group(place, Deadlines(), cast("Any", store), cast("Any", Watched()))
+        group._compare(facts(place.rank))
+        return group
+
+    with ThreadPoolExecutor(size) as threads:
+        return store, list(threads.map(start_one, places))
+
+
+def with_a_gpu(rank: int) -> Facts:
+    return Facts("2.15", "2.27", f"GPU-{rank:08}-5a2c-4d11-9f70-2b7c3c4f9a10", "NVIDIA H200")
+
+
 def test_what_512_trainers_ask_the_store_grows_with_their_number_and_not_with_its_square():
-    store: Any = Counting()
-    places = [Place(rank, 512, "127.0.0.1", 1) for rank in range(512)]
+    store, _ = start(512, lambda _: Facts("2.15"))
+    assert store.keys <= 10 * 512
 
-    def start(place: Place) -> None:
-        gather(place, store, Wait(60))
-        Group(place, Deadlines(), store, cast("Any", Watched()))._compare(Facts("2.15"))
 
-    with ThreadPoolExecutor(len(places)) as threads:
-        list(threads.map(start, places))
-    assert store.keys <= 10 * len(places)
+@pytest.mark.parametrize("size", [512, 1024])
+def test_the_bytes_by_which_trainers_with_a_gpu_each_start_grow_with_their_number(size):
+    store, groups = start(size, with_a_gpu)
+    assert store.keys <= 10 * size
+    assert store.bytes <= 700 * size
+    assert all(backend_of(group._everybodys) == "cpu:gloo,cuda:nccl" for group in groups)
+
+
+def test_trainers_that_are_missing_are_told_in_a_word_of_any_number(monkeypatch):
+    monkeypatch.setattr(rendezvous, "TRY_SECONDS", 0.01)
+    store: Any = CountedStore()
+    for rank in (0, 1):
+        with pytest.raises(DeadlineExceededError, match="and 991 more did not come"):
+            gather(Place(rank, 1000, "127.0.0.1", 1), store, Wait(0.05 * (1 - rank)))
+    assert len(store.get("who is missing")) < 200

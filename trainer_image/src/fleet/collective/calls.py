@@ -1,12 +1,14 @@
 """The calls that all trainers make: each is compared with the others' before anything of it travels.
 
 What all have alike is told by two numbers over connections of its own. Only where trainers differ do they
-read in trainer 0's store what each has.
+look in trainer 0's store. There trainer 0 reads what each has, and puts down the little by which all can
+decide: so what all together read grows with their number, and not with its square.
 """
 
 import contextlib
 import hashlib
 import json
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 
 import torch
@@ -49,9 +51,7 @@ class Calls:
         self._made += 1
         if self._is_everybodys(what):
             return
-        key = f"call {self._made}"
-        self._store.set(f"{key}/{self._place.rank}", what)
-        for rank, theirs in self._read(key).items():
+        for rank, theirs in self._chosen(f"call {self._made}", what, _two_unlike).items():
             if theirs != what:
                 raise ConfigurationError(
                     f"{self._place.name(rank)} has come to {theirs} where this trainer, {self._place.rank}, "
@@ -59,24 +59,26 @@ class Calls:
                 )
 
     def texts(self, key: str, ours: str) -> dict[int, str]:
-        """Return every trainer's text; only what differs is read."""
-        if self._is_everybodys(ours):
-            return dict.fromkeys(range(self._place.size), ours)
-        self._store.set(f"{key}/{self._place.rank}", ours)
-        return self._read(key)
+        """Return this trainer's text; where any differs, also trainer 0's and the first that differs from it.
 
-    def first_texts(self, key: str, ours: str) -> dict[int, str]:
-        """Return every trainer's text before any is connected with another.
-
-        Trainer 0 reads for all: each key is asked for once, and not by everybody.
+        So whoever differs from anybody finds one that differs from its own.
         """
-        self._store.set(f"{key}/{self._place.rank}", ours)
-        if self._place.rank == 0:
-            texts = self._store.multi_get([f"{key}/{rank}" for rank in range(self._place.size)])
-            self._store.set(key, json.dumps([text.decode() for text in texts]))
-        everybodys = json.loads(self._store.get(key))
-        self.come_past(f"{key}/read")
-        return dict(enumerate(everybodys))
+        if self._is_everybodys(ours):
+            return {self._place.rank: ours}
+        return self._chosen(key, ours, _two_unlike)
+
+    def first_texts(
+        self, key: str, ours: str, choose: Callable[[Mapping[int, str]], Iterable[int]]
+    ) -> dict[int, str]:
+        """Return this trainer's text and those of some others, before any is connected with another.
+
+        Parameters
+        ----------
+        key, ours : str
+        choose : callable
+            Given everybody's texts, says whose decide. Trainer 0 alone calls it.
+        """
+        return self._chosen(key, ours, choose)
 
     def come_past(self, point: str) -> None:
         """Say that this trainer is past a point; trainer 0, which runs the store, waits for the others."""
@@ -93,8 +95,20 @@ class Calls:
         dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self.channel, async_op=True).wait()
         return bounds.tolist() == [digest, -digest]
 
-    def _read(self, key: str) -> dict[int, str]:
-        """Return what every trainer has published, and let trainer 0 go on once all have."""
-        texts = self._store.multi_get([f"{key}/{rank}" for rank in range(self._place.size)])
+    def _chosen(
+        self, key: str, ours: str, choose: Callable[[Mapping[int, str]], Iterable[int]]
+    ) -> dict[int, str]:
+        """Publish this trainer's text; return it and those that trainer 0 has chosen out of everybody's."""
+        self._store.set(f"{key}/{self._place.rank}", ours)
+        if self._place.rank == 0:
+            texts = self._store.multi_get([f"{key}/{rank}" for rank in range(self._place.size)])
+            everybodys = {rank: text.decode() for rank, text in enumerate(texts)}
+            self._store.set(key, json.dumps({rank: everybodys[rank] for rank in sorted(choose(everybodys))}))
+        chosen = json.loads(self._store.get(key))
         self.come_past(f"{key}/read")  # what was read may be a reason to end, for trainer 0 and its store too
-        return {rank: text.decode() for rank, text in enumerate(texts)}
+        return {int(rank): text for rank, text in chosen.items()} | {self._place.rank: ours}
+
+
+def _two_unlike(texts: Mapping[int, str]) -> set[int]:
+    """Return trainer 0 and the first whose text is not trainer 0's, if there is one."""
+    return {0, next((rank for rank, text in texts.items() if text != texts[0]), 0)}

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from fleet.errors import ConfigurationError
 
-__all__ = ["Facts", "backend_of", "difference", "gpu_number", "why_not_nccl"]
+__all__ = ["Facts", "backend_of", "difference", "gpu_number", "samples", "why_not_nccl"]
 
 
 @dataclass(frozen=True)
@@ -75,16 +75,36 @@ def difference(everybodys: Mapping[int, Facts], rank: int) -> tuple[int, str] | 
     return None
 
 
+def samples(everybodys: Mapping[int, Facts]) -> dict[int, Facts]:
+    """Return the facts of a few trainers by which each decides as by everybody's, if it adds its own.
+
+    They are the first trainers with each version and model, and those because of which NCCL cannot be used:
+    few, where each of many GPUs has a name of its own.
+    """
+    first = {(facts.torch, facts.nccl, facts.model): rank for rank, facts in sorted(everybodys.items())[::-1]}
+    return {rank: everybodys[rank] for rank in sorted({*first.values(), *_without_own_gpu(everybodys)})}
+
+
 def why_not_nccl(everybodys: Mapping[int, Facts]) -> str:
     """Return why NCCL cannot carry the trainers' CUDA tensors; empty if it can."""
+    match _without_own_gpu(everybodys):
+        case [rank]:
+            return f"trainer {rank} has no GPU of its own"
+        case [owner, rank]:
+            return f"the trainers {owner} and {rank} have the same GPU"
+    return ""
+
+
+def _without_own_gpu(everybodys: Mapping[int, Facts]) -> list[int]:
+    """Return the first trainer without a GPU, or the first two with the same one."""
     owners: dict[str, int] = {}
     for rank, facts in everybodys.items():
         if not facts.gpu:
-            return f"trainer {rank} has no GPU of its own"
+            return [rank]
         if facts.gpu in owners:
-            return f"the trainers {owners[facts.gpu]} and {rank} have the same GPU"
+            return [owners[facts.gpu], rank]
         owners[facts.gpu] = rank
-    return ""
+    return []
 
 
 def backend_of(everybodys: Mapping[int, Facts]) -> str:

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from fleet.collective.adoption import place_beside
 from fleet.collective.calls import Calls
-from fleet.collective.devices import Facts, backend_of, difference, gpu_number, why_not_nccl
+from fleet.collective.devices import Facts, backend_of, difference, gpu_number, samples, why_not_nccl
 from fleet.collective.faults import own_fault, reason_of
 from fleet.collective.marks import Marks
 from fleet.collective.rendezvous import Place, meet
@@ -51,7 +51,7 @@ class Group:
         self._deadlines = deadlines
         self._watch = watch
         self._calls = Calls(place, store, timedelta(seconds=deadlines.silent_seconds))
-        self._everybodys: dict[int, Facts] = {}
+        self._everybodys: dict[int, Facts] = {}  # of those by which all decide alike
         self._marks: dict[torch.device, Marks] = {}
         self._connected: set[tuple[torch.device, dist.ProcessGroup | None]] = set()
         self._shared: dist.ProcessGroup | None = None  # that of torch.distributed
@@ -201,7 +201,9 @@ class Group:
                 mark.put()
 
     def agree(self, key: str, value: str) -> dict[int, str]:
-        """Compare a value with every trainer's, and return all of them; only what differs is read.
+        """Compare a value with every trainer's; return it, and where any differs some others' by rank.
+
+        Whoever has another value than anybody finds one of another there.
 
         Raises
         ------
@@ -216,8 +218,8 @@ class Group:
     def _compare(self, facts: Facts) -> None:
         """Learn what every trainer has, before any connects; raise where they could not train together."""
         with self._naming("comparing versions and devices"):
-            texts = self._calls.first_texts("facts", facts.to_text())
-        self._everybodys = {rank: Facts.from_text(text) for rank, text in texts.items()}
+            texts = self._calls.first_texts("facts", facts.to_text(), lambda all_: samples(_parsed(all_)))
+        self._everybodys = _parsed(texts)
         found = difference(self._everybodys, self.place.rank)
         if found is not None:
             rank, how = found
@@ -267,6 +269,10 @@ class Group:
                 f"a trainer may have taken longer than {self._deadlines.stalled_seconds:.0f} s, "
                 "or have lost its connections"
             ) from error
+
+
+def _parsed(texts: Mapping[int, str]) -> dict[int, Facts]:
+    return {rank: Facts.from_text(text) for rank, text in texts.items()}
 
 
 def _facts(environ: Mapping[str, str]) -> Facts:

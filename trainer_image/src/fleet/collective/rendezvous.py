@@ -7,12 +7,11 @@ With a key of the job, a gate stands before the store (`gate`). Without one the 
 address only. Where torchrun's agent has the store, it listens as torch has it, and asks nobody who he is.
 """
 
-import json
 import logging
 import socket
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
@@ -32,6 +31,8 @@ __all__ = ["Place", "Wait", "gather", "meet", "place_of"]
 TRY_SECONDS = 5.0
 TELL_SECONDS = 300.0
 PAUSE_SECONDS = 0.1
+SHOWN: Final = 8
+"""How many trainers a message calls by name."""
 LOOPBACK = "127.0.0.1"
 _EVERYBODY: Final = "everybody has joined"
 _MISSING: Final = "who is missing"
@@ -66,10 +67,12 @@ class Place:
             return f"trainer {rank} ({self.endpoints[rank]})"
         return f"trainer {rank} ({self.host}:{self.port})" if rank == 0 else f"trainer {rank}"
 
-    def names(self, ranks: list[int]) -> str:
-        """Return how messages call several trainers."""
-        shown = ", ".join(self.name(rank) for rank in ranks[:8])
-        return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+    def names(self, ranks: Sequence[int], number: int | None = None) -> str:
+        """Return how messages call several trainers, of which the first eight may be all that is known."""
+        shown = ranks[:SHOWN]
+        more = (len(ranks) if number is None else number) - len(shown)
+        named = ", ".join(self.name(rank) for rank in shown)
+        return f"{named} and {more} more" if more else named
 
 
 def place_of(role: "Role", environ: Mapping[str, str]) -> Place:
@@ -153,11 +156,10 @@ def gather(place: Place, store: Store, wait: "Wait") -> None:
         Trainer 0, which has the store, was there and is gone.
     """
     store.set(f"joined/{place.rank}", place.name(place.rank))
-    missing = list(range(place.size))
-    while missing := _absent(place, store, missing):
-        if wait.is_over(place.names(missing)):
+    for who in _awaited(place, store):
+        if wait.is_over(who):
             raise DeadlineExceededError(
-                f"{place.names(missing)} did not come within {wait.seconds:.0f} s; expected {place.size} "
+                f"{who} did not come within {wait.seconds:.0f} s; expected {place.size} "
                 f"trainers to meet at {place.host}:{place.port}: see the logs of who is missing, or raise "
                 "runPolicy.pendingDeadlineSeconds (FLEET_START_DEADLINE_SECONDS; without, FLAGS_rpc_deadline)"
             )
@@ -192,26 +194,34 @@ class Wait:
         return False
 
 
-def _absent(place: Place, store: Store, ranks: list[int]) -> list[int]:
-    """Wait a little for the given trainers and return those that are still missing."""
-    keys = [f"joined/{rank}" for rank in ranks] if place.rank == 0 else [_EVERYBODY]
-    try:
-        store.wait(keys, timedelta(seconds=TRY_SECONDS))
-        if place.rank == 0:
-            store.set(_EVERYBODY, "")
-    except DistError:
+def _awaited(place: Place, store: Store) -> Iterator[str]:
+    """Wait until everybody has joined; once in a while, yield the names of those that are missing."""
+    missing = list(range(place.size))
+    while missing and not _are_there(
+        store, [f"joined/{rank}" for rank in missing] if place.rank == 0 else [_EVERYBODY]
+    ):
         try:
             if place.rank == 0:
-                missing = [rank for rank in ranks if not store.check([f"joined/{rank}"])]
-                store.set(_MISSING, json.dumps(missing))
-                return missing
-            return list(json.loads(store.get(_MISSING))) if store.check([_MISSING]) else [0]
+                missing = [rank for rank in missing if not store.check([f"joined/{rank}"])]
+                store.set(_MISSING, place.names(missing))
+            who = store.get(_MISSING).decode() if store.check([_MISSING]) else place.name(0)
         except (DistError, RuntimeError) as error:
             raise PeerLostError(
                 f"{place.name(0)} was there and is gone, before all trainers had come: {_first_line(error)}; "
                 "see its log"
             ) from error
-    return []
+        yield who or place.name(0)  # all are there, and trainer 0 has still to say so
+    if place.rank == 0:
+        store.set(_EVERYBODY, "")
+
+
+def _are_there(store: Store, keys: list[str]) -> bool:
+    """Wait a little for keys."""
+    try:
+        store.wait(keys, timedelta(seconds=TRY_SECONDS))
+    except DistError:
+        return False
+    return True
 
 
 def _open(place: Place, deadlines: Deadlines, wait: Wait) -> Store:
