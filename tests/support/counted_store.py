@@ -15,12 +15,13 @@ class CountedStore:
 
     Attributes
     ----------
-    keys, bytes : int
-        How many keys were named, and how many bytes of keys and values travelled either way.
+    keys, bytes, sets : int
+        How many keys were named, how many bytes of keys and values travelled either way, and how often `set`
+        was called.
     """
 
     def __init__(self) -> None:
-        self.keys = self.bytes = 0
+        self.keys = self.bytes = self.sets = 0
         self._values: dict[str, bytes] = {}
         self._there: defaultdict[str, threading.Event] = defaultdict(threading.Event)
         self._lock = threading.Lock()
@@ -31,7 +32,10 @@ class CountedStore:
 
     def set(self, key: str, value: str) -> None:
         self._count([key], value)
-        self._put(key, value.encode())
+        with self._lock:
+            self.sets += 1
+            self._values[key] = value.encode()
+        self._event(key).set()
 
     def get(self, key: str) -> bytes:
         return self.multi_get([key])[0]
@@ -66,11 +70,6 @@ class CountedStore:
         self._event(key).set()
         self._count([key], expected, desired, found)
         return found
-
-    def _put(self, key: str, value: bytes) -> None:
-        with self._lock:
-            self._values[key] = value
-        self._event(key).set()
 
     def _event(self, key: str) -> threading.Event:
         with self._lock:

@@ -1,21 +1,25 @@
 """Who is alive, and whom this trainer waits for.
 
-Every trainer puts a heartbeat into the store from a thread that never waits for a step, and looks at the
-others' only while its own training waits: so a healthy job costs one small write per trainer and heartbeat.
+Every trainer puts a heartbeat into the store from a thread that never waits for a step, and learns of the
+others' only while its own training waits: so a healthy job costs one small write per trainer and heartbeat,
+and one small read where it waits (`beats`).
 """
 
 import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
 
-from fleet.collective.rendezvous import Place
+from fleet.collective.beats import Beats
+from fleet.collective.board import STORE_SECONDS, Board
+from fleet.collective.digest import Digest, Missed, Somewhere
+from fleet.collective.rendezvous import SHOWN, Place
+from fleet.collective.silent import Silent
 from fleet.collective.standing import Standing, Way
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, FleetError, PeerLostError
@@ -23,7 +27,6 @@ from fleet.process.clock import WatchClock
 
 __all__ = ["Watch"]
 
-STORE_SECONDS = 10.0
 SAID_AFTER_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
@@ -50,25 +53,24 @@ class Watch:
         lost: Callable[[FleetError], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = store
         # Between two looks of a watch that runs lies a beat, and two calls of the store in vain.
         most_seconds = deadlines.heartbeat_seconds + 2 * STORE_SECONDS
         self._clock = WatchClock(min(most_seconds, deadlines.deadline_seconds / 2), clock)
         self._place = place
         self._deadlines = deadlines
         self._lost = lost
-        self._seen: dict[int, tuple[bytes, float]] = {}
         self._standing = Standing()
         self._waiting: tuple[Standing, float] | None = None
         self._going_on: tuple[Standing, float, Callable[[], bool]] | None = None
-        self._lock = threading.Lock()
         self._stop = threading.Event()
+        board = Board(store)
+        self._beats = Beats(board, place, deadlines, self._clock)
+        self._silent = Silent(board, place, deadlines.heartbeat_seconds, self._stop.wait)
         self._thread = threading.Thread(target=self._run, name="fleet-watch", daemon=True)
 
     def start(self) -> None:
         """Beat once, so that the others find this trainer, and go on from a thread."""
-        self._store.set_timeout(timedelta(seconds=STORE_SECONDS))
-        self._beat(0)
+        self._beats.start()
         self._thread.start()
 
     def close(self) -> None:
@@ -104,30 +106,22 @@ class Watch:
             self._going_on = (*waiting, until)
 
     def silent_now(self) -> list[int]:
-        """Return who misses at least one heartbeat, by looking twice; trainer 0 if its store is gone."""
+        """Return who misses at least one heartbeat; trainer 0 if its store is gone."""
         try:
-            before = self._beats()
-            self._stop.wait(1.5 * self._deadlines.heartbeat_seconds)
-            after = self._beats()
+            return self._silent.now()
         except (DistError, RuntimeError):
             return [0]
-        return [rank for rank in self._place.others if before[rank] == after[rank]]
-
-    @staticmethod
-    def _key(rank: int) -> str:
-        return f"beat/{rank}"
 
     def _run(self) -> None:
-        beat = 0
         unreachable_since: float | None = None
         while not self._stop.wait(self._deadlines.heartbeat_seconds):
-            beat += 1
             try:
-                self._beat(beat)
-                if self._present_wait() is not None:
-                    self._look()
+                waiting = self._present_wait()
+                self._beats.beat(waiting[0] if waiting is not None else self._standing)
+                if waiting is not None:
+                    self._judge(self._beats.look())
                 else:
-                    self._seen.clear()
+                    self._beats.leave()
                 unreachable_since = None
             except FleetError as error:
                 self._lost(error)
@@ -135,13 +129,6 @@ class Watch:
             except (DistError, RuntimeError) as error:
                 unreachable_since = unreachable_since or self._clock.now()
                 self._note_unreachable(self._clock.now() - unreachable_since, error)
-
-    def _beat(self, number: int) -> None:
-        """Put down a number that was not there before, and where this trainer stands."""
-        waiting = self._present_wait()
-        standing = waiting[0] if waiting is not None else self._standing
-        with self._lock:
-            self._store.set(self._key(self._place.rank), f"{number} {standing.to_text()}")
 
     def _present_wait(self) -> tuple[Standing, float] | None:
         """Return for what this trainer, or its GPU, waits, and since when."""
@@ -158,54 +145,57 @@ class Watch:
             self._going_on = None
         return None
 
-    def _beats(self) -> dict[int, bytes]:
-        with self._lock:
-            values = self._store.multi_get([self._key(rank) for rank in self._place.others])
-        return dict(zip(self._place.others, values, strict=True))
-
-    def _look(self) -> None:
-        """Compare the others' heartbeats with those seen before; name who is silent, raise if for good."""
+    def _judge(self, digest: Digest) -> None:
+        """Name who is silent, and raise if for good, or if another waits where this one never comes."""
         now = self._clock.now()
-        for rank, beat in self._beats().items():
-            seen = self._seen.get(rank)
-            if seen is None or seen[0] != beat:
-                self._seen[rank] = (beat, now)
         waiting = self._present_wait()  # asked after the others' were read, as `never_meets` wants it
         if waiting is None:
             return
         mine, since = waiting
-        theirs = {rank: _standing_in(beat) for rank, (beat, _) in self._seen.items()}
-        self._check_that_all_meet(mine, theirs)
-        silence = {rank: now - at for rank, (_, at) in self._seen.items()}
-        silent = [rank for rank in self._place.others if silence[rank] > self._deadlines.silent_seconds]
-        gone = [rank for rank in silent if silence[rank] > self._deadlines.deadline_seconds]
-        if gone:
+        self._check_that_all_meet(mine, digest.places)
+        missed = [each for each in digest.missed if each.rank != self._place.rank]
+        silent = [each for each in missed if each.seconds > self._deadlines.silent_seconds]
+        gone = [each for each in silent if each.seconds > self._deadlines.deadline_seconds]
+        if gone and (gone := self._beats.unchanged(gone)):
+            names = self._place.names([each.rank for each in gone], _number_of(gone, digest))
             raise PeerLostError(
-                f"{self._place.names(gone)} gave no sign of life for {silence[gone[0]]:.0f} s "
+                f"{names} gave no sign of life for {gone[0].seconds:.0f} s "
                 f"while {mine.what} waited; see its log for why it ended"
             )
-        if now - since > SAID_AFTER_SECONDS:
-            elsewhere = [rank for rank in self._place.others if theirs[rank].what != mine.what]
-            about = (
-                f"no sign of life from {self._place.names(silent)}" if silent else "every trainer is alive"
-            )
-            if busy := [rank for rank in elsewhere if rank not in silent]:
-                about += f", not there yet: {self._place.names(busy)}"
+        if now - since > SAID_AFTER_SECONDS and digest.places:
+            about = "every trainer is alive"
+            if silent:
+                names = self._place.names([each.rank for each in silent], _number_of(silent, digest))
+                about = f"no sign of life from {names}"
+            if busy := self._names_of_busy(mine, digest.places):
+                about += f", not there yet: {busy}"
             _log.warning("%s waits since %.0f s; %s", mine.what, now - since, about)
 
-    def _check_that_all_meet(self, mine: Standing, theirs: Mapping[int, Standing]) -> None:
+    def _names_of_busy(self, mine: Standing, places: Sequence[Somewhere]) -> str:
+        """Return the names of those who live and do not wait for what this trainer waits for."""
+        ranks, number = [], 0
+        for place in places:
+            if place.standing.what != mine.what:
+                alive = place.ranks[: place.alive]
+                ranks += [rank for rank in alive if rank != self._place.rank]
+                number += place.alive - (self._place.rank in alive)
+        return self._place.names(sorted(ranks), number)
+
+    def _check_that_all_meet(self, mine: Standing, places: Sequence[Somewhere]) -> None:
         """Raise if another trainer waits where this one will never come to, when the others know it too."""
-        for rank, standing in theirs.items():
-            if not mine.never_meets(standing):
+        for place in places:
+            others = [rank for rank in place.ranks if rank != self._place.rank]
+            if not others or not mine.never_meets(place.standing):
                 continue
-            self._store.set(f"stuck/{self._place.rank}", "")
-            everybody = [f"stuck/{each}" for each in range(self._place.size)]
             # Whoever ends first would look to the others as if it had been lost.
             with contextlib.suppress(DistError, RuntimeError):
-                self._store.wait(everybody, timedelta(seconds=self._deadlines.silent_seconds))
+                self._beats.beat(mine)  # which may have begun to wait since its last heartbeat
+                self._beats.look()
+                self._beats.all_are_stuck()
             raise ConfigurationError(
-                f"{self._place.name(rank)} waits for {standing.what} after {_passes(standing)}, and this "
-                f"trainer, {self._place.rank}, for {mine.what} after {_passes(mine)}: neither would ever go "
+                f"{self._place.name(others[0])} waits for {place.standing.what} after "
+                f"{_passes(place.standing)}, and this trainer, {self._place.rank}, for {mine.what} after "
+                f"{_passes(mine)}: neither would ever go "
                 "on; give every trainer the same number of batches, and let each make the same calls"
             )
 
@@ -220,8 +210,9 @@ class Watch:
             _log.warning("%s is not reachable since %.0f s: %s", self._place.name(0), seconds, reason)
 
 
-def _standing_in(beat: bytes) -> Standing:
-    return Standing.from_text(beat.decode().partition(" ")[2])
+def _number_of(named: Sequence[Missed], digest: Digest) -> int:
+    """Return how many there are where a digest names only the first."""
+    return max(len(named), digest.silent) if len(named) >= SHOWN else len(named)
 
 
 def _passes(standing: Standing) -> str:
