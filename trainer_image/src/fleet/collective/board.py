@@ -1,10 +1,12 @@
 """What trainers tell each other of themselves while they train, in trainer 0's store, one call at a time."""
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
+from torch.distributed import DistStoreError
 
 from fleet.collective.digest import Beat
 
@@ -37,24 +39,34 @@ class Board:
 
     def beats(self, ranks: Sequence[int]) -> dict[int, Beat]:
         """Return the heartbeats of some trainers."""
-        with self._lock:
+        with self._one_call():
             beats = self._store.multi_get([_key(rank) for rank in ranks])
         return {rank: Beat.from_text(beat.decode()) for rank, beat in zip(ranks, beats, strict=True)}
 
     def tell(self, key: str, text: str) -> None:
         """Put a text down."""
-        with self._lock:
+        with self._one_call():
             self._store.set(key, text)
 
     def told(self, key: str) -> str | None:
         """Return a text, or None where it is not there yet."""
-        with self._lock:
+        with self._one_call():
             return self._store.get(key).decode() if self._store.check([key]) else None
 
     def exchange(self, key: str, expected: str, text: str) -> str:
         """Put a text down where another is, or none if that is empty; return what is there then."""
-        with self._lock:
+        with self._one_call():
             return self._store.compare_set(key, expected, text).decode()
+
+    @contextlib.contextmanager
+    def _one_call(self) -> Iterator[None]:
+        """Wait for the call of another thread, but not for ever: a store that was stopped never ends it."""
+        if not self._lock.acquire(timeout=2 * STORE_SECONDS):
+            raise DistStoreError(f"an earlier call had no answer for {2 * STORE_SECONDS:.0f} s")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def all_are_stuck(self, size: int, seconds: float) -> None:
         """Say that this trainer waits where others never come; wait a little until all others say so too."""
