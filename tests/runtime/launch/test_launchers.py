@@ -85,6 +85,18 @@ sys.exit(status)
 """A server that no signal reaches, as none reaches a process in state D, and a worker that ends."""
 
 
+LEAVE_BEHIND = """
+import os, sys
+from fleet.launch import supervisor
+
+supervisor._children = lambda: None
+code = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"
+worker = supervisor.Command("worker 0", False, [sys.executable, "-c", code], os.environ)
+sys.exit(supervisor.run([worker], None))
+"""
+"""A worker that ends before its child, under a launcher that is not told who its children are."""
+
+
 class Launched:
     """A launcher on a script of its own, in a folder of its own."""
 
@@ -225,6 +237,39 @@ def test_a_signal_to_the_launcher_stops_everything(launch, number):
     assert status == 128 + number
     assert number.name in err
     assert [pid for pid in pids if alive(pid)] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "flags"), [("fleet.launch", ["--worker_num=2"]), ("fleet.launch_ps", ["--server_num=1"])]
+)
+def test_a_process_has_its_children_until_the_end_of_its_grace(launch, tmp_path, module, flags):
+    body = """
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def save(*_):
+        answer, _ = child.communicate(b"saved", timeout=10)
+        (here / f"answer-{me}").write_bytes(answer)
+        note(subprocess.Popen(["sleep", "600"]).pid)
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, save)
+    (here / f"ready-{me}").touch()
+    while True:
+        time.sleep(1)
+    """
+    launched = launch(module, body, *flags, *start_port())
+    count = 2 if module == "fleet.launch" else 3
+    wait_for(lambda: len(list(tmp_path.glob("ready-*"))) == count, "all processes")
+    launched.process.terminate()
+    assert launched.end()[0] == 128 + signal.SIGTERM
+    assert [path.read_text() for path in tmp_path.glob("answer-*")] == ["saved"] * count
+    assert [pid for pid in launched.pids(count) if alive(pid)] == []
+
+
+def test_what_an_ended_worker_has_left_is_killed_where_children_are_not_told():
+    command = [sys.executable, "-c", LEAVE_BEHIND]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    wait_for(lambda: not alive(int(ended.stdout)), "the end of the child that was left behind")
 
 
 def test_a_second_signal_ends_the_grace_of_the_first(launch):

@@ -4,8 +4,9 @@ The rules, in order:
 
 1. Whoever ends with a status other than 0 first is the failure: everything else is stopped, and its status
    becomes the launcher's.
-2. Stopping is SIGTERM, and SIGKILL for what still lives STOP_SECONDS later; where the launcher itself was
-   told to stop, after as long as it was given for that.
+2. Stopping is SIGTERM to each process, and SIGKILL for all that still lives, children too, when they have
+   ended, or STOP_SECONDS later; where the launcher itself was told to stop, after as long as it was given
+   for that.
 3. When every worker has ended well, the servers get SERVER_SECONDS to end by themselves. One that has to be
    stopped then has not failed: the training is done.
 """

@@ -2,8 +2,10 @@
 
 What a launcher has started ends with it:
 
-- Each process leads a session of its own, so that a signal reaches its whole group, and a Ctrl-C in the
+- Each process leads a session of its own, so that SIGKILL reaches its whole group, and a Ctrl-C in the
   terminal reaches only the launcher, which stops the others in order.
+- SIGTERM goes to the process alone, as the kubelet sends it to a container's first process alone: one that
+  saves in its grace may need its children for that, the workers of a DataLoader for example.
 - The launcher is a child subreaper: what a process leaves behind, even in another session, becomes the
   launcher's child and is killed at the end.
 - A launcher that is itself killed with SIGKILL can do nothing any more, so the kernel does it: each process
@@ -97,10 +99,15 @@ class _Running:
             self.status = code if code >= 0 else 128 - code
             self.ended_at = time.monotonic()
 
-    def signal_group(self, number: int) -> None:
-        """Signal the process and all of its group; a group that is gone needs none."""
+    def terminate(self) -> None:
+        """Tell the process, and not its children, to end."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
+            os.kill(self.process.pid, signal.SIGTERM)
+
+    def kill_group(self) -> None:
+        """Kill the process and all of its group; a group that is gone needs no signal."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
 class _Signals:
@@ -193,7 +200,8 @@ def _watch(started: Sequence[_Running], signals: _Signals, grace_seconds: float)
         if decision.action is Action.STOP:
             _explain(decision, started)
             stop = Stop(decision.reason, decision.status, now)
-            _signal_running(started, signal.SIGTERM)
+            for running in _still_running(started):
+                running.terminate()
             continue
         waiting = None if decision.until is None else max(0.05, decision.until - now)
         for number in signals.wait(waiting, started):
@@ -201,10 +209,12 @@ def _watch(started: Sequence[_Running], signals: _Signals, grace_seconds: float)
             if stop is None:
                 _say(f"{name}: stopping every process")
                 stop = Stop(name, 128 + number, time.monotonic(), grace_seconds)
-                _signal_running(started, signal.SIGTERM)
+                for running in _still_running(started):
+                    running.terminate()
             elif stop.status == 128 + number:
                 _say(f"{name} again: killing every process")
-                _signal_running(started, signal.SIGKILL)
+                for running in _still_running(started):
+                    running.kill_group()
 
 
 def _start(command: Command, log_dir: Path | None) -> _Running:
@@ -256,17 +266,16 @@ def _die_with(launcher: int) -> Callable[[], None] | None:
     return ask
 
 
-def _signal_running(started: Sequence[_Running], number: int) -> None:
-    for running in started:
-        if running.status is None:
-            running.signal_group(number)
+def _still_running(started: Sequence[_Running]) -> list[_Running]:
+    return [running for running in started if running.status is None]
 
 
 def _end_all(started: Sequence[_Running], signals: _Signals) -> list[int]:
     """Kill and reap what still runs, and what the processes left behind; return and name what stays."""
+    inherits = _children() is not None  # else what an ended process left behind is known by its group only
     for running in started:
-        if running.status is None or _libc is None:  # without a subreaper, the group of one that has ended
-            running.signal_group(signal.SIGKILL)
+        if running.status is None or not inherits:
+            running.kill_group()
     deadline = time.monotonic() + KILL_SECONDS
     while left := _unreaped(started):
         if time.monotonic() >= deadline:
@@ -287,14 +296,20 @@ def _unreaped(started: Sequence[_Running]) -> list[int]:
     """Reap who has ended; return who has not. Whom a process left behind is the subreaper's child: ours."""
     for running in started:
         running.poll()
-    left = {running.process.pid for running in started if running.status is None}
-    with contextlib.suppress(OSError):  # a kernel without that file; the groups have been killed
-        left |= set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
+    left = {running.process.pid for running in started if running.status is None} | (_children() or set())
     for pid in left - {running.process.pid for running in started}:
         with contextlib.suppress(ChildProcessError):
             if os.waitpid(pid, os.WNOHANG)[0]:
                 left.discard(pid)
     return sorted(left)
+
+
+def _children() -> set[int] | None:
+    """Return this process's children; None where the system does not tell them."""
+    try:
+        return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
+    except OSError:
+        return None
 
 
 def _unkillable(pid: int, name: str) -> str:
