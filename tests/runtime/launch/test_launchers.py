@@ -228,7 +228,7 @@ def test_what_ignores_sigterm_is_killed_after_three_seconds(launch):
     assert [pid for pid in pids if alive(pid)] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_to_the_launcher_stops_everything(launch, number):
     launched = launch("fleet.launch", "spawn_family()\ntime.sleep(600)", "--worker_num=2", *start_port())
     pids = launched.pids(6)
@@ -270,6 +270,24 @@ def test_what_an_ended_worker_has_left_is_killed_where_children_are_not_told():
     command = [sys.executable, "-c", LEAVE_BEHIND]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     wait_for(lambda: not alive(int(ended.stdout)), "the end of the child that was left behind")
+
+
+def test_a_launcher_that_nohup_has_started_outlives_its_terminal(launch, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what nohup does: a new process inherits it
+    try:
+        body = """
+        (here / "ready").touch()
+        while not (here / "go").exists():
+            time.sleep(0.01)
+        """
+        launched = launch("fleet.launch", body, *start_port())
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    wait_for((tmp_path / "ready").exists, "the worker")
+    launched.process.send_signal(signal.SIGHUP)
+    (tmp_path / "go").touch()
+    status, _, err = launched.end()
+    assert (status, err) == (0, "")
 
 
 def test_a_second_signal_ends_the_grace_of_the_first(launch):

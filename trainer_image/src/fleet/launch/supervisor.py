@@ -118,7 +118,9 @@ class _Signals:
         for descriptor in (self._reader, self._writer):
             os.set_blocking(descriptor, False)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        numbers = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        numbers = [signal.SIGCHLD, signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else nohup has us outlive the terminal
+            numbers.append(signal.SIGHUP)
         self._handlers = {number: signal.signal(number, self._ignore) for number in numbers}
 
     @staticmethod
