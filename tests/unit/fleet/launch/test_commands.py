@@ -1,5 +1,6 @@
 """What the launchers start: environments from flags, and errors that name the flag."""
 
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -63,6 +64,15 @@ def test_processes_that_share_memory_copy_past_the_caches_unless_the_user_says_o
     own = {"GLIBC_TUNABLES": "glibc.malloc.check=1"}
     assert all(command.environ.items() >= own.items() for command in ps_commands(environ=own))
     assert not any("GLIBC_TUNABLES" in command.environ for command in collective_commands())
+
+
+def test_processes_share_the_cores_that_the_launcher_may_run_on(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)  # macOS has none
+    own = {"OMP_NUM_THREADS": "5"}
+    for started in (ps_commands, collective_commands):
+        assert {command.environ["OMP_NUM_THREADS"] for command in started()} == {"1"}
+        assert all(command.environ.items() >= own.items() for command in started(environ=own))
 
 
 def test_all_processes_of_a_run_share_one_uid_and_two_runs_do_not():

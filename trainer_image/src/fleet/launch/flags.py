@@ -3,7 +3,6 @@
 import argparse
 import errno
 import ipaddress
-import os
 import re
 import secrets
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from fleet.errors import ConfigurationError
 from fleet.launch.supervisor import Command
+from fleet.process.cores import available_cores
 from fleet.role_maker.key import KEY_BYTES
 
 __all__ = [
@@ -142,7 +142,7 @@ def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, st
     shared.setdefault("PYTHONUNBUFFERED", "1")
     shared.setdefault("FLEET_SYNC_MODE", "Sync")
     shared.setdefault("FLEET_RESTARTS", "0")
-    shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num_processes)))
+    shared.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // num_processes)))
     return shared
 
 
