@@ -59,6 +59,20 @@ def test_a_role_that_the_launcher_was_started_with_does_not_leak():
     assert (environ["HOME"], environ["FLEET_JOB_UID"]) == ("/home/me", "7")
 
 
+TORCHRUN = {
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RUN_ID": "none",
+    "PET_RDZV_BACKEND": "c10d",
+    **dict.fromkeys(("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"), "7"),
+    "ROLE_NAME": "default",
+}
+
+
+@pytest.mark.parametrize("started", [ps_commands, collective_commands])
+def test_what_a_surrounding_torchrun_says_of_its_own_workers_does_not_leak(started):
+    assert not any(command.environ.items() & TORCHRUN.items() for command in started(environ=TORCHRUN))
+
+
 def test_processes_that_share_memory_copy_past_the_caches_unless_the_user_says_otherwise():
     assert all(command.environ.items() >= COPY_PAST_CACHES.items() for command in ps_commands())
     own = {"GLIBC_TUNABLES": "glibc.malloc.check=1"}
@@ -150,6 +164,7 @@ def test_a_pod_with_slots_needs_no_flags(prefix):
     assert (second.environ["MASTER_ADDR"], second.environ["MASTER_PORT"]) == ("job-trainer-0.job", "6175")
     assert second.environ["PADDLE_CURRENT_ENDPOINT"] == "t1:6176"
     assert second.environ["PADDLE_CURRENT_IP"] == "job-trainer-1.job"
+    assert not [name for name in second.environ if name.startswith("PET_")]
 
 
 def test_endpoints_that_a_pattern_tells_are_handed_on_as_they_are():

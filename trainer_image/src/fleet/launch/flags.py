@@ -39,9 +39,12 @@ ROLE_VARIABLES = frozenset(
         *("PADDLE_CURRENT_IP", "PADDLE_CURRENT_ENDPOINT", "POD_IP", "MASTER_ADDR", "MASTER_PORT"),
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         *("NODE_RANK", "GROUP_RANK", "NNODES", "NPROC_PER_NODE"),
+        *("GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     }
 )
 """A launcher decides these for each process; values it was itself started with must not leak through."""
+TORCHRUN_PREFIXES = ("PET_", "TORCHELASTIC_")
+"""Of what describes a node to torchrun, and torchrun to its own workers: that it has a store, say."""
 
 
 def add_common_flags(parser: argparse.ArgumentParser, *, log_dir: str | None) -> None:
@@ -138,7 +141,11 @@ def _is_address(host: str) -> bool:
 
 def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, str]:
     """Return the environment that all processes share: ours, without any role, with a share of the cores."""
-    shared = {name: value for name, value in environ.items() if name not in ROLE_VARIABLES}
+    shared = {
+        name: value
+        for name, value in environ.items()
+        if name not in ROLE_VARIABLES and not name.startswith(TORCHRUN_PREFIXES)
+    }
     shared.setdefault("PYTHONUNBUFFERED", "1")
     shared.setdefault("FLEET_SYNC_MODE", "Sync")
     shared.setdefault("FLEET_RESTARTS", "0")
