@@ -145,6 +145,18 @@ def test_the_second_of_two_nodes_counts_on():
     assert "GLOO_SOCKET_IFNAME" not in first.environ
 
 
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        pytest.param("10.0.0.2", ["workerlog.0", "workerlog.1"], id="one-node-as-the-original"),
+        pytest.param("10.0.0.1,10.0.0.2", ["workerlog.2", "workerlog.3"], id="nodes-may-share-a-folder"),
+    ],
+)
+def test_no_two_workers_of_a_job_have_a_log_of_the_same_name(nodes, expected):
+    argv = ("--cluster_node_ips", nodes, "--node_ip", "10.0.0.2", "--worker_num", "2")
+    assert [command.log_name for command in collective_commands(*argv)] == expected
+
+
 POD = {
     "PET_NNODES": "2",
     "PET_NODE_RANK": "1",

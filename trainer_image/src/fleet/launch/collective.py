@@ -324,7 +324,7 @@ def _worker(place: Node, local_rank: int, argv: list[str], shared: Mapping[str, 
         environ["PADDLE_CURRENT_ENDPOINT"] = place.endpoints[rank]
     if place.gpu_each:  # counted among the visible devices
         environ["FLAGS_selected_gpus"] = str(local_rank)
-    return Command(f"worker {rank}", False, argv, environ, f"workerlog.{local_rank}")
+    return Command(f"worker {rank}", False, argv, environ, f"workerlog.{rank}")  # nodes may share a folder
 
 
 def _end(number: int, _: FrameType | None) -> None:
