@@ -410,6 +410,39 @@ def test_a_missing_script_and_a_taken_port_are_named(launch, tmp_path):
     assert "training_script is 'script.py', which is no file" in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("flags", "source", "environ"),
+    [
+        pytest.param(
+            [],
+            "PET_MASTER_PORT",
+            {"PET_NNODES": "1", "PET_NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "{}"},
+            id="a-scheduler",
+        ),
+        pytest.param(["--start_port={}"], "--start_port", {}, id="a-flag"),
+        pytest.param(
+            ["--use_paddlecloud"],
+            "PADDLE_PORT",
+            {
+                "PADDLE_TRAINERS": "127.0.0.1,127.0.0.2",
+                "PADDLE_TRAINER_ID": "0",
+                "POD_IP": "127.0.0.1",
+                "PADDLE_PORT": "{}",
+            },
+            id="paddlecloud",
+        ),
+    ],
+)
+def test_a_taken_port_is_named_after_who_said_it(launch, monkeypatch, flags, source, environ):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value.format(port))
+        status, _, err = launch("fleet.launch", "", *[flag.format(port) for flag in flags]).end()
+    expected = f"launch: {source}: 127.0.0.1:{port} is in use by another process; choose another port\n"
+    assert (status, err) == (2, expected)
+
+
 def test_programs_are_printed_by_each_server_and_the_first_worker_one_after_the_other(launch):
     body = """
     note(os.getpid())

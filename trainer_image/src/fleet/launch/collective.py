@@ -39,8 +39,9 @@ POD_GRACE_SECONDS = 30
 class Node:
     """The place of this node in the job: `num_local` workers here, on each of `num_nodes` nodes.
 
-    `gpus` are those that were selected, `gpu_each` whether each worker has one of the visible GPUs. `listed`
-    is how the environment tells the endpoints: thousands of them by a pattern.
+    `port_name` is the flag or the variable that says the port. `endpoints` are those of all workers as the
+    environment tells them: thousands by a pattern. `gpus` are those that were selected, `gpu_each` whether
+    each worker has one of the visible GPUs.
     """
 
     host: str
@@ -48,11 +49,11 @@ class Node:
     num_nodes: int
     num_local: int
     master_host: str
+    port_name: str
     master_port: int
-    endpoints: tuple[str, ...]
+    endpoints: str
     gpus: str = ""
     gpu_each: bool = False
-    listed: str = ""
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -116,9 +117,11 @@ def node(
         A flag or a variable has a value that cannot be used, or they contradict each other; the message
         names it, its value and what was expected.
     """
-    num_local, gpu_each = _num_local(arguments, environ, count_gpus)
-    place = _place(arguments, environ, num_local)
-    return replace(place, gpus=_selected(arguments.selected_gpus or "", environ), gpu_each=gpu_each)
+    said = _num_local(arguments, environ)
+    counted = count_gpus() if said is None else 0
+    place = _place(arguments, environ, max(1, counted) if said is None else said)
+    gpus = _selected(arguments.selected_gpus or "", environ)
+    return replace(place, gpus=gpus, gpu_each=bool(gpus) or counted > 0)
 
 
 def _selected(gpus: str, environ: Mapping[str, str]) -> str:
@@ -174,25 +177,25 @@ def _place(arguments: argparse.Namespace, environ: Mapping[str, str], num_local:
         raise ConfigurationError(
             f"--node_ip is {host!r}; expected one of --cluster_node_ips, which are {','.join(ips)!r}"
         )
-    port = _port(arguments, DEFAULT_PORT, "--started_port", num_local)
-    return _at(ips, ips.index(host), port, num_local)
+    return _at(ips, ips.index(host), _port(arguments, num_local), num_local)
 
 
-def _at(hosts: Sequence[str], rank: int, port: int, num_local: int) -> Node:
+def _at(hosts: Sequence[str], rank: int, port: tuple[str, int], num_local: int) -> Node:
     """Return the place of a node among those that have these hosts, and all of them the same ports."""
-    endpoints = tuple(f"{host}:{port + i}" for host in hosts for i in range(num_local))
-    return Node(hosts[rank], rank, len(hosts), num_local, hosts[0], port, endpoints)
+    name, first = port
+    endpoints = ",".join(f"{host}:{first + i}" for host in hosts for i in range(num_local))
+    return Node(hosts[rank], rank, len(hosts), num_local, hosts[0], name, first, endpoints)
 
 
 def _in_paddlecloud(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
     hosts, rank = paddle_cloud.hosts_and_rank(environ)
     given = paddle_cloud.port(environ, num_local)
     if given is None:
-        return _at(hosts, rank, _port(arguments, DEFAULT_PORT, "--started_port", num_local), num_local)
+        return _at(hosts, rank, _port(arguments, num_local), num_local)
     port = flags.whole_number("PADDLE_PORT", given, least=1, most=65536 - num_local)
     if (written := _either(arguments, "started_port", "start_port")) is not None and written[1] != given:
         _log.warning("PADDLE_PORT %s is used, which PaddleCloud gives, and not %s %s", given, *written)
-    return _at(hosts, rank, port, num_local)
+    return _at(hosts, rank, ("PADDLE_PORT", port), num_local)
 
 
 def _described(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
@@ -202,26 +205,19 @@ def _described(arguments: argparse.Namespace, environ: Mapping[str, str], num_lo
     master = _value(environ, "MASTER_ADDR")
     if master is None:
         raise ConfigurationError("NNODES is set, but MASTER_ADDR is not; expected the first node's address")
-    name, port_text = _value(environ, "MASTER_PORT") or ("--started_port", DEFAULT_PORT)
-    port = _port(arguments, port_text, name, num_local)
+    port = _port(arguments, num_local, _value(environ, "MASTER_PORT"))
     host = environ.get("PADDLE_CURRENT_IP") or environ.get("POD_IP") or master[1]
-    listed = environ.get("PADDLE_TRAINER_ENDPOINTS", "")
-    endpoints = tuple(split_endpoints(listed)) if listed else ()
-    if listed and len(endpoints) != num_nodes * num_local:
+    endpoints = environ.get("PADDLE_TRAINER_ENDPOINTS", "")
+    if endpoints and (found := len(split_endpoints(endpoints))) != num_nodes * num_local:
         raise ConfigurationError(
-            f"PADDLE_TRAINER_ENDPOINTS has {len(endpoints)} endpoints; expected {num_nodes * num_local}, "
+            f"PADDLE_TRAINER_ENDPOINTS has {found} endpoints; expected {num_nodes * num_local}, "
             f"for {num_nodes} nodes with {num_local} workers each"
         )
-    return Node(host, rank, num_nodes, num_local, master[1], port, endpoints, listed=listed)
+    return Node(host, rank, num_nodes, num_local, master[1], *port, endpoints)
 
 
-def _num_local(
-    arguments: argparse.Namespace, environ: Mapping[str, str], count_gpus: Callable[[], int]
-) -> tuple[int, bool]:
-    """Return the number of workers on this node, and whether each has a GPU of its own.
-
-    Every source that says a number must say the same.
-    """
+def _num_local(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int | None:
+    """Return the number of workers on this node, None where nobody says it; the flags must say the same."""
     gpus = None
     if arguments.selected_gpus is not None:
         texts = arguments.selected_gpus.split(",")
@@ -238,13 +234,10 @@ def _num_local(
             raise ConfigurationError(
                 f"{said[0]} is {number} but --selected_gpus names {gpus}; expected one worker per GPU"
             )
-        return number, gpus is not None
-    if gpus is not None:
-        return gpus, True
-    if _value(environ, "NPROC_PER_NODE") is not None:
-        return _number(environ, "NPROC_PER_NODE", least=1), False
-    counted = count_gpus()
-    return max(1, counted), counted > 0
+        return number
+    if gpus is None and _value(environ, "NPROC_PER_NODE") is not None:
+        return _number(environ, "NPROC_PER_NODE", least=1)
+    return gpus
 
 
 def _value(environ: Mapping[str, str], name: str) -> tuple[str, str] | None:
@@ -262,9 +255,13 @@ def _number(environ: Mapping[str, str], name: str, *, least: int, most: int | No
     return flags.whole_number(*found, least=least, most=most)
 
 
-def _port(arguments: argparse.Namespace, default: str, name: str, num_local: int) -> int:
-    name, text = _either(arguments, "started_port", "start_port") or (name, default)
-    return flags.whole_number(name, text, least=1, most=65536 - num_local)
+def _port(
+    arguments: argparse.Namespace, num_local: int, default: tuple[str, str] | None = None
+) -> tuple[str, int]:
+    """Return the first worker's port after the flag or the variable that says it; a flag wins."""
+    written = _either(arguments, "started_port", "start_port")
+    name, text = written or default or ("--started_port", DEFAULT_PORT)
+    return name, flags.whole_number(name, text, least=1, most=65536 - num_local)
 
 
 def _either(arguments: argparse.Namespace, *names: str) -> tuple[str, str] | None:
@@ -298,7 +295,7 @@ def commands(place: Node, arguments: argparse.Namespace, environ: Mapping[str, s
         "NPROC_PER_NODE": str(place.num_local),
     }
     if place.endpoints:
-        shared["PADDLE_TRAINER_ENDPOINTS"] = place.listed or ",".join(place.endpoints)
+        shared["PADDLE_TRAINER_ENDPOINTS"] = place.endpoints
     if place.gpus:
         shared["CUDA_VISIBLE_DEVICES"] = place.gpus
     if sys.platform == "linux" and place.master_host.startswith("127."):
@@ -310,18 +307,21 @@ def commands(place: Node, arguments: argparse.Namespace, environ: Mapping[str, s
     if place.num_nodes == 1:  # else the launchers of all nodes must be given the same
         flags.give_key(shared)
     argv = flags.script_argv(arguments)
-    return [_worker(place, i, argv, shared) for i in range(place.num_local)]
+    endpoints = split_endpoints(place.endpoints) if place.endpoints else ()
+    return [_worker(place, i, argv, shared, endpoints) for i in range(place.num_local)]
 
 
-def _worker(place: Node, local_rank: int, argv: list[str], shared: Mapping[str, str]) -> Command:
+def _worker(
+    place: Node, local_rank: int, argv: list[str], shared: Mapping[str, str], endpoints: Sequence[str]
+) -> Command:
     rank = place.rank * place.num_local + local_rank
     environ = dict(shared) | {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),
         "PADDLE_TRAINER_ID": str(rank),
     }
-    if place.endpoints:
-        environ["PADDLE_CURRENT_ENDPOINT"] = place.endpoints[rank]
+    if endpoints:
+        environ["PADDLE_CURRENT_ENDPOINT"] = endpoints[rank]
     if place.gpu_each:  # counted among the visible devices
         environ["FLAGS_selected_gpus"] = str(local_rank)
     return Command(f"worker {rank}", False, argv, environ, f"workerlog.{rank}")  # nodes may share a folder
@@ -345,7 +345,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         started = commands(place, arguments, os.environ)
         show = flags.truth("--print_config", arguments.print_config)
         if place.rank == 0:
-            flags.check_free("--started_port", [(place.host, place.master_port)])
+            flags.check_free(place.port_name, [(place.host, place.master_port)])
         if show:
             flags.print_commands(started, arguments.log_dir)
         log_dir = Path(arguments.log_dir) if arguments.log_dir else None
