@@ -41,6 +41,11 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def name_of(pid: int) -> str:
+    """Return the name that pgrep and pkill know a process by."""
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
 def cpu_seconds(pid: int) -> float:
     """Return how much CPU a process has taken, its threads included."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

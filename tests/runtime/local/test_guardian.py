@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from fleet_operator.cluster.local_guard import Exited, Guard, GuardianLostError, Started
 from fleet_operator.cluster.local_log import without_times
 from tests.support.local import GRANDCHILDREN, MARK, survivors
-from tests.support.processes import parent, wait_for
+from tests.support.processes import name_of, parent, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -194,6 +195,28 @@ async def test_the_end_of_the_guardian_ends_all_and_is_noticed(guarded, signum):
     assert "guardian" in str(error)
     await guarded.guard.close()
     wait_for(lambda: not survivors(guarded.mark), "the end of every process", seconds=2)
+
+
+async def test_a_main_process_does_not_outlive_keeper_and_guardian_that_are_killed_at_once(guarded):
+    guarded.launch("sleep", "60")
+    main = await guarded.started()
+    keeper = parent(main)
+    killed = (parent(keeper), keeper)
+    pidfd = os.pidfd_open(main)
+    try:
+        for signum in (signal.SIGSTOP, signal.SIGKILL):  # stopped, neither can act on the other's death
+            for pid in killed:
+                os.kill(pid, signum)
+        assert select.select([pidfd], [], [], 10)[0]
+    finally:
+        os.close(pidfd)
+
+
+async def test_a_kill_by_the_name_of_the_command_leaves_the_helpers_to_their_work(guarded):
+    guarded.launch("sleep", "60")
+    keeper = parent(await guarded.started())
+    for pid in (parent(keeper), keeper):
+        assert "fleet" not in name_of(pid)
 
 
 async def test_close_leaves_nothing(guarded):

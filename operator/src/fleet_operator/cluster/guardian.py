@@ -12,6 +12,9 @@ so it is up in some 40 ms and shares nothing with the runner but the socket that
 - A closed socket is the order to stop. When the runner dies, by kill -9 too, the kernel closes its end;
   the guardian then closes the keepers'. When the guardian itself dies, each keeper sees the same. When a
   keeper dies, its processes become the guardian's children, and are killed there.
+- Who kills runner, guardian and keepers at once leaves nobody to do that: then the kernel kills the main
+  processes (PR_SET_PDEATHSIG), and only what those have started may stay. The helpers' names are not the
+  runner's, so that a kill of all that is called fleetjob leaves them to their work.
 - To stop is SIGTERM, a grace period, then SIGKILL until nothing is left.
 
 The protocol is one JSON object per line. Orders: ``{"op": "start", "id", "argv", "env", "cwd", "log"}``
@@ -36,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
+    from collections.abc import Callable, Container, Iterator
     from io import RawIOBase
 
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL when nobody is left to ask for a longer one
@@ -45,6 +48,7 @@ LOG_BYTES = 1 << 16  # of a process's output at once, as much as a pipe holds
 START_ERROR = 128  # the exit code a container runtime gives to a command that cannot be started
 KILLED_KEEPER = 128 + signal.SIGKILL
 
+PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -58,6 +62,23 @@ def become_subreaper(name: str) -> None:
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"cannot become a child subreaper: {os.strerror(error)}")
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """Return what a new process does before it becomes its program, where the system can (Linux).
+
+    It asks to be killed when the thread that has started it ends; here that is the parent's only one.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before the request was made
+            os._exit(KILLED_KEEPER)
+
+    return ask
 
 
 def _parents_from_proc() -> Iterator[tuple[int, int]]:
@@ -258,7 +279,7 @@ class Keeper:
 
     def run(self) -> None:
         """Start the main process and stay until it and all of its descendants are gone."""
-        become_subreaper("fleetjob-keeper")
+        become_subreaper("pod-keeper")
         try:
             pid = self._start()
         except OSError as error:
@@ -287,6 +308,7 @@ class Keeper:
                 stdout=self._log.writer,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=die_with_parent(),
             )
         finally:
             os.close(self._log.writer)
@@ -428,7 +450,7 @@ class Guardian:
 
 def main() -> int:
     """Guard the run whose runner holds the other end of standard input."""
-    become_subreaper("fleetjob-guard")
+    become_subreaper("pod-guardian")
     runner = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)  # descriptor 0 stays taken, so that no pipe ever lands on it
