@@ -143,22 +143,21 @@ def _collective(job: FleetJob, index: int, hosts: Hosts) -> dict[str, str]:
     ports = first_ports(job, Role.TRAINER)
     listed = _listed(job, hosts, ports)
     num_processes = str(num_nodes * slots)
+    node = {
+        "MASTER_ADDR": hosts(Role.TRAINER, 0),
+        "MASTER_PORT": str(ports[0]),
+        "NODE_RANK": str(index),
+        "NNODES": str(num_nodes),
+        "NPROC_PER_NODE": str(slots),
+    }
     env = {
         "PADDLE_TRAINERS": num_processes,
         "PADDLE_TRAINERS_NUM": num_processes,
         "PADDLE_TRAINER_ENDPOINTS": listed,
-        "MASTER_ADDR": hosts(Role.TRAINER, 0),
-        "MASTER_PORT": str(ports[0]),
         "WORLD_SIZE": num_processes,
         "LOCAL_WORLD_SIZE": str(slots),
-        "NODE_RANK": str(index),
-        "NNODES": str(num_nodes),
-        "NPROC_PER_NODE": str(slots),
-        "PET_MASTER_ADDR": hosts(Role.TRAINER, 0),
-        "PET_MASTER_PORT": str(ports[0]),
-        "PET_NNODES": str(num_nodes),
-        "PET_NODE_RANK": str(index),
-        "PET_NPROC_PER_NODE": str(slots),
+        **node,
+        **{f"PET_{name}": value for name, value in node.items()},
     }
     grace = (job.template(Role.TRAINER).spec.model_extra or {}).get("terminationGracePeriodSeconds")
     if isinstance(grace, int):  # what starts processes in the pod gives them somewhat less
