@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FIRST_START", "Start", "role_env"]
 
+_RENDEZVOUS = "PET_RDZV_CONF"
+_TORCHRUN_SECONDS = 900  # for which torchrun waits for the other pods, unless it is told for how long
 _LONGEST_LIST = 32 << 10  # bytes of names: beyond, endpoints are told by a pattern
 _TRAINING_ROLE = {Role.PSERVER: "PSERVER", Role.TRAINER: "TRAINER"}
 _ROLE_INDEX = {Role.PSERVER: "PADDLE_PSERVER_ID", Role.TRAINER: "PADDLE_TRAINER_ID"}
@@ -159,6 +161,8 @@ def _collective(job: FleetJob, index: int, hosts: Hosts) -> dict[str, str]:
         **node,
         **{f"PET_{name}": value for name, value in node.items()},
     }
+    if all(variable.name != _RENDEZVOUS for variable in job.template(Role.TRAINER).main_container.env or ()):
+        env[_RENDEZVOUS] = _patience(job)
     grace = (job.template(Role.TRAINER).spec.model_extra or {}).get("terminationGracePeriodSeconds")
     if isinstance(grace, int):  # what starts processes in the pod gives them somewhat less
         env["FLEET_GRACE_SECONDS"] = str(grace)
@@ -170,6 +174,15 @@ def _collective(job: FleetJob, index: int, hosts: Hosts) -> dict[str, str]:
             "LOCAL_RANK": "0",
         }
     return env
+
+
+def _patience(job: FleetJob) -> str:
+    """Return for how long torchrun waits for pods that pull their images, as each of its backends is told it.
+
+    ``timeout`` is the static one's; the others are c10d's: until all have joined, and until its store is up.
+    """
+    seconds = max(job.start_deadline_seconds, _TORCHRUN_SECONDS)
+    return ",".join(f"{name}={seconds}" for name in ("timeout", "join_timeout", "read_timeout"))
 
 
 def _listed(job: FleetJob, hosts: Hosts, ports: list[int]) -> str:

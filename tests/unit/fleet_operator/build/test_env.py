@@ -7,9 +7,18 @@ import yaml
 
 from fleet.environment.endpoints import split_endpoints
 from fleet_operator.api import FleetJob, Role, parse_job
-from fleet_operator.build import ClusterHosts, Start, replica_ports, role_env
+from fleet_operator.build import (
+    ClusterHosts,
+    Start,
+    build_pod,
+    overwritten_sentence,
+    replica_ports,
+    role_env,
+)
+from fleet_operator.plan.model import Attempt
 from tests.support import jobs
 from tests.support.manifests import at
+from tests.support.pods import template
 
 CONTRACT = sorted((Path(__file__).parents[4] / "contract" / "env").glob("*.yaml"))
 
@@ -135,6 +144,30 @@ def test_collective_trainers_on_their_nodes_network_are_told_so():
     for said, expected in ((network, "true"), ({}, None)):
         job = jobs.job(jobs.collective_manifest(network=said))
         assert role_env(job, Role.TRAINER, 0, ClusterHosts(job)).get("FLEET_HOST_NETWORK") == expected
+
+
+@pytest.mark.parametrize(
+    ("deadline", "seconds"),
+    [
+        pytest.param(None, 3600, id="an-hour"),
+        pytest.param(7200, 7200, id="the-manifests"),
+        pytest.param(60, 900, id="not-less-than-torchrun-waits-by-itself"),
+    ],
+)
+def test_torchrun_waits_for_pods_that_start_slowly_as_long_as_other_replicas_do(deadline, seconds):
+    policy = {} if deadline is None else {"pendingDeadlineSeconds": deadline}
+    job = jobs.job(jobs.collective_manifest(runPolicy=policy))
+    told = role_env(job, Role.TRAINER, 0, ClusterHosts(job))["PET_RDZV_CONF"]
+    assert told == f"timeout={seconds},join_timeout={seconds},read_timeout={seconds}"
+
+
+def test_a_template_may_tell_torchrun_itself_how_to_find_the_others():
+    env = [{"name": "PET_RDZV_CONF", "value": "timeout=5"}]
+    job = jobs.job(jobs.collective_manifest(template=template({"env": env})))
+    assert "PET_RDZV_CONF" not in role_env(job, Role.TRAINER, 0, ClusterHosts(job))
+    (container,) = build_pod(job, Role.TRAINER, 0, Attempt(), ClusterHosts(job))["spec"]["containers"]
+    assert [each["value"] for each in container["env"] if each["name"] == "PET_RDZV_CONF"] == ["timeout=5"]
+    assert overwritten_sentence(job) is None
 
 
 @pytest.mark.parametrize("seconds", [120, 0])
