@@ -22,10 +22,13 @@ _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
 # What a shell around the runner has set must not reach a replica: its place comes from the manifest alone.
+# A job of Slurm is such a shell, whose task Lightning takes for the process's rank. Its CPUs and GPUs stay.
 _ROLE_VARIABLE = re.compile(
     r"(PADDLE|FLEET|PET|TORCHELASTIC)_.*"
     r"|TRAINING_ROLE|POD_IP|MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE"
     r"|GROUP_RANK|ROLE_RANK|NODE_RANK|NNODES|NPROC_PER_NODE"
+    r"|SLURM_(JOB_|STEP_)?(NTASKS.*|NUM_TASKS|NPROCS|TASKS_PER_NODE|NNODES|NUM_NODES|NODELIST)"
+    r"|SLURM_(PROCID|LOCALID|NODEID|GTIDS)"
 )
 
 

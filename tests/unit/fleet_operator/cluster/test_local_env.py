@@ -148,6 +148,20 @@ def test_an_inherited_role_never_reaches_a_replica():
     }
 
 
+def test_a_replica_takes_no_rank_from_the_job_of_slurm_around_the_run_but_keeps_its_cpus_and_gpus():
+    place = (
+        "NTASKS NTASKS_PER_NODE STEP_NUM_TASKS NPROCS TASKS_PER_NODE STEP_TASKS_PER_NODE NNODES JOB_NUM_NODES"
+        " STEP_NUM_NODES NODELIST JOB_NODELIST STEP_NODELIST PROCID LOCALID NODEID GTIDS"
+    )
+    share = (
+        "CPUS_ON_NODE CPUS_PER_TASK JOB_CPUS_PER_NODE GPUS GPUS_ON_NODE JOB_GPUS STEP_GPUS JOB_ID JOB_NAME"
+    )
+    shell = {f"SLURM_{name}": "2" for name in f"{place} {share}".split()}
+    env = command({"command": ["x"], "env": [{"name": "SLURM_PROCID", "value": "0"}]}, environ=shell).env
+    kept = {name: value for name, value in env.items() if name != "PATH"}
+    assert kept == {f"SLURM_{name}": "2" for name in share.split()} | {"SLURM_PROCID": "0"}
+
+
 def test_defaults_give_way_to_the_pod_and_overrides_do_not():
     container = {
         "command": ["echo", "$(B)"],
