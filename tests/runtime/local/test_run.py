@@ -273,6 +273,16 @@ def test_a_script_that_cannot_run_fails_the_job_at_once(tmp_path, command, code,
         assert run.result()["replicas"][0]["exit_codes"] == [code]
 
 
+def test_the_end_of_the_log_tells_more_of_a_failure_than_the_progress_before_it(tmp_path):
+    body = "import os, pathlib, sys\nleft = pathlib.Path(os.environ['FLEET_TERMINATION_LOG'])\n"
+    body += 'left.write_text(\'{"role":"TRAINER","index":0,"step":3}\')\n'
+    body += "sys.exit('the validation set is empty')"
+    job = job_manifest(body, server=None, failurePolicy={"action": "FailJob"})
+    with LocalRun(tmp_path / "run", job) as run:
+        assert run.wait() == 1, run.stderr
+        assert "trainer-0 failed with exit code 1: the validation set is empty" in run.stderr
+
+
 def test_a_name_server_that_hiccups_twice_fails_no_job(tmp_path):
     hiccup = "import os, socket\nif int(os.environ['FLEET_RESTARTS']) < 2: "
     hiccup += "raise socket.gaierror(-3, 'Temporary failure in name resolution')"

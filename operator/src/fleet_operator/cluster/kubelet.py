@@ -17,6 +17,7 @@ from fleet_operator.cluster.interface import ConflictError
 from fleet_operator.cluster.local_guard import Exited, Guard, GuardianLostError, Started
 from fleet_operator.cluster.local_log import begin_log, tail
 from fleet_operator.plan.model import PodPhase
+from fleet_operator.plan.words import last_sentence, parse_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -203,12 +204,15 @@ class Kubelet:
 
 
 def _last_words(pod: LocalPod, *, failed: bool) -> str | None:
-    """Return the termination message, else the end of the log, as FallbackToLogsOnError asks for."""
+    """Return the termination message, else the end of the log, as FallbackToLogsOnError asks for.
+
+    The progress that a plain script left before it failed is no message: it says nothing of the failure.
+    """
     words = ""
     with contextlib.suppress(OSError):
         words = pod.termination_log.read_bytes()[:MESSAGE_BYTES].decode(errors="replace")
         pod.termination_log.unlink()
-    if not words and failed:
+    if failed and not last_sentence(words) and parse_words(words).joined is None:
         with contextlib.suppress(OSError):
             words = tail(pod.log, pod.log_start)
     return words.strip() or None

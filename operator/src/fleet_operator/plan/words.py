@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fleet_operator.plan.indexes import parse_any_indexes
 from fleet_operator.plan.torchrun import find_root_cause
@@ -54,14 +54,19 @@ def parse_words(message: str | None) -> LastWords:
     text = (message or "").strip()
     if (failed := _FAILED.match(text)) is not None:
         return LastWords(joined=failed["not"] is None)
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return LastWords()
-    if not isinstance(document, dict) or not isinstance(joined := document.get("joined"), bool):
+    document = _document(text)
+    if not isinstance(joined := document.get("joined"), bool):
         return LastWords()
     completed = parse_any_indexes(document.get("completedTrainers"), below=MOST_TRAINERS)
     return LastWords(joined, completed, _parse_restarts(document.get("completedAfter")))
+
+
+def _document(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _parse_restarts(after: object) -> dict[int, int]:
@@ -81,7 +86,8 @@ def last_sentence(message: str | None) -> str:
     That is its last line, which is an error's, or what torchrun's summary has to say.
     """
     text = (message or "").strip()
-    if text.startswith("{") and parse_words(text).joined is not None:
+    document = _document(text)
+    if isinstance(document.get("joined"), bool) or document.keys() >= {"role", "step"}:
         return ""  # the progress of one that was about to end well
     said = find_root_cause(text) or text.rpartition("\n")[2].strip()
     return _FAILED.sub("", said, count=1)[:_SENTENCE_CHARACTERS]

@@ -259,6 +259,54 @@ def test_a_plain_script_that_reports_is_served_and_leaves_its_progress(replica, 
     assert (state["role"], state["index"], state["step"]) == ("TRAINER", 2, 3)
 
 
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        pytest.param("sys.exit()", 0, id="an-exit"),
+        pytest.param("sys.exit(0)", 0, id="with-0"),
+        pytest.param("try: sys.exit('no data')\nexcept SystemExit: pass", 0, id="with-a-text-that-is-caught"),
+        pytest.param(
+            "it = threading.Thread(target=sys.exit, args=(3,)); it.start(); it.join(); sys.exit()",
+            0,
+            id="of-a-thread-before",
+        ),
+    ],
+)
+def test_a_plain_script_that_exits_well_leaves_its_progress(replica, words, end, status):
+    assert ended(replica(f"report(step=3)\n{end}"))[0] == status
+    assert json.loads(words.read_text())["step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        pytest.param("sys.exit(3)", 3, id="a-status"),
+        pytest.param("raise SystemExit('no data')", 1, id="an-exception-of-its-own"),
+        pytest.param("sys.excepthook = sys.__excepthook__; {}['missing']", 1, id="another-hook"),
+    ],
+)
+def test_a_plain_script_that_may_have_failed_leaves_its_log(replica, words, end, status):
+    assert ended(replica(f"def main():\n    {end}\nreport(step=3)\nmain()"))[0] == status
+    assert not words.exists(), "what stands there keeps the end of the log from being read"
+
+
+def test_the_text_with_which_a_script_exits_is_its_last_word(replica, words):
+    body = "report(step=3); sys.exit('the validation set\\nis empty')"
+    code, _, err = ended(replica(body, RANK="2"))
+    assert (code, err) == (1, "the validation set\nis empty\n")
+    assert words.read_text() == "trainer 2: the validation set is empty\n"
+
+
+def test_the_text_with_which_a_replica_exits_says_whether_it_had_joined(replica, words):
+    assert ended(replica("start(); lifecycle.joined(); sys.exit('no data')"))[0] == 1
+    assert words.read_text() == "trainer 1 (joined): no data\n"
+
+
+def test_a_replica_that_exits_with_a_status_still_says_that_it_had_joined(replica, words):
+    assert ended(replica("start(); lifecycle.joined(); sys.exit(2)"))[0] == 2
+    assert json.loads(words.read_text())["joined"] is True
+
+
 def test_the_second_process_of_a_pod_is_silent(replica, words):
     port = str(free_ports(1)[0])
     body = "start(); report(step=3); print(progress._server)"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fleet_operator.plan.words import MOST_TRAINERS, LastWords, parse_words
+from fleet_operator.plan.words import MOST_TRAINERS, LastWords, last_sentence, parse_words
 
 DONE = {"step": 12, "joined": True, "completedTrainers": "0-1,3"}
 
@@ -55,3 +55,16 @@ def test_a_list_of_endless_ranges_costs_nothing():
     ranges = ",".join(["0-99999"] * 500)
     words = parse_words(json.dumps(DONE | {"completedTrainers": ranges}))
     assert words.completed == frozenset(range(MOST_TRAINERS))
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        pytest.param('{"joined":true,"step":3}', "", id="of-a-replica"),
+        pytest.param('{"role":"TRAINER","index":0,"step":3,"loss":0.5}\n', "", id="of-a-plain-script"),
+        pytest.param('{"step":3}', '{"step":3}', id="of-another-runtime"),
+        pytest.param('["role", "step"]', '["role", "step"]', id="a-list"),
+    ],
+)
+def test_progress_is_no_sentence_about_a_failure(message: str, said: str):
+    assert last_sentence(message) == said

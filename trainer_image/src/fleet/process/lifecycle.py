@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from fleet.errors import EXIT_FAILURE, ConfigurationError, FleetError
 from fleet.process import progress, termination
+from fleet.process.script_end import ScriptEnd
 from fleet.process.sigterm import SigtermWatcher
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class _Lifecycle:
         self._observing = False
         self._status: int | None = None
         self._sigterm = SigtermWatcher()
+        self._script = ScriptEnd()
         self._previous_hook = sys.excepthook
         self._previous_thread_hook = threading.excepthook
 
@@ -68,6 +70,7 @@ class _Lifecycle:
         self._observing = True
         self._previous_hook, sys.excepthook = sys.excepthook, self.on_uncaught
         self._previous_thread_hook, threading.excepthook = threading.excepthook, self.on_uncaught_in_thread
+        self._script.watch()
         atexit.register(self.at_exit)
         if not self.started:
             self._identify(os.environ)
@@ -125,7 +128,10 @@ class _Lifecycle:
 
     def at_exit(self) -> None:
         """Leave the last words; after an error, its exit status, which Python itself would make 1."""
-        self.leave_progress()
+        if not self.failed and (reason := self._script.reason()):
+            self._leave_words(reason)
+        elif self.started or self._script.is_well():  # else the end of the log says more than the progress
+            self.leave_progress()
         if self._status not in (None, EXIT_FAILURE):
             _flush_within(FLUSH_SECONDS)
             os._exit(self._status or EXIT_FAILURE)
@@ -144,6 +150,9 @@ class _Lifecycle:
         if isinstance(error, FleetError):
             with contextlib.suppress(OSError, ValueError):  # a closed stderr must not hide the exit status
                 print(f"{self.identity}: {sentence}", file=sys.stderr, flush=True)
+        self._leave_words(sentence)
+
+    def _leave_words(self, sentence: str) -> None:
         stage = "" if not self.started else " (joined)" if self.joined else " (not joined)"
         termination.write_failure(f"{self.identity}{stage}: {sentence}", os.environ)
 
@@ -155,6 +164,7 @@ class _Lifecycle:
                 sys.excepthook = self._previous_hook
             if threading.excepthook == self.on_uncaught_in_thread:
                 threading.excepthook = self._previous_thread_hook
+            self._script.undo()
             atexit.unregister(self.at_exit)
 
 
