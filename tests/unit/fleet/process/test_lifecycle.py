@@ -307,6 +307,28 @@ def test_a_replica_that_exits_with_a_status_still_says_that_it_had_joined(replic
     assert json.loads(words.read_text())["joined"] is True
 
 
+@pytest.mark.parametrize("end", ["pass", "raise ValueError('closed by peer')", "sys.exit('no data')"])
+def test_one_of_several_plain_scripts_leaves_the_telling_to_torchrun(replica, words, end):
+    environ = {"TORCHELASTIC_RUN_ID": "job", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    ended(replica(f"report(step=3); {end}", **environ))
+    assert not words.exists()
+
+
+def test_one_of_several_plain_scripts_leaves_its_error_to_its_launcher(replica, words):
+    body = "report(step=3); raise ValueError('closed by peer')"
+    assert ended(replica(body, LOCAL_RANK="0", LOCAL_WORLD_SIZE="2"))[0] == 1
+    assert not words.exists()
+
+
+@pytest.mark.parametrize(
+    ("end", "said"), [("pass", '"step":3'), ("raise ValueError('no data')", "trainer 0: ValueError: no data")]
+)
+def test_the_only_script_of_a_torchrun_tells_its_end(replica, words, end, said):
+    environ = {"TORCHELASTIC_RUN_ID": "job", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    ended(replica(f"report(step=3); {end}", **environ))
+    assert said in words.read_text()
+
+
 def test_the_second_process_of_a_pod_is_silent(replica, words):
     port = str(free_ports(1)[0])
     body = "start(); report(step=3); print(progress._server)"

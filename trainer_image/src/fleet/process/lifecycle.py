@@ -138,6 +138,8 @@ class _Lifecycle:
 
     def leave_progress(self) -> None:
         """Write the last words of a replica that ends well; one process of a pod speaks for all."""
+        if self._is_one_of_several() and TORCHRUN in os.environ:
+            return  # it would hide what torchrun says should another one fail
         if not self.failed and os.environ.get("LOCAL_RANK", "0") == "0":
             state = progress.snapshot()
             if self.started:
@@ -153,8 +155,14 @@ class _Lifecycle:
         self._leave_words(sentence)
 
     def _leave_words(self, sentence: str) -> None:
+        if self._is_one_of_several():
+            return  # and maybe the only one that reports: the launcher says who failed first
         stage = "" if not self.started else " (joined)" if self.joined else " (not joined)"
         termination.write_failure(f"{self.identity}{stage}: {sentence}", os.environ)
+
+    def _is_one_of_several(self) -> bool:
+        """Whether this is a plain script's process, and a launcher has started others beside it."""
+        return not self.started and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
 
     def undo_in_child(self) -> None:
         """Give a forked child the handlers of before: its end is not the replica's end."""
