@@ -8,8 +8,11 @@ resolved, a peer that does not answer or a full disk may be better a minute late
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from fleet_operator.plan.torchrun import find_root_cause
+from fleet_operator.plan.tracebacks import PASSED_OVER, without_rank
 from fleet_operator.plan.words import last_sentence
 
 if TYPE_CHECKING:
@@ -20,7 +23,9 @@ __all__ = ["is_repeated", "permanent_error"]
 NEVER_RAN = frozenset({"ContainerCannotRun", "StartError"})
 """Reasons of a container whose command could not be started."""
 
-_OF_WHOM = re.compile(r"\A(?:rank|(?:worker|server) \d+ failed with exit status) \d+: ")
+_OF_WHOM = re.compile(
+    r"\A(?:rank|(?:worker|server) \d+ (?:failed with exit status|was ended by signal)) \d+: "
+)
 """Who of a pod's processes has failed, as torchrun's summary or a launcher of `fleet` tells it."""
 
 _EXCEPTION = re.compile(
@@ -37,7 +42,15 @@ _RUNTIME = re.compile(
     r"|no such file or directory|not a directory|permission denied|exec format error))",
     re.IGNORECASE,
 )
-_BY_EXIT_CODE = {1: (_EXCEPTION, _INTERPRETER), 2: (_INTERPRETER,), 126: (_SHELL,), 127: (_SHELL,)}
+_BY_EXIT_CODE = {
+    1: (_EXCEPTION, _INTERPRETER),
+    2: (_INTERPRETER,),
+    126: (_SHELL,),
+    127: (_SHELL,),
+    134: (_EXCEPTION,),  # SIGABRT: an exception left threads behind, which ended so
+}
+_AFTERTHOUGHT = re.compile(r"\s.*|\[?[IWEF]\d{4} .*|\S+:\d+: \w*Warning: .*|terminate called .*|")
+"""What a process, and torch's C++, may still say as it ends; a line further in belongs to the one above."""
 _FILE = re.compile(r"^ *File \"(.+)\", line \d+", re.MULTILINE)
 _UNNAMED_FILE = re.compile(r"\(<\w+>, line \d+\)")
 
@@ -61,7 +74,9 @@ def permanent_error(exit_code: int | None, reason: str | None, message: str | No
     said = _OF_WHOM.sub("", last_sentence(text), count=1)
     matches = (pattern.fullmatch(said) for pattern in _BY_EXIT_CODE.get(exit_code or 0, ()))
     error = next((match[1] for match in matches if match), None)
-    return None if error is not None and _is_of_data(error, text) else error
+    if error is None or _is_of_data(error, text) or _went_on(error, text):
+        return None
+    return error
 
 
 def is_repeated(error: str, exit_code: int | None, before: LastFailure | None) -> bool:
@@ -75,6 +90,17 @@ def _is_of_data(error: str, text: str) -> bool:
     """Whether a text that a script has read does not parse (eval, ast.literal_eval), and not the script."""
     if not error.startswith("SyntaxError"):
         return False
+    text = without_rank(text)
     files = _FILE.findall(text)
     called = text.startswith("Traceback") or "\nTraceback" in text  # python -c has no traceback of its own
     return bool(_UNNAMED_FILE.search(error) or (called and files and files[-1].startswith("<")))
+
+
+def _went_on(error: str, text: str) -> bool:
+    """Whether the script had caught the error, and logged it: it has said more since."""
+    if find_root_cause(text):
+        return False
+    log, _, sentence = text.rpartition("\n")
+    _, found, after = without_rank(log if _OF_WHOM.match(sentence) else text).rpartition(error)
+    more = takewhile(lambda line: not line.startswith(PASSED_OVER), after.splitlines()[1:])
+    return bool(found) and not all(_AFTERTHOUGHT.fullmatch(line) for line in more)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fleet_operator.plan.indexes import parse_any_indexes
 from fleet_operator.plan.torchrun import find_root_cause
+from fleet_operator.plan.tracebacks import last_exception, without_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +29,9 @@ _SENTENCE_CHARACTERS = 300
 
 _COUNT = re.compile(r"\d{1,9}", re.ASCII)
 _FAILED = re.compile(r"(?:trainer|pserver) \d+ \((?P<not>not )?joined\): ", re.ASCII)
+
+_OF_FLEET = re.compile(r"(?:trainer|pserver|worker|server) \d+(?:: | \(| failed with | was )", re.ASCII)
+"""How a sentence of `fleet` begins, which has been found with care: what stands above is only its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +87,13 @@ def _parse_restarts(after: object) -> dict[int, int]:
 def last_sentence(message: str | None) -> str:
     """Return what a person is told of a message; empty if it tells of no error.
 
-    That is its last line, which is an error's, or what torchrun's summary has to say.
+    That is the exception of its last traceback, or what torchrun's summary has to say; else its last line.
     """
     text = (message or "").strip()
     document = _document(text)
     if isinstance(document.get("joined"), bool) or document.keys() >= {"role", "step"}:
         return ""  # the progress of one that was about to end well
-    said = find_root_cause(text) or text.rpartition("\n")[2].strip()
+    last = without_rank(text.rpartition("\n")[2]).strip()
+    exception = "" if _OF_FLEET.match(last) else last_exception(text.splitlines())
+    said = find_root_cause(text) or exception or last
     return _FAILED.sub("", said, count=1)[:_SENTENCE_CHARACTERS]

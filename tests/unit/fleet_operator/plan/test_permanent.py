@@ -9,10 +9,12 @@ import pytest
 
 from fleet_operator.plan.permanent import permanent_error
 from tests.support import jobs
+from tests.support.afterwards import DESTROY, TERMINATE, TRACKER
 from tests.support.plans import Story, ended, pserver, trainer
 
 MISSING = "Traceback (most recent call last):\n  …\nModuleNotFoundError: No module named 'x'"
 PODS = (pserver(0), pserver(1), trainer(0))
+MODULE = "ModuleNotFoundError: No module named 'x'"
 HELP = "; trying again would not help; correct the script, its command or its image and create the job again"
 
 
@@ -104,6 +106,54 @@ def test_what_python_says(arguments, error):
 )
 def test_what_others_say(code, reason, said, error):
     assert permanent_error(code, reason, said) == error
+
+
+MISSED = """\
+Traceback (most recent call last):
+  File "/work/train.py", line 3, in main
+    import x
+ModuleNotFoundError: No module named 'x'
+"""
+BY_RANK = "".join(f"[rank0]: {line}\n" for line in MISSED.splitlines())
+EVALUATED = """\
+[rank0]: Traceback (most recent call last):
+[rank0]:   File "/work/train.py", line 3, in main
+[rank0]:     eval("(1")
+[rank0]:   File "<string>", line 1
+[rank0]:     (1
+[rank0]:     ^
+[rank0]: SyntaxError: '(' was never closed
+"""
+PASSED_OVER = """\
+Exception ignored in: <function Pool.__del__ at 0x7f>
+Traceback (most recent call last):
+  File "/work/pool.py", line 9, in __del__
+TypeError: 'NoneType' object is not callable
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "found"),
+    [
+        pytest.param(1, BY_RANK, True, id="behind-the-rank"),
+        pytest.param(1, BY_RANK + DESTROY + TRACKER, True, id="before-what-torch-and-python-say-of-an-end"),
+        pytest.param(1, MISSED + PASSED_OVER, True, id="before-what-python-passes-over"),
+        pytest.param(134, BY_RANK + TERMINATE, True, id="before-its-threads-aborted"),
+        pytest.param(
+            134, f"{BY_RANK}{TERMINATE}worker 1 was ended by signal 6: {MODULE}", True, id="in-a-worker"
+        ),
+        pytest.param(1, f"{MISSED}x is not used\nno data", False, id="of-a-script-that-went-on"),
+        pytest.param(
+            1,
+            f"{MISSED}no data\nworker 1 failed with exit status 1: {MODULE}",
+            False,
+            id="of-a-worker-that-went-on",
+        ),
+        pytest.param(1, EVALUATED, False, id="of-a-text-that-does-not-parse"),
+    ],
+)
+def test_the_exception_counts_if_it_has_ended_the_script(code, said, found):
+    assert permanent_error(code, "Error", said) == (MODULE if found else None)
 
 
 def test_on_one_machine_the_first_end_fails_the_job():

@@ -73,6 +73,7 @@ Root Cause (first observed failure):
   traceback :{BLANK}"""
 UNKNOWN = f"{ROOT}To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html\n{RULE}"
 SIGNAL = f"{ROOT}Signal 9 (SIGKILL) received by PID 8007\n{RULE}"
+ABORTED = f"{ROOT}Signal 6 (SIGABRT) received by PID 8007\n{RULE}"
 RECORDED = f"""\
 {ROOT}Traceback (most recent call last):
     File "/work/train.py", line 7, in main
@@ -105,6 +106,21 @@ RECORDED = f"""\
             TWO_AT_ONCE + OWN + HEAD + SIGNAL,
             "rank 0: Signal 9 (SIGKILL) received by PID 8007",
             id="a-signal",
+        ),
+        pytest.param(
+            BY_RANK + OWN + HEAD + ABORTED,
+            "rank 0: KeyError: 'train'",
+            id="an-exception-whose-threads-then-aborted",
+        ),
+        pytest.param(
+            TWO_AT_ONCE + OWN + HEAD + ABORTED,
+            "rank 0: ValueError: the learning rate is -1, expected > 0",
+            id="an-exception-of-nobody-knows-whom-before-it-aborted",
+        ),
+        pytest.param(
+            OWN + HEAD + ABORTED,
+            "rank 0: Signal 6 (SIGABRT) received by PID 8007",
+            id="one-that-aborted-without-an-exception",
         ),
         pytest.param(
             OWN + HEAD + RECORDED,

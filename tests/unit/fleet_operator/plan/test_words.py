@@ -7,6 +7,7 @@ import json
 import pytest
 
 from fleet_operator.plan.words import MOST_TRAINERS, LastWords, last_sentence, parse_words
+from tests.support.afterwards import DESTROY, TERMINATE, TRACKER
 
 DONE = {"step": 12, "joined": True, "completedTrainers": "0-1,3"}
 
@@ -67,4 +68,61 @@ def test_a_list_of_endless_ranges_costs_nothing():
     ],
 )
 def test_progress_is_no_sentence_about_a_failure(message: str, said: str):
+    assert last_sentence(message) == said
+
+
+TRACE = """\
+Traceback (most recent call last):
+  File "/work/train.py", line 3, in <module>
+    main()
+train.NoData: label 1001 is out of range
+"""
+BY_RANK = "".join(f"[rank0]: {line}\n" for line in TRACE.splitlines())
+NO_DATA = "train.NoData: label 1001 is out of range"
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        pytest.param(TRACE, NO_DATA, id="at-the-end"),
+        pytest.param(BY_RANK, NO_DATA, id="behind-the-rank"),
+        pytest.param(BY_RANK + TERMINATE, NO_DATA, id="before-an-abort"),
+        pytest.param(BY_RANK + DESTROY, NO_DATA, id="before-a-warning-of-torch"),
+        pytest.param(TRACE + TRACKER, NO_DATA, id="before-a-warning-of-python"),
+        pytest.param(TRACE + "epoch 3\nshape (3, 4)\n", NO_DATA, id="whose-text-has-several-lines"),
+        pytest.param(
+            TRACE + "\nDuring\n\n" + TRACE.replace("1001", "7"), NO_DATA.replace("1001", "7"), id="of-two"
+        ),
+        pytest.param(
+            TRACE + "Exception ignored in: <f>\n" + TRACE.replace("1001", "7"),
+            NO_DATA,
+            id="not-what-is-passed-over",
+        ),
+        pytest.param(TRACE + "epoch\n" * 50 + "Killed", "Killed", id="not-one-of-long-ago"),
+        pytest.param(
+            TRACE + "worker 1 failed with exit status 1: no data",
+            "worker 1 failed with exit status 1: no data",
+            id="not-before-the-sentence-of-a-launcher",
+        ),
+        pytest.param(TRACE + "trainer 0 (joined): no disk", "no disk", id="not-before-that-of-a-replica"),
+        pytest.param(
+            "Extension modules: numpy (total: 1)\n[rank1]: RuntimeError: x",
+            "RuntimeError: x",
+            id="without-a-head",
+        ),
+        pytest.param(
+            "ain\n    raise KeyError(3)\nKeyError: 3\n" + TRACKER, "KeyError: 3", id="whose-head-is-cut-off"
+        ),
+        pytest.param(
+            "  + Exception Group Traceback (most recent call last):\n"
+            '  |   File "x", line 3, in <module>\n'
+            "  | ExceptionGroup: two (2 sub-exceptions)\n"
+            "  +-+---------------- 1 ----------------\n"
+            "    | ValueError: a\n    +------------------------------------\n",
+            "+------------------------------------",
+            id="not-a-frame-of-a-group",
+        ),
+    ],
+)
+def test_the_exception_is_the_sentence(message: str, said: str):
     assert last_sentence(message) == said
