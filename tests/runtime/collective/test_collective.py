@@ -12,6 +12,7 @@ import torch
 from fleet.checkpoint import Checkpoint
 from fleet.collective import Fleet
 from fleet.errors import ConfigurationError
+from fleet.process import lifecycle
 from fleet.role_maker import Role, UserDefinedRoleMaker
 from tests.support.parameter_server import loopback
 from tests.support.processes import alive, wait_for
@@ -362,7 +363,8 @@ def test_what_comes_after_the_end_is_explained(trainers, call):
         (lambda fleet: fleet.init(role_maker=PS_ROLE), "the role of a job with parameter servers; expected"),
     ],
 )
-def test_misuse_is_explained(misuse, message):
+def test_misuse_is_explained(misuse, message, monkeypatch):
+    monkeypatch.setattr(lifecycle, "start", lambda _: None)
     with pytest.raises(ConfigurationError) as error:
         misuse(Fleet())
     assert message in str(error.value)

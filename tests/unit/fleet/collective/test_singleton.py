@@ -4,10 +4,12 @@ import pytest
 
 from fleet.collective.singleton import Fleet
 from fleet.errors import ConfigurationError
+from fleet.process import lifecycle
 from fleet.role_maker import UserDefinedCollectiveRoleMaker
 
 
 def test_certificates_are_refused_since_nothing_there_would_be_encrypted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lifecycle, "start", lambda _: None)
     monkeypatch.setenv("FLEET_TLS_DIR", "/etc/fleet/tls")
     with pytest.raises(
         ConfigurationError, match="FLEET_TLS_DIR is '/etc/fleet/tls', and gloo, NCCL and torch"

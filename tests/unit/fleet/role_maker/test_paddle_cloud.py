@@ -161,6 +161,12 @@ def test_the_endpoints_of_thousands_of_workers_come_by_a_pattern(ports, own, las
             id="servers-missing",
         ),
         pytest.param(
+            WORKER,
+            "PADDLE_PSERVERS_IP_PORT_LIST is not set, and PADDLE_TRAINER_ENDPOINTS is: this job is of mode "
+            "Collective, without parameter servers; expected `from fleet.collective import fleet`",
+            id="a-collective-job",
+        ),
+        pytest.param(
             TRAINER | {"PADDLE_PSERVERS_IP_PORT_LIST": " "},
             "PADDLE_PSERVERS_IP_PORT_LIST is empty",
             id="servers-empty",
@@ -279,6 +285,12 @@ def test_a_mistake_in_parameter_server_mode_is_named(environ, message):
     [
         pytest.param(
             {}, "PADDLE_TRAINER_ENDPOINTS is not set; expected all workers: host:port", id="nothing-is-set"
+        ),
+        pytest.param(
+            QUICK_SERVER,
+            "PADDLE_TRAINER_ENDPOINTS is not set, and PADDLE_PSERVER_IPS is: this job is of mode "
+            "ParameterServer; expected `from fleet.parameter_server import fleet`",
+            id="a-job-with-servers",
         ),
         pytest.param(
             WORKER | {"PADDLE_TRAINER_ENDPOINTS": ""}, "PADDLE_TRAINER_ENDPOINTS is empty", id="empty"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, overload
 
 from fleet.errors import ConfigurationError
+from fleet.process import lifecycle
 from fleet.role_maker import File, Role, RoleMaker, share_of_files
 
 __all__ = ["RoleCalls"]
@@ -75,7 +76,11 @@ class RoleCalls:
         return share_of_files(files, role.index, role.worker_num)
 
     def _find_role(self, role_maker: RoleMaker, *, collective: bool) -> Role:
-        """Return the role that ``init`` is to take; ConfigurationError if it is the other fleet's."""
+        """Return the role that ``init`` is to take; ConfigurationError if it is the other fleet's.
+
+        Mistakes from here on end the process as a replica's do, though nobody knows yet which it is.
+        """
+        lifecycle.start(None)
         if self._role is not None:
             raise ConfigurationError("fleet.init was called a second time; expected once per process")
         role = role_maker.generate_role()

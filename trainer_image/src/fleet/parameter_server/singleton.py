@@ -313,6 +313,7 @@ class Fleet(Saving):
         return self._trainer
 
     def _started_trainer(self) -> Trainer:
+        self._started_role()
         trainer = self._session()
         if trainer is None:
             raise ConfigurationError("fleet.init_worker was not called; trainers call it before they train")

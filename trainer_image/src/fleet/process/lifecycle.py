@@ -5,7 +5,8 @@ the stack: a ``finally`` that calls ``fleet.stop_worker()`` would tell the serve
 stopped half-way has completed.
 
 Uncaught errors end a replica with the exit status of their type and with one sentence, on stderr and as the
-termination message. Forked children get the handlers back as they were before :func:`start`.
+termination message. Before :func:`start` only the user's mistakes do, which are told from then on that this
+process imports `fleet`. Forked children get the handlers back as they were before :func:`start`.
 """
 
 import atexit
@@ -73,14 +74,15 @@ class _Lifecycle:
         self._script.watch()
         atexit.register(self.at_exit)
         if not self.started:
-            self._identify(os.environ)
+            self.identify(os.environ)
         _serve_progress(os.environ)
 
-    def _identify(self, environ: Mapping[str, str]) -> None:
-        """Take a plain script's name from its environment, as far as that says one."""
+    def identify(self, environ: Mapping[str, str]) -> None:
+        """Take the name of a process without a role from its environment, as far as that says one."""
         role = environ.get("PADDLE_TRAINING_ROLE", "TRAINER")
         index = environ.get("PADDLE_PSERVER_ID") if role == "PSERVER" else None
-        index = index or environ.get("PADDLE_TRAINER_ID") or environ.get("RANK") or ""
+        names = ("PADDLE_TRAINER_ID", "RANK", "NODE_RANK")  # where nobody gave a rank, the pod's number
+        index = index or next((environ[name] for name in names if environ.get(name)), "")
         if role in ("PSERVER", "TRAINER") and index.isascii() and index.isdigit():
             self.name(role, int(index))
 
@@ -179,8 +181,8 @@ class _Lifecycle:
 _lifecycle = _Lifecycle()
 
 
-def start(role: "Role") -> None:
-    """Prepare this process to be the replica `role`; every later call changes nothing.
+def start(role: "Role | None") -> None:
+    """Prepare this process to be a replica; a later call only says which.
 
     Installs the handling of SIGTERM and of uncaught errors, shows the log, and serves the progress where
     ``FLEET_METRICS_PORT`` is set: on this replica's own address when ``PADDLE_CURRENT_IP`` is one of this
@@ -189,13 +191,17 @@ def start(role: "Role") -> None:
     Parameters
     ----------
     role
-        Which replica this is; it signs the progress and the messages.
+        Which replica this is; it signs the progress and the messages. None where that has still to be found
+        out, and may go wrong: until then the environment's word signs.
     """
+    if role is not None:
+        _lifecycle.name("PSERVER" if role.kind.name == "SERVER" else "TRAINER", role.index)
+    elif not _lifecycle.started:
+        _lifecycle.identify(os.environ)
     if _lifecycle.started:
         return
     _lifecycle.started = True
     _show_log()
-    _lifecycle.name("PSERVER" if role.kind.name == "SERVER" else "TRAINER", role.index)
     _lifecycle.observe()
     _lifecycle.handle_sigterm()
 
@@ -312,6 +318,22 @@ def _exit_after(seconds: float, status: int) -> None:
     timer.start()
 
 
+_imported_by, _hook_of_import = os.getpid(), sys.excepthook
+
+
+def _on_early_mistake(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """End a script by its mistake as a replica, though `init` has not been called.
+
+    An interactive session goes on after one, and a forked child's is not the replica's.
+    """
+    if isinstance(error, ConfigurationError) and os.getpid() == _imported_by and not hasattr(sys, "ps1"):
+        with contextlib.suppress(ConfigurationError):  # the first mistake is told
+            start(None)
+        _lifecycle.on_uncaught(kind, error, trace)
+    else:
+        _hook_of_import(kind, error, trace)
+
+
 _forking = threading.local()
 
 
@@ -331,5 +353,6 @@ def _reset_in_child() -> None:
     _release_sigterm()
 
 
+sys.excepthook = _on_early_mistake
 progress.before_first_report(_lifecycle.observe)
 os.register_at_fork(before=_hold_sigterm, after_in_parent=_release_sigterm, after_in_child=_reset_in_child)

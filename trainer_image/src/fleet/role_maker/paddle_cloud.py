@@ -70,6 +70,7 @@ def _parameter_server(variables: Variables) -> Role:
 def _servers(variables: Variables) -> tuple[str, ...]:
     listed = "PADDLE_PSERVERS_IP_PORT_LIST"
     if "PADDLE_PSERVER_IPS" not in variables:
+        _check_has_servers(variables, listed)
         return variables.endpoints(listed, meaning="the parameter servers (or PADDLE_PSERVER_IPS)")
     _, hosts = variables.text("PADDLE_PSERVER_IPS", expected=_HOSTS)
     port = variables.optional("PADDLE_PSERVER_PORT", default=_DEFAULT_PORT)
@@ -88,6 +89,15 @@ def _servers(variables: Variables) -> tuple[str, ...]:
             f"{','.join(servers)!r}; expected the same servers in both"
         )
     return servers
+
+
+def _check_has_servers(variables: Variables, listed: str) -> None:
+    if listed not in variables and "PADDLE_TRAINER_ENDPOINTS" in variables:
+        raise RoleError(
+            f"{listed} is not set, and PADDLE_TRAINER_ENDPOINTS is: this job is of mode Collective, without "
+            "parameter servers; expected `from fleet.collective import fleet`, with no role maker or "
+            "PaddleCloudRoleMaker(is_collective=True)"
+        )
 
 
 def _own_server(variables: Variables, servers: tuple[str, ...]) -> str:
@@ -116,6 +126,7 @@ def _own_server(variables: Variables, servers: tuple[str, ...]) -> str:
 
 
 def _collective(variables: Variables) -> Role:
+    _check_has_no_servers(variables)
     if "TRAINING_ROLE" in variables or "PADDLE_TRAINING_ROLE" in variables:
         variables.one_of(
             "TRAINING_ROLE",
@@ -146,6 +157,16 @@ def _collective(variables: Variables) -> Role:
         sync_mode=sync_mode_of(variables),
         checkpoint_dir=variables.optional("FLEET_CHECKPOINT_DIR") or None,
     )
+
+
+def _check_has_no_servers(variables: Variables) -> None:
+    found = [name for name in ("PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_PSERVER_IPS") if name in variables]
+    if found and "PADDLE_TRAINER_ENDPOINTS" not in variables and "RANK" not in variables:
+        raise RoleError(
+            f"PADDLE_TRAINER_ENDPOINTS is not set, and {found[0]} is: this job is of mode ParameterServer; "
+            "expected `from fleet.parameter_server import fleet`, with no role maker or "
+            "PaddleCloudRoleMaker()"
+        )
 
 
 def _check_launched(variables: Variables) -> None:
