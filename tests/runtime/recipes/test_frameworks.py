@@ -22,13 +22,15 @@ installed = pytest.mark.skipif(
     not FRAMEWORKS.exists(), reason="`make .venv-frameworks/.installed` brings Lightning and accelerate"
 )
 
+LAUNCHED = ("accelerate-launch.yaml", 4)
 TWO_PODS, TWO_PODS_OF_TWO_SLOTS = ("torchrun.yaml", 2), ("torchrun-slots.yaml", 4)
 
 
 def trained(folder: Path, script: str, manifest: str, python: Path) -> dict[str, str]:
     """Run a script of the page by a manifest of the page; return what each rank of all says at its end."""
     written(folder, script)
-    path = written(folder, manifest, torchrun=script.removesuffix(".py"))
+    by_name = {"torchrun": script.removesuffix(".py")} if manifest.startswith("torchrun") else {}
+    path = written(folder, manifest, **by_name)
     with LocalRun(folder, path, python=python) as run:
         assert run.wait(SECONDS) == 0, run.stderr
         assert run.result()["state"] == "Succeeded"
@@ -47,7 +49,8 @@ def trained(folder: Path, script: str, manifest: str, python: Path) -> dict[str,
             ("accelerate", "train_accelerate.py", FRAMEWORKS, installed),
         )
         for where, manifest in (("two-pods", TWO_PODS), ("two-pods-of-two-slots", TWO_PODS_OF_TWO_SLOTS))
-    ],
+    ]
+    + [pytest.param("train_accelerate.py", FRAMEWORKS, *LAUNCHED, id="accelerate-launch", marks=installed)],
 )
 def test_all_ranks_train_one_model(tmp_path: Path, script: str, python: Path, manifest: str, size: int):
     said = trained(tmp_path / "run", script, manifest, python)

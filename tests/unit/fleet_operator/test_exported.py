@@ -17,6 +17,7 @@ def test_the_public_surface():
         "build_extras",
         "build_pod",
         "build_service",
+        "one_machine_sentence",
         "overwritten_sentence",
         "replica_ports",
         "role_env",

@@ -1,6 +1,6 @@
 """Pure: a job in, the manifests of its pods and of its Service out."""
 
-from fleet_operator.build.commands import script_of, unlaunched_sentence
+from fleet_operator.build.commands import one_machine_sentence, script_of, unlaunched_sentence
 from fleet_operator.build.env import Start, role_env
 from fleet_operator.build.extras import Extra, build_extras
 from fleet_operator.build.hosts import ClusterHosts, Hosts
@@ -18,6 +18,7 @@ __all__ = [
     "build_extras",
     "build_pod",
     "build_service",
+    "one_machine_sentence",
     "overwritten_sentence",
     "replica_ports",
     "role_env",

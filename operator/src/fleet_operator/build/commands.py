@@ -2,27 +2,31 @@
 
 A pod of several slots has no rank of its own: a launcher gives one to each process. A command that starts
 python on a script there would train in each pod alone. It is warned of and not refused: the script may start
-its processes itself.
+its processes itself. So is a launcher whose options say that there is one machine, in a job of several pods.
 """
 
 from __future__ import annotations
 
 import re
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import Role
+from fleet_operator.api import Mode, Role
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fleet_operator.api import FleetJob
 
-__all__ = ["script_of", "unlaunched_sentence"]
+__all__ = ["one_machine_sentence", "script_of", "unlaunched_sentence"]
 
 _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _SHELLS = ("bash", "sh")
-_LAUNCHERS = ("torchrun", "accelerate")  # their first word that ends in .py is the script
-_LAUNCHING_MODULES = ("fleet.launch", "fleet.launch_ps", "torch.distributed.launch", "torch.distributed.run")
+_TORCHRUN = ("torchrun", "torch.distributed.launch", "torch.distributed.run")
+_ACCELERATE = ("accelerate", "accelerate-launch", "accelerate.commands.launch")
+_ACCELERATE_SEVERAL = {"multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm"}  # by torchrun
+_LAUNCHERS = (*_TORCHRUN, *_ACCELERATE)  # their first word that ends in .py is the script
+_LAUNCHING_MODULES = ("fleet.launch", "fleet.launch_ps", *_LAUNCHERS)
 _WITH_VALUE = "WX"  # python's options of one letter that a value follows
 
 
@@ -53,19 +57,72 @@ def script_of(words: Sequence[str]) -> str | None:
 
 def unlaunched_sentence(job: FleetJob) -> str | None:
     """Say that python starts a trainer's script once where its pod has several slots; else None."""
-    container = job.template(Role.TRAINER).main_container
-    command, args = (_words((container.model_extra or {}).get(name)) for name in ("command", "args"))
-    script = _own_script([*command, *args]) if command else None  # else the image has the command
+    path, words = _trainers_command(job)
+    script = _own_script(words) if words else None
     if job.slots_per_pod == 1 or script is None or not script.endswith(".py"):
         return None
-    part = "template" if job.spec.trainer.template is None else "trainer.template"
-    position = job.template(Role.TRAINER).spec.containers.index(container)
     return (
-        f"spec.{part}.spec.containers[{position}].command: python starts {script} once in each pod, which has"
-        f" {job.slots_per_pod} slots and so no RANK of its own; write [torchrun, {script}] or"
+        f"{path}: python starts {script} once in each pod, which has {job.slots_per_pod} slots and so"
+        f" no RANK of its own; write [torchrun, {script}] or"
         f" [python, -m, fleet.launch, {script}], which start it in each slot with its rank, or set"
         " trainer.slotsPerPod: 1 where one process of a pod does all"
     )
+
+
+def one_machine_sentence(job: FleetJob) -> str | None:
+    """Say that a launcher is told of one machine where a job has several pods; else None."""
+    path, words = _trainers_command(job)
+    num_pods = job.replicas(Role.TRAINER)
+    if job.spec.mode is not Mode.COLLECTIVE or num_pods == 1 or not words:
+        return None
+    launcher, options = _launcher_options(words)
+    if launcher in _TORCHRUN and "standalone" in options:
+        found, instead = "--standalone", "leave it out, as the job tells torchrun of all pods"
+    elif launcher in _TORCHRUN and options.get("nnodes") in ("1", "1:1"):
+        found, instead = "--nnodes=1", "leave it out, as the job tells torchrun of all pods"
+    elif launcher in _ACCELERATE and _is_for_one_machine(options):
+        found = "accelerate launch without --num_machines"
+        instead = (
+            "add --num_machines=$(NNODES), --machine_rank=$(NODE_RANK), --num_processes=$(WORLD_SIZE),"
+            " --main_process_ip=$(MASTER_ADDR) and --main_process_port=$(MASTER_PORT)"
+        )
+    else:
+        return None
+    return (
+        f"{path}: {found} is for one machine, and the job has {num_pods} pods, each of which would train or"
+        f" wait alone; {instead}"
+    )
+
+
+def _is_for_one_machine(options: Mapping[str, str]) -> bool:
+    """Whether accelerate starts several processes of one machine; what a file tells it cannot be seen."""
+    several = _ACCELERATE_SEVERAL & options.keys() and "config_file" not in options
+    return bool(several) and options.get("num_machines", "1") == "1"
+
+
+def _launcher_options(words: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Return a launcher's name and its own options by name, each with its value or the word after it."""
+    program, *rest = words
+    name = program.rpartition("/")[2]
+    if _PYTHON.fullmatch(name):
+        name, rest = _python_runs(rest)
+    own = takewhile(lambda word: not word.endswith(".py") and word not in ("-m", "--module"), rest)
+    options = {}
+    for word, following in pairwise([*own, ""]):
+        option, has_value, value = word.partition("=")
+        if option.startswith("--"):
+            options[option[2:].replace("-", "_")] = value if has_value else following
+    return name, options
+
+
+def _trainers_command(job: FleetJob) -> tuple[str, list[str]]:
+    """Return the field of the trainers' command, and its words with the args; none where the image has it."""
+    container = job.template(Role.TRAINER).main_container
+    command, args = (_words((container.model_extra or {}).get(name)) for name in ("command", "args"))
+    part = "template" if job.spec.trainer.template is None else "trainer.template"
+    position = job.template(Role.TRAINER).spec.containers.index(container)
+    path = f"spec.{part}.spec.containers[{position}].command"
+    return path, [*command, *args] if command else []
 
 
 def _words(written: object) -> list[str]:

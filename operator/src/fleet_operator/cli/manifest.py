@@ -10,7 +10,7 @@ import yaml
 
 from fleet_operator.api import parse_job
 from fleet_operator.api.names import KIND
-from fleet_operator.build import overwritten_sentence, unlaunched_sentence
+from fleet_operator.build import one_machine_sentence, overwritten_sentence, unlaunched_sentence
 from fleet_operator.errors import InvalidJob, OperatorError, Problem
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def check_manifest(document: dict[str, Any], *, allow_unknown_fields: bool) -> F
     for problem in found.unknown:
         warning = f"warning: {problem.path}: Kubernetes {found.kubernetes} has no such field; a newer one may"
         print(warning, file=sys.stderr)
-    for sentence in (overwritten_sentence(job), unlaunched_sentence(job)):
+    for sentence in (overwritten_sentence(job), unlaunched_sentence(job), one_machine_sentence(job)):
         if sentence is not None:
             print(f"warning: {sentence}", file=sys.stderr)
     return job

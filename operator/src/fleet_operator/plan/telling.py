@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import ConditionType, JobState, Role
-from fleet_operator.build import overwritten_sentence, unlaunched_sentence
+from fleet_operator.build import one_machine_sentence, overwritten_sentence, unlaunched_sentence
 from fleet_operator.plan.model import Event, Plan
 from fleet_operator.plan.scaling import is_resized, joined_sentence, noted_sentence, scaled_sentence
 from fleet_operator.plan.status import only_counts_differ
@@ -73,7 +73,11 @@ def _warnings(situation: Situation) -> tuple[Event, ...]:
     job = situation.job
     if job.status.state is not None:
         return ()
-    said = {"VariablesOverwritten": overwritten_sentence(job), "NoLauncher": unlaunched_sentence(job)}
+    said = {
+        "VariablesOverwritten": overwritten_sentence(job),
+        "NoLauncher": unlaunched_sentence(job),
+        "LaunchedAlone": one_machine_sentence(job),
+    }
     return tuple(Event("Warning", reason, sentence) for reason, sentence in said.items() if sentence)
 
 

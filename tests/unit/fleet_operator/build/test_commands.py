@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet_operator.build import script_of, unlaunched_sentence
+from fleet_operator.build import one_machine_sentence, script_of, unlaunched_sentence
 from tests.support import jobs
 from tests.support.pods import template
 
@@ -21,6 +21,7 @@ from tests.support.pods import template
         ("python", None),
         ("torchrun --nproc-per-node 2 --log-dir=x.py train.py", "train.py"),
         ("accelerate launch --num_processes 2 train.py", "train.py"),
+        ("python -m accelerate.commands.launch --cpu train.py", "train.py"),
         ("bash run.sh", "run.sh"),
         ("bash -c run.sh", None),
         ("./run.sh", "./run.sh"),
@@ -86,3 +87,64 @@ def test_the_slots_may_be_a_pools_and_the_main_container_the_second_of_the_train
     told = unlaunched_sentence(jobs.job(document)) or ""
     assert told.startswith("spec.trainer.template.spec.containers[1].command: python starts train.py once")
     assert "which has 2 slots" in told
+
+
+def said_of_pods(command: str, pods: int = 2) -> str | None:
+    document = jobs.collective_manifest(
+        trainer={"replicas": pods}, template=template({"command": command.split()})
+    )
+    return one_machine_sentence(jobs.job(document))
+
+
+def test_a_launcher_of_one_machine_in_several_pods_is_told_with_what_to_write_instead():
+    assert said_of_pods("torchrun --standalone train.py", pods=3) == (
+        "spec.template.spec.containers[0].command: --standalone is for one machine, and the job has 3 pods,"
+        " each of which would train or wait alone; leave it out, as the job tells torchrun of all pods"
+    )
+    assert said_of_pods("accelerate launch --multi_gpu --num_processes=2 train.py") == (
+        "spec.template.spec.containers[0].command: accelerate launch without --num_machines is for one"
+        " machine, and the job has 2 pods, each of which would train or wait alone; add"
+        " --num_machines=$(NNODES), --machine_rank=$(NODE_RANK), --num_processes=$(WORLD_SIZE),"
+        " --main_process_ip=$(MASTER_ADDR) and --main_process_port=$(MASTER_PORT)"
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "/opt/bin/torchrun --nproc-per-node 2 --standalone train.py",
+        "python -m torch.distributed.run --standalone -m package.train",
+        "torchrun --nnodes=1 train.py",
+        "torchrun --nnodes 1:1 train.py",
+        "python -um accelerate.commands.launch --multi-gpu train.py",
+        "accelerate launch --use_fsdp --num-machines 1 train.py",
+    ],
+)
+def test_each_way_to_say_that_there_is_one_machine_is_told(command):
+    assert "is for one machine" in (said_of_pods(command) or "")
+    assert said_of_pods(command, pods=1) is None
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun train.py --standalone",
+        "torchrun --nnodes 2 train.py",
+        "torchrun --nnodes=$(NNODES) train.py",
+        "torchrun -m package.train --nnodes=1",
+        "python train.py --standalone",
+        "python -m fleet.launch --standalone train.py",
+        "bash -c 'torchrun --standalone train.py'",
+        "accelerate launch train.py",
+        "accelerate launch --num_processes=1 train.py --multi_gpu",
+        "accelerate launch --multi_gpu --config_file accelerate.yaml train.py",
+        "accelerate launch --multi_gpu --num_machines=$(NNODES) train.py",
+    ],
+)
+def test_what_is_for_several_machines_or_cannot_be_judged_is_not_told(command):
+    assert said_of_pods(command) is None
+
+
+def test_servers_and_trainers_have_no_launcher_of_several_machines():
+    command = ["torchrun", "--standalone", "train.py"]
+    assert one_machine_sentence(jobs.job(jobs.manifest(template=template({"command": command})))) is None

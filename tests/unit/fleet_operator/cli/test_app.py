@@ -94,6 +94,15 @@ def test_slots_without_a_launcher_are_warned_of(fleetjob, write):
     assert err.startswith("warning: spec.trainer.template.spec.containers[0].command: python starts train.py")
 
 
+def test_a_launcher_of_one_machine_in_several_pods_is_warned_of(fleetjob, write):
+    job = job_manifest("pass", server=None, trainers=2)
+    main = job["spec"]["trainer"]["template"]["spec"]["containers"][0]
+    main["command"] = ["torchrun", "--standalone", "train.py"]
+    status, out, err = fleetjob("validate", "-f", write(job))
+    assert (status, out.endswith("FleetJob tiny is valid\n")) == (0, True)
+    assert err.startswith("warning: spec.trainer.template.spec.containers[0].command: --standalone is for")
+
+
 def test_a_field_of_a_newer_kubernetes_can_be_let_pass(fleetjob, write):
     job = job_manifest("pass")
     main = job["spec"]["trainer"]["template"]["spec"]["containers"][0]

@@ -7,6 +7,7 @@ import pytest
 from fleet_operator.api import ConditionType, Role
 from tests.support import jobs
 from tests.support.plans import Story, ended, pending, pserver, trainer
+from tests.support.pods import template
 
 WAITING_FOR_BOTH = (
     "WaitingForParameterServers: trainers are created once all parameter servers are ready:"
@@ -41,6 +42,17 @@ def test_slots_without_a_launcher_are_told_once():
     story = Story(jobs.collective_manifest(trainer={"slotsPerPod": 2}))
     [told] = [line for line in story.sees() if line.startswith("tell")]
     assert told.startswith("tell Warning NoLauncher: spec.template.spec.containers[0].command: python starts")
+    assert not [line for line in story.sees(trainer(0)) if line.startswith("tell Warning")]
+
+
+def test_a_launcher_of_one_machine_in_several_pods_is_told_once():
+    story = Story(
+        jobs.collective_manifest(template=template({"command": ["torchrun", "--standalone", "x.py"]}))
+    )
+    [told] = [line for line in story.sees() if line.startswith("tell")]
+    assert told.startswith(
+        "tell Warning LaunchedAlone: spec.template.spec.containers[0].command: --standalone"
+    )
     assert not [line for line in story.sees(trainer(0)) if line.startswith("tell Warning")]
 
 
