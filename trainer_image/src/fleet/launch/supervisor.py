@@ -16,6 +16,7 @@ What a launcher has started ends with it:
 import contextlib
 import ctypes
 import os
+import re
 import select
 import signal
 import subprocess
@@ -38,6 +39,13 @@ PR_SET_CHILD_SUBREAPER = 36
 TAIL_LINES = 20
 TAIL_BYTES = 65536
 MOST_READS = 64
+HEAD = "Traceback (most recent call last):"
+RANK = re.compile(r"\[rank\d+\]: ?", re.ASCII)
+"""What torch's own hook puts before each line of an exception, where there is a process group."""
+EXCEPTION = re.compile(r"[^\W\d][\w.<>]*(?::.*)?")
+PASSED_OVER = ("Exception ignored in", "Error in atexit._run_exitfuncs")
+ABORTED = 128 + signal.SIGABRT
+"""The end of a process whose exception left gloo's threads behind."""
 KILL_SECONDS = 10.0
 """How long a process may take to end after SIGKILL: the kernel gives back its memory, many GB perhaps."""
 
@@ -331,8 +339,11 @@ def _explain(decision: Decision, started: Sequence[_Running]) -> None:
     _say(f"{decision.reason}; stopping the others")
     if failed is None:
         return
-    by_itself = not is_of_signal(decision.status)  # else what it said last is not about its end
-    said = next((line.strip() for line in reversed(lines) if line.strip()), "") if by_itself else ""
+    said = ""
+    if not is_of_signal(decision.status) or decision.status == ABORTED:  # else its log is not about its end
+        said = _exception(lines)
+    if not said and not is_of_signal(decision.status):
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
     sentence = f"{decision.reason}: {said}" if said else decision.reason
     termination.write_failure(sentence, os.environ, log="\n".join(lines))
     if failed.log_path is None:
@@ -340,6 +351,18 @@ def _explain(decision: Decision, started: Sequence[_Running]) -> None:
     _say(f"the end of {failed.log_path}:")
     for line in lines:
         print(f"  {line}", file=sys.stderr, flush=True)
+
+
+def _exception(lines: Sequence[str]) -> str:
+    """Return what the last traceback says, without torch's prefix; its head may be further up."""
+    said, inside, above = "", True, ""
+    for line in (RANK.sub("", each, count=1) for each in lines):
+        if line.endswith(HEAD):
+            inside = not above.startswith(PASSED_OVER)
+        elif inside and above.startswith(" ") and EXCEPTION.fullmatch(line):
+            said, inside = line, False
+        above = line
+    return said
 
 
 def last_lines(path: Path) -> list[str]:
