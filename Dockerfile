@@ -77,5 +77,7 @@ RUN /opt/fleet/bin/pip install --quiet --no-deps --no-index /build/wheels/*.whl 
  && rm -r /build
 WORKDIR /workspace
 COPY examples /workspace/examples
+# Scripts save in their working directory.
+RUN chown 65532:65532 /workspace
 USER 65532:65532
 CMD ["python"]

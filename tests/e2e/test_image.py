@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 SECONDS = 240.0
 SCRIPT = """
 import ctypes, torch
+torch.save({}, "model.pt")
 for library in ("libibverbs.so.1", "librdmacm.so.1"):
     ctypes.CDLL(library)
 print("compiled", torch.compile(lambda x: x.sin() + 1)(torch.zeros(3)).tolist())
 """
 
 
-def test_a_pod_compiles_and_loads_the_libraries_of_rdma(new_namespace: NewNamespace):
+def test_a_pod_compiles_saves_and_loads_the_libraries_of_rdma(new_namespace: NewNamespace):
     job: dict[str, Any] = yaml.safe_load(Path("examples/collective/fleetjob.yaml").read_text())
     job["metadata"]["name"] = "compiles"
     job["spec"]["trainer"] |= {"replicas": 1}
