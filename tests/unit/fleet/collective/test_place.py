@@ -22,7 +22,8 @@ def test_without_them_trainer_0_has_it():
 
 def test_torchruns_agent_has_the_store_already():
     environ = {"MASTER_ADDR": "m", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    assert place_of(role(), environ).launcher_has_store
+    place = place_of(role(), environ | {"TORCHELASTIC_RESTART_COUNT": "2"})
+    assert (place.launcher_has_store, place.launcher_restarts) == (True, "2")
 
 
 @pytest.mark.parametrize(

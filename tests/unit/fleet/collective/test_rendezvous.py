@@ -155,6 +155,17 @@ def test_a_trainer_with_another_key_is_told_what_to_do(monkeypatch):
     assert not reaches("127.0.0.1", door.port), "it is closed where nobody goes through it any more"
 
 
+def test_what_a_life_before_has_left_in_the_store_of_a_launcher_is_not_seen():
+    agents = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    lives = [
+        met([Place(0, 1, "127.0.0.1", agents.port, launcher_has_store=True, launcher_restarts=life)])[0]
+        for life in ("0", "1")
+    ]
+    lives[0].set("facts", "of the first")
+    assert lives[0].clone().check(["facts"])
+    assert not lives[1].check(["facts"])
+
+
 def test_a_port_that_is_taken_is_told_with_the_reason():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -3,6 +3,9 @@
 Nothing here waits in silence: after a few seconds the log names who is missing, and past the deadline an
 error does.
 
+What torchrun's agent keeps outlives the processes that it starts anew (``--max-restarts``): so each of their
+lives has keys of its own there.
+
 With a key of the job, a gate stands before the store (`gate`). Without one the store listens on a loopback
 address only. Where torchrun's agent has the store, it listens as torch has it, and asks nobody who he is.
 """
@@ -16,10 +19,18 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
-from fleet.collective.gate import door_to, gate_before, is_elsewhere, is_here, listen_at, loopback_of
+from fleet.collective.gate import (
+    Relay,
+    door_to,
+    gate_before,
+    is_elsewhere,
+    is_here,
+    listen_at,
+    loopback_of,
+)
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError, PeerLostError
 
@@ -44,8 +55,9 @@ _log = logging.getLogger(__name__)
 class Place:
     """One trainer's rank among `size`, and where trainer 0's store listens.
 
-    `launcher_has_store` is true under torchrun, whose agent runs the store in trainer 0's place. `key` is the
-    job's; empty where there is none.
+    `launcher_has_store` is true under torchrun, whose agent runs the store in trainer 0's place;
+    `launcher_restarts` is how often it has started its processes anew. `key` is the job's; empty where
+    there is none.
     """
 
     rank: int
@@ -54,6 +66,7 @@ class Place:
     port: int
     endpoints: tuple[str, ...] = ()
     launcher_has_store: bool = False
+    launcher_restarts: str = "0"
     key: bytes = field(default=b"", repr=False)
 
     @property
@@ -95,6 +108,7 @@ def place_of(role: "Role", environ: Mapping[str, str]) -> Place:
         port=int(port),
         endpoints=endpoints,
         launcher_has_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        launcher_restarts=environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
         key=role.job.key,
     )
 
@@ -274,15 +288,7 @@ def _store(listener: socket.socket, host: str, seconds: timedelta) -> Store:
 
 def _reach(place: Place, wait: Wait) -> Store:
     """Connect with the store of trainer 0, or of torchrun's agent, once it listens."""
-    door = None
-    if place.key and not place.launcher_has_store:
-        # Given up before torch's client gives up, which would log a stack.
-        door = door_to(place.host, place.port, place.key, min(0.8 * TRY_SECONDS, wait.left))
-    if door is not None:
-        host, port = LOOPBACK, door.port
-    else:
-        here_only = not place.launcher_has_store and loopback_of(place.host) is None
-        host, port = LOOPBACK if here_only and is_here(place.host) else place.host, place.port
+    host, port, door = _way(place, wait)
     while True:
         try:
             seconds = timedelta(seconds=TRY_SECONDS)
@@ -304,7 +310,20 @@ def _reach(place: Place, wait: Wait) -> Store:
         else:
             if door is not None:
                 weakref.finalize(store, door.close)
-            return store
+            of_this_life = f"fleet/{place.launcher_restarts}"
+            return PrefixStore(of_this_life, store) if place.launcher_has_store else store
+
+
+def _way(place: Place, wait: Wait) -> tuple[str, int, Relay | None]:
+    """Return where the store is reached from here: at a door to it where its gate wants the key."""
+    if place.launcher_has_store:
+        return place.host, place.port, None
+    if place.key:
+        # Given up before torch's client gives up, which would log a stack.
+        door = door_to(place.host, place.port, place.key, min(0.8 * TRY_SECONDS, wait.left))
+        return LOOPBACK, door.port, door
+    here = loopback_of(place.host) is None and is_here(place.host)
+    return LOOPBACK if here else place.host, place.port, None
 
 
 def _first_line(error: BaseException) -> str:
