@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,33 @@ def test_trainers_that_torchrun_starts_anew_meet_again(tmp_path, rendezvous):
     flags = ["--nproc-per-node", "2", "--max-restarts", "1", *where[rendezvous]]
     (said,) = ended([agent(tmp_path, FAILS_ONCE, *flags)])
     assert {f"trainer {rank} ended in life 1" for rank in range(2)} <= set(said.splitlines())
+
+
+def test_a_rendezvous_that_sorts_nodes_says_who_is_who(tmp_path):
+    """Agents are sorted by their host and process, pods by their number: `-10` comes before `-2`."""
+    port, *ports = free_ports(3)
+    script = """
+    import os
+    from fleet.collective import fleet
+    fleet.init()
+    pod, rank = os.environ["NODE_RANK"], os.environ["RANK"]
+    print(f"pod {pod} is trainer {fleet.worker_index()} of rank {rank}", fleet.worker_endpoints())
+    fleet.stop_worker()
+    """
+    endpoints = [f"127.0.0.1:{each}" for each in ports]
+    flags = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+    agents = [
+        agent(
+            tmp_path,
+            textwrap.dedent(script),
+            *flags,
+            TRAINING_ROLE="TRAINER",
+            PADDLE_TRAINER_ENDPOINTS=",".join(endpoints),
+            PADDLE_TRAINER_ID=str(pod),
+            PADDLE_CURRENT_ENDPOINT=endpoints[pod],
+            NODE_RANK=str(pod),
+        )
+        for pod in (1, 0)
+    ]
+    said = "".join(ended(agents)).splitlines()
+    assert {"pod 1 is trainer 0 of rank 0 []", "pod 0 is trainer 1 of rank 1 []"} <= set(said)

@@ -17,7 +17,7 @@ from fleet.collective import rendezvous
 from fleet.collective.devices import Facts, backend_of
 from fleet.collective.gate import Relay, door_to
 from fleet.collective.group import Group
-from fleet.collective.rendezvous import Place, Wait, gather, meet
+from fleet.collective.rendezvous import Place, Wait, as_all_know_it, gather, meet
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError
 from tests.support.counted_store import CountedStore
@@ -164,6 +164,25 @@ def test_what_a_life_before_has_left_in_the_store_of_a_launcher_is_not_seen():
     lives[0].set("facts", "of the first")
     assert lives[0].clone().check(["facts"])
     assert not lives[1].check(["facts"])
+
+
+@pytest.mark.parametrize(
+    ("unlisted", "known"),
+    [
+        pytest.param((), True, id="where-nobody-knows-of-another-order"),
+        pytest.param((2,), False, id="where-trainers-know-of-one"),
+        pytest.param((0,), False, id="where-trainer-0-does"),
+    ],
+)
+def test_a_launcher_that_orders_trainers_itself_leaves_none_with_anothers_endpoint(unlisted, known):
+    agents = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    listed = ("a:1", "b:1", "c:1")
+    places = [
+        Place(rank, 3, "127.0.0.1", agents.port, () if rank in unlisted else listed, launcher_has_store=True)
+        for rank in range(3)
+    ]
+    found = [as_all_know_it(place, store) for place, store in zip(places, met(places), strict=True)]
+    assert [place.endpoints for place in found] == [listed if known else ()] * 3
 
 
 def test_a_port_that_is_taken_is_told_with_the_reason():

@@ -29,10 +29,15 @@ WORKER = {
     "PADDLE_TRAINING_ROLE": "TRAINER",
 }
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2"}
+AGENT = TORCHRUN | {"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "1"}
 
 
 def role(environ: Mapping[str, str], *, is_collective: bool = False) -> Role:
     return PaddleCloudRoleMaker(is_collective=is_collective).generate_role(environ)
+
+
+def without(environ: Mapping[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in names}
 
 
 @pytest.mark.parametrize(
@@ -102,6 +107,19 @@ def test_the_job_s_own_variables():
             id="torchrun-in-a-job",
         ),
         pytest.param(TORCHRUN, "", id="torchrun-alone"),
+        pytest.param(
+            WORKER | AGENT | {"NODE_RANK": "1"}, "10.0.0.2:6175", id="torchrun-with-the-order-of-pods"
+        ),
+        pytest.param(
+            WORKER | AGENT | {"NODE_RANK": "0", "PADDLE_TRAINER_ID": "0"},
+            "",
+            id="torchrun-with-an-order-of-its-own",
+        ),
+        pytest.param(
+            without(WORKER, "PADDLE_TRAINER_ID", "PADDLE_CURRENT_ENDPOINT") | AGENT | {"NODE_RANK": "0"},
+            "",
+            id="torchrun-with-an-order-of-its-own-and-slots",
+        ),
     ],
 )
 def test_a_collective_worker(environ, endpoint):
@@ -109,10 +127,6 @@ def test_a_collective_worker(environ, endpoint):
     assert (made.kind, made.index, made.worker_num, made.is_collective) == (RoleKind.WORKER, 1, 2, True)
     assert made.current_endpoint == endpoint
     assert made.worker_endpoints == (("10.0.0.1:6175", "10.0.0.2:6175") if endpoint else ())
-
-
-def without(environ: Mapping[str, str], *names: str) -> dict[str, str]:
-    return {name: value for name, value in environ.items() if name not in names}
 
 
 @pytest.mark.parametrize(
@@ -319,6 +333,11 @@ def test_a_mistake_in_parameter_server_mode_is_named(environ, message):
             "expected the script to be started by torchrun SCRIPT, or python -m fleet.launch SCRIPT",
             id="slots-without-a-launcher",
         ),
+        pytest.param(
+            WORKER | AGENT | {"WORLD_SIZE": "1"},
+            "WORLD_SIZE is '1' but PADDLE_TRAINER_ENDPOINTS has 2 endpoints",
+            id="torchrun-on-one-node-of-several",
+        ),
         pytest.param(WORKER | {"RANK": "0"}, "PADDLE_TRAINER_ID is '1' but RANK is '0'", id="two-ranks"),
         pytest.param(
             WORKER | {"PADDLE_CURRENT_ENDPOINT": "10.0.0.9:1"},
@@ -339,7 +358,9 @@ def test_a_mistake_in_collective_mode_is_named(environ, message):
         role(environ, is_collective=True)
 
 
-NAMES = sorted({*TRAINER, *SERVER, *QUICK_TRAINER, *QUICK_SERVER, *WORKER, *TORCHRUN, "PADDLE_PSERVER_ID"})
+NAMES = sorted(
+    {*TRAINER, *SERVER, *QUICK_TRAINER, *QUICK_SERVER, *WORKER, *AGENT, "NODE_RANK", "PADDLE_PSERVER_ID"}
+)
 VALUES = sorted({*TRAINER.values(), *SERVER.values(), *QUICK_SERVER.values(), *WORKER.values(), "", "0"})
 
 

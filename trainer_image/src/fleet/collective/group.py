@@ -26,7 +26,7 @@ from fleet.collective.calls import Calls
 from fleet.collective.devices import Facts, backend_of, difference, gpu_number, samples, why_not_nccl
 from fleet.collective.faults import own_fault, reason_of
 from fleet.collective.marks import Marks
-from fleet.collective.rendezvous import Place, meet
+from fleet.collective.rendezvous import Place, as_all_know_it, meet
 from fleet.collective.standing import Way
 from fleet.collective.watch import Watch
 from fleet.environment.deadlines import Deadlines
@@ -78,6 +78,7 @@ class Group:
             place = place_beside(place)
         facts = _facts(environ)
         store = meet(place, deadlines)
+        place = as_all_know_it(place, store)
         choose_interface(place.host, place.port, environ)
         watch = Watch(store.clone(), place, deadlines, _end_this_thread)
         watch.start()

@@ -15,7 +15,7 @@ import socket
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -37,7 +37,7 @@ from fleet.errors import ConfigurationError, DeadlineExceededError, PeerLostErro
 if TYPE_CHECKING:
     from fleet.role_maker import Role
 
-__all__ = ["Place", "Wait", "gather", "meet", "place_of"]
+__all__ = ["Place", "Wait", "as_all_know_it", "gather", "meet", "place_of"]
 
 TRY_SECONDS = 5.0
 TELL_SECONDS = 300.0
@@ -47,6 +47,7 @@ SHOWN: Final = 8
 LOOPBACK = "127.0.0.1"
 _EVERYBODY: Final = "everybody has joined"
 _MISSING: Final = "who is missing"
+_LISTED: Final = "in the order of their endpoints"
 
 _log = logging.getLogger(__name__)
 
@@ -179,6 +180,21 @@ def gather(place: Place, store: Store, wait: "Wait") -> None:
             )
 
 
+def as_all_know_it(place: Place, store: Store) -> Place:
+    """Return a place without endpoints where a launcher's ranks are not in their order; once all have met."""
+    if not (place.launcher_has_store and place.endpoints) or store.get(_EVERYBODY).decode() == _LISTED:
+        return place
+    return replace(place, endpoints=())
+
+
+def _are_as_listed(place: Place, store: Store) -> bool:
+    """Whether all trainers call themselves as trainer 0 does: who knows of another order has no endpoints."""
+    if not (place.launcher_has_store and place.endpoints):
+        return False
+    names = store.multi_get([f"joined/{rank}" for rank in range(place.size)])
+    return all(name.decode() == place.name(rank) for rank, name in enumerate(names))
+
+
 class Wait:
     """One wait for others to start, told in the log ever more rarely, but at least once in five minutes."""
 
@@ -226,7 +242,7 @@ def _awaited(place: Place, store: Store) -> Iterator[str]:
             ) from error
         yield who or place.name(0)  # all are there, and trainer 0 has still to say so
     if place.rank == 0:
-        store.set(_EVERYBODY, "")
+        store.set(_EVERYBODY, _LISTED if _are_as_listed(place, store) else "")
 
 
 def _are_there(store: Store, keys: list[str]) -> bool:

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -92,7 +93,8 @@ class Fleet(FleetCalls):
         end_if_finished(os.environ)
         keep_freed_memory(os.environ)
         place, deadlines = place_of(role, os.environ), Deadlines.from_environ(os.environ)
-        self._role, self._group = role, Group.connect(place, deadlines, os.environ)
+        self._group = Group.connect(place, deadlines, os.environ)
+        self._role = replace(role, worker_endpoints=self._group.place.endpoints)
         lifecycle.joined()
         progress.follow(lambda: self.step)
         _log.info(

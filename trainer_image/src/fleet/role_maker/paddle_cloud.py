@@ -11,6 +11,8 @@ from fleet.role_maker.variables import Variables
 __all__ = ["PaddleCloudRoleMaker"]
 
 _DEFAULT_PORT = "6174"
+_OF_TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""A variable that torchrun's workers have."""
 _HOSTS = "the parameter servers' hosts, comma separated, each once"
 
 
@@ -26,7 +28,9 @@ class PaddleCloudRoleMaker(RoleMaker):
     -----
     Two spellings of the servers are understood, and may both be set if they agree:
     ``PADDLE_PSERVERS_IP_PORT_LIST``, or ``PADDLE_PSERVER_IPS`` with ``PADDLE_PSERVER_PORT`` (6174).
-    Collective workers that torchrun started are known by ``RANK`` and ``WORLD_SIZE``.
+    Collective workers that torchrun started are known by ``RANK`` and ``WORLD_SIZE``, whatever number
+    their pod has: its rendezvous may put nodes into an order of its own (c10d does, by their names). Such a
+    worker names no endpoints, as the list of them is in the order of the pods.
     """
 
     def __init__(self, is_collective: bool = False) -> None:
@@ -142,9 +146,10 @@ def _collective(variables: Variables) -> Role:
         _check_count(variables, worker_num)
     else:
         worker_num = variables.number("WORLD_SIZE", least=1, meaning="the number of workers")
-    index = variables.number(
-        "PADDLE_TRAINER_ID", "RANK", least=0, below=worker_num, meaning="this worker's rank"
-    )
+    ranks = ("RANK",) if _OF_TORCHRUN in variables else ("PADDLE_TRAINER_ID", "RANK")
+    index = variables.number(*ranks, least=0, below=worker_num, meaning="this worker's rank")
+    if _in_another_order(variables):
+        endpoints = ()
     return Role(
         kind=RoleKind.WORKER,
         index=index,
@@ -178,6 +183,12 @@ def _check_launched(variables: Variables) -> None:
             "slots (trainer.slotsPerPod), and a launcher gives each its rank; expected the script to be "
             "started by torchrun SCRIPT, or python -m fleet.launch SCRIPT"
         )
+
+
+def _in_another_order(variables: Variables) -> bool:
+    """Whether torchrun has given this node another number than the lists of endpoints do."""
+    number, listed = variables.optional("GROUP_RANK"), variables.optional("NODE_RANK")
+    return _OF_TORCHRUN in variables and bool(number and listed) and number != listed
 
 
 def _check_count(variables: Variables, worker_num: int) -> None:
