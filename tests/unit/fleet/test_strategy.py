@@ -99,14 +99,18 @@ INSTEAD = {
     "use_dgc": "wire_dtype='bfloat16' halves it, power_sgd makes it narrow",
     **dict.fromkeys(("use_amp", "amp_loss_scaling"), "under torch.autocast"),
     **dict.fromkeys(("forward_recompute", "recompute_checkpoints"), "use torch.utils.checkpoint"),
-    "fuse_all_reduce_ops": "in buckets anyway",
+    **dict.fromkeys(
+        ("fuse_all_reduce_ops", "fuse_grad_size_in_MB", "bucket_cap_mb", "gradient_as_bucket_view"),
+        "in torch's buckets",
+    ),
+    **dict.fromkeys(("find_unused_parameters", "static_graph"), "in every pass which parameters"),
     "sync_batch_norm": "give torch.nn.SyncBatchNorm.convert_sync_batchnorm the model, on GPUs",
     **dict.fromkeys(("exec_strategy", "build_strategy"), "PyTorch runs the model"),
 }
 
 
 @pytest.mark.parametrize("name", ORIGINALS)
-def test_a_field_of_the_originals_says_what_to_do_instead(name):
+def test_a_field_of_anothers_strategy_says_what_to_do_instead(name):
     with pytest.raises(AttributeError) as error:
         setattr(DistributedStrategy(), name, True)
     assert str(error.value).startswith(f"DistributedStrategy has no field {name!r}: ")

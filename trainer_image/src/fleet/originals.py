@@ -1,4 +1,7 @@
-"""What the original has and ours has not: fields of a strategy, arguments of executors. And what instead."""
+"""What the original has and ours has not: fields of a strategy, arguments of executors. And what instead.
+
+The strategy's are those of `DistributedDataParallel`, too.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -19,6 +22,8 @@ _FIXED = (
 )
 _RECOMPUTED = "use torch.utils.checkpoint in the model"
 _AUTOCAST = "run the forward pass under torch.autocast"
+_UNUSED = "trainers tell one another in every pass which parameters they have used; leave it out"
+_BUCKETS = "gradients travel in torch's buckets, and are views of them; leave it out"
 _EXECUTED = "PyTorch runs the model, and has settings of its own"
 ORIGINALS: Final[Mapping[str, str]] = {
     "use_local_sgd": _LOCAL,
@@ -32,12 +37,17 @@ ORIGINALS: Final[Mapping[str, str]] = {
     "amp_loss_scaling": _AUTOCAST,
     "forward_recompute": _RECOMPUTED,
     "recompute_checkpoints": _RECOMPUTED,
-    "fuse_all_reduce_ops": "gradients travel in buckets anyway",
+    "fuse_all_reduce_ops": _BUCKETS,
+    "fuse_grad_size_in_MB": _BUCKETS,
+    "bucket_cap_mb": _BUCKETS,
+    "gradient_as_bucket_view": _BUCKETS,
+    "find_unused_parameters": _UNUSED,
+    "static_graph": _UNUSED,
     "sync_batch_norm": "give torch.nn.SyncBatchNorm.convert_sync_batchnorm the model, on GPUs",
     "exec_strategy": _EXECUTED,
     "build_strategy": _EXECUTED,
 }
-"""The original's other fields of a strategy, and what to use instead."""
+"""Fields that others' strategies have, and what to use instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,13 +105,17 @@ class DistributeTranspilerConfig:
     hierarchical_allreduce_inter_nranks: int = 0
     collective_mode: str | None = None
 
+    def __new__(cls, *_: object, **given: object) -> "DistributeTranspilerConfig":
+        """Refuse a field that there is not as setting it does, and not by its name alone."""
+        known = [field.name for field in fields(cls)]
+        if unknown := [name for name in given if name not in known]:
+            raise TypeError(_unknown(unknown[0], known))
+        return object.__new__(cls)  # super() is of no use in a dataclass with slots
+
     def __setattr__(self, name: str, value: object) -> None:
         known = [field.name for field in fields(self)]
         if name not in known:
-            raise AttributeError(
-                f"DistributeTranspilerConfig has no field {name!r}{meant(name, known)}; its fields are "
-                f"{', '.join(known)}"
-            )
+            raise AttributeError(_unknown(name, known))
         if name == "split_method" and isinstance(value, str):
             value = _DISPATCHERS.get(value, value)
         object.__setattr__(self, name, value)
@@ -239,6 +243,13 @@ def meant(name: str, known: list[str]) -> str:
     """Return a question about the name that a mistyped one may have meant; empty where none is close."""
     close = get_close_matches(name, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    return (
+        f"DistributeTranspilerConfig has no field {name!r}{meant(name, known)}; its fields are "
+        f"{', '.join(known)}"
+    )
 
 
 @functools.cache
