@@ -148,6 +148,14 @@ def test_an_inherited_role_never_reaches_a_replica():
     }
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["RANK", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"],
+)
+def test_a_replica_takes_nothing_from_the_torchrun_around_the_run(name):
+    assert name not in command({"command": ["x"]}, environ={name: "1"}).env
+
+
 def test_a_replica_takes_no_rank_from_the_job_of_slurm_around_the_run_but_keeps_its_cpus_and_gpus():
     place = (
         "NTASKS NTASKS_PER_NODE STEP_NUM_TASKS NPROCS TASKS_PER_NODE STEP_TASKS_PER_NODE NNODES JOB_NUM_NODES"
