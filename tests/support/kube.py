@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Manifest = dict[str, Any]
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 
 class Namespace:
