@@ -1,4 +1,4 @@
-"""Three trainers, of which one is killed or stopped: any of them may be the one that looks for the others."""
+"""Trainers of which one is killed, stopped or told to stop: any may be the one that looks for the others."""
 
 import signal
 import time
@@ -52,3 +52,28 @@ def test_a_lost_trainer_is_named_by_whoever_notices_first(
     words = (tmp_path / f"words-{first}").read_text()
     assert f"trainer {lost} (127.0.0.1:" in words
     assert said in words
+
+
+SAVE = """
+import signal
+stopping = []
+signal.signal(signal.SIGTERM, lambda *_: stopping.append(True))
+"""
+SAVE += TRAIN.replace("    optimizer.zero", "    if stopping:\n        break\n    optimizer.zero")
+SAVE += """
+fleet.stop_worker()
+time.sleep(1.5)
+torch.save(model.state_dict(), f"model-{rank}.pt")
+"""
+
+
+def test_a_trainer_told_to_stop_saves_before_it_ends(trainers, tmp_path):
+    all_ = trainers(SAVE, FLAGS_rpc_deadline="8000")
+    for rank in range(2):
+        wait_for((tmp_path / f"training-{rank}").exists, "the third step", seconds=60)
+    all_[1].send_signal(signal.SIGTERM)
+    assert all_[1].wait(20) == 128 + signal.SIGTERM
+    assert (tmp_path / "model-1.pt").exists()
+    assert (tmp_path / "words-1").read_text() == "trainer 1 was stopped by SIGTERM\n"
+    assert all_[0].wait(20) == 91
+    assert not (tmp_path / "model-0.pt").exists()

@@ -101,6 +101,9 @@ def role_env(
         env["FLEET_START_DEADLINE_SECONDS"] = str(job.start_deadline_seconds)
     if job.spec.checkpoint is not None:
         env["FLEET_CHECKPOINT_DIR"] = job.spec.checkpoint.mount_path
+    grace = (job.template(role).spec.model_extra or {}).get("terminationGracePeriodSeconds")
+    if role is Role.TRAINER and isinstance(grace, int):  # in which a script may save what it has
+        env["FLEET_GRACE_SECONDS"] = str(grace)
     # Who may find that its training has ended: from servers, who know it, and from a mark beside checkpoints.
     by_mark = job.spec.mode is Mode.COLLECTIVE and job.spec.checkpoint is not None
     by_servers = job.spec.mode is not Mode.COLLECTIVE and (start.unseen or role is Role.PSERVER)
@@ -163,9 +166,6 @@ def _collective(job: FleetJob, index: int, hosts: Hosts) -> dict[str, str]:
     }
     if all(variable.name != _RENDEZVOUS for variable in job.template(Role.TRAINER).main_container.env or ()):
         env[_RENDEZVOUS] = _patience(job)
-    grace = (job.template(Role.TRAINER).spec.model_extra or {}).get("terminationGracePeriodSeconds")
-    if isinstance(grace, int):  # what starts processes in the pod gives them somewhat less
-        env["FLEET_GRACE_SECONDS"] = str(grace)
     if slots == 1:
         env |= {
             "PADDLE_TRAINER_ID": str(index),

@@ -22,8 +22,8 @@ from types import SimpleNamespace
 from fleet import errors, report
 from fleet.process import lifecycle, progress
 
-def start():
-    lifecycle.start(SimpleNamespace(kind=SimpleNamespace(name="WORKER"), index=1))
+def start(kind="WORKER"):
+    lifecycle.start(SimpleNamespace(kind=SimpleNamespace(name=kind), index=1))
 
 def ready():
     os.write(1, b"ready ")
@@ -195,18 +195,65 @@ def test_sigterm_ends_a_replica_that_is_pid_1(words, tmp_path):
         process.communicate()
 
 
-def test_the_users_own_handler_still_runs(replica):
-    body = """
-    signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"saved"))
-    start()
-    ready()
-    time.sleep(60)
-    """
-    process = replica(body)
+HANDLED_BEFORE = "signal.signal(signal.SIGTERM, handle)\nstart()"
+HANDLED_AFTER = "start()\nsignal.signal(signal.SIGTERM, handle)"
+
+
+def scripts(handle: str, starts: str, loop: str) -> str:
+    """Return a script with a handler of its own, which it sets before it begins or afterwards."""
+    parts = ("told = threading.Event()\ndef handle(*_):", textwrap.indent(textwrap.dedent(handle), "    "))
+    return "\n".join([*parts, starts, "ready()", textwrap.dedent(loop)])
+
+
+@pytest.mark.parametrize("starts", [HANDLED_BEFORE, HANDLED_AFTER], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("handle", "loop", "code"),
+    [
+        pytest.param("time.sleep(1.5)\nos.write(1, b'saved')\nos._exit(3)", "time.sleep(60)", 3, id="saves"),
+        pytest.param(
+            "told.set()", "told.wait(60)\ntime.sleep(1.5)\nos.write(1, b'saved')", 143, id="the-loop-saves"
+        ),
+        pytest.param("os.write(1, b'saved')\nsys.exit(42)", "time.sleep(60)", 42, id="with-a-status"),
+        pytest.param("os.write(1, b'saved')\nraise ValueError", "time.sleep(60)", 1, id="by-an-exception"),
+        pytest.param("os.write(1, b'saved')\nraise SystemExit", "time.sleep(60)", 143, id="as-if-well"),
+    ],
+)
+def test_a_script_that_handles_sigterm_saves_and_has_not_completed(
+    replica, words, starts, handle, loop, code
+):
+    process = replica(scripts(handle, starts, loop))
     assert process.stdout.read(6) == "ready "
     process.send_signal(signal.SIGTERM)
-    code, out, _ = ended(process)
-    assert (code, out) == (143, "saved")
+    assert ended(process)[:2] == (code, "saved")
+    assert words.read_text() == "trainer 1 was stopped by SIGTERM\n"
+
+
+@pytest.mark.parametrize("starts", [HANDLED_BEFORE, HANDLED_AFTER], ids=["before", "after"])
+def test_a_script_that_handles_sigterm_ends_within_the_pods_grace(replica, words, starts):
+    process = replica(scripts("pass", starts, "print('on')\nwait_in_a_lock()"), FLEET_GRACE_SECONDS="2")
+    assert process.stdout.read(6) == "ready "
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[:2] == (143, "on\n")
+    assert words.read_text() == "trainer 1 was stopped by SIGTERM\n"
+
+
+def test_a_trainer_that_had_completed_is_not_stopped_while_its_script_saves(replica, words):
+    starts = HANDLED_BEFORE + "\nlifecycle.finish([0, 1])"
+    loop = "told.wait(60)\nassert not lifecycle.is_stopped('a call')"
+    process = replica(scripts("told.set()", starts, loop))
+    assert process.stdout.read(6) == "ready "
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 0
+    assert json.loads(words.read_text())["completedTrainers"] == "0-1"
+
+
+def test_a_server_waits_for_no_handler(replica, words):
+    starts = HANDLED_BEFORE.replace("start()", "start('SERVER')")
+    process = replica(scripts("pass", starts, "wait_in_a_lock()"))
+    assert process.stdout.read(6) == "ready "
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 143
+    assert words.read_text() == "pserver 1 was stopped by SIGTERM\n"
 
 
 def test_a_forked_child_ends_alone(replica, words):

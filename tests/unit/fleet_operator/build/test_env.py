@@ -171,8 +171,9 @@ def test_a_template_may_tell_torchrun_itself_how_to_find_the_others():
 
 
 @pytest.mark.parametrize("seconds", [120, 0])
-def test_what_starts_processes_in_a_pod_is_told_the_grace_that_the_template_gives(seconds):
-    path, plain = "spec.template.spec.terminationGracePeriodSeconds", jobs.collective_manifest()
+@pytest.mark.parametrize("plain", [jobs.collective_manifest(), jobs.manifest()], ids=["collective", "not"])
+def test_a_trainer_is_told_the_grace_that_the_template_gives(plain, seconds):
+    path = "spec.template.spec.terminationGracePeriodSeconds"
     for manifest, expected in ((at(path, seconds, plain), str(seconds)), (plain, None)):
         job = jobs.job(manifest)
         env = role_env(job, Role.TRAINER, 0, ClusterHosts(job))

@@ -145,6 +145,8 @@ class Fleet(FleetCalls):
         group = self._started_group()
         for training in self._trainings:
             training.background.end()
+        if lifecycle.is_stopped("fleet.stop_worker()"):
+            return
         group.barrier("stop_worker()")
         for number, (copies, synchronizer) in enumerate(self._distributed):
             synchronizer.settle(f"the end of optimizer {number}")

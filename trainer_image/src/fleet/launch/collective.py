@@ -25,14 +25,13 @@ from fleet.launch import flags, paddle_cloud, supervisor
 from fleet.launch.decision import STOP_SECONDS
 from fleet.launch.gpus import ask_torch, has_device_files, visible_gpus
 from fleet.launch.supervisor import Command
+from fleet.process.sigterm import POD_GRACE_SECONDS
 
 __all__ = ["Node", "commands", "main", "node", "parse"]
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = "6170"
 _log = logging.getLogger(__name__)
-POD_GRACE_SECONDS = 30
-"""terminationGracePeriodSeconds where a template does not say."""
 
 
 @dataclass(frozen=True)

@@ -261,7 +261,9 @@ class Fleet(Saving):
 
     def stop_worker(self) -> None:
         """Tell the servers that this trainer has finished; the model keeps the last values."""
-        lifecycle.finish(self._started_trainer().complete())
+        trainer = self._started_trainer()
+        if not lifecycle.is_stopped("fleet.stop_worker()"):
+            lifecycle.finish(trainer.complete())
 
     def _start_serving(self, model_dir: str | os.PathLike[str] | None = None) -> "Server":
         role = self._started_role()

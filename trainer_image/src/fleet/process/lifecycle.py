@@ -1,8 +1,9 @@
 """How a replica begins and ends: signals, uncaught errors, the served progress, the termination message.
 
 A SIGTERM (see `sigterm`) flushes the output, leaves the last words and ends the process. It does not unwind
-the stack: a ``finally`` that calls ``fleet.stop_worker()`` would tell the servers that a trainer which was
-stopped half-way has completed.
+the stack, in which somebody may wait for a peer. A trainer whose script handles SIGTERM has most of the pod's
+grace to save what it wants to and to end; it has not completed then, whatever it calls and whatever its exit
+status says, or a trainer that was stopped half-way would be missed by nobody.
 
 Uncaught errors end a replica with the exit status of their type and with one sentence, on stderr and as the
 termination message. Before :func:`start` only the user's mistakes do, which are told from then on that this
@@ -17,30 +18,27 @@ import os
 import signal
 import sys
 import threading
-import traceback
+import time
 from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from fleet.errors import EXIT_FAILURE, ConfigurationError, FleetError
-from fleet.process import progress, termination
+from fleet.process import progress
+from fleet.process.last_words import LastWords
 from fleet.process.script_end import ScriptEnd
-from fleet.process.sigterm import SigtermWatcher
+from fleet.process.sigterm import SigtermWatcher, seconds_to_save
 
 if TYPE_CHECKING:
     from fleet.role_maker import Role
 
-__all__ = ["end_completed", "failed", "finish", "joined", "one_sentence", "start"]
+__all__ = ["end_completed", "failed", "finish", "is_stopped", "joined", "start"]
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
 FLUSH_SECONDS = 0.5
 """How long a terminated replica waits for its output; with the rest it stays well under two seconds."""
 EXIT_SECONDS = 10.0
 """How long a failed replica may spend on joining its threads and running its exit handlers."""
-HANDLER_SECONDS = 1.0
-"""How long the script's own handler of SIGTERM, where it has one, may take."""
-TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""A variable that torchrun's workers have."""
 RUNTIME_THREADS = "fleet-"
 """Threads whose name begins so belong to the runtime: when one of them dies, so does the replica."""
 
@@ -51,12 +49,7 @@ class _Lifecycle:
     """What :func:`start` changed in this process, and how to change it back in a forked child."""
 
     def __init__(self) -> None:
-        self.started = False
-        self.failed = False
-        self.identity = "this process"
-        self.joined = False
-        self.completed: Collection[int] = ()
-        self.attempts: Mapping[int, int] = {}
+        self.words = LastWords()
         self._observing = False
         self._status: int | None = None
         self._sigterm = SigtermWatcher()
@@ -73,45 +66,34 @@ class _Lifecycle:
         self._previous_thread_hook, threading.excepthook = threading.excepthook, self.on_uncaught_in_thread
         self._script.watch()
         atexit.register(self.at_exit)
-        if not self.started:
-            self.identify(os.environ)
+        if not self.words.started:
+            self.words.identify(os.environ)
         _serve_progress(os.environ)
-
-    def identify(self, environ: Mapping[str, str]) -> None:
-        """Take the name of a process without a role from its environment, as far as that says one."""
-        role = environ.get("PADDLE_TRAINING_ROLE", "TRAINER")
-        index = environ.get("PADDLE_PSERVER_ID") if role == "PSERVER" else None
-        names = ("PADDLE_TRAINER_ID", "RANK", "NODE_RANK")  # where nobody gave a rank, the pod's number
-        index = index or next((environ[name] for name in names if environ.get(name)), "")
-        if role in ("PSERVER", "TRAINER") and index.isascii() and index.isdigit():
-            self.name(role, int(index))
-
-    def name(self, role: str, index: int) -> None:
-        """Sign the progress and the messages of this process."""
-        self.identity = f"{role.lower()} {index}"
-        progress.identify(role, index)
-
-    def on_sigterm(self) -> None:
-        """Leave the last words of a replica that is stopped, and end it."""
-        self.failed = True
-        self._sigterm.wait_for_script(HANDLER_SECONDS)
-        if TORCHRUN not in os.environ:  # which stops the others where one has failed, and says who has
-            termination.write_failure(f"{self.identity} was stopped by SIGTERM", os.environ)
-        _flush_within(FLUSH_SECONDS)
-        os._exit(EXIT_TERMINATED)
 
     def handle_sigterm(self) -> None:
         """End this process within two seconds of a SIGTERM, whatever its threads wait for."""
         self._sigterm.handle(self.on_sigterm)
 
+    def on_sigterm(self) -> None:
+        """End a replica that is stopped; a trainer whose script handles SIGTERM has its time before."""
+        self.words.failed = True
+        if self._sigterm.is_the_scripts() and not self.words.is_server:
+            if self.words.completed is None:
+                self.words.leave_stop()
+            time.sleep(seconds_to_save(os.environ))
+        self._end_stopped()
+
+    def is_stopped(self) -> bool:
+        """Whether a SIGTERM has come before this replica had completed."""
+        return self.words.completed is None and self._sigterm.is_received()
+
     def on_uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         """End the main thread: the traceback unless the user's mistake needs none, then one sentence."""
-        self.failed = True
         if not isinstance(error, ConfigurationError):
             self._previous_hook(kind, error, trace)
-        self._leave_sentence(error)
+        self._leave(error)
         _exit_after(EXIT_SECONDS, _exit_code(error))
         self._status = _exit_code(error)
 
@@ -123,48 +105,21 @@ class _Lifecycle:
         ours = args.thread is not None and args.thread.name.startswith(RUNTIME_THREADS)
         if error is None or not (ours or isinstance(error, FleetError)):
             return
-        self.failed = True
-        self._leave_sentence(error)
+        self._leave(error)
         _flush_within(FLUSH_SECONDS)
         os._exit(_exit_code(error))
 
     def at_exit(self) -> None:
-        """Leave the last words; after an error, its exit status, which Python itself would make 1."""
-        if not self.failed and (reason := self._script.reason()):
-            self._leave_words(reason)
-        elif self.started or self._script.is_well():  # else the end of the log says more than the progress
-            self.leave_progress()
+        """Leave the last words, and the exit status of an error or of SIGTERM, where Python's is another."""
+        if self.is_stopped():
+            self._end_as_stopped()
+        elif not self.words.failed and (reason := self._script.reason()):
+            self.words.leave_failure(reason)
+        elif self.words.started or self._script.is_well():  # else the log's end says more than the progress
+            self.words.leave_progress()
         if self._status not in (None, EXIT_FAILURE):
             _flush_within(FLUSH_SECONDS)
             os._exit(self._status or EXIT_FAILURE)
-
-    def leave_progress(self) -> None:
-        """Write the last words of a replica that ends well; one process of a pod speaks for all."""
-        if self._is_one_of_several() and TORCHRUN in os.environ:
-            return  # it would hide what torchrun says should another one fail
-        if not self.failed and os.environ.get("LOCAL_RANK", "0") == "0":
-            state = progress.snapshot()
-            if self.started:
-                known = termination.completed_trainers(self.completed, self.attempts)
-                state = {"joined": self.joined, **known, **state}
-            termination.write_progress(state, os.environ)
-
-    def _leave_sentence(self, error: BaseException) -> None:
-        sentence = one_sentence(error)
-        if isinstance(error, FleetError):
-            with contextlib.suppress(OSError, ValueError):  # a closed stderr must not hide the exit status
-                print(f"{self.identity}: {sentence}", file=sys.stderr, flush=True)
-        self._leave_words(sentence)
-
-    def _leave_words(self, sentence: str) -> None:
-        if self._is_one_of_several():
-            return  # and maybe the only one that reports: the launcher says who failed first
-        stage = "" if not self.started else " (joined)" if self.joined else " (not joined)"
-        termination.write_failure(f"{self.identity}{stage}: {sentence}", os.environ)
-
-    def _is_one_of_several(self) -> bool:
-        """Whether this is a plain script's process, and a launcher has started others beside it."""
-        return not self.started and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
 
     def undo_in_child(self) -> None:
         """Give a forked child the handlers of before: its end is not the replica's end."""
@@ -176,6 +131,25 @@ class _Lifecycle:
                 threading.excepthook = self._previous_thread_hook
             self._script.undo()
             atexit.unregister(self.at_exit)
+
+    def _leave(self, error: BaseException) -> None:
+        """Leave the sentence of an error; that of a stop comes first, if this replica was told to stop."""
+        self.words.failed = True
+        if self.is_stopped():
+            self.words.leave_stop()
+        self.words.leave_error(error)
+
+    def _end_as_stopped(self) -> None:
+        """End as one that was stopped, unless the script ends with a status of its own."""
+        self.words.failed = True
+        self.words.leave_stop()  # the watcher's thread may not have got so far
+        if self._status is None and not self._script.is_ill():
+            self._end_stopped()
+
+    def _end_stopped(self) -> NoReturn:
+        self.words.leave_stop()
+        _flush_within(FLUSH_SECONDS)
+        os._exit(EXIT_TERMINATED)
 
 
 _lifecycle = _Lifecycle()
@@ -195,12 +169,12 @@ def start(role: "Role | None") -> None:
         out, and may go wrong: until then the environment's word signs.
     """
     if role is not None:
-        _lifecycle.name("PSERVER" if role.kind.name == "SERVER" else "TRAINER", role.index)
-    elif not _lifecycle.started:
-        _lifecycle.identify(os.environ)
-    if _lifecycle.started:
+        _lifecycle.words.name("PSERVER" if role.kind.name == "SERVER" else "TRAINER", role.index)
+    elif not _lifecycle.words.started:
+        _lifecycle.words.identify(os.environ)
+    if _lifecycle.words.started:
         return
-    _lifecycle.started = True
+    _lifecycle.words.started = True
     _show_log()
     _lifecycle.observe()
     _lifecycle.handle_sigterm()
@@ -208,12 +182,27 @@ def start(role: "Role | None") -> None:
 
 def joined() -> None:
     """Note that this replica has joined its job: what goes wrong from here on may go better the next time."""
-    _lifecycle.joined = True
+    _lifecycle.words.joined = True
 
 
 def failed() -> bool:
     """Return whether this process ends by an error, which has been told."""
-    return _lifecycle.failed
+    return _lifecycle.words.failed
+
+
+def is_stopped(call: str) -> bool:
+    """Return whether a SIGTERM has told this replica to stop, and `call` must not say that it has completed.
+
+    A script that handles SIGTERM goes on, and may leave its loop before its time.
+    """
+    if not _lifecycle.is_stopped():
+        return False
+    _log.warning(
+        "%s does nothing: %s was told to stop by SIGTERM, and has not completed",
+        call,
+        _lifecycle.words.identity,
+    )
+    return True
 
 
 def finish(completed: Collection[int] = (), attempts: Mapping[int, int] | None = None) -> None:
@@ -228,9 +217,10 @@ def finish(completed: Collection[int] = (), attempts: Mapping[int, int] | None =
     attempts : mapping of int to int, optional
         Of a server: under which attempt each of them did.
     """
-    if _lifecycle.started:
-        _lifecycle.completed, _lifecycle.attempts = completed, attempts or {}
-        _lifecycle.leave_progress()
+    words = _lifecycle.words
+    if words.started:
+        words.completed, words.attempts = completed, attempts or {}
+        words.leave_progress()
 
 
 def end_completed(completed: Collection[int]) -> NoReturn:
@@ -244,16 +234,6 @@ def end_completed(completed: Collection[int]) -> NoReturn:
     joined()
     finish(completed)
     raise SystemExit(0)
-
-
-def one_sentence(error: BaseException) -> str:
-    """Return the message of an error on one line; one that is not ours also says its type and place."""
-    words = " ".join(str(error).split())
-    if isinstance(error, FleetError):
-        return words or type(error).__name__
-    sentence = f"{type(error).__name__}: {words}" if words else type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{sentence} (at {frames[-1].filename}:{frames[-1].lineno})" if frames else sentence
 
 
 def _exit_code(error: BaseException) -> int:

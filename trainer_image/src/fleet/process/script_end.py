@@ -43,6 +43,10 @@ class ScriptEnd:
         """Whether the script is known to have ended well; asked for as the process exits."""
         return self._has_returned() or self._status is None or self._status == 0
 
+    def is_ill(self) -> bool:
+        """Whether the script is known to have ended with an exit status of its own, or a text."""
+        return not self._has_returned() and self._status not in (_UNKNOWN, None, 0)
+
     def reason(self) -> str:
         """Return the text with which ``sys.exit`` has ended the script; empty where there is none."""
         if self._has_returned() or self._status is _UNKNOWN or isinstance(self._status, int | None):

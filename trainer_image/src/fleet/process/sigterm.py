@@ -10,13 +10,27 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
-__all__ = ["SigtermWatcher"]
+__all__ = ["POD_GRACE_SECONDS", "SigtermWatcher", "seconds_to_save"]
 
 _log = logging.getLogger(__name__)
+POD_GRACE_SECONDS = 30
+"""terminationGracePeriodSeconds where a template does not say."""
+OF_GRACE = 0.75
+"""The part that a script which handles SIGTERM has; what has started its process wants to outlive it."""
+_SWITCH_SECONDS = 0.02
+"""In which Python surely runs a thread that waits for its turn; threads take turns of 5 ms."""
+
+
+def seconds_to_save(environ: Mapping[str, str]) -> float:
+    """Return how long a script that handles SIGTERM may go on after one: most of the pod's grace."""
+    said = environ.get("FLEET_GRACE_SECONDS", "").strip()
+    grace = int(said) if said.isascii() and said.isdigit() else POD_GRACE_SECONDS
+    return grace * OF_GRACE
 
 
 class SigtermWatcher:
@@ -26,7 +40,7 @@ class SigtermWatcher:
         self._wakeup: tuple[int, int] | None = None
         self._owns_wakeup = True
         self._previous_handler: Any = signal.SIG_DFL
-        self._handled = threading.Event()
+        self._received = False
 
     def handle(self, act: Callable[[], None]) -> None:
         """Have `act` called at each SIGTERM, in a thread of its own."""
@@ -49,10 +63,16 @@ class SigtermWatcher:
             self._owns_wakeup = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def wait_for_script(self, seconds: float) -> None:
-        """Let the script's own handler, where it has one, come to its end, for so long at most."""
-        if callable(self._previous_handler):
-            self._handled.wait(seconds)
+    def is_received(self) -> bool:
+        """Whether a SIGTERM has come."""
+        if self._wakeup is not None and not self._received and self.is_the_scripts():
+            time.sleep(_SWITCH_SECONDS)  # its handler may have run before our thread could
+        return self._received
+
+    def is_the_scripts(self) -> bool:
+        """Whether the script handles SIGTERM, by a handler of before or by one in the place of ours."""
+        current = signal.getsignal(signal.SIGTERM)
+        return callable(self._previous_handler if current == self._on_sigterm else current)
 
     def undo(self) -> None:
         """Give a forked child the handler of before."""
@@ -69,12 +89,10 @@ class SigtermWatcher:
         if self._wakeup is not None:
             os.write(self._wakeup[1], bytes([number]))
         if callable(self._previous_handler):
-            try:
-                self._previous_handler(number, frame)
-            finally:
-                self._handled.set()
+            self._previous_handler(number, frame)
 
     def _watch(self, reader: int, act: Callable[[], None]) -> None:
         while received := os.read(reader, 64):
             if signal.SIGTERM in received:
+                self._received = True
                 act()

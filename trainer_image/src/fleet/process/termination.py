@@ -10,6 +10,7 @@ Kubernetes keeps. The operator reads both, so their form is part of the contract
 import json
 import logging
 import os
+import threading
 from collections.abc import Collection, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -33,6 +34,8 @@ MAX_TABLES = 10
 MAX_ATTEMPTS_BYTES = 1000
 
 _log = logging.getLogger(__name__)
+_writing = threading.RLock()
+"""One thread writes at a time: the process may end as soon as one of them has."""
 
 
 def message_path(environ: Mapping[str, str]) -> Path | None:
@@ -90,7 +93,8 @@ def write_progress(state: Mapping[str, Any], environ: Mapping[str, str]) -> None
     """Leave the progress as the last words of a replica that ended well."""
     path = message_path(environ)
     if path is not None:
-        _write(path, progress_message(state))
+        with _writing:
+            _write(path, progress_message(state))
 
 
 def write_failure(sentence: str, environ: Mapping[str, str], *, log: str = "") -> None:
@@ -109,11 +113,13 @@ def write_failure(sentence: str, environ: Mapping[str, str], *, log: str = "") -
         What was logged before, an exception's traceback for instance; as much of its end as fits.
     """
     path = message_path(environ)
-    if path is None or _holds_sentence(path):
+    if path is None:
         return
     words = " ".join(sentence.split()).encode()[:MAX_SENTENCE_BYTES].decode(errors="ignore")
     before = log.strip().encode()[-MAX_LOG_BYTES:].decode(errors="ignore")
-    _write(path, f"{before}\n{words}" if before else words)
+    with _writing:
+        if not _holds_sentence(path):
+            _write(path, f"{before}\n{words}" if before else words)
 
 
 def _thinned(points: list[Any], keep: int) -> list[Any]:
