@@ -101,9 +101,7 @@ def role_env(
         env["FLEET_START_DEADLINE_SECONDS"] = str(job.start_deadline_seconds)
     if job.spec.checkpoint is not None:
         env["FLEET_CHECKPOINT_DIR"] = job.spec.checkpoint.mount_path
-    grace = (job.template(role).spec.model_extra or {}).get("terminationGracePeriodSeconds")
-    if role is Role.TRAINER and isinstance(grace, int):  # in which a script may save what it has
-        env["FLEET_GRACE_SECONDS"] = str(grace)
+    env |= _grace(job, role)
     # Who may find that its training has ended: from servers, who know it, and from a mark beside checkpoints.
     by_mark = job.spec.mode is Mode.COLLECTIVE and job.spec.checkpoint is not None
     by_servers = job.spec.mode is not Mode.COLLECTIVE and (start.unseen or role is Role.PSERVER)
@@ -114,6 +112,12 @@ def role_env(
             env["FLEET_HOST_NETWORK"] = "true"
         return env | _collective(job, index, hosts)
     return env | _parameter_server(job, role, index, hosts)
+
+
+def _grace(job: FleetJob, role: Role) -> dict[str, str]:
+    """Return how long a script may save what it has, and end, where the template says it."""
+    seconds = (job.template(role).spec.model_extra or {}).get("terminationGracePeriodSeconds")
+    return {"FLEET_GRACE_SECONDS": str(seconds)} if role is Role.TRAINER and isinstance(seconds, int) else {}
 
 
 def _parameter_server(job: FleetJob, role: Role, index: int, hosts: Hosts) -> dict[str, str]:
