@@ -55,3 +55,30 @@ def test_copies_and_running_averages_of_a_model_are_a_trainers_own(trainers):
     for process in trainers(COPIED):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
+
+
+COPIED_OPTIMIZER = """
+import copy, io, pickle
+fleet.init()
+model = build(seed=0)
+adam = torch.optim.Adam(model.parameters(), lr=0.1)
+optimizer = fleet.distributed_optimizer(adam, model=model)
+loss_of(model, 0, 0).backward()
+optimizer.step()
+saved = io.BytesIO()
+torch.save(optimizer, saved)
+saved.seek(0)
+loaded = torch.load(saved, weights_only=False)
+for each in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer)), loaded):
+    assert type(each) is torch.optim.Adam
+    assert str(each.state_dict()) == str(optimizer.state_dict())
+    each.zero_grad()
+    each.step()
+fleet.stop_worker()
+"""
+
+
+def test_copies_of_an_optimizer_are_of_the_scripts_class(trainers):
+    (process,) = trainers(COPIED_OPTIMIZER, ranks=(0,), size=1)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err

@@ -70,6 +70,7 @@ rank = fleet.worker_index()
 
 def trained(steps, saved_after, folder):
     model = build(seed=rank)
+    model.register_parameter("temperature", torch.nn.Parameter(torch.ones(())))
     adam = torch.optim.Adam(model.parameters(), lr=0.05)
     strategy = fleet.DistributedStrategy(local_sgd=fleet.LocalSGD(k_steps=4))
     optimizer = fleet.distributed_optimizer(adam, strategy, model=model)
@@ -79,7 +80,7 @@ def trained(steps, saved_after, folder):
         assert begin == 10
     for step in range(begin, steps):
         optimizer.zero_grad()
-        loss_of(model, step, rank).backward()
+        (loss_of(model, step, rank) * model.temperature).backward()
         optimizer.step()
         if step + 1 == saved_after:
             fleet.save_check_point(folder, fleet.TrainStatus())

@@ -48,3 +48,9 @@ def test_to_warn_it_looks_in_the_first_steps_and_in_every_sixteenth_until_it_has
         assert check.lets_step(gradients(math.nan))
     assert caplog.text.count("holds NaN or infinity") == 1
     assert not check.looks
+
+
+def test_a_sparse_gradient_is_named_as_any_other():
+    lost = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.tensor([[math.nan, 0.0]]), (4, 2))
+    with pytest.raises(FleetError, match="the gradient of rows holds NaN or infinity on trainer 0"):
+        FiniteCheck("stop", 0, lambda: 0).lets_step({**gradients(1.0), "rows": lost})

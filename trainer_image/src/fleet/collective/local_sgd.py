@@ -61,6 +61,25 @@ class ParameterAverager(Synchronizer):
             self.steps.note_left_out()
         self._stepped = False
 
+    def check_scaled(self) -> None:
+        """Refuse; see `Synchronizer`.
+
+        Raises
+        ------
+        ConfigurationError
+            Always: a trainer's own gradients decide.
+        """
+        raise ConfigurationError(
+            "a GradScaler tells a fused optimizer to leave a step out where this trainer's own gradients "
+            "overflow, and with LocalSGD each trainer makes as many steps as the others; expected no scaler: "
+            "use torch.bfloat16, which needs none, or leave strategy.local_sgd at None"
+        )
+
+    @property
+    def step_of_gradients(self) -> int:
+        """See `Synchronizer`: here a step counts."""
+        return self.steps.number
+
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Average the parameters, if it is time to; see `Synchronizer`."""
         if self._closed:
@@ -85,7 +104,7 @@ class ParameterAverager(Synchronizer):
             f"{name}: {key}": value
             for name, parameter in self._named
             for key, value in sorted(self._optimizer.state.get(parameter, {}).items())
-            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()
+            if isinstance(value, torch.Tensor) and _is_averaged(key, value, parameter)
         }
         ours = "\n".join(f"{name} {tuple(value.shape)}" for name, value in kept.items())
         for rank, theirs in self._group.agree(f"what optimizers keep at {what}", ours).items():
@@ -126,6 +145,12 @@ class ParameterAverager(Synchronizer):
     def _flat(self, members: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return this trainer's part of a bucket's mean."""
         return torch.cat([member.reshape(-1) for member in members]).div_(self._group.place.size)
+
+
+def _is_averaged(key: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether an optimizer's value follows from gradients, and is no count of steps or the like."""
+    like_the_parameter = value.shape == parameter.shape and key != "step"
+    return (value.is_floating_point() or value.is_complex()) and (value.dim() > 0 or like_the_parameter)
 
 
 def _is_nonzero(gradient: torch.Tensor | None) -> bool:

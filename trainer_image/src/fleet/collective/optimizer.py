@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -21,6 +21,10 @@ class _Distributed:
 
     fleet_synchronizer: Synchronizer
     fleet_minimize: Callable[[Callable[..., Any]], None]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copy and pickle as an optimizer of the script's class: a copy is this trainer's own."""
+        return object.__new__, (type(self).__bases__[1],), cast("Any", self).__getstate__()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -71,10 +75,7 @@ def distribute(
     left_out = LeftOut(optimizer, trained, model)
     whole = copies.whole
 
-    def check(*_: Any) -> None:
-        synchronizer.check_ended()
-        left_out.check()
-        synchronizer.check_averaged()
+    def look() -> None:
         every = ((name, parameter.grad) for name, parameter in (whole if finite.looks else ()))
         given = {name: gradient for name, gradient in every if gradient is not None}
         if any(each.is_cuda for each in given.values()) and torch.cuda.is_current_stream_capturing():
@@ -83,6 +84,21 @@ def distribute(
             for parameter in trained:
                 parameter.grad = None
 
+    def check(_: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        synchronizer.check_ended()
+        left_out.check()
+        synchronizer.check_averaged()
+        if (
+            getattr(optimizer, "found_inf", None) is not None
+        ):  # a GradScaler has looked; the kernel leaves out
+            synchronizer.check_scaled()
+            return None
+        (itself, closure) = (*given, options.get("closure"))[:2]
+        if closure is None:
+            look()
+            return None
+        return (itself, _looking(closure, look)), {}
+
     def note(*_: Any) -> None:
         synchronizer.check_averaged()  # of a closure, which runs inside of step()
         synchronizer.on_step(hyper_parameters(optimizer))
@@ -90,6 +106,17 @@ def distribute(
     optimizer.register_step_pre_hook(check)
     optimizer.register_step_post_hook(note)
     return both  # type: ignore[no-any-return]
+
+
+def _looking(closure: Callable[[], Any], look: Callable[[], None]) -> Callable[[], Any]:
+    """Return a closure after which its gradients are looked at."""
+
+    def closure_and_look() -> Any:
+        loss = closure()
+        look()
+        return loss
+
+    return closure_and_look
 
 
 def named_parameters(

@@ -145,7 +145,7 @@ class Fleet(FleetCalls):
         group = self._started_group()
         for training in self._trainings:
             training.background.end()
-        if lifecycle.is_stopped("fleet.stop_worker()"):
+        if lifecycle.refuses("fleet.stop_worker()"):
             return
         group.barrier("stop_worker()")
         for number, (copies, synchronizer) in enumerate(self._distributed):
@@ -242,7 +242,7 @@ class Fleet(FleetCalls):
         def capture(module: torch.nn.Module, loss_fn: Callable[..., Any]) -> None:
             self._program = Program.capture(module, loss_fn, optimizer)
 
-        finite = FiniteCheck(chosen.non_finite, group.place.rank, lambda: synchronizer.steps.number - 1)
+        finite = FiniteCheck(chosen.non_finite, group.place.rank, lambda: synchronizer.step_of_gradients)
         minimize = self._describes(model, capture)
         return distribute(optimizer, copies, synchronizer, minimize, model, finite=finite)
 

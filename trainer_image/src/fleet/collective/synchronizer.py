@@ -52,6 +52,14 @@ class Synchronizer:
     def check_averaged(self) -> None:
         """Raise if a step would be made on gradients that must be averaged, and are not."""
 
+    def check_scaled(self) -> None:
+        """Raise if a step by a kernel that a GradScaler tells to leave it out would not be everybody's."""
+
+    @property
+    def step_of_gradients(self) -> int:
+        """Which step the gradients that are there are for; every pass counts, where passes average."""
+        return self.steps.number - 1
+
     def on_zero_grad(self) -> None:
         """Note that the optimizer is about to clear the gradients."""
 

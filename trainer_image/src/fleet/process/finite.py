@@ -70,7 +70,7 @@ class FiniteCheck:
         Parameters
         ----------
         gradients : mapping of name to Tensor
-            Strided ones, of any dtype and device.
+            Of any dtype and device, sparse ones too.
         of_rows : mapping of name to (ids, Tensor)
             Those of tables, with a row for each id.
 
@@ -132,7 +132,8 @@ def tell_of_weights(parameters: Mapping[str, Tensor], step: int | None) -> None:
 def _first_of(gradients: Mapping[str, Tensor], of_rows: OfRows) -> str:
     """Name the first gradient that is not finite; of a table with the row's id."""
     for name, each in gradients.items():
-        if not bool(torch.isfinite(each).all()):
+        numbers = each if each.layout is torch.strided else each.coalesce().values()
+        if not bool(torch.isfinite(numbers).all()):
             return name
     for name, (ids, rows) in of_rows.items():
         lost = (~torch.isfinite(rows).all(dim=1)).nonzero()
