@@ -266,6 +266,13 @@ def test_a_process_has_its_children_until_the_end_of_its_grace(launch, tmp_path,
     assert [pid for pid in launched.pids(count) if alive(pid)] == []
 
 
+def test_a_worker_is_told_the_grace_that_the_launcher_gives_it(launch, tmp_path):
+    body = """(here / "grace").write_text(os.environ["FLEET_GRACE_SECONDS"])"""
+    launched = launch("fleet.launch", body, "--worker_num", "1", "--grace_seconds", "7", *start_port())
+    assert launched.end()[0] == 0
+    assert (tmp_path / "grace").read_text() == "7"
+
+
 def test_what_an_ended_worker_has_left_is_killed_where_children_are_not_told():
     command = [sys.executable, "-c", LEAVE_BEHIND]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)

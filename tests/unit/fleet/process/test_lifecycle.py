@@ -197,6 +197,7 @@ def test_sigterm_ends_a_replica_that_is_pid_1(words, tmp_path):
 
 HANDLED_BEFORE = "signal.signal(signal.SIGTERM, handle)\nstart()"
 HANDLED_AFTER = "start()\nsignal.signal(signal.SIGTERM, handle)"
+SAVES = "told.wait(60)\ntime.sleep(1.5)\nos.write(1, b'saved')"
 
 
 def scripts(handle: str, starts: str, loop: str) -> str:
@@ -210,12 +211,24 @@ def scripts(handle: str, starts: str, loop: str) -> str:
     ("handle", "loop", "code"),
     [
         pytest.param("time.sleep(1.5)\nos.write(1, b'saved')\nos._exit(3)", "time.sleep(60)", 3, id="saves"),
-        pytest.param(
-            "told.set()", "told.wait(60)\ntime.sleep(1.5)\nos.write(1, b'saved')", 143, id="the-loop-saves"
-        ),
+        pytest.param("told.set()", SAVES, 143, id="the-loop-saves"),
         pytest.param("os.write(1, b'saved')\nsys.exit(42)", "time.sleep(60)", 42, id="with-a-status"),
         pytest.param("os.write(1, b'saved')\nraise ValueError", "time.sleep(60)", 1, id="by-an-exception"),
         pytest.param("os.write(1, b'saved')\nraise SystemExit", "time.sleep(60)", 143, id="as-if-well"),
+        pytest.param("signal.signal(15, signal.SIG_IGN)\ntold.set()", SAVES, 143, id="told-once"),
+        pytest.param("signal.signal(15, signal.SIG_DFL)\ntold.set()", SAVES, 143, id="told-twice-at-most"),
+        pytest.param(
+            "assert lifecycle.refuses('a call')\nos.write(1, b'saved')\nraise SystemExit",
+            "time.sleep(60)",
+            143,
+            id="it-asks-at-once",
+        ),
+        pytest.param(
+            "told.set()",
+            f"def refuse(_):\n    raise RuntimeError\n{SAVES}\nthreading.Thread.start = refuse",
+            143,
+            id="no-thread-at-the-end",
+        ),
     ],
 )
 def test_a_script_that_handles_sigterm_saves_and_has_not_completed(
@@ -239,8 +252,17 @@ def test_a_script_that_handles_sigterm_ends_within_the_pods_grace(replica, words
 
 def test_a_trainer_that_had_completed_is_not_stopped_while_its_script_saves(replica, words):
     starts = HANDLED_BEFORE + "\nlifecycle.finish([0, 1])"
-    loop = "told.wait(60)\nassert not lifecycle.is_stopped('a call')"
+    loop = "told.wait(60)\nassert not lifecycle.refuses('a call')\nreport(step=7)"
     process = replica(scripts("told.set()", starts, loop))
+    assert process.stdout.read(6) == "ready "
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 0
+    said = json.loads(words.read_text())
+    assert (said["completedTrainers"], said["step"]) == ("0-1", 7)
+
+
+def test_a_trainer_told_to_stop_while_it_completes_has_completed(replica, words):
+    process = replica(scripts("told.set()", HANDLED_BEFORE, "told.wait(60)\nlifecycle.finish([0, 1])"))
     assert process.stdout.read(6) == "ready "
     process.send_signal(signal.SIGTERM)
     assert ended(process)[0] == 0

@@ -155,7 +155,7 @@ class Executor:
         """Tell the servers that this trainer has finished; safe to repeat, and on a server."""
         self._closed = True
         trainer, self._trainer = self._trainer, None
-        if trainer is not None and not lifecycle.is_stopped("close()"):
+        if trainer is not None and not lifecycle.refuses("close()"):
             lifecycle.finish(trainer.complete())
         fleet, self._collective = self._collective, None
         if fleet is not None:

@@ -189,7 +189,7 @@ def run(commands: Sequence[Command], log_dir: Path | None, grace_seconds: float 
     started: list[_Running] = []
     try:
         for command in commands:
-            started.append(_start(command, log_dir))  # noqa: PERF401 (those before a failure must be known)
+            started.append(_start(command, log_dir, grace_seconds))  # noqa: PERF401 (those before a failure must be known)
         status = _watch(started, signals, grace_seconds)
     finally:
         left = _end_all(started, signals)
@@ -227,13 +227,13 @@ def _watch(started: Sequence[_Running], signals: _Signals, grace_seconds: float)
                     running.kill_group()
 
 
-def _start(command: Command, log_dir: Path | None) -> _Running:
+def _start(command: Command, log_dir: Path | None, grace_seconds: float) -> _Running:
     path = None if log_dir is None else log_dir / command.log_name
     errors = None if sys.stderr.isatty() else subprocess.PIPE  # a terminal's colours and width are worth more
     with _output(path) as output:
         process = subprocess.Popen(
             command.argv,
-            env=dict(command.environ),
+            env={**command.environ, "FLEET_GRACE_SECONDS": str(int(grace_seconds))},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors if output is None else subprocess.STDOUT,

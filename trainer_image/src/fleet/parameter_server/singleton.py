@@ -262,7 +262,7 @@ class Fleet(Saving):
     def stop_worker(self) -> None:
         """Tell the servers that this trainer has finished; the model keeps the last values."""
         trainer = self._started_trainer()
-        if not lifecycle.is_stopped("fleet.stop_worker()"):
+        if not lifecycle.refuses("fleet.stop_worker()"):
             lifecycle.finish(trainer.complete())
 
     def _start_serving(self, model_dir: str | os.PathLike[str] | None = None) -> "Server":

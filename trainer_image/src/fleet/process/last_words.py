@@ -8,11 +8,9 @@ from collections.abc import Collection, Mapping
 
 from fleet.errors import FleetError
 from fleet.process import progress, termination
+from fleet.process.sigterm import TORCHRUN
 
 __all__ = ["LastWords"]
-
-TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""A variable that torchrun's workers have."""
 
 
 class LastWords:

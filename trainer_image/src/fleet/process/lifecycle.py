@@ -3,7 +3,7 @@
 A SIGTERM (see `sigterm`) flushes the output, leaves the last words and ends the process. It does not unwind
 the stack, in which somebody may wait for a peer. A trainer whose script handles SIGTERM has most of the pod's
 grace to save what it wants to and to end; it has not completed then, whatever it calls and whatever its exit
-status says, or a trainer that was stopped half-way would be missed by nobody.
+status says: otherwise nobody would miss the rest of its training.
 
 Uncaught errors end a replica with the exit status of their type and with one sentence, on stderr and as the
 termination message. Before :func:`start` only the user's mistakes do, which are told from then on that this
@@ -32,7 +32,7 @@ from fleet.process.sigterm import SigtermWatcher, seconds_to_save
 if TYPE_CHECKING:
     from fleet.role_maker import Role
 
-__all__ = ["end_completed", "failed", "finish", "is_stopped", "joined", "start"]
+__all__ = ["end_completed", "failed", "finish", "joined", "refuses", "start"]
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
 FLUSH_SECONDS = 0.5
@@ -76,10 +76,10 @@ class _Lifecycle:
 
     def on_sigterm(self) -> None:
         """End a replica that is stopped; a trainer whose script handles SIGTERM has its time before."""
-        self.words.failed = True
-        if self._sigterm.is_the_scripts() and not self.words.is_server:
+        if self._sigterm.script_handles() and not self.words.is_server:
             if self.words.completed is None:
                 self.words.leave_stop()
+            _flush_within(FLUSH_SECONDS)  # whoever stops this process may give it less than the pod has
             time.sleep(seconds_to_save(os.environ))
         self._end_stopped()
 
@@ -106,13 +106,15 @@ class _Lifecycle:
         if error is None or not (ours or isinstance(error, FleetError)):
             return
         self._leave(error)
+        if self.is_stopped():
+            return  # the script saves: it may, until the watcher of signals ends it
         _flush_within(FLUSH_SECONDS)
         os._exit(_exit_code(error))
 
     def at_exit(self) -> None:
         """Leave the last words, and the exit status of an error or of SIGTERM, where Python's is another."""
         if self.is_stopped():
-            self._end_as_stopped()
+            self._note_stop_at_exit()
         elif not self.words.failed and (reason := self._script.reason()):
             self.words.leave_failure(reason)
         elif self.words.started or self._script.is_well():  # else the log's end says more than the progress
@@ -139,14 +141,15 @@ class _Lifecycle:
             self.words.leave_stop()
         self.words.leave_error(error)
 
-    def _end_as_stopped(self) -> None:
+    def _note_stop_at_exit(self) -> None:
         """End as one that was stopped, unless the script ends with a status of its own."""
         self.words.failed = True
         self.words.leave_stop()  # the watcher's thread may not have got so far
-        if self._status is None and not self._script.is_ill():
+        if self._status is None and not self._script.has_chosen_failure():
             self._end_stopped()
 
     def _end_stopped(self) -> NoReturn:
+        self.words.failed = True
         self.words.leave_stop()
         _flush_within(FLUSH_SECONDS)
         os._exit(EXIT_TERMINATED)
@@ -186,14 +189,14 @@ def joined() -> None:
 
 
 def failed() -> bool:
-    """Return whether this process ends by an error, which has been told."""
-    return _lifecycle.words.failed
+    """Return whether this process ends by an error, which has been told, or was told to stop."""
+    return _lifecycle.words.failed or _lifecycle.is_stopped()
 
 
-def is_stopped(call: str) -> bool:
-    """Return whether a SIGTERM has told this replica to stop, and `call` must not say that it has completed.
+def refuses(call: str) -> bool:
+    """Return whether `call` must not say that this replica has completed, as a SIGTERM has told it to stop.
 
-    A script that handles SIGTERM goes on, and may leave its loop before its time.
+    A script that handles SIGTERM goes on, and may leave its loop before its time. The log says it.
     """
     if not _lifecycle.is_stopped():
         return False
@@ -282,8 +285,12 @@ def _flush_within(seconds: float) -> None:
                 stream.flush()
 
     flusher = threading.Thread(target=flush, name="fleet-flush", daemon=True)
-    flusher.start()
-    flusher.join(seconds)
+    try:
+        flusher.start()
+    except RuntimeError:  # Python 3.12 starts no thread in exit handlers
+        flush()
+    else:
+        flusher.join(seconds)
 
 
 def _exit_after(seconds: float, status: int) -> None:

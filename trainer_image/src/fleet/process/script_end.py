@@ -43,8 +43,8 @@ class ScriptEnd:
         """Whether the script is known to have ended well; asked for as the process exits."""
         return self._has_returned() or self._status is None or self._status == 0
 
-    def is_ill(self) -> bool:
-        """Whether the script is known to have ended with an exit status of its own, or a text."""
+    def has_chosen_failure(self) -> bool:
+        """Whether `sys.exit` was told another status than 0, or a text."""
         return not self._has_returned() and self._status not in (_UNKNOWN, None, 0)
 
     def reason(self) -> str:

@@ -20,17 +20,24 @@ __all__ = ["POD_GRACE_SECONDS", "SigtermWatcher", "seconds_to_save"]
 _log = logging.getLogger(__name__)
 POD_GRACE_SECONDS = 30
 """terminationGracePeriodSeconds where a template does not say."""
-OF_GRACE = 0.75
+SAVING_SHARE = 0.75
 """The part that a script which handles SIGTERM has; what has started its process wants to outlive it."""
-_SWITCH_SECONDS = 0.02
-"""In which Python surely runs a thread that waits for its turn; threads take turns of 5 ms."""
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""A variable that torchrun's workers have."""
+TORCHRUN_SECONDS = 30
+"""What torchrun gives its workers, whatever the pod has."""
+_QUESTION = 0
+"""What goes through the pipe behind the signals, to be told that all before it have been read."""
+_ANSWER_SECONDS = 1.0
 
 
 def seconds_to_save(environ: Mapping[str, str]) -> float:
-    """Return how long a script that handles SIGTERM may go on after one: most of the pod's grace."""
+    """Return how long a script that handles SIGTERM may go on after one: most of the grace it is given."""
     said = environ.get("FLEET_GRACE_SECONDS", "").strip()
     grace = int(said) if said.isascii() and said.isdigit() else POD_GRACE_SECONDS
-    return grace * OF_GRACE
+    if TORCHRUN in environ:
+        grace = min(grace, TORCHRUN_SECONDS)
+    return grace * SAVING_SHARE
 
 
 class SigtermWatcher:
@@ -41,13 +48,14 @@ class SigtermWatcher:
         self._owns_wakeup = True
         self._previous_handler: Any = signal.SIG_DFL
         self._received = False
+        self._asked = self._answered = 0
 
     def handle(self, act: Callable[[], None]) -> None:
         """Have `act` called at each SIGTERM, in a thread of its own."""
         if threading.current_thread() is not threading.main_thread():
             _log.warning(
                 "fleet.init was called outside the main thread, where Python allows no signal handlers: "
-                "as PID 1 of a container this replica would ignore SIGTERM"
+                "as PID 1 of a container this replica would ignore SIGTERM, and it may count as completed"
             )
             return
         previous = signal.getsignal(signal.SIGTERM)
@@ -64,15 +72,22 @@ class SigtermWatcher:
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def is_received(self) -> bool:
-        """Whether a SIGTERM has come."""
-        if self._wakeup is not None and not self._received and self.is_the_scripts():
-            time.sleep(_SWITCH_SECONDS)  # its handler may have run before our thread could
+        """Whether a SIGTERM has come: also one of which our thread has not read yet."""
+        if self._wakeup is not None and not self._received:
+            self._asked = asked = self._asked + 1
+            os.write(self._wakeup[1], bytes([_QUESTION]))
+            deadline = time.monotonic() + _ANSWER_SECONDS
+            while self._answered < asked and not self._received and time.monotonic() < deadline:
+                time.sleep(0.001)  # and no lock: a signal's handler may ask while the main thread does
         return self._received
 
-    def is_the_scripts(self) -> bool:
-        """Whether the script handles SIGTERM, by a handler of before or by one in the place of ours."""
-        current = signal.getsignal(signal.SIGTERM)
-        return callable(self._previous_handler if current == self._on_sigterm else current)
+    def script_handles(self) -> bool:
+        """Whether the script handles the SIGTERM that has come, by a handler of before `handle` or after it.
+
+        In place of ours there was one when the signal came, as nobody would have told us of it otherwise;
+        what it has put there since may be none.
+        """
+        return signal.getsignal(signal.SIGTERM) != self._on_sigterm or callable(self._previous_handler)
 
     def undo(self) -> None:
         """Give a forked child the handler of before."""
@@ -80,7 +95,8 @@ class SigtermWatcher:
             return
         if self._owns_wakeup:
             signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, self._previous_handler or signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            signal.signal(signal.SIGTERM, self._previous_handler or signal.SIG_DFL)
         for descriptor in self._wakeup:
             os.close(descriptor)
 
@@ -96,3 +112,4 @@ class SigtermWatcher:
             if signal.SIGTERM in received:
                 self._received = True
                 act()
+            self._answered += received.count(_QUESTION)

@@ -38,6 +38,14 @@ _writing = threading.RLock()
 """One thread writes at a time: the process may end as soon as one of them has."""
 
 
+def _renew_lock() -> None:
+    global _writing
+    _writing = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def message_path(environ: Mapping[str, str]) -> Path | None:
     """Return FLEET_TERMINATION_LOG, else the kubelet's file where it can be written, else None."""
     named = environ.get("FLEET_TERMINATION_LOG")
