@@ -22,8 +22,9 @@ __all__ = ["main"]
 
 ABOUT = {
     "ddp": "DistributedDataParallel on gloo",
+    "ddpnone": "the same, gradients set to None",
     "allreduce": "fleet.collective",
-    "allreducehalf": "the same, gradients as bfloat16",
+    "allreducehalf": "fleet.collective, bfloat16",
     "localsgd": "fleet.collective, LocalSGD, k = 8",
 }
 TRAINERS = (2, 4)

@@ -99,8 +99,13 @@ def _import_fleet() -> None:
     assert fleet.parameter_server.fleet is not None
 
 
-def ddp_trainer(config: Config, hook: Callable[..., Any] | None = None) -> tuple[Step, End]:
-    """DistributedDataParallel over gloo, with gradients as views of its buckets, and one of its hooks."""
+def ddp_trainer(
+    config: Config, hook: Callable[..., Any] | None = None, *, to_none: bool = False
+) -> tuple[Step, End]:
+    """DistributedDataParallel over gloo, with gradients as views of its buckets, and one of its hooks.
+
+    Gradients are zeroed in place, or set to None.
+    """
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://{config.endpoints[0]}",
@@ -113,7 +118,7 @@ def ddp_trainer(config: Config, hook: Callable[..., Any] | None = None) -> tuple
     if hook is not None:
         model.register_comm_hook(None, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-    return _loop(model, optimizer, config, to_none=False), dist.destroy_process_group
+    return _loop(model, optimizer, config, to_none=to_none), dist.destroy_process_group
 
 
 def _fleet_init(config: Config) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
@@ -264,6 +269,7 @@ SYSTEMS = {
     "imports": System(imports_trainer),
     "alone": System(alone_trainer),
     "ddp": System(ddp_trainer),
+    "ddpnone": System(partial(ddp_trainer, to_none=True)),
     "ddphalf": System(partial(ddp_trainer, hook=bf16_compress_hook)),
     "rpc": System(rpc_trainer, rpc_serve),
     "grpc": System(grpc_stream.trainer, grpc_stream.serve),
