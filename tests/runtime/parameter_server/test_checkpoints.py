@@ -306,6 +306,40 @@ def test_buffers_learning_rate_and_the_scripts_state_come_back(tmp_path):
         assert differing(model, expected) == []
 
 
+def test_a_teacher_inside_of_the_model_goes_on_to_the_bit(tmp_path):
+    def with_teacher() -> Any:
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(20, 4), torch.nn.Linear(20, 4).requires_grad_(False))
+
+    def steps(trainer: Any, model: Any, which: range) -> None:
+        student, teacher = model
+        for step in which:
+            model.zero_grad()
+            (student(BATCHES[step]) - teacher(BATCHES[step])).square().mean().backward()
+            trainer.step()
+            with torch.no_grad():
+                teacher.weight.lerp_(student.weight, 0.1)
+
+    seed = 0
+    with loopback(servers=2, model=with_teacher) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        steps(trainer, model, range(10))
+        trainer.save(str(tmp_path), TrainStatus())
+        steps(trainer, model, range(10, 20))
+        expected = copy.deepcopy(dict(model.state_dict()))
+    seed = 1
+    with loopback(tmp_path, servers=2, trainers=2, model=with_teacher) as job:
+        (zero, model, _), (one, other, _) = job.make_trainer(0), job.make_trainer(1)
+        at_once(zero.start, one.start)
+        assert differing(model, dict(other.state_dict())) == []
+    with loopback(tmp_path, servers=2, model=with_teacher) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        steps(trainer, model, range(10, 20))
+        assert differing(model, expected) == []
+
+
 def test_numbered_checkpoints_are_counted_up_and_the_newest_are_kept(tmp_path):
     folder = str(tmp_path)
     with loopback(servers=2) as job:

@@ -1,12 +1,24 @@
-"""The state of an optimizer comes back as the optimizer itself would have laid it out."""
+"""What is in no shard comes back, and the state of an optimizer as itself would have laid it out."""
+
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from fleet.checkpoint import GradientOrder, OwnRows, TrainerPart, restore_states
+from fleet.checkpoint import (
+    GradientOrder,
+    OwnRows,
+    TrainerPart,
+    TrainStatus,
+    capture_part,
+    restore_part,
+    restore_states,
+)
 from fleet.errors import CheckpointError
-from fleet.program import Program
+from fleet.nn import DistributedEmbedding
+from fleet.program import Program, Source
 from fleet.tables import TableRows
 
 
@@ -89,3 +101,75 @@ def test_a_fused_optimizer_goes_on_with_the_state_of_parameters_of_any_layout():
             value.copy_(weights[name])
     restore_states(saved, source)
     torch.testing.assert_close(step(), expected)
+
+
+def source_of(model: torch.nn.Module) -> Source:
+    trained = [each for each in model.parameters() if each.requires_grad]
+    source = Program.from_optimizer(torch.optim.SGD(trained, lr=0.1), model).source
+    assert source is not None
+    return source
+
+
+def student_and_teacher(width: int = 2) -> Any:
+    model = torch.nn.ModuleDict({"student": torch.nn.Linear(2, 2), "teacher": torch.nn.Linear(2, width)})
+    model["teacher"].requires_grad_(False)
+    return model
+
+
+def captured(model: torch.nn.Module) -> TrainerPart:
+    part = capture_part(TrainStatus(), 1, source_of(model), {})
+    return TrainerPart.from_bytes(part.to_bytes(), "the file")
+
+
+def test_what_shards_have_is_not_in_a_trainers_part():
+    model = student_and_teacher()
+    model["head"] = torch.nn.Linear(2, 2)
+    model["head"].weight = model["student"].weight
+    model["mirror"] = torch.nn.Linear(2, 2)
+    model["mirror"].weight = model["teacher"].weight
+    model["mirror"].bias = model["student"].bias
+    model["sparse"] = torch.nn.Embedding(3, 2, sparse=True)
+    model["served"] = DistributedEmbedding(9, 4, name="served")
+    model["lazy"] = torch.nn.LazyLinear(2)
+    trained = [*model["student"].parameters(), model["head"].bias, model["sparse"].weight]
+    source = Program.from_optimizer(torch.optim.SGD([*trained, *model["served"].parameters()], lr=0.1), model)
+    assert source.source is not None
+    part = capture_part(TrainStatus(), 1, source.source, {})
+    assert sorted(part.parameters) == ["teacher.bias", "teacher.weight"]
+
+
+def test_what_a_state_dict_leaves_out_is_not_in_a_trainers_part():
+    def without_teacher(_: object, state: dict[str, object], *__: object) -> None:
+        for name in [each for each in state if each.startswith("teacher.")]:
+            del state[name]
+
+    model = student_and_teacher()
+    model.register_state_dict_post_hook(without_teacher)
+    assert captured(model).parameters == {}
+
+
+def test_a_part_of_an_earlier_version_leaves_frozen_parameters_alone_and_says_so(caplog):
+    model = student_and_teacher()
+    part = replace(captured(model), parameters={})
+    before = model["teacher"].weight.clone()
+    restore_part(part, source_of(model))
+    assert torch.equal(model["teacher"].weight, before)
+    assert "has no values of teacher.weight, teacher.bias: they stay what the script has made" in caplog.text
+
+
+def test_a_frozen_parameter_of_another_shape_is_refused_before_anything_is_changed():
+    part, model = captured(student_and_teacher()), student_and_teacher(3)
+    before = model["teacher"].weight.clone()
+    with pytest.raises(CheckpointError, match=r"have different parameters: teacher\.bias, teacher\.weight"):
+        restore_part(part, source_of(model))
+    assert torch.equal(model["teacher"].weight, before)
+
+
+def test_what_no_file_of_tensors_can_hold_is_left_out_and_named(caplog):
+    model = student_and_teacher()
+    adjacency = torch.eye(2).to_sparse()
+    model["teacher"].register_parameter("graph", torch.nn.Parameter(adjacency, requires_grad=False))
+    part = capture_part(TrainStatus(), 1, source_of(model), {})
+    assert sorted(part.parameters) == ["teacher.bias", "teacher.weight"]
+    assert "a checkpoint leaves out teacher.graph" in caplog.text
+    part.to_bytes()

@@ -26,12 +26,20 @@ def make(
 ) -> tuple[CollectiveTraining, torch.optim.Optimizer]:
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return training_of(optimizer, model, step, job, loops), optimizer
+
+
+def training_of(
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module | None,
+    step: int = 0,
+    job: JobIdentity | None = None,
+    loops: Loops | None = None,
+) -> CollectiveTraining:
     steps = SimpleNamespace(number=step)
     synchronizer = cast("Any", SimpleNamespace(steps=steps, settle=lambda _: None, order=None))
     claims = Claims("trainer-0", job or JobIdentity())
-    return CollectiveTraining(
-        optimizer, model, synchronizer, cast("Any", Alone()), claims, loops or Loops()
-    ), optimizer
+    return CollectiveTraining(optimizer, model, synchronizer, cast("Any", Alone()), claims, loops or Loops())
 
 
 def test_a_checkpoint_whose_trainers_part_is_gone_is_passed_over_for_the_one_before(tmp_path, caplog):
@@ -100,3 +108,57 @@ def test_a_checkpoint_can_be_loaded_wherever_the_loops_are(tmp_path, begun_at, s
     assert again.load(str(tmp_path / "checkpoint")) == TrainStatus(0, step=saved_at)
     loops.end(loops.begin("fleet.steps", saved_at, 10, 1), 10)
     assert loops.begin("fleet.steps", saved_at, 20, 1) == begins_at
+
+
+def frozen_and_others(seed: int) -> tuple[CollectiveTraining, torch.nn.ModuleDict]:
+    torch.manual_seed(seed)
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("trained", "frozen", "beside")})
+    model["frozen"].requires_grad_(False)
+    optimizer = torch.optim.SGD([*model["trained"].parameters(), *model["frozen"].parameters()], lr=0.1)
+    return training_of(optimizer, model), model
+
+
+def test_parameters_that_nobody_steps_come_back(tmp_path):
+    training, model = frozen_and_others(0)
+    training.save(str(tmp_path), TrainStatus())
+    again, other = frozen_and_others(1)
+    again.load(str(tmp_path))
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+    assert [name for name, value in other.named_parameters() if not value.requires_grad] == [
+        "frozen.weight",
+        "frozen.bias",
+    ]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_parameters_of_no_module_come_back_though_they_were_always_frozen(tmp_path, named):
+    def made(seed: int) -> tuple[CollectiveTraining, list[torch.nn.Parameter]]:
+        torch.manual_seed(seed)
+        each = [torch.nn.Parameter(torch.rand(2), requires_grad=trained) for trained in (True, False)]
+        given = [(f"each.{number}", value) for number, value in enumerate(each)] if named else each
+        return training_of(torch.optim.SGD(given, lr=0.1), None), each
+
+    training, saved = made(0)
+    training.save(str(tmp_path), TrainStatus())
+    again, loaded = made(1)
+    again.load(str(tmp_path))
+    assert all(torch.equal(one, other) for one, other in zip(saved, loaded, strict=True))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_embedding_with_sparse_gradients_comes_back_with_its_state(tmp_path, frozen):
+    def made(seed: int) -> tuple[CollectiveTraining, torch.nn.Embedding, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = torch.nn.Embedding(5, 3, sparse=True)
+        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+        return training_of(optimizer, model), model, optimizer
+
+    training, model, optimizer = made(0)
+    model(torch.tensor([1, 2])).sum().backward()
+    optimizer.step()
+    model.requires_grad_(not frozen)
+    training.save(str(tmp_path), TrainStatus())
+    again, other, optimizer = made(1)
+    again.load(str(tmp_path))
+    assert torch.equal(model.weight, other.weight)
+    assert (optimizer.state[other.weight]["sum"][1:3] == 1).all()

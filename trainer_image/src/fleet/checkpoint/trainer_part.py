@@ -1,7 +1,11 @@
-"""A trainer's own part of a checkpoint: buffers, the options of the param groups, and the script's words."""
+"""A trainer's own part of a checkpoint.
+
+Buffers, the parameters that nobody steps, the options of the param groups, and the script's words.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -10,20 +14,24 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.parameter import is_lazy
 
 from fleet.checkpoint.fields import PARSE_ERRORS, items, mapping, whole_number
 from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.values import decode, encode
 from fleet.errors import CheckpointError
 from fleet.program import Source
+from fleet.program.capture import parameter_names
 from fleet.program.optimizers import KERNEL_FLAGS
 from fleet.tables import TableRows
 
 __all__ = ["GradientOrder", "OwnRows", "TrainerPart", "capture_part", "restore_part", "restore_states"]
 
 _STORY = "trainer"
+_NAMED = 3
 # A param group's list of parameters and their names are the process's own, not options.
 _NOT_OPTIONS = frozenset({"params", "param_names"})
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,8 @@ class TrainerPart:
     """Of tables, where trainers step by themselves."""
     order: GradientOrder | None = None
     """Of collective training whose gradients are averaged."""
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    """Those that are in no shard, by name: frozen ones, and those that no optimizer has."""
 
     def to_bytes(self) -> bytes:
         """Return the part as a safetensors file.
@@ -73,6 +83,7 @@ class TrainerPart:
             The status holds something that no checkpoint can; the message says where.
         """
         tensors = {f"buffers.{name}": buffer for name, buffer in self.buffers.items()}
+        tensors |= {f"parameters.{name}": value for name, value in self.parameters.items()}
         story = {
             "epoch_no": self.status.epoch_no,
             "step": self.status.step,
@@ -80,6 +91,7 @@ class TrainerPart:
             "groups": encode(list(self.groups), tensors, "param_groups"),
             "optimizer_state": encode(self.optimizer_state, tensors, "optimizer_state"),
             "buffers": list(self.buffers),
+            "parameters": list(self.parameters),
             "loop": self.loop,
             "order": asdict(self.order) if self.order is not None else None,
             "rows": {"steps": self.own_rows.steps, "tables": _encode_rows(self.own_rows, tensors)},
@@ -120,6 +132,8 @@ class TrainerPart:
                 _loop(story.get("loop")),
                 _decode_rows(story.get("rows"), tensors),
                 _order(story.get("order")),
+                # Earlier versions wrote none.
+                {name: tensors[f"parameters.{name}"] for name in story.get("parameters", ())},
             )
         except (SafetensorError, *PARSE_ERRORS) as error:
             raise CheckpointError(
@@ -140,31 +154,48 @@ def capture_part(
         {name: option for name, option in group.items() if name not in _NOT_OPTIONS}
         for group in source.optimizer.param_groups
     ]
+    others = _others(source)
+    parameters = {name: value for name, value in others.items() if _is_plain(value)}
+    _tell(
+        "a checkpoint leaves out %s: sharded, sparse or quantized, they fit into no file of tensors",
+        [name for name in others if name not in parameters],
+    )
     return TrainerPart(
-        replace(status, step=step), _buffers(source.module), groups, own_state, loop, own_rows or OwnRows()
+        replace(status, step=step),
+        _buffers(source.module),
+        groups,
+        own_state,
+        loop,
+        own_rows or OwnRows(),
+        parameters=parameters,
     )
 
 
 @torch.no_grad()
 def restore_part(part: TrainerPart, source: Source) -> None:
-    """Set buffers, options and the trainer's own state to those of a checkpoint.
+    """Set all that is in no shard, the parameters among it, to what a checkpoint has.
 
     Raises
     ------
     CheckpointError
-        The module has other buffers, or the optimizer another number of param groups.
+        The module has other buffers, or such a parameter is another; or the optimizer has another number of
+        param groups.
     """
     module, optimizer = source.module, source.optimizer
     found = _buffers(module)
     if module is not None:
-        differing = [name for name in {**found, **part.buffers} if not _alike(name, found, part.buffers)]
-        if differing:
-            raise CheckpointError(
-                f"the checkpoint and the model have different buffers: {', '.join(sorted(differing)[:3])}; "
-                "expected the model that was saved"
-            )
-        for name, buffer in found.items():
-            buffer.copy_(part.buffers[name])
+        _check_alike("buffers", {**found, **part.buffers}, found, part.buffers)
+    others = _others(source)
+    kept = {name: each for name, each in others.items() if name in part.parameters and _is_plain(each)}
+    _check_alike("parameters", kept, kept, part.parameters)
+    for name, buffer in found.items():
+        buffer.copy_(part.buffers[name])
+    for name, value in kept.items():
+        value.copy_(part.parameters[name])
+    _tell(
+        "the checkpoint has no values of %s: they stay what the script has made them",
+        [name for name in others if name not in kept],
+    )
     if len(part.groups) != len(optimizer.param_groups):
         raise CheckpointError(
             f"the checkpoint has {len(part.groups)} param groups and the optimizer "
@@ -271,6 +302,50 @@ def _buffers(module: Module | None) -> dict[str, Tensor]:
     kept = module.state_dict(keep_vars=True)
     buffers = dict(module.named_buffers(remove_duplicate=False))
     return {name: buffer for name, buffer in kept.items() if name in buffers}
+
+
+def _others(source: Source) -> dict[str, Tensor]:
+    """Return the parameters that no shard has.
+
+    Of a module those that its state dict has too: what a script leaves out of that, such as a large model
+    that it reads from elsewhere, is left out here.
+    """
+    held = {id(each) for each in (*source.parameters.values(), *source.own_tables.values())}
+    names, _ = parameter_names(source.optimizer, source.module)
+    others = {
+        name: parameter
+        for parameter, name in names.items()
+        if id(parameter) not in held and not hasattr(parameter, "fleet_table") and not is_lazy(parameter)
+    }
+    if source.module is not None and others:
+        state = source.module.state_dict(keep_vars=True)
+        kept = {id(value) for value in state.values()}  # which may go by other names there
+        others = {name: value for name, value in others.items() if name in state or id(value) in kept}
+    return {name: value.detach() for name, value in others.items()}
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Whether a file of tensors can hold one as it is."""
+    whole = type(value) is Tensor and value.layout is torch.strided  # neither sharded nor sparse
+    return whole and value.dtype is not torch.complex128 and not (value.is_meta or value.is_quantized)
+
+
+def _tell(message: str, names: Sequence[str]) -> None:
+    """Log a warning about some parameters, if there are any."""
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        _log.warning(message, ", ".join(names[:_NAMED]) + more)
+
+
+def _check_alike(
+    what: str, names: Iterable[str], ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]
+) -> None:
+    differing = sorted(name for name in names if not _alike(name, ours, theirs))
+    if differing:
+        raise CheckpointError(
+            f"the checkpoint and the model have different {what}: {', '.join(differing[:_NAMED])}; "
+            "expected the model that was saved"
+        )
 
 
 def _alike(name: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:

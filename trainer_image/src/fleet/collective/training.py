@@ -40,6 +40,7 @@ from fleet.collective.synchronizer import Synchronizer
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.loop import Loops, Place
 from fleet.program import Program, Source, agreement_of, facts_of_training
+from fleet.program.capture import from_optimizer
 
 __all__ = ["CollectiveTraining"]
 
@@ -76,6 +77,10 @@ class CollectiveTraining:
         self._claims = claims
         self._loops = loops
         self._optimizer = optimizer
+        # The script may freeze some for a while; what a checkpoint holds does not depend on when it is made.
+        self._trained = frozenset(
+            each for group in optimizer.param_groups for each in group["params"] if each.requires_grad
+        )
         self._model = model
         self._synchronizer = synchronizer
         self._group = group
@@ -231,7 +236,7 @@ class CollectiveTraining:
                 "parameters are sharded (DTensor), of which this trainer has a part only; expected "
                 "torch.distributed.checkpoint to save and load them"
             )
-        program = Program.from_optimizer(self._optimizer, self._model)
+        program = from_optimizer(Program, self._optimizer, self._model, trained=self._trained)
         if program.source is None:
             raise ConfigurationError("the optimizer cannot be described, so it cannot be saved")
         return program, program.source

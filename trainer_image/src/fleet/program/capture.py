@@ -7,7 +7,7 @@ before each.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from fleet.program.optimizers import (
 )
 from fleet.program.tables import append_look_ups, append_row_gradients, find_tables, placeholders_of
 
-__all__ = ["LOSS", "capture", "from_optimizer"]
+__all__ = ["LOSS", "capture", "from_optimizer", "parameter_names"]
 
 LOSS = "loss"
 
@@ -72,11 +72,15 @@ def from_optimizer(
     optimizer: torch.optim.Optimizer,
     model: torch.nn.Module | None = None,
     grad_clip: GradClip | None = None,
+    trained: Collection[torch.nn.Parameter] | None = None,
 ) -> Built:
-    """Build the program of a loop's step, as `capture`; see `Program.from_optimizer`."""
+    """Build the program of a loop's step, as `capture`; see `Program.from_optimizer`.
+
+    `trained` are the parameters that trainers step without servers, whatever takes a gradient at the moment.
+    """
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TranspileError(f"model must be a torch.nn.Module or None, found {_kind(model)}")
-    return _build(make, optimizer, model, None, (), grad_clip)
+    return _build(make, optimizer, model, None, (), grad_clip, trained)
 
 
 def _kind(value: object) -> str:
@@ -111,16 +115,17 @@ def _build(
     loss_fn: Callable[..., Any] | None,
     feeds: tuple[str, ...],
     grad_clip: GradClip | None,
+    trained: Collection[torch.nn.Parameter] | None = None,
 ) -> Built:
     _check_optimizer(optimizer)
     if grad_clip is not None:
         check_grad_clip("grad_clip", grad_clip)
     if model is not None:
         _refuse_sparse_modules(model)
-    tables = find_tables(optimizer, model)
-    names, named = _names(optimizer, model)
+    tables = find_tables(optimizer, model, served=trained is None)
+    names, named = parameter_names(optimizer, model)
     _refuse_shared_memory(names)
-    group_of = _trainable(optimizer, names, placeholders_of(tables))
+    group_of = _trainable(optimizer, names, placeholders_of(tables), trained)
     groups = [_group(optimizer, index, group) for index, group in enumerate(optimizer.param_groups)]
 
     # Creation order is the model's where one is known, else the optimizer's.
@@ -184,7 +189,7 @@ def _refuse_sparse_modules(model: torch.nn.Module) -> None:
             )
 
 
-def _names(
+def parameter_names(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module | None
 ) -> tuple[dict[torch.nn.Parameter, str], bool]:
     """Return the name of each parameter, and whether the names are the user's."""
@@ -219,7 +224,10 @@ def _refuse_shared_memory(names: Mapping[torch.nn.Parameter, str]) -> None:
 
 
 def _trainable(
-    optimizer: torch.optim.Optimizer, names: Mapping[torch.nn.Parameter, str], placeholders: frozenset[int]
+    optimizer: torch.optim.Optimizer,
+    names: Mapping[torch.nn.Parameter, str],
+    placeholders: frozenset[int],
+    trained: Collection[torch.nn.Parameter] | None,
 ) -> dict[torch.nn.Parameter, int]:
     """Return the param group's index of each parameter that is trained; `placeholders` stand for tables."""
     group_of: dict[torch.nn.Parameter, int] = {}
@@ -237,7 +245,7 @@ def _trainable(
                     f"parameter {position} of the optimizer's param group {index}, of shape "
                     f"{list(parameter.shape)}, is not one of the model's; give the model that owns it"
                 )
-            if parameter.requires_grad:
+            if parameter.requires_grad if trained is None else parameter in trained:
                 group_of[parameter] = index
     if not group_of and not placeholders:
         raise TranspileError(

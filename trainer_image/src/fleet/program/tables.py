@@ -22,9 +22,11 @@ _GRADIENT_TYPE: Final = "lookup_table_grad"
 
 
 def find_tables(
-    optimizer: "torch.optim.Optimizer", model: "torch.nn.Module | None"
+    optimizer: "torch.optim.Optimizer", model: "torch.nn.Module | None", *, served: bool = True
 ) -> tuple[CapturedTable, ...]:
     """Return the tables of a model, by name, each with what the optimizer says of it.
+
+    Where it is not `served`, an embedding with sparse gradients is a parameter as any other.
 
     Raises
     ------
@@ -40,7 +42,7 @@ def find_tables(
         for index, group in enumerate(optimizer.param_groups)
         for parameter in group["params"]
     }
-    found = _own_tables(optimizer, model, groups)
+    found = _own_tables(optimizer, model, groups) if served else {}
     for table in declared.values():
         if table.name in found:
             raise TranspileError(
