@@ -2,13 +2,17 @@
 
 import ast
 import inspect
+import re
 from pathlib import Path
+
+import pytest
 
 import fleet_operator.plan.waiting
 from fleet_operator.plan.advice import ADVICE
 from fleet_operator.plan.restart import FailReason
 
 PAGE = Path("docs/operations.md").read_text()
+SOURCES = Path(inspect.getfile(fleet_operator.plan.waiting)).parents[1]
 
 
 def reasons_of_waiting() -> set[str]:
@@ -18,6 +22,27 @@ def reasons_of_waiting() -> set[str]:
     named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Waiting"]
     firsts = [call.args[0] for call in named]
     return {str(first.value) for first in firsts if isinstance(first, ast.Constant)}
+
+
+def warnings() -> set[str]:
+    """Return the names of the events that warn, where they stand in the source, and of those of failures."""
+    found = {"ReplicaFailed", "ReplicaDisrupted"}
+    for path in SOURCES.rglob("*.py"):
+        found |= set(re.findall(r'\bEvent\("Warning", "(\w+)"', path.read_text()))
+    return found
+
+
+def test_it_says_what_every_warning_means():
+    assert {"ActionRefused", "UnknownFields"} <= warnings()
+    assert {name for name in warnings() if f"`{name}`" not in PAGE} == set()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/operations.md"])
+def test_the_oldest_cluster_that_the_chart_takes_is_told(page: str):
+    chart = Path("charts/fleet-operator/Chart.yaml").read_text()
+    oldest = re.search(r'^kubeVersion: ">=(\d+\.\d+)\.0-0"$', chart, re.MULTILINE)
+    assert oldest is not None
+    assert f"Kubernetes {oldest[1]} or newer" in Path(page).read_text()
 
 
 def test_it_says_what_to_do_about_every_reason():
