@@ -11,7 +11,7 @@ AsJson = Annotated[
     typer.Option("--json", help="Print one JSON object on standard output, all else on standard error."),
 ]
 LogDir = Annotated[
-    Path | None, typer.Option(help="The folder of the replicas' logs. Default: logs/JOB-TIME.")
+    Path | None, typer.Option(help="The folder of the replicas' logs. Default: logs/JOB-TIME-PID.")
 ]
 Workdir = Annotated[
     Path | None,
