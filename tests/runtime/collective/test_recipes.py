@@ -90,7 +90,7 @@ def loss_fn(outputs, targets):
     loss = torch.nn.functional.cross_entropy(outputs, targets)
     return loss * float("inf") if fleet.step in (1, 9) and rank == 1 else loss  # overflows on trainer 1 alone
 
-exec(CODE.replace("30", "3").replace("/checkpoints", folder))
+exec(CODE.replace("30", "3").replace("/checkpoint", folder))
 fleet.stop_worker()
 assert fleet.step == 12
 ended = [*model.parameters(), torch.tensor([*scaler.state_dict().values()])]

@@ -7,9 +7,11 @@ import runpy
 import sys
 import textwrap
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from fleet import parameter_server
 from fleet.process import lifecycle
@@ -21,10 +23,10 @@ from tests.support.threads import at_once, one_torch_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 SECONDS = 250  # torch takes seconds to start and minutes on a crowded machine
 UNTRAINED = 8.0  # what a model that answers 0 loses
+DOCKERFILE = Path(__file__).parents[3] / "Dockerfile"
 PLACES = {
     "model": r"    model = .*\n",
     "optimizer": r"    optimizer = .*\n",
@@ -62,6 +64,16 @@ def test_the_script_trains_by_its_manifest(tmp_path: Path):
         assert run.wait(SECONDS) == 0, run.stderr
         said = [run.log(f"trainer-{index}") for index in (0, 1)]
     assert all(float(re.findall(r"loss: ([\d.]+)", each)[-1]) < 0.001 for each in said)
+
+
+def test_the_image_of_the_script_runs_as_the_trainers_and_has_the_script_where_its_pods_start():
+    trainers = DOCKERFILE.read_text().rpartition("\nFROM ")[2]
+    told = dict(line.split(maxsplit=1) for line in recipes()["Dockerfile"].splitlines())  # the last of each
+    [workdir] = re.findall(r"^WORKDIR (.+)$", trainers, re.MULTILINE)
+    assert told["USER"] == re.findall(r"^USER (.+)$", trainers, re.MULTILINE)[-1]
+    assert told["COPY"] == f"script.py {workdir}/"
+    container = yaml.safe_load(recipes()["script.yaml"])["spec"]["template"]["spec"]["containers"][0]
+    assert (container["image"], container["command"]) == (told["FROM"], ["python", "script.py"])
 
 
 @pytest.mark.parametrize(
