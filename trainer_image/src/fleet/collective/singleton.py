@@ -212,16 +212,7 @@ class Fleet(FleetCalls):
             Another trainer's parameters or optimizer differ; or the strategy asks for something that is not
             carried out here (`fleet.options`). The message says what.
         """
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigurationError(
-                f"distributed_optimizer: found {type(optimizer).__name__}; expected a torch.optim.Optimizer"
-            )
-        if isinstance(optimizer, torch.optim.LBFGS):
-            raise ConfigurationError(
-                "distributed_optimizer: LBFGS steps as far as the loss of a trainer's own data says, so each "
-                "trainer would come to another model; expected an optimizer whose steps follow from the "
-                "gradients, such as SGD or Adam"
-            )
+        _check(optimizer)
         chosen = strategy_of(strategy)
         chosen.check()
         chosen.check_works(_HERE)
@@ -238,6 +229,8 @@ class Fleet(FleetCalls):
         role = self._started_role()
         claims = Claims(f"trainer-{role.index}", role.job)
         self._trainings.append(CollectiveTraining(optimizer, model, synchronizer, group, claims, self._loops))
+        if len(self._trainings) == 1:  # of several fleet saves none
+            self._trainings[0].tell_of_unsavable()
 
         def capture(module: torch.nn.Module, loss_fn: Callable[..., Any]) -> None:
             self._program = Program.capture(module, loss_fn, optimizer)
@@ -321,6 +314,20 @@ class Fleet(FleetCalls):
                 "after everything that needs the other trainers"
             )
         return self._group
+
+
+def _check(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse, before anything is exchanged, what cannot be distributed."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigurationError(
+            f"distributed_optimizer: found {type(optimizer).__name__}; expected a torch.optim.Optimizer"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigurationError(
+            "distributed_optimizer: LBFGS steps as far as the loss of a trainer's own data says, so each "
+            "trainer would come to another model; expected an optimizer whose steps follow from the "
+            "gradients, such as SGD or Adam"
+        )
 
 
 def _compression(strategy: DistributedStrategy, group: Group) -> Compression | None:

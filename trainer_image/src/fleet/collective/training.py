@@ -1,6 +1,7 @@
 """What a trainer of a collective job trains, to be saved, loaded and exported."""
 
 import contextlib
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, replace
@@ -41,8 +42,11 @@ from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.loop import Loops, Place
 from fleet.program import Program, Source, agreement_of, facts_of_training
 from fleet.program.capture import from_optimizer
+from fleet.program.owner import WITHOUT_NAMES
 
 __all__ = ["CollectiveTraining"]
+
+_log = logging.getLogger(__name__)
 
 
 class CollectiveTraining:
@@ -93,6 +97,22 @@ class CollectiveTraining:
     def current_step(self) -> int:
         """The number of steps made, from the job's beginning."""
         return self._synchronizer.steps.number
+
+    def tell_of_unsavable(self) -> None:
+        """Say in the log now what would make every save and export fail, perhaps after hours of training."""
+        if _has_sharded(self._optimizer):  # and the log has said so
+            return
+        try:
+            _, source = self._described()
+        except Exception as error:  # noqa: BLE001 - training goes on, and a script may save by itself
+            _log.warning(
+                "fleet cannot save, load or export what this optimizer trains, and each such call will fail: "
+                "%s. Training goes on, and state_dict()s are the script's to save",
+                error,
+            )
+            return
+        if not source.named:
+            _log.info("%s; without, fleet.export_state_dict and save_inference_model fail", WITHOUT_NAMES)
 
     def save(self, directory: str, status: TrainStatus) -> None:
         """Save a checkpoint; see `Savable`."""
@@ -230,8 +250,7 @@ class CollectiveTraining:
         return [(name, 0, value.numel()) for name, value in self._described()[1].parameters.items()]
 
     def _described(self) -> tuple[Program, Source]:
-        parameters = (each for group in self._optimizer.param_groups for each in group["params"])
-        if any(is_sharded(parameter) for parameter in parameters):
+        if _has_sharded(self._optimizer):
             raise ConfigurationError(
                 "parameters are sharded (DTensor), of which this trainer has a part only; expected "
                 "torch.distributed.checkpoint to save and load them"
@@ -250,6 +269,10 @@ class CollectiveTraining:
                     f"{self._group.place.name(rank)} has found {_words(theirs)}, and this trainer "
                     f"{_words(ours)}; expected one directory that every trainer sees"
                 )
+
+
+def _has_sharded(optimizer: torch.optim.Optimizer) -> bool:
+    return any(is_sharded(each) for group in optimizer.param_groups for each in group["params"])
 
 
 def _copied(value: Any) -> Any:

@@ -5,7 +5,14 @@ import gc
 from torch.nn import Module
 from torch.optim import Optimizer
 
-__all__ = ["find_module"]
+__all__ = ["WITHOUT_NAMES", "find_module"]
+
+WITHOUT_NAMES = (
+    "parameters are told by their places in the optimizer (param_0_0, …), as no single module holds them "
+    "all; model=model in fleet.distributed_optimizer, or an optimizer that is built from named parameters, "
+    "gives them names"
+)
+"""What a trainer's log says where `find_module` found none, and the optimizer has no names."""
 
 
 def find_module(optimizer: Optimizer) -> Module | None:

@@ -25,6 +25,7 @@ from fleet.parameter_server.trainer.steps import Steps
 from fleet.process.finite import FiniteCheck, tell_of_weights
 from fleet.program import Source
 from fleet.program.left_out import LeftOut
+from fleet.program.owner import WITHOUT_NAMES
 from fleet.transpiler.config import DistributedMode
 from fleet.transpiler.lowering import TrainerPlan
 
@@ -140,11 +141,7 @@ class Trainer:
                 self._joined_at,
             )
         if not self._source.named:
-            _log.info(
-                "parameters are told by their places in the optimizer (param_0_0, …), as no single module "
-                "holds them all; model=model in fleet.distributed_optimizer, or an optimizer that is built "
-                "from named parameters, gives them names"
-            )
+            _log.info(WITHOUT_NAMES)
 
     def step(self, scaling: Scaling | None = None) -> bool:
         """Make one step; see `GradientFlow.step`.
