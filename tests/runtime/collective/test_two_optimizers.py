@@ -167,3 +167,58 @@ def test_200_steps_in_which_each_trainer_leaves_out_other_layers_are_those_of_on
     for process in trainers(OTHERS_UNUSED):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
+
+
+SHARED = """
+fleet.init()
+rank, size = fleet.worker_index(), fleet.worker_num()
+encoder, one, other = torch.nn.Linear(6, 4), torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)
+for head in (one, other):
+    both = torch.nn.Sequential(encoder, head)
+    fleet.distributed_optimizer(torch.optim.SGD(both.parameters(), lr=0.1), model=both)
+    assert head is one
+"""
+
+
+def test_a_parameter_of_two_optimizers_is_refused_by_name(trainers):
+    for process in trainers(SHARED):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 2, err
+        assert "0.weight is a parameter of an earlier distributed optimizer, too" in err
+        assert "expected one distributed optimizer that holds all parameters" in err
+
+
+ONE_FOR_ALL = """
+fleet.init()
+rank, size = fleet.worker_index(), fleet.worker_num()
+
+def built():
+    torch.manual_seed(0)
+    encoder, heads = torch.nn.Linear(6, 4), [torch.nn.Linear(4, 3), torch.nn.Linear(4, 3)]
+    parts = [torch.nn.Sequential(encoder, head) for head in heads]
+    optimizers = [torch.optim.Adam(part.parameters(), lr=0.01) for part in parts]
+    return torch.nn.ModuleList([encoder, *heads]), parts, optimizers
+
+def train(model, parts, optimizers, loss):
+    for step in range(6):
+        number = step % 2
+        model.zero_grad()
+        loss(parts[number], step).backward()
+        optimizers[number].step()
+
+model, parts, optimizers = built()
+fleet.distributed_optimizer(torch.optim.SGD(model.parameters()), model=model)
+train(model, parts, optimizers, lambda part, step: loss_of(part, step, rank))
+fleet.stop_worker()
+alone, parts, optimizers = built()
+mean = lambda part, step: sum(loss_of(part, step, each) for each in range(size)) / size
+train(alone, parts, optimizers, mean)
+for expected, found in zip(alone.parameters(), model.parameters(), strict=True):
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+"""
+
+
+def test_optimizers_that_share_parameters_step_on_what_another_one_averages(trainers):
+    for process in trainers(ONE_FOR_ALL):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err

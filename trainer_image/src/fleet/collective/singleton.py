@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -247,6 +247,9 @@ class Fleet(FleetCalls):
             return ParameterAverager(copies, optimizer, plan)
         if copies.group.place.size == 1:
             return Alone(copies)
+        _refuse_shared(
+            copies, [other for other, each in self._distributed if isinstance(each, GradientAverager)]
+        )
         self._backward = self._backward or BackwardPass(copies.group)
         return GradientAverager(
             copies,
@@ -328,6 +331,18 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
             "trainer would come to another model; expected an optimizer whose steps follow from the "
             "gradients, such as SGD or Adam"
         )
+
+
+def _refuse_shared(copies: Copies, averaged: Iterable[Copies]) -> None:
+    """Refuse a parameter whose gradient is averaged for another optimizer: reducers share none."""
+    taken = {id(parameter) for each in averaged for _, parameter in each.whole}
+    for name, parameter in copies.trained:
+        if id(parameter) in taken:
+            raise ConfigurationError(
+                f"distributed_optimizer: {name} is a parameter of an earlier distributed optimizer, too, and "
+                "its gradient is averaged once; expected one distributed optimizer that holds all "
+                "parameters: the script's others step as they are, on the gradients that it averages"
+            )
 
 
 def _compression(strategy: DistributedStrategy, group: Group) -> Compression | None:
