@@ -26,6 +26,7 @@ SAME_GPU = (
     "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
     "Last error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
 )
+CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1"
 ABORTED = "NCCL communicator was aborted on rank 0."
 
 
@@ -76,6 +77,30 @@ def test_an_error_that_another_trainer_may_have_made_still_looks_for_it(group):
     expected = "though every trainer is alive: NCCL communicator was"
     with pytest.raises(DeadlineExceededError, match=expected), group.waiting("the average"):
         raise dist.DistBackendError(ABORTED)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(RuntimeError(CLOSED), id="gloo"),
+        pytest.param(dist.DistStoreError("wait timeout after 300000ms"), id="the-store"),
+    ],
+)
+def test_a_connection_that_fails_within_a_hook_of_the_script_is_looked_into_as_any(group, error):
+    def hook(_: torch.Tensor) -> None:
+        raise error
+
+    leaf = torch.ones(1, requires_grad=True)
+    leaf.register_hook(hook)
+    with pytest.raises(DeadlineExceededError, match="though every trainer"), group.waiting("the average"):
+        leaf.backward()
+
+
+def test_any_other_error_of_such_a_hook_is_the_scripts(group):
+    leaf = torch.ones(1, requires_grad=True)
+    leaf.register_hook(lambda gradient: gradient.view(7))
+    with pytest.raises(RuntimeError, match=r"^shape '\[7\]' is invalid"), group.waiting("the average"):
+        leaf.backward()
 
 
 @pytest.mark.parametrize("capturing", [False, True])

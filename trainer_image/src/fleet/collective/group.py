@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from fleet.collective.adoption import place_beside
 from fleet.collective.calls import Calls
 from fleet.collective.devices import Facts, backend_of, difference, gpu_number, samples, why_not_nccl
-from fleet.collective.faults import own_fault, reason_of
+from fleet.collective.faults import is_of_script, own_fault, reason_of
 from fleet.collective.marks import Marks
 from fleet.collective.rendezvous import Place, as_all_know_it, meet
 from fleet.collective.standing import Way
@@ -262,6 +262,8 @@ class Group:
             reason = reason_of(error)
             if help_ := own_fault(error):
                 raise FleetError(f"this trainer's device failed in {what}: {reason}; {help_}") from error
+            if is_of_script(error):
+                raise
             if silent := self._watch.silent_now():
                 message = f"{self.place.names(silent)} vanished while {what} waited: {reason}"
                 raise PeerLostError(message) from error
