@@ -222,3 +222,24 @@ def test_optimizers_that_share_parameters_step_on_what_another_one_averages(trai
     for process in trainers(ONE_FOR_ALL):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
+
+
+def test_an_optimizer_that_is_handed_over_again_is_refused_before_anybody_is_asked(trainers):
+    body = """
+    fleet.init()
+    model = build(seed=0)
+    given = torch.optim.SGD(model.parameters(), lr=0.1)
+    returned = fleet.distributed_optimizer(given, model=model)
+    if fleet.worker_index() == 1:  # the other trainer would be waited for, were it asked
+        for again in (given, returned):
+            try:
+                fleet.distributed_optimizer(again, model=model)
+            except fleet.ConfigurationError as error:
+                assert "this SGD was given to it before, or is what it has returned" in str(error), error
+            else:
+                raise AssertionError("it was taken")
+    fleet.stop_worker()
+    """
+    for process in trainers(body):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err

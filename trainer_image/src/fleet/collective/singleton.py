@@ -331,6 +331,11 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
             "trainer would come to another model; expected an optimizer whose steps follow from the "
             "gradients, such as SGD or Adam"
         )
+    if hasattr(optimizer, "fleet_synchronizer"):  # what is returned shares its attributes with what is given
+        raise ConfigurationError(
+            f"distributed_optimizer: this {type(optimizer).__name__} was given to it before, or is what it "
+            "has returned; expected one call for each optimizer: go on with what the first has returned"
+        )
 
 
 def _refuse_shared(copies: Copies, averaged: Iterable[Copies]) -> None:
