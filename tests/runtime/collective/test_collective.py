@@ -323,6 +323,10 @@ def test_numbers_of_every_width_are_combined(trainers):
         most = fleet.all_reduce_worker(np.array([rank, 2], kind), mode="max")
         assert (most.dtype, most.tolist()) == (np.dtype(kind), [1, 2]), kind
     assert fleet.all_reduce_worker(np.int16(rank + 1)).item() == 3
+    for kind in ("int32", "float64"):
+        rows = np.arange(6).reshape(2, 3).astype(kind)
+        columns = np.asfortranarray(rows)  # in memory as its transpose, which one trainer alone may have
+        assert (fleet.all_reduce_worker(columns if rank else rows) == 2 * rows).all(), kind
     try:
         fleet.all_reduce_worker(np.ones(2, "uint64"))
     except fleet.ConfigurationError as error:

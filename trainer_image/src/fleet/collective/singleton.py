@@ -363,13 +363,13 @@ def _pods(processes: int, environ: Mapping[str, str]) -> int:
 
 
 def _travelling(array: npt.NDArray[Any], mode: str) -> npt.NDArray[Any]:
-    """Return a copy of numbers in a type that gloo combines; narrow integers travel as wide ones."""
+    """Return a copy, by rows, in a type that gloo combines; narrow integers travel as wide ones."""
     if array.dtype.kind in "iu" and array.dtype.itemsize < 8:
-        return array.astype(np.int64)
+        return array.astype(np.int64, order="C")
     whole, complex_sum = array.dtype.name in _COMBINED, array.dtype.name in _SUMMED and mode == "sum"
     if not whole and not complex_sum:
         raise ConfigurationError(
             f"all_reduce_worker got {array.dtype} for the {mode}; expected integers up to int64, or float16, "
             "float32 or float64: convert it"
         )
-    return array.astype(array.dtype.newbyteorder("="))
+    return array.astype(array.dtype.newbyteorder("="), order="C")
