@@ -52,3 +52,26 @@ def test_a_compiled_model_trains_together(trainers, device, backend):
     for process in trainers(body):
         _, err = process.communicate(timeout=110)
         assert process.returncode == 0, err
+
+
+GOES_ON = """
+fleet.init()
+model = build(seed=0)
+given = torch.compile(model, backend="eager") if COMPILED else model
+sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+fleet.distributed_optimizer(sgd, model=given)
+status = fleet.load_check_point("saves")
+if COMPILED:
+    assert list(fleet.export_state_dict()) == list(model.state_dict())
+    fleet.save_check_point("saves", fleet.TrainStatus(3))
+else:
+    assert status.next() == 4, status
+fleet.stop_worker()
+"""
+
+
+def test_a_job_goes_on_without_compilation_under_the_models_own_names(trainers):
+    for compiled in (True, False):
+        *_, last = trainers(GOES_ON.replace("COMPILED", str(compiled)), ranks=(0,), size=1)
+        _, err = last.communicate(timeout=110)
+        assert last.returncode == 0, err

@@ -191,6 +191,16 @@ def test_parameters_have_the_names_of_the_module_that_holds_them_where_the_scrip
         assert told == dict(trainer.model.named_parameters()).keys()
 
 
+def test_a_compiled_model_that_the_script_gives_has_the_names_of_the_model_in_it():
+    model, compiled = build(), torch.nn.Module()
+    compiled._orig_mod = model  # as torch.compile does, whose import takes long
+    fleet = Fleet()
+    fleet.init(UserDefinedRoleMaker(0, Role.WORKER, 1, ["127.0.0.1:6174"]))
+    fleet.distributed_optimizer(torch.optim.SGD(compiled.parameters(), lr=0.1), model=compiled)
+    found = [each.name for each in fleet.main_program.global_block().all_parameters()]
+    assert found == [name for name, _ in model.named_parameters()]
+
+
 def test_parameters_without_names_are_not_exported_and_the_log_and_the_error_say_how_they_get_names(
     monkeypatch, caplog
 ):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fleet.program.owner import find_module
+from fleet.program.owner import find_module, without_wrapper
 
 
 def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
@@ -35,6 +35,8 @@ def test_what_is_compiled_is_named_as_before():
     model = nn.Sequential(nn.Linear(2, 2))
     compiled = OptimizedModule(model)
     assert find_module(sgd(compiled)) is model
+    assert without_wrapper(compiled) is model
+    assert without_wrapper(model) is model
 
 
 def half_made() -> nn.Module:

@@ -33,7 +33,7 @@ from fleet.process import lifecycle, progress
 from fleet.process.allocator import keep_freed_memory
 from fleet.process.finite import FiniteCheck, tell_of_weights
 from fleet.program import Program
-from fleet.program.owner import find_module
+from fleet.program.owner import find_module, without_wrapper
 from fleet.role_maker import PaddleCloudRoleMaker, RoleMaker
 from fleet.role_maker.variables import SYNC_MODES
 from fleet.strategy import DistributedStrategy, strategy_of
@@ -217,7 +217,8 @@ class Fleet(FleetCalls):
         chosen.check()
         chosen.check_works(_HERE)
         group = self._started_group()
-        model = model if model is not None else find_module(optimizer)
+        given = model if model is not None else find_module(optimizer)
+        model = without_wrapper(given) if given is not None else None
         named = named_parameters(optimizer, model)
         copies = Copies(named, model, group, broadcast_buffers=chosen.broadcast_buffers)
         self._compare(group, optimizer, copies)
@@ -237,6 +238,8 @@ class Fleet(FleetCalls):
 
         finite = FiniteCheck(chosen.non_finite, group.place.rank, lambda: synchronizer.step_of_gradients)
         minimize = self._describes(model, capture)
+        finite = FiniteCheck(chosen.non_finite, group.place.rank, lambda: synchronizer.steps.number - 1)
+        minimize = self._describes(given, capture)  # which runs it as it is given, compiled
         return distribute(optimizer, copies, synchronizer, minimize, model, finite=finite)
 
     def _synchronizer(

@@ -18,7 +18,7 @@ from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.process import lifecycle
 from fleet.program import Program
-from fleet.program.owner import find_module
+from fleet.program.owner import find_module, without_wrapper
 from fleet.role_maker import PaddleCloudRoleMaker, RoleMaker
 from fleet.strategy import DistributedStrategy, strategy_of
 from fleet.transpiler import DistributeTranspiler, DistributeTranspilerConfig
@@ -173,7 +173,8 @@ class Fleet(Saving):
         if model is None and isinstance(optimizer, torch.optim.Optimizer):
             model = find_module(optimizer)
         chosen = strategy_of(strategy).resolved(role.sync_mode)
-        self._transpile(Program.from_optimizer(optimizer, model, chosen.grad_clip), chosen)
+        named = without_wrapper(model) if model is not None else None
+        self._transpile(Program.from_optimizer(optimizer, named, chosen.grad_clip), chosen)
 
         def capture(module: torch.nn.Module, loss_fn: Callable[..., Any]) -> None:
             chosen.check_works(chosen.where(by_executor=True))

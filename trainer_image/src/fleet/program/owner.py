@@ -5,7 +5,7 @@ import gc
 from torch.nn import Module
 from torch.optim import Optimizer
 
-__all__ = ["WITHOUT_NAMES", "find_module"]
+__all__ = ["WITHOUT_NAMES", "find_module", "without_wrapper"]
 
 WITHOUT_NAMES = (
     "parameters are told by their places in the optimizer (param_0_0, …), as no single module holds them "
@@ -37,5 +37,10 @@ def find_module(optimizer: Optimizer) -> Module | None:
     holding = [module for module in outermost if wanted <= {id(each) for each in module.parameters()}]
     if len(holding) != 1:
         return None
-    wrapped = getattr(holding[0], "_orig_mod", None)
-    return wrapped if isinstance(wrapped, Module) else holding[0]
+    return without_wrapper(holding[0])
+
+
+def without_wrapper(module: Module) -> Module:
+    """Return what ``torch.compile`` has wrapped, whose names a script knows; else the module itself."""
+    wrapped = getattr(module, "_orig_mod", None)
+    return wrapped if isinstance(wrapped, Module) else module
