@@ -1,5 +1,7 @@
 """Buffers that each trainer's own batches write, such as BatchNorm's statistics."""
 
+import pytest
+
 TRAINED = """
 from torch.nn.parallel import DistributedDataParallel
 fleet.init()
@@ -81,3 +83,35 @@ def test_a_buffer_of_another_shape_is_named_before_values_come_to_lie_elsewhere(
         assert process.returncode == 2, err
         assert "has the buffer seen (" in err
         assert "expected buffers of the same shapes on every trainer" in err
+
+
+SPARSE = """
+fleet.init()
+rank = fleet.worker_index()
+model = build(seed=rank)
+model.register_buffer("adjacency", torch.eye(3).to_sparse())
+strategy = fleet.DistributedStrategy(broadcast_buffers=BROADCAST)
+sgd = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), strategy, model=model)
+(model.adjacency @ model(batch(0, rank)[0][:3])).sum().backward()
+sgd.step()
+fleet.push_parameters()
+every = torch.cat([each.detach().reshape(-1) for each in model.parameters()])
+assert torch.equal(fleet.all_reduce_worker(every, mode="max"), every)
+fleet.stop_worker()
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "broadcast", "status"),
+    [
+        pytest.param(1, True, 0, id="of-the-only-trainer"),
+        pytest.param(2, False, 0, id="left-to-each-trainer"),
+        pytest.param(2, True, 2, id="to-follow-trainer-0s"),
+    ],
+)
+def test_a_sparse_buffer_is_a_trainers_own_or_refused_by_name(trainers, size, broadcast, status):
+    body = SPARSE.replace("BROADCAST", str(broadcast))
+    for process in trainers(body, ranks=range(size), size=size):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == status, err
+        assert ("the buffer adjacency is torch.sparse_coo, and only dense ones" in err) is (status == 2), err

@@ -32,6 +32,11 @@ class Copies:
     group : Group
     broadcast_buffers : bool
         Whether the model's buffers follow trainer 0's all through the training.
+
+    Raises
+    ------
+    ConfigurationError
+        They are to, and one is sparse.
     """
 
     def __init__(
@@ -49,6 +54,8 @@ class Copies:
         self.others = _others(model, known) if model is not None else []
         """What else the model has: it takes trainer 0's values as well, and is nobody's to average."""
         self._buffers = _buffers(model) if model is not None and broadcast_buffers else []
+        if self._buffers and group.place.size > 1:
+            self._refuse_sparse()
         self._agreed = self._shapes()
 
     @property
@@ -75,7 +82,9 @@ class Copies:
             )
 
     def share(self, what: str) -> None:
-        """Take every value from trainer 0."""
+        """Take every value from trainer 0, if that is another one; a sparse buffer is each trainer's own."""
+        if self.group.place.size == 1:
+            return
         for name, value in (*self.named_parameters, *self.others):
             if not is_sharded(value):
                 self.group.broadcast_(value.detach(), f"{what}: {name}")
@@ -121,6 +130,15 @@ class Copies:
                     "follow a trainer's own batches, or set DistributedStrategy(broadcast_buffers=False)"
                 )
 
+    def _refuse_sparse(self) -> None:
+        for name, value in self._present_buffers().items():
+            if not _is_dense(value):
+                raise ConfigurationError(
+                    f"the buffer {name} is {value.layout}, and only dense ones follow trainer 0's; expected "
+                    "a dense one, or DistributedStrategy(broadcast_buffers=False), with which it stays as "
+                    "each trainer's script has built it"
+                )
+
     def _shapes(self) -> list[_Shape]:
         return [(name, value.shape, value.dtype) for name, value in self._present_buffers().items()]
 
@@ -151,6 +169,11 @@ def is_sharded(value: torch.Tensor) -> bool:
     return module is not None and isinstance(value, module.DTensor)
 
 
+def _is_dense(value: torch.Tensor) -> bool:
+    """Whether its elements lie in memory, which is what travels."""
+    return value.layout is torch.strided
+
+
 def _buffers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, str]]:
     """Return each buffer's name, its module and its name there: another tensor may take its place."""
     return [
@@ -163,4 +186,4 @@ def _buffers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, str]]:
 
 def _others(model: torch.nn.Module, known: Iterable[int]) -> list[tuple[str, torch.Tensor]]:
     everything = [*model.named_parameters(), *model.named_buffers()]
-    return [(name, value) for name, value in everything if id(value) not in known]
+    return [(name, value) for name, value in everything if id(value) not in known and _is_dense(value)]
