@@ -115,3 +115,32 @@ def test_a_sparse_buffer_is_a_trainers_own_or_refused_by_name(trainers, size, br
         _, err = process.communicate(timeout=100)
         assert process.returncode == status, err
         assert ("the buffer adjacency is torch.sparse_coo, and only dense ones" in err) is (status == 2), err
+
+
+REPLACED = """
+fleet.init()
+rank = fleet.worker_index()
+model = build(seed=0)
+model.register_buffer("scale", torch.zeros(3))
+model[0].requires_grad_(False)
+fleet.distributed_optimizer(torch.optim.SGD(model[2].parameters(), lr=0.1), model=model)
+model.scale = torch.full((3,), 5.0 + rank)
+model[0].bias = torch.nn.Parameter(torch.full((8,), 7.0 + rank), requires_grad=False)
+fleet.push_parameters()
+assert model.scale.tolist() == [5.0] * 3, model.scale
+assert model[0].bias.tolist() == [7.0] * 8, model[0].bias
+if rank == 1:
+    model.scale = torch.zeros(4)
+try:
+    fleet.push_parameters()
+except fleet.ConfigurationError as error:
+    assert "has scale (" in str(error), error
+else:
+    raise AssertionError("values came to lie in a buffer of another shape")
+"""
+
+
+def test_what_is_pushed_is_what_the_model_has_then(trainers):
+    for process in trainers(REPLACED):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err

@@ -3,8 +3,8 @@
 import logging
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import torch
 
@@ -18,6 +18,15 @@ _log = logging.getLogger(__name__)
 
 _Shape = tuple[str, torch.Size, torch.dtype]
 """Of a buffer, with its name."""
+
+
+class _Slot(NamedTuple):
+    """Where a module keeps a parameter or a buffer."""
+
+    name: str
+    module: torch.nn.Module
+    own_name: str
+    is_buffer: bool
 
 
 class Copies:
@@ -50,10 +59,8 @@ class Copies:
         self.group = group
         self.named_parameters = list(named_parameters)
         """All of the optimizer's, also those that take no gradient."""
-        known = {id(parameter) for _, parameter in named_parameters}
-        self.others = _others(model, known) if model is not None else []
-        """What else the model has: it takes trainer 0's values as well, and is nobody's to average."""
-        self._buffers = _buffers(model) if model is not None and broadcast_buffers else []
+        self._slots = _slots(model) if model is not None else []
+        self._buffers = [slot for slot in self._slots if slot.is_buffer] if broadcast_buffers else []
         if self._buffers and group.place.size > 1:
             self._refuse_sparse()
         self._agreed = self._shapes()
@@ -67,6 +74,17 @@ class Copies:
     def whole(self) -> list[tuple[str, torch.Tensor]]:
         """Those that are not sharded."""
         return [(name, parameter) for name, parameter in self.named_parameters if not is_sharded(parameter)]
+
+    @property
+    def others(self) -> list[tuple[str, torch.Tensor]]:
+        """What else the model has now: it takes trainer 0's values as well, and is nobody's to average."""
+        seen = {id(parameter) for _, parameter in self.named_parameters}
+        found: list[tuple[str, torch.Tensor]] = []
+        for name, value in _present(self._slots):
+            if id(value) not in seen and _is_dense(value):
+                seen.add(id(value))
+                found.append((name, value))
+        return found
 
     def tell_of_sharded(self) -> None:
         """Say in the log what is left to whoever has sharded it, and how many tensors that is."""
@@ -88,6 +106,21 @@ class Copies:
         for name, value in (*self.named_parameters, *self.others):
             if not is_sharded(value):
                 self.group.broadcast_(value.detach(), f"{what}: {name}")
+
+    def push(self, what: str) -> None:
+        """Take every value from trainer 0, in a call that each trainer makes, if all have the same kinds.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer's model has come to have other buffers or frozen parameters.
+        """
+        found = self._difference(f"what {what} shares", _forms(self.others))
+        if found is not None:
+            raise ConfigurationError(
+                f"{found}; expected the same in every trainer's model: {what} sends them"
+            )
+        self.share(what)
 
     @torch.no_grad()
     def share_buffers(self) -> None:
@@ -118,17 +151,23 @@ class Copies:
         ConfigurationError
             Another trainer's differ, so that its values would come to lie in other buffers.
         """
-        ours, place = "\n".join(_lines(self._shapes())), self.group.place
-        for rank, theirs in self.group.agree("the shapes of buffers", ours).items():
+        found = self._difference("the shapes of buffers", _lines(self._shapes()))
+        if found is not None:
+            raise ConfigurationError(
+                f"{found}; expected buffers of the same shapes on every trainer: give them shapes that do "
+                "not follow a trainer's own batches, or set DistributedStrategy(broadcast_buffers=False)"
+            )
+
+    def _difference(self, what: str, lines: Sequence[str]) -> str | None:
+        """Say which line another trainer has that this one has not, and the other way round."""
+        ours, place = "\n".join(lines), self.group.place
+        for rank, theirs in self.group.agree(what, ours).items():
             if theirs != ours:
-                of_other, own = set(theirs.splitlines()), set(ours.splitlines())
+                of_other, own = set(theirs.splitlines()), set(lines)
                 found = min(of_other - own, default="fewer buffers")
                 expected = min(own - of_other, default="fewer buffers")
-                raise ConfigurationError(
-                    f"{place.name(rank)} has {found} where this trainer, {place.rank}, has {expected}; "
-                    "expected buffers of the same shapes on every trainer: give them shapes that do not "
-                    "follow a trainer's own batches, or set DistributedStrategy(broadcast_buffers=False)"
-                )
+                return f"{place.name(rank)} has {found} where this trainer, {place.rank}, has {expected}"
+        return None
 
     def _refuse_sparse(self) -> None:
         for name, value in self._present_buffers().items():
@@ -144,8 +183,7 @@ class Copies:
 
     def _present_buffers(self) -> dict[str, torch.Tensor]:
         """Return the buffers by name, but those that have been taken away since."""
-        found = ((name, getattr(module, own, None)) for name, module, own in self._buffers)
-        return {name: value for name, value in found if isinstance(value, torch.Tensor)}
+        return {name: value for name, value in _present(self._buffers) if not is_sharded(value)}
 
     def describe(self) -> list[str]:
         """Return a line for each, which must be the same on every trainer."""
@@ -155,8 +193,11 @@ class Copies:
             + ("" if parameter.requires_grad else " frozen")
             for name, parameter in self.named_parameters
         ]
-        others = [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in self.others]
-        return [*lines, "no more parameters", *others]
+        return [*lines, "no more parameters", *_forms(self.others)]
+
+
+def _forms(named: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
+    return [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in named]
 
 
 def _lines(shapes: Iterable[_Shape]) -> list[str]:
@@ -174,16 +215,21 @@ def _is_dense(value: torch.Tensor) -> bool:
     return value.layout is torch.strided
 
 
-def _buffers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, str]]:
-    """Return each buffer's name, its module and its name there: another tensor may take its place."""
-    return [
-        (f"{path}.{name}" if path else name, module, name)
-        for path, module in model.named_modules()
-        for name, value in module.named_buffers(recurse=False)
-        if not is_sharded(value)
-    ]
+def _slots(model: torch.nn.Module) -> list[_Slot]:
+    """Return the places of parameters, and then those of buffers: another tensor may come to lie there."""
+    parameters, buffers = [], []
+    for path, module in model.named_modules():
+        prefix = f"{path}." if path else ""
+        for name, _ in module.named_parameters(recurse=False):
+            parameters.append(_Slot(prefix + name, module, name, is_buffer=False))
+        for name, _ in module.named_buffers(recurse=False):
+            buffers.append(_Slot(prefix + name, module, name, is_buffer=True))
+    return [*parameters, *buffers]
 
 
-def _others(model: torch.nn.Module, known: Iterable[int]) -> list[tuple[str, torch.Tensor]]:
-    everything = [*model.named_parameters(), *model.named_buffers()]
-    return [(name, value) for name, value in everything if id(value) not in known and _is_dense(value)]
+def _present(slots: Iterable[_Slot]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what lies in each place, but where it has been taken away."""
+    for slot in slots:
+        value = getattr(slot.module, slot.own_name, None)
+        if isinstance(value, torch.Tensor):
+            yield slot.name, value

@@ -177,7 +177,7 @@ class Fleet(FleetCalls):
         if not self._distributed:
             raise ConfigurationError("fleet.push_parameters was called before fleet.distributed_optimizer")
         for copies, _ in self._distributed:
-            copies.share("fleet.push_parameters")
+            copies.push("fleet.push_parameters")
 
     @property
     def main_program(self) -> Program:
