@@ -237,8 +237,6 @@ class Fleet(FleetCalls):
             self._program = Program.capture(module, loss_fn, optimizer)
 
         finite = FiniteCheck(chosen.non_finite, group.place.rank, lambda: synchronizer.step_of_gradients)
-        minimize = self._describes(model, capture)
-        finite = FiniteCheck(chosen.non_finite, group.place.rank, lambda: synchronizer.steps.number - 1)
         minimize = self._describes(given, capture)  # which runs it as it is given, compiled
         return distribute(optimizer, copies, synchronizer, minimize, model, finite=finite)
 
