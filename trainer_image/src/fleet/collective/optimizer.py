@@ -88,10 +88,8 @@ def distribute(
         synchronizer.check_ended()
         left_out.check()
         synchronizer.check_averaged()
-        if (
-            getattr(optimizer, "found_inf", None) is not None
-        ):  # a GradScaler has looked; the kernel leaves out
-            synchronizer.check_scaled()
+        if getattr(optimizer, "found_inf", None) is not None:
+            synchronizer.check_scaled()  # a GradScaler has looked, and the kernel leaves the step out
             return None
         (itself, closure) = (*given, options.get("closure"))[:2]
         if closure is None:

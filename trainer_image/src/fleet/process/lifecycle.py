@@ -143,10 +143,9 @@ class _Lifecycle:
 
     def _note_stop_at_exit(self) -> None:
         """End as one that was stopped, unless the script ends with a status of its own."""
-        self.words.failed = True
-        self.words.leave_stop()  # the watcher's thread may not have got so far
         if self._status is None and not self._script.has_chosen_failure():
             self._end_stopped()
+        self.words.leave_stop()  # the watcher's thread may not have got so far
 
     def _end_stopped(self) -> NoReturn:
         self.words.failed = True
