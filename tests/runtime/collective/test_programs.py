@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tests.support.documents import block
+
 BEGIN = """
 import fleet
 rank, endpoints = int(os.environ["RANK"]), os.environ["PADDLE_TRAINER_ENDPOINTS"]
@@ -54,6 +56,25 @@ for found, expected in zip(model.parameters(), alone.parameters(), strict=True):
 @pytest.mark.parametrize("mode", ["nccl2", "collective"])
 def test_two_trainers_learn_what_one_process_learns(trainers, mode):
     for process in trainers(BEGIN + PROGRAMS.replace("MODE", repr(mode)) + LEARNED):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+
+
+SHOWN = """
+model, main = captured(seed=rank)
+trainer_id, (x, y) = rank, batch(0, rank)
+CODE
+"""
+
+ONCE = LEARNED.replace("range(4)", "range(1)")
+
+
+def test_the_program_of_the_page_about_paddle_is_run(trainers):
+    code = block("docs/paddle.md", "Programs of collective training")
+    code = code.replace('"10.0.0.1:6170,10.0.0.2:6170"', "endpoints")
+    code = code.replace('"10.0.0.1:6170"', "endpoints.split(',')[rank]")
+    assert "10.0.0" not in code
+    for process in trainers(BEGIN + SHOWN.replace("CODE", code) + ONCE):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 0, err
 

@@ -4,24 +4,17 @@ Those of docs/collective.md train as one process with all trainers' data; that o
 after its trainers were killed.
 """
 
-import re
 import signal
-from pathlib import Path
 
-DOCS = Path(__file__).parents[3] / "docs"
+import pytest
 
+from tests.support.documents import block, blocks
 
-def loops(page: str) -> dict[str, str]:
-    """Return the first block of each section of a page, by its title, where it is a loop over batches."""
-    found = {}
-    for section in (DOCS / page).read_text().split("\n## ")[1:]:
-        block = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-        if block is not None and "batches" in block[1]:
-            found[section.partition("\n")[0]] = block[1]
-    return found
-
-
-LOOPS = loops("collective.md")
+LOOPS = {
+    each.section: each.code
+    for each in blocks("docs/collective.md")
+    if each.language == "python" and "batches" in each.code
+}
 
 BODY = """
 import contextlib
@@ -69,6 +62,33 @@ def test_every_loop_of_the_page_trains_as_in_one_process(trainers):
         assert process.returncode == 0, err
 
 
+BUILT = """
+fleet.init()
+rank, size = fleet.worker_index(), fleet.worker_num()
+model, alone = build(seed=rank), build(seed=0)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+exec(CODE)
+plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+for step in range(4):
+    optimizer.zero_grad()
+    loss_of(model, step, rank).backward()
+    optimizer.step()
+    plain.zero_grad()
+    (sum(loss_of(alone, step, each) for each in range(size)) / size).backward()
+    plain.step()
+fleet.stop_worker()
+for found, expected in zip(model.parameters(), alone.parameters(), strict=True):
+    torch.testing.assert_close(found, expected, rtol=WITHIN, atol=WITHIN)
+"""
+
+
+@pytest.mark.parametrize(("section", "within"), [("Collective training", 1e-5), ("Fewer bytes", 1e-2)])
+def test_an_optimizer_of_the_page_averages(trainers, section, within):
+    for process in trainers(f"CODE, WITHIN = {block('docs/collective.md', section)!r}, {within}\n{BUILT}"):
+        _, err = process.communicate(timeout=100)
+        assert process.returncode == 0, err
+
+
 SCALED = """
 import signal
 
@@ -103,7 +123,7 @@ else:
 
 
 def test_a_job_with_a_gradscaler_goes_on_to_the_bit_after_its_trainers_were_killed(trainers):
-    [code] = loops("checkpoints.md").values()
+    code = block("docs/checkpoints.md", "A GradScaler's scale")
     body = f"CODE = {code!r}\n{SCALED}"
     for life, status in (
         ({"FOLDER": "whole"}, 0),

@@ -2,6 +2,7 @@
 
 import re
 import ssl
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import pytest
 import yaml
 
 from fleet.parameter_server.certificates import Certificates
+from fleet.role_maker.key import key_of
+from fleet.role_maker.variables import Variables
 from fleet_operator.api import Role, parse_job
 from fleet_operator.build import ClusterHosts, build_pod
 from fleet_operator.plan.model import Attempt
 from tests.support import jobs
 from tests.support.certificates import make_authority
+from tests.support.documents import block
 
 PAGE = Path("docs/security.md").read_text()
 USAGES = {"server auth": "serverAuth", "client auth": "clientAuth"}
@@ -54,3 +58,14 @@ def meet(certificates: Certificates, host: str) -> None:
             end.do_handshake()
         except ssl.SSLWantReadError:
             continue
+
+
+def test_the_key_of_the_page_is_one(tmp_path: Path):
+    [command] = [
+        line for line in block("docs/security.md", "The key of a job", "sh").splitlines() if "export" in line
+    ]
+    shown = subprocess.run(
+        ["bash", "-euc", f"{command}\nenv"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    environ = dict(line.split("=", 1) for line in shown.splitlines() if line.startswith("FLEET_JOB_KEY="))
+    assert len(key_of(Variables(environ))) == 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +21,7 @@ from fleet_operator.cli.view import JobView
 from fleet_operator.cluster.local_pod import LocalPod
 from fleet_operator.plan.model import Attempt, PodPhase
 from fleet_operator.plan.progress import Progress
+from tests.support.documents import block
 from tests.support.local import job_manifest
 
 FIRST = Attempt()
@@ -249,6 +251,16 @@ def test_the_result_of_a_success():
         "  test_accuracy 0.97",
         "  logs in logs",
     ]
+
+
+def test_the_page_shows_the_object_of_a_run():
+    shown = json.loads(block("docs/local.md", "What you see", "json"))
+    watched = Watched()
+    watched.live(a_pod(Role.PSERVER), 0)
+    watched.status(state=JobState.SUCCEEDED)
+    made = to_json(result(watched))
+    assert shown.keys() == made.keys()
+    assert [each.keys() for each in shown["replicas"]] == [made["replicas"][0].keys()]
 
 
 def test_the_result_names_who_trained_past_the_others():

@@ -1,0 +1,45 @@
+"""The blocks of code in README.md and docs/, for the tests that run them."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+__all__ = ["PAGES", "Block", "block", "blocks"]
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+"""The pages that people write; those of docs/reference are generated."""
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_TITLE = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: str
+    section: str
+    """The title above it."""
+    language: str
+    code: str
+
+
+@cache
+def blocks(page: str) -> tuple[Block, ...]:
+    """Return the blocks of a page, such as ``docs/tables.md``, in order."""
+    text = (ROOT / page).read_text()
+    found = []
+    for fence in _FENCE.finditer(text):
+        # Without the blocks above, in which a shell's comment looks like a title.
+        titles = _TITLE.findall(_FENCE.sub("", text[: fence.start()]))
+        found.append(Block(page, titles[-1], fence[1], fence[2]))
+    return tuple(found)
+
+
+def block(page: str, section: str, language: str = "python", position: int = 0) -> str:
+    """Return the code of one block: the first of its language below a title, or the one at a position."""
+    found = [each.code for each in blocks(page) if (each.section, each.language) == (section, language)]
+    assert position < len(found), f"{page} has {len(found)} blocks of {language} below {section!r}"
+    return found[position]
