@@ -57,6 +57,11 @@ class Page:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         await self.call("Emulation.setDeviceMetricsOverride", **size)
 
+    async def prefer(self, scheme: str) -> None:
+        """Have the page shown as to somebody who prefers it light or dark."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        await self.call("Emulation.setEmulatedMedia", features=features)
+
     async def _receive(self, wanted: Any) -> dict[str, Any]:
         async with asyncio.timeout(SECONDS):
             while True:

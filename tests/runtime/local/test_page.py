@@ -68,11 +68,51 @@ async def test_a_browser_shows_how_a_run_ended_and_asks_nobody(tmp_path):
         assert page.complaints == []
 
 
-def test_the_page_of_a_run_that_failed_says_why(tmp_path):
-    job = job_manifest("raise SystemExit('no <data>')", server=None, runPolicy={"backoffLimit": 0})
+FAILING = """
+import os, time
+if os.environ["PADDLE_TRAINER_ID"] == "1":
+    raise SystemExit("no <data>" + " anywhere" * 200)
+time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser is installed (Debian: chromium)")
+async def test_the_page_of_a_run_that_failed_begins_with_the_replica_that_did(tmp_path):
+    assert BROWSER is not None
+    job = job_manifest(FAILING, server=None, trainers=2, runPolicy={"backoffLimit": 0})
     with LocalRun(tmp_path / "run", job) as run:
         assert run.wait() == 1, run.stderr
-    page = (run.logs / "summary.html").read_text()
-    assert '<span class="Failed">Failed</span>' in page
-    assert "exit code 1: no &lt;data&gt;" in page
-    assert "no trainer reported a loss" in page
+    path = run.logs / "summary.html"
+    assert "No picture: no trainer reported a loss with its step" in path.read_text()
+    async with browser_page(BROWSER, tmp_path / "browser") as page:
+        await page.open(path.as_uri())
+        assert "exit code 1: no <data>" in await page.value("document.body.innerText")
+        assert [row[0] for row in await page.value(CELLS)] == ["trainer-1", "trainer-0"]
+        [first, _] = await page.value(
+            "[...document.querySelectorAll('h2.Failed')].map(each => each.innerText)"
+        )
+        assert first == "trainer-1: Failed (1)"
+        assert await page.value("document.links[0].href") == (run.logs / "trainer-1.log").as_uri()
+        widths = "[...document.querySelectorAll('pre')].map(each => each.scrollWidth - each.clientWidth)"
+        assert await page.value(widths) == [0, 0], "a long line is wrapped"
+        colour = "getComputedStyle(document.querySelector('td.Failed')).color"
+        for scheme, expected in (("light", "rgb(207, 34, 46)"), ("dark", "rgb(255, 123, 114)")):
+            await page.prefer(scheme)
+            assert await page.value(colour) == expected
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser is installed (Debian: chromium)")
+async def test_the_plot_is_dark_where_the_page_is(tmp_path):
+    assert BROWSER is not None
+    with LocalRun(tmp_path / "run", job_manifest(TRAINER, name="my-job")) as run:
+        assert run.wait() == 0, run.stderr
+    corner = """(() => {
+        const canvas = document.createElement("canvas").getContext("2d");
+        canvas.drawImage(document.images[0], 0, 0);
+        return [...canvas.getImageData(1, 1, 1, 1).data];
+    })()"""
+    async with browser_page(BROWSER, tmp_path / "browser") as page:
+        for scheme, expected in (("light", [255, 255, 255, 255]), ("dark", [18, 18, 18, 255])):
+            await page.prefer(scheme)
+            await page.open((run.logs / "summary.html").as_uri())
+            assert await page.value(corner) == expected

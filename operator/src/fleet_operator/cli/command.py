@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fleet_operator.api import Role
 from fleet_operator.cli.clock import now
-from fleet_operator.cli.curve import draw_loss_curves
+from fleet_operator.cli.curve import Picture, draw_loss_curves
 from fleet_operator.cli.display import DisplayHandler, LineDisplay, TableDisplay
 from fleet_operator.cli.given import check_folders, describe
 from fleet_operator.cli.local_job import RunOptions, prepare
@@ -75,8 +75,7 @@ def run_command(
         logger.removeHandler(handler)
         if scalars is not None:
             scalars.close()
-    curve = logs / CURVE
-    _write_page(result, logs, curve if _draw(result, curve, display) else None, display)
+    _write_page(result, logs, _draw(result, logs / CURVE, display), display)
     text = to_text(result)
     if as_json:
         print(text, file=sys.stderr)
@@ -86,25 +85,30 @@ def run_command(
     return result.exit_status
 
 
-def _draw(result: RunResult, path: Path, display: Display) -> bool:
-    """Draw the loss curves; a run is not worse for want of a picture. Return whether there is one."""
+def _draw(result: RunResult, path: Path, display: Display) -> Picture | str:
+    """Draw the loss curves, and write them to a file; return why there are none if there are none."""
     curves = {
         replica.name: replica.progress.history
         for replica in result.view.replicas.values()
         if replica.role is Role.TRAINER and replica.progress is not None
     }
+    if not any(curves.values()):
+        return "no trainer reported a loss with its step (fleet.report)"
     try:
-        if draw_loss_curves(curves, result.view.job.name, path):
-            display.say(f"loss curve: {path}")
-            return True
+        picture = draw_loss_curves(curves, result.view.job.name)
     except ImportError:
-        display.say("no loss curve: matplotlib is not installed (pip install 'fleet-operator[cli]')")
+        missing = "matplotlib is not installed (pip install 'fleet-operator[cli]')"
+        display.say(f"no loss curve: {missing}")
+        return missing
+    try:
+        path.write_bytes(picture.light)
+        display.say(f"loss curve: {path}")
     except OSError as error:
         display.say(f"no loss curve: {path} cannot be written: {error.strerror}")
-    return False
+    return picture
 
 
-def _write_page(result: RunResult, logs: Path, curve: Path | None, display: Display) -> None:
+def _write_page(result: RunResult, logs: Path, picture: Picture | str, display: Display) -> None:
     """Write the summary for a browser, beside the logs."""
     tails: dict[str, list[str]] = {}
     for replica in result.view.replicas.values():
@@ -112,7 +116,7 @@ def _write_page(result: RunResult, logs: Path, curve: Path | None, display: Disp
             tails[replica.name] = last_lines(logs / f"{replica.name}.log", PAGE_LINES)
     page = logs / PAGE
     try:
-        page.write_text(render_page(result, None if curve is None else curve.read_bytes(), tails))
+        page.write_text(render_page(result, picture, tails))
         display.say(f"summary: {page}")
     except OSError as error:
         display.say(f"no summary: {page} cannot be written: {error.strerror}")

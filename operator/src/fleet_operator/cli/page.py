@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
+    from fleet_operator.cli.curve import Picture
     from fleet_operator.cli.replica import ReplicaView
     from fleet_operator.cli.run import RunResult
 
@@ -37,43 +38,66 @@ h1 {{ font-size: 1.5rem; }} h2 {{ font-size: 1.1rem; margin-top: 2rem; }}
 table {{ border-collapse: collapse; }}
 th, td {{ text-align: left; padding: .2rem 1rem .2rem 0; border-bottom: 1px solid #8884; }}
 th, td {{ white-space: nowrap; }}
-img {{ max-width: 100%; background: white; }}
-pre {{ overflow: auto; max-height: 24rem; padding: .6rem; background: #8881; font-size: .85rem; }}
+img {{ max-width: 100%; }}
+p {{ overflow-wrap: anywhere; }}
+pre {{ overflow-y: auto; max-height: 24rem; padding: .6rem; background: #8881; font-size: .85rem; }}
+pre {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
 .Succeeded {{ color: #1a7f37; }} .Failed {{ color: #cf222e; }}
+@media (prefers-color-scheme: dark) {{ .Succeeded {{ color: #56d364; }} .Failed {{ color: #ff7b72; }} }}
 </style>
 </head>
 <body>
 """
 
 
-def render_page(result: RunResult, picture: bytes | None, logs: Mapping[str, Sequence[str]]) -> str:
-    """Return the page.
+def render_page(result: RunResult, picture: Picture | str, logs: Mapping[str, Sequence[str]]) -> str:
+    """Return the page, which lies in the folder of the logs.
 
     Parameters
     ----------
     result : RunResult
         How the run ended.
-    picture : bytes, optional
-        The loss curves as a PNG.
+    picture : Picture or str
+        The loss curves, or why there are none.
     logs : mapping
         The last lines of each log, by the replica's name.
     """
     view = result.view
+    replicas = sorted(view.replicas.values(), key=lambda replica: _trouble(replica, result))
     state = (view.status.state or JobState.PENDING).value
     parts = [
         _HEAD.format(title=escape(f"{view.job.name}: {state}")),
         f'<h1>{escape(view.job.name)}: <span class="{state}">{state}</span></h1>\n',
         *(f"<p>{escape(line)}</p>\n" for line in _sentences(result)),
-        _table("replicas", COLUMNS, [_row(replica, result) for replica in view.replicas.values()]),
+        _table("replicas", COLUMNS, [_row(replica, result) for replica in replicas]),
     ]
     if view.metrics:
         rows = [(name, f"{value:.6g}") for name, value in sorted(view.metrics.items())]
         parts.append("<h2>Metrics</h2>\n" + _table("metrics", ("name", "value"), rows))
     parts.append("<h2>Loss</h2>\n" + _picture(picture))
-    for name, lines in logs.items():
-        text = "\n".join(printable(line) for line in lines)
-        parts.append(f"<h2>The last lines of {escape(name)}</h2>\n<pre>{escape(text)}</pre>\n")
+    for replica in replicas:
+        if replica.name in logs:
+            text = "\n".join(printable(line) for line in logs[replica.name])
+            parts.append(
+                f'<h2 class="{_kind(replica.state)}">{replica.name}: {escape(replica.state)}</h2>\n'
+                f'<p>The last lines of <a href="{replica.name}.log">{replica.name}.log</a>:</p>\n'
+                f"<pre>{escape(text)}</pre>\n"
+            )
     return "".join([*parts, "</body>\n</html>\n"])
+
+
+def _trouble(replica: ReplicaView, result: RunResult) -> int:
+    """Return the place of a replica: the failure that ended the job, other failures, all else."""
+    status, pod = result.view.status, replica.pod
+    failure = status.last_failure if status.state is JobState.FAILED else None
+    if failure is not None and pod is not None and failure.pod == pod.name:
+        return 0
+    return 1 if _kind(replica.state) == "Failed" else 2
+
+
+def _kind(state: str) -> str:
+    """Return the class of a state, without the exit code that may follow it."""
+    return state.partition(" ")[0]
 
 
 def _sentences(result: RunResult) -> Iterable[str]:
@@ -112,17 +136,26 @@ def _moment(moment: datetime) -> str:
 
 def _table(name: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in rows)
     return (
         f'<div class="scroll"><table id="{name}">\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{body}</tbody>\n</table></div>\n"
     )
 
 
-def _picture(picture: bytes | None) -> str:
-    if picture is None:
-        return (
-            "<p>No picture: no trainer reported a loss with its step, or matplotlib is not installed.</p>\n"
-        )
-    encoded = b64encode(picture).decode()
-    return f'<img alt="the loss of each trainer over its steps" src="data:image/png;base64,{encoded}">\n'
+def _cell(text: str) -> str:
+    kind = _kind(text)
+    colour = f' class="{kind}"' if kind in ("Succeeded", "Failed") else ""
+    return f"<td{colour}>{escape(text)}</td>"
+
+
+def _picture(picture: Picture | str) -> str:
+    if isinstance(picture, str):
+        return f"<p>No picture: {escape(picture)}.</p>\n"
+    light, dark = (
+        f"data:image/png;base64,{b64encode(png).decode()}" for png in (picture.light, picture.dark)
+    )
+    return (
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+        f'<img alt="the loss of each trainer over its steps" src="{light}"></picture>\n'
+    )
