@@ -153,6 +153,20 @@ def test_a_failure_restarts_the_replica_up_to_the_limit_and_is_named(tmp_path):
         assert "attempt 0.1" in run.log("trainer-0")
 
 
+def test_an_exception_that_comes_again_at_its_line_ends_the_run_and_is_shown(tmp_path):
+    script = "def main():\n    columns = {}\n    return columns['age']\n\nmain()\n"
+    with LocalRun(tmp_path / "run", job_manifest(script, server=None, trainers=2)) as run:
+        assert run.wait() == 1, run.stderr
+        assert max(len(each["exit_codes"]) for each in run.result()["replicas"]) == 2, "of seven"
+        ended = run.stderr[run.stderr.index("tiny: Failed") :]
+    assert "exit code 1: KeyError: 'age' (at " in ended
+    assert "the same exception has ended this run before at the same line" in ended
+    [who] = re.findall(r"the last words of (trainer-\d), from (.*):\n", ended)
+    assert who[1] == str(run.logs / f"{who[0]}.log")
+    assert "    Traceback (most recent call last):\n" in ended
+    assert "    KeyError: 'age'\n" in ended
+
+
 @pytest.mark.parametrize(
     ("policy", "said"),
     [

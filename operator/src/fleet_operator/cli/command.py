@@ -23,7 +23,8 @@ from fleet_operator.cli.result import to_json, to_text
 from fleet_operator.cli.run import run_job
 from fleet_operator.cli.scalars import Scalars
 from fleet_operator.cli.workdir import choose_workdirs
-from fleet_operator.cluster.local_log import last_lines
+from fleet_operator.cluster.local_log import last_lines, printable, tail
+from fleet_operator.plan.tracebacks import last_traceback
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 CURVE = "loss.png"
 PAGE = "summary.html"
 PAGE_LINES = 40  # of each log
+SHOWN_LINES = 12  # of the traceback, or the log, of the replica for which a job has failed
 
 
 def run_command(
@@ -76,13 +78,27 @@ def run_command(
         if scalars is not None:
             scalars.close()
     _write_page(result, logs, _draw(result, logs / CURVE, display), display)
-    text = to_text(result)
+    text = "\n".join([to_text(result), *_last_words(result, logs)])
     if as_json:
         print(text, file=sys.stderr)
         print(json.dumps(to_json(result)), flush=True)
     else:
         print(text, flush=True)
     return result.exit_status
+
+
+def _last_words(result: RunResult, logs: Path) -> list[str]:
+    """Return the end of the log of the replica for which the job has failed, and where that log is."""
+    replica = result.failing
+    if replica is None or replica.pod is None:
+        return []
+    log = logs / f"{replica.name}.log"
+    try:
+        lines = [printable(line) for line in tail(log, replica.pod.log_start).splitlines()]
+    except OSError:
+        return []
+    shown = (last_traceback(lines) or lines)[-SHOWN_LINES:]
+    return [f"  the last words of {replica.name}, from {log}:", *(f"    {line}" for line in shown)]
 
 
 def _draw(result: RunResult, path: Path, display: Display) -> Picture | str:

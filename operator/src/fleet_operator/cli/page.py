@@ -88,9 +88,7 @@ def render_page(result: RunResult, picture: Picture | str, logs: Mapping[str, Se
 
 def _trouble(replica: ReplicaView, result: RunResult) -> int:
     """Return the place of a replica: the failure that ended the job, other failures, all else."""
-    status, pod = result.view.status, replica.pod
-    failure = status.last_failure if status.state is JobState.FAILED else None
-    if failure is not None and pod is not None and failure.pod == pod.name:
+    if replica is result.failing:
         return 0
     return 1 if _kind(replica.state) == "Failed" else 2
 

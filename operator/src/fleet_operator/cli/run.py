@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJob
     from fleet_operator.cli.display import Display
+    from fleet_operator.cli.replica import ReplicaView
 
 POLL_SECONDS = 1.0
 TELL_FAILURE_SECONDS = (
@@ -85,6 +86,15 @@ class RunResult:
     wall_seconds: float
     stopped_by: int | None = None
     problem: str | None = None
+
+    @property
+    def failing(self) -> ReplicaView | None:
+        """The replica whose failure has ended the job."""
+        status = self.view.status
+        failure = status.last_failure if status.state is JobState.FAILED else None
+        replicas = self.view.replicas.values()
+        of_pod = (each for each in replicas if failure and each.pod and each.pod.name == failure.pod)
+        return next(of_pod, None)
 
     @property
     def exit_status(self) -> int:

@@ -12,7 +12,7 @@ from fleet_operator.api import LastFailure, Mode, Role
 from fleet_operator.plan.model import Attempt
 from fleet_operator.plan.node_loss import is_on_silent_node, silent_since
 from fleet_operator.plan.pending import not_running_since
-from fleet_operator.plan.permanent import NEVER_RAN, is_repeated, permanent_error
+from fleet_operator.plan.permanent import NEVER_RAN, is_repeated, permanent_error, raised_at
 from fleet_operator.plan.pods import EXIT_PEER_LOST, has_failed, has_succeeded
 from fleet_operator.plan.times import stamp
 from fleet_operator.plan.words import last_sentence, parse_words
@@ -76,6 +76,7 @@ class Kind(Enum):
     ORDINARY = auto()  # may go better the next time
     BAD_CONFIGURATION = auto()  # found before any work: it would go the same way the next time
     PERMANENT = auto()  # the script cannot so much as run: nor will it the next time
+    REPEATED = auto()  # on one machine: the second exception of a kind at a line, before any step
     STATE_LOST = auto()  # one replica cannot go on by itself: only all can start anew
     STARTING = auto()  # gave up waiting for peers that have not run yet: what they wait for is not its fault
     DISRUPTION = auto()  # not the job's doing
@@ -169,6 +170,8 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
             kind = Kind.STARTING
         elif kind is Kind.ORDINARY and by_main and _is_permanent(situation, replica, pod):
             kind = Kind.PERMANENT
+        elif kind is Kind.ORDINARY and by_main and _is_repeated_here(situation, replica, pod):
+            kind = Kind.REPEATED
         return Failure(replica, kind, told, reasons, by_main)
     if has_succeeded(pod) and not situation.ledger.has_completed(replica):
         sentence = (
@@ -295,6 +298,23 @@ def _is_permanent(situation: Situation, replica: Replica, pod: ObservedPod) -> b
     return tried_again and is_repeated(error, pod.exit_code, situation.job.status.last_failure)
 
 
+def _is_repeated_here(situation: Situation, replica: Replica, pod: ObservedPod) -> bool:
+    """Whether a replica of a run on one machine ends as one has before, in its script and before any step.
+
+    Where no runtime says how many steps were made, a life of up to a minute is one without.
+    """
+    before = situation.job.status.last_failure
+    if not situation.observed.one_machine or before is None or pod.exit_code == EXIT_PEER_LOST:
+        return False
+    if situation.ledger.attempt(replica) == Attempt() or parse_words(before.termination_message).stepped:
+        return False
+    stepped = parse_words(pod.message).stepped
+    if stepped or (stepped is None and not _ended_before_work(pod)):
+        return False
+    raised = raised_at(pod.message)
+    return raised is not None and raised == raised_at(before.termination_message)
+
+
 def _ended_by_node(pod: ObservedPod) -> bool:
     """Whether a node ended the pod or refused it (OutOfcpu and the like)."""
     reason = pod.reason or ""
@@ -324,7 +344,7 @@ def failure_sentence(pod: ObservedPod, job: FleetJob) -> str:
         Its job.
     """
     code, main = pod.exit_code, job.template(pod.role).main_container.name
-    said = last_sentence(pod.message)
+    said = last_sentence(pod.message, with_place=True)
     because = f": {said}" if said else ""
     if _NO_RANK in said or (job.slots_per_pod > 1 and _NO_RANK_IN_SLOTS.search(said)):
         because += _WHO_GIVES_RANKS

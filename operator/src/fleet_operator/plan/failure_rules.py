@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["first_match"]
 
-_MUST_BE_NAMED = (Kind.DISRUPTION, Kind.BAD_CONFIGURATION, Kind.PERMANENT)
+_MUST_BE_NAMED = (Kind.DISRUPTION, Kind.BAD_CONFIGURATION, Kind.PERMANENT, Kind.REPEATED)
 
 
 def first_match(rules: Sequence[FailureRule], failure: Failure) -> int | None:

@@ -1,8 +1,9 @@
 """Ends that would be the same however often a replica were started: its script cannot so much as run.
 
 They are few, and known by the very last words: the script, or what it imports, cannot be found or parsed, or
-it asks a person on standard input, which no replica has. Nothing else is judged so: a name that cannot be
-resolved, a peer that does not answer or a full disk may be better a minute later.
+it asks a person on standard input, which no replica has. Nothing else is judged so by one end alone: a name
+that cannot be resolved, a peer that does not answer or a full disk may be better a minute later. A run on one
+machine, before which a person sits, also ends by the second exception of the same kind at the same line.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from fleet_operator.plan.torchrun import find_root_cause
-from fleet_operator.plan.tracebacks import PASSED_OVER, without_rank
+from fleet_operator.plan.tracebacks import PASSED_OVER, last_exception, last_place, without_rank
 from fleet_operator.plan.words import last_sentence
 
 if TYPE_CHECKING:
     from fleet_operator.api import LastFailure
 
-__all__ = ["is_repeated", "permanent_error"]
+__all__ = ["is_repeated", "permanent_error", "raised_at"]
 
 NEVER_RAN = frozenset({"ContainerCannotRun", "StartError"})
 """Reasons of a container whose command could not be started."""
@@ -51,6 +52,11 @@ _BY_EXIT_CODE = {
 }
 _AFTERTHOUGHT = re.compile(r"\s.*|\[?[IWEF]\d{4} .*|\S+:\d+: \w*Warning: .*|terminate called .*|")
 """What a process, and torch's C++, may still say as it ends; a line further in belongs to the one above."""
+_OF_FLEET = re.compile(r"\w+ \d+ (?:\([\w, ]+\))?: (?P<said>.*) \(at (?P<place>.+:\d+)\)", re.ASCII)
+"""An exception in the words of `fleet`: who, how far it had come, what and where."""
+_OF_CONNECTIONS = re.compile(
+    r"connect|timed? ?out|unreachable|gaierror|RpcError|\bDist\w+Error", re.IGNORECASE
+)
 _FILE = re.compile(r"^ *File \"(.+)\", line \d+", re.MULTILINE)
 _UNNAMED_FILE = re.compile(r"\(<\w+>, line \d+\)")
 
@@ -84,6 +90,20 @@ def is_repeated(error: str, exit_code: int | None, before: LastFailure | None) -
     if before is None or before.exit_code != exit_code:
         return False
     return permanent_error(before.exit_code, before.reason, before.termination_message) == error
+
+
+def raised_at(message: str | None) -> str | None:
+    """Return the kind of an uncaught exception and its place, as ``ValueError at train.py:12``.
+
+    None where the last words name no exception or no place, and of an exception of connections: the next try
+    may find the peer.
+    """
+    lines = (message or "").strip().splitlines()
+    told = _OF_FLEET.fullmatch(lines[-1]) if lines else None
+    said, place = told.group("said", "place") if told else (last_exception(lines), last_place(lines))
+    if not said or not place or _OF_CONNECTIONS.search(said):
+        return None
+    return f"{said.partition(':')[0]} at {place}"
 
 
 def _is_of_data(error: str, text: str) -> bool:

@@ -64,6 +64,7 @@ Verdict = FailJob | RestartJob | RestartReplicas
 _HOPELESS = {
     Kind.BAD_CONFIGURATION: FailReason.BAD_CONFIGURATION,
     Kind.PERMANENT: FailReason.PERMANENT_ERROR,
+    Kind.REPEATED: FailReason.PERMANENT_ERROR,
 }
 _SAME = {RuleAction(each): each for each in FailureAction}
 
@@ -173,6 +174,8 @@ def _failed(answer: Answer, *, counted: int) -> FailJob:
         said = "trying again would not help, correct the job and create it again"
     elif failure.kind is Kind.PERMANENT:
         said = "trying again would not help"
+    elif failure.kind is Kind.REPEATED:
+        said = "the same exception has ended this run before at the same line: trying again would not help"
     else:
         said = "failurePolicy FailJob allows no restart"
     return FailJob(counted, failure, reason, f"{failure.told.message}; {said}")

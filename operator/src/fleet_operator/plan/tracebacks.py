@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["PASSED_OVER", "exceptions", "last_exception", "without_rank"]
+__all__ = ["PASSED_OVER", "exceptions", "last_exception", "last_place", "last_traceback", "without_rank"]
 
 _HEAD = "Traceback (most recent call last):"
 _PREFIX = re.compile(r"(\[(?:rank|default)\d+\]:) ?", re.ASCII)  # of torch's own hook, and of torchrun --tee
@@ -22,6 +22,7 @@ _EXCEPTION = re.compile(r" {0,2}(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(
 PASSED_OVER = ("Exception ignored in", "Error in atexit._run_exitfuncs")
 """How Python begins to tell of errors that it passes over as it ends."""
 
+_FRAME = re.compile(r" *File \"(.+)\", line (\d+)(?:, in .*)?", re.ASCII)
 _MOST_AFTER = 40
 """Lines that a process may still say after its traceback; one further above was caught, and logged."""
 _OWN = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
@@ -53,6 +54,25 @@ def last_exception(lines: Sequence[str]) -> str:
     """Return what the last traceback says, if few lines follow it; else nothing."""
     number, _, said = max(exceptions(lines), default=(0, "", ""))
     return said if len(lines) - number <= _MOST_AFTER else ""
+
+
+def last_place(lines: Sequence[str]) -> str:
+    """Return where the exception of the last traceback was raised, as ``file:line``, if the lines say so."""
+    frames = (match for line in last_traceback(lines) if (match := _FRAME.fullmatch(line)) is not None)
+    return next((f"{frame[1]}:{frame[2]}" for frame in reversed(list(frames))), "")
+
+
+def last_traceback(lines: Sequence[str]) -> list[str]:
+    """Return the lines of the last traceback, or of what is left of it, without the prefix of their rank."""
+    number, prefix, _ = max(exceptions(lines), default=(-1, "", ""))
+    found: list[str] = []
+    for line in reversed(lines[: number + 1]):
+        above, text = _split(line)
+        if above == prefix:
+            found.append(text)
+            if text.strip().endswith(_HEAD):
+                break
+    return found[::-1]
 
 
 def without_rank(text: str) -> str:

@@ -101,7 +101,7 @@ def test_a_thread_that_dies_of_our_error_ends_the_replica(replica, words):
     wait_in_a_lock()
     """
     assert ended(replica(body))[0] == 91
-    assert words.read_text() == "trainer 1 (joined): pserver 0 is gone\n"
+    assert words.read_text() == "trainer 1 (joined, no step made): pserver 0 is gone\n"
 
 
 @pytest.mark.parametrize(("name", "status"), [("fleet-sender", 1), ("the user's", 0)])
@@ -368,7 +368,24 @@ def test_the_text_with_which_a_script_exits_is_its_last_word(replica, words):
 
 def test_the_text_with_which_a_replica_exits_says_whether_it_had_joined(replica, words):
     assert ended(replica("start(); lifecycle.joined(); sys.exit('no data')"))[0] == 1
-    assert words.read_text() == "trainer 1 (joined): no data\n"
+    assert words.read_text() == "trainer 1 (joined, no step made): no data\n"
+
+
+def test_the_last_words_say_whether_a_replica_made_a_step_in_its_present_life(replica, words):
+    """One that goes on at step 7 of the training has made none before it reports another."""
+    for end, stage in (("7", "joined, no step made"), ("8", "joined")):
+        words.unlink(missing_ok=True)
+        body = f"""
+        from fleet.process import progress
+        step = 7
+        start()
+        progress.follow(lambda: step)
+        lifecycle.joined()
+        step = {end}
+        raise KeyError("missing")
+        """
+        assert ended(replica(body))[0] == 1
+        assert words.read_text().startswith(f"trainer 1 ({stage}): KeyError: 'missing' (at ")
 
 
 def test_a_replica_that_exits_with_a_status_still_says_that_it_had_joined(replica, words):

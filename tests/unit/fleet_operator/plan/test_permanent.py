@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from fleet_operator.plan.permanent import permanent_error
+from fleet_operator.plan.permanent import permanent_error, raised_at
 from tests.support import jobs
 from tests.support.afterwards import DESTROY, TERMINATE, TRACKER
-from tests.support.plans import Story, ended, pserver, trainer
+from tests.support.plans import Story, at, ended, pserver, trainer
 
 MISSING = "Traceback (most recent call last):\n  …\nModuleNotFoundError: No module named 'x'"
 PODS = (pserver(0), pserver(1), trainer(0))
@@ -212,3 +212,75 @@ def test_a_rule_that_names_the_exit_code_decides_first():
     story = Story(jobs.manifest(failurePolicy={"rules": rules}))
     lines = story.sees(*PODS, ended(trainer(1), 1, message=MISSING), one_machine=True)
     assert lines[0].startswith("Restarting ")
+
+
+RAISED = """\
+Traceback (most recent call last):
+  File "/work/train.py", line 30, in <module>
+    main()
+  File "/work/train.py", line 12, in main
+    raise ValueError(f"{time()}: no such column")
+ValueError: 17.2: no such column
+"""
+IN_WORDS = "trainer 1 ({stage}): ValueError: 17.2: no such column (at /work/train.py:12)"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        pytest.param(RAISED, "ValueError at /work/train.py:12", id="a-traceback"),
+        pytest.param(IN_WORDS.format(stage="joined"), "ValueError at /work/train.py:12", id="words-of-fleet"),
+        pytest.param("\n".join(RAISED.splitlines()[3:]), "ValueError at /work/train.py:12", id="its-end"),
+        pytest.param(
+            RAISED.replace("ValueError: 17.2", "module.Odd: 1"), "module.Odd at /work/train.py:12", id="own"
+        ),
+        pytest.param(RAISED.replace("ValueError: 17.2: no", "ConnectionError: no"), None, id="a-connection"),
+        pytest.param(RAISED.replace("no such column", "the store timed out"), None, id="a-peer-that-is-late"),
+        pytest.param("no such column", None, id="no-exception"),
+        pytest.param("trainer 1 (joined): the folder x holds no data", None, id="an-error-of-fleet"),
+        pytest.param(None, None, id="nothing"),
+    ],
+)
+def test_an_exception_is_known_by_its_kind_and_its_line(said, expected):
+    assert raised_at(said) == expected
+
+
+def two_lives(first, second, *, one_machine=True, code=1, seconds=5):
+    """Tell of a trainer that ended so in its first life, and so in its second one."""
+    story = Story()
+    story.sees(*PODS, trainer(1), one_machine=one_machine)
+    lines = story.sees(*PODS, ended(trainer(1), code, message=first), one_machine=one_machine)
+    assert lines[0].startswith("Restarting "), "once may be chance"
+    story.sees(*PODS, after=2, one_machine=one_machine)
+    again = ended(trainer(1, "0.1"), code, message=second, started_at=at(0), finished_at=at(seconds))
+    return story.sees(*PODS, again, after=3, one_machine=one_machine)
+
+
+LATER = RAISED.replace("17.2", "19.4")
+IDLE, NOT_JOINED = IN_WORDS.format(stage="joined, no step made"), IN_WORDS.format(stage="not joined")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(RAISED, LATER), (IDLE, IDLE), (NOT_JOINED, IDLE)],
+    ids=["a-plain-script", "joined", "both"],
+)
+def test_on_one_machine_the_second_exception_at_a_line_before_any_step_fails_the_job(first, second):
+    [failed] = [line for line in two_lives(first, second) if line.startswith("Failed True PermanentError: ")]
+    assert "no such column (at /work/train.py:12); the same exception has ended this run before" in failed
+
+
+@pytest.mark.parametrize(
+    ("second", "options"),
+    [
+        pytest.param(LATER, {"one_machine": False}, id="on-a-cluster"),
+        pytest.param(LATER.replace("line 12", "line 13"), {}, id="at-another-line"),
+        pytest.param(LATER.replace("ValueError:", "KeyError:"), {}, id="of-another-kind"),
+        pytest.param(IN_WORDS.format(stage="joined"), {}, id="after-a-step"),
+        pytest.param(LATER, {"seconds": 120}, id="of-a-plain-script-that-ran-for-long"),
+        pytest.param(LATER, {"code": 91}, id="a-peer-that-was-lost"),
+        pytest.param(LATER, {"code": 90}, id="state-that-was-lost"),
+    ],
+)
+def test_other_second_ends_are_tried_again(second, options):
+    assert two_lives(RAISED, second, **options)[0].startswith("Restarting ")

@@ -18,8 +18,15 @@ DONE = {"step": 12, "joined": True, "completedTrainers": "0-1,3"}
         pytest.param(json.dumps(DONE), LastWords(True, frozenset({0, 1, 3})), id="who-has-completed"),
         pytest.param('{"joined": true, "step": 3}', LastWords(True), id="nobody-that-it-knows-of"),
         pytest.param('{"joined": false}', LastWords(False), id="one-that-ended-before-it-had-joined"),
-        pytest.param("trainer 1 (joined): its disk is full", LastWords(True), id="a-failure-at-work"),
-        pytest.param("pserver 0 (not joined): no port", LastWords(False), id="a-failure-before-any"),
+        pytest.param(
+            "trainer 1 (joined): its disk is full", LastWords(True, stepped=True), id="a-failure-at-work"
+        ),
+        pytest.param(
+            "trainer 1 (joined, no step made): x", LastWords(True, stepped=False), id="before-its-first-step"
+        ),
+        pytest.param(
+            "pserver 0 (not joined): no port", LastWords(False, stepped=False), id="a-failure-before-any"
+        ),
         pytest.param("usage: train.py [-h]\ntrainer 1 (joined): x", LastWords(), id="a-log-that-quotes-one"),
         pytest.param(None, LastWords(), id="nothing"),
         pytest.param('{"step": 12, "completedTrainers": "0-1"}', LastWords(), id="another-runtimes-json"),

@@ -95,8 +95,8 @@ class Fleet(FleetCalls):
         place, deadlines = place_of(role, os.environ), Deadlines.from_environ(os.environ)
         self._group = Group.connect(place, deadlines, os.environ)
         self._role = replace(role, worker_endpoints=self._group.place.endpoints)
-        lifecycle.joined()
         progress.follow(lambda: self.step)
+        lifecycle.joined()
         _log.info(
             "trainer %d joined the %d trainers at %s:%d", role.index, place.size, place.host, place.port
         )

@@ -92,8 +92,8 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
         non_finite=strategy.non_finite,
     )
     trainer.start(look, partial(_end_if_completed, plan.trainer_id))
-    lifecycle.joined()
     progress.follow(partial(_steps_made, weakref.ref(trainer)))
+    lifecycle.joined()
     atexit.register(_remind, weakref.ref(trainer), settings.deadline_seconds)
     _trainers[source] = trainer
     return trainer

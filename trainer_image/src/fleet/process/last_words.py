@@ -21,6 +21,7 @@ class LastWords:
         self.is_server = False
         self.started = False
         self.joined = False
+        self.step_at_join = 0
         self.failed = False
         self.completed: Collection[int] | None = None
         self.attempts: Mapping[int, int] = {}
@@ -38,6 +39,10 @@ class LastWords:
         """Sign the progress and the messages of this process."""
         self.identity, self.is_server = f"{role.lower()} {index}", role == "PSERVER"
         progress.identify(role, index)
+
+    def join(self) -> None:
+        """Note that this replica has joined its job, and at which step of the training."""
+        self.joined, self.step_at_join = True, _current_step()
 
     def leave_progress(self) -> None:
         """Write the last words of a replica that ends well; one process of a pod speaks for all."""
@@ -62,17 +67,28 @@ class LastWords:
         """Write what has gone wrong."""
         if self._is_one_of_several():
             return  # and maybe the only one that reports: the launcher says who failed first
-        stage = "" if not self.started else " (joined)" if self.joined else " (not joined)"
-        termination.write_failure(f"{self.identity}{stage}: {sentence}", os.environ)
+        termination.write_failure(f"{self.identity}{self._stage()}: {sentence}", os.environ)
 
     def leave_stop(self) -> None:
         """Write that somebody has stopped this replica."""
         if TORCHRUN not in os.environ:  # which stops the others where one has failed, and says who has
             termination.write_failure(f"{self.identity} was stopped by SIGTERM", os.environ)
 
+    def _stage(self) -> str:
+        """Return how far this replica has come, as the plan reads it; nothing for a plain script."""
+        if not self.started:
+            return ""
+        if not self.joined:
+            return " (not joined)"
+        return " (joined)" if _current_step() != self.step_at_join else " (joined, no step made)"
+
     def _is_one_of_several(self) -> bool:
         """Whether this is a plain script's process, and a launcher has started others beside it."""
         return not self.started and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
+
+
+def _current_step() -> int:
+    return int(progress.snapshot()["step"] or 0)
 
 
 def _one_sentence(error: BaseException) -> str:

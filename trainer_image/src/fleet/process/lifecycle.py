@@ -184,7 +184,7 @@ def start(role: "Role | None") -> None:
 
 def joined() -> None:
     """Note that this replica has joined its job: what goes wrong from here on may go better the next time."""
-    _lifecycle.words.joined = True
+    _lifecycle.words.join()
 
 
 def failed() -> bool:

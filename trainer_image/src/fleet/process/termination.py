@@ -3,8 +3,8 @@
 A replica that ends well leaves one line of JSON: whether it had joined its job (`joined`), the trainers that
 it knows to have completed (`completedTrainers`, as ``0-2,4``), of a server also after how many restarts each
 of them did (`completedAfter`, as ``{"0": "0-2", "1": "4"}``), and its progress. One that fails leaves one
-sentence, in which ``(joined)`` or ``(not joined)`` follows its name. Both stay under the 4096 bytes that
-Kubernetes keeps. The operator reads both, so their form is part of the contract.
+sentence, in which ``(not joined)``, ``(joined, no step made)`` or ``(joined)`` follows its name. Both stay
+under the 4096 bytes that Kubernetes keeps. The operator reads both, so their form is part of the contract.
 """
 
 import json
