@@ -115,7 +115,6 @@ COMMANDS = {
     "fleetjob events": "tests/controlplane/test_cli.py::test_suspend_and_resume",
     "fleetjob run": "tests/runtime/local/test_volumes.py::test_the_manifest_and_the_command_of_the_page",
     "export FLEET_JOB_KEY": "tests/unit/repository/test_security.py::test_the_key_of_the_page_is_one",
-    "mpirun": "tests/runtime/role_maker/test_mpirun.py::test_two_ranks_train_together",
 }
 """The test that runs a command, by what the command begins with."""
 

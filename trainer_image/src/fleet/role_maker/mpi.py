@@ -1,76 +1,77 @@
 """The role as mpirun gives it: even ranks are parameter servers, odd ranks are trainers."""
 
-import re
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from fleet.environment.deadlines import Deadlines
-from fleet.environment.endpoints import endpoint_problem
-from fleet.errors import ConfigurationError, RoleError
-from fleet.mpi.rendezvous import Card, exchange
+from fleet.errors import RoleError
+from fleet.mpi import Communicator, connect, own_place
 from fleet.role_maker.interface import RoleMaker, identity_of, sync_mode_of
 from fleet.role_maker.role import Role, RoleKind
 from fleet.role_maker.variables import Variables
 
 __all__ = ["MPISymetricRoleMaker", "MPISymmetricRoleMaker"]
 
-_RENDEZVOUS = "FLEET_MPI_RENDEZVOUS"
+_KEY_BYTES = 32
 
 
 class MPISymmetricRoleMaker(RoleMaker):
-    """Reads the role from the environment that Open MPI's ``mpirun`` gives each process.
+    """Takes the role from the rank under ``mpirun``.
 
     There is one server to each trainer: rank 0, 2, … serve, rank 1, 3, … train.
 
     Parameters
     ----------
-    exchange : callable, optional
-        How addresses are exchanged; over TCP with rank 0 otherwise.
+    connect : callable, optional
+        Meets the other ranks; by mpi4py otherwise.
 
     Notes
     -----
-    mpi4py is not needed. The servers' addresses are exchanged once, by way of rank 0, which the others look
-    for on their own host where all ranks run on one, else on mpirun's. Where rank 0 runs elsewhere,
-    ``FLEET_MPI_RENDEZVOUS=host:port`` says where (``mpirun -x FLEET_MPI_RENDEZVOUS``).
+    Each rank tells the others its address. Rank 0 also makes the key of the job and tells it, unless all
+    ranks have one in their environment. Where all ranks run on one machine, servers listen on loopback only.
+    ``POD_IP`` says an address where the one that the machine's name has is of no use to others.
     """
 
-    def __init__(self, exchange: Callable[[Card], tuple[str, ...]] = exchange) -> None:
+    def __init__(self, connect: Callable[[], Communicator] = connect) -> None:
         super().__init__()
-        self._exchange = exchange
+        self._connect = connect
 
     def _make(self, environ: Mapping[str, str]) -> Role:
         variables = Variables(environ)
-        size = variables.number("OMPI_COMM_WORLD_SIZE", least=2, meaning="the number of ranks under mpirun")
-        if size % 2:
+        identity, ranks = identity_of(variables), self._connect()
+        rank, size = ranks.rank, ranks.size
+        if size < 2 or size % 2:
             raise RoleError(
-                f"OMPI_COMM_WORLD_SIZE is {str(size)!r}; expected an even number, as every second rank is a "
-                f"parameter server: mpirun -np {size + 1}"
+                f"this MPI job has {size} {'rank' if size == 1 else 'ranks'}; expected an even number, as "
+                f"every second rank is a parameter server: mpirun -np {size + 1}"
             )
-        rank = variables.number("OMPI_COMM_WORLD_RANK", least=0, below=size, meaning="this process's rank")
-        job = variables.optional("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", default="local")
-        kind = RoleKind.WORKER if rank % 2 else RoleKind.SERVER
-        hosts, port = _rank_zero(variables, size)
-        identity = identity_of(variables)
-        endpoints = self._exchange(
-            Card(
-                job=job,
-                rank=rank,
-                size=size,
-                hosts=hosts,
-                port=port,
-                serves=kind is RoleKind.SERVER,
-                deadline_seconds=_deadline_seconds(environ),
-                key=identity.key,
+        mine = own_place()
+        mine["address"] = variables.optional("POD_IP", default=mine["address"])
+        if rank == 0:
+            made = "" if identity.key else secrets.token_hex(_KEY_BYTES)
+            mine |= {"key": made, "uid": identity.uid or secrets.token_hex(8)}
+        places = ranks.allgather(mine)
+        made = places[0]["key"]
+        if bool(made) == bool(identity.key) and rank:
+            having, lacking = (rank, 0) if identity.key else (0, rank)
+            raise RoleError(
+                f"FLEET_JOB_KEY is set on rank {having} and not on rank {lacking}; "
+                "expected all ranks or none: mpirun -x FLEET_JOB_KEY"
             )
-        )
+        on_one_machine = len({each["machine"] for each in places}) == 1
+        hosts = ["127.0.0.1" if on_one_machine else each["address"] for each in places]
+        if not on_one_machine:
+            _refuse_loopback(hosts, [each["machine"] for each in places])
+        endpoints = [f"{host}:{place['port']}" for host, place in zip(hosts, places, strict=True)]
+        serves = rank % 2 == 0
         return Role(
-            kind=kind,
+            kind=RoleKind.SERVER if serves else RoleKind.WORKER,
             index=rank // 2,
             worker_num=size // 2,
-            server_endpoints=endpoints[::2],
-            current_endpoint=endpoints[rank],
-            current_host=endpoints[rank].rpartition(":")[0],
-            job=replace(identity, uid=identity.uid or job),
+            server_endpoints=tuple(endpoints[::2]),
+            current_endpoint=endpoints[rank] if serves else "",
+            current_host=hosts[rank] if serves else "",
+            job=replace(identity, uid=places[0]["uid"], key=identity.key or bytes.fromhex(made)),
             sync_mode=sync_mode_of(variables),
             checkpoint_dir=variables.optional("FLEET_CHECKPOINT_DIR") or None,
         )
@@ -80,27 +81,11 @@ MPISymetricRoleMaker = MPISymmetricRoleMaker
 """The original's spelling."""
 
 
-def _rank_zero(variables: Variables, size: int) -> tuple[tuple[str, ...], int | None]:
-    """Return where rank 0 may be found: hosts, and the port if it is not one that follows from the job."""
-    given = variables.optional(_RENDEZVOUS)
-    if given:
-        if (problem := endpoint_problem(given)) is not None:
-            raise RoleError(f"{_RENDEZVOUS} is {given!r}: {problem}; expected host:port of rank 0's host")
-        host, _, port = given.rpartition(":")
-        return (host.strip("[]"),), int(port)
-    if variables.number("OMPI_COMM_WORLD_LOCAL_SIZE", least=1, meaning="the ranks on this host") == size:
-        return ("127.0.0.1",), None
-    hosts = tuple(re.findall(r"\d+\.\d+\.\d+\.\d+", variables.optional("OMPI_MCA_orte_hnp_uri")))
-    if not hosts:
-        raise RoleError(
-            f"{_RENDEZVOUS} is not set, and OMPI_MCA_orte_hnp_uri names no address of mpirun's host; "
-            f"expected {_RENDEZVOUS}=host:port, with rank 0's host and a free port of it"
-        )
-    return hosts, None
-
-
-def _deadline_seconds(environ: Mapping[str, str]) -> float:
-    try:
-        return Deadlines.from_environ(environ).deadline_seconds
-    except ConfigurationError as error:
-        raise RoleError(str(error)) from error
+def _refuse_loopback(hosts: list[str], machines: list[str]) -> None:
+    """Refuse an address that leads other machines nowhere."""
+    for rank, (host, machine) in enumerate(zip(hosts, machines, strict=True)):
+        if host.startswith("127."):
+            raise RoleError(
+                f"rank {rank} on {machine} knows no address of its own but {host}, which other machines "
+                "cannot reach: set POD_IP to one there, or give the machine's name an address"
+            )
