@@ -95,6 +95,12 @@ BEHAVIOURS = (
         pause_seconds=2,
     ),
     Behaviour(
+        "trainers-that-fail-within-a-minute-are-one-failure",
+        {"trainer-0": (1, 0), "trainer-1": (1, 0)},
+        {"failurePolicy": {"action": "RestartReplica"}, "runPolicy": {"backoffLimit": 1}},
+        failures=1,
+    ),
+    Behaviour(
         "a-policy-that-restarts-jobs-restarts-everybody",
         {"trainer-1": (1, 0)},
         {"failurePolicy": {"action": "RestartJob"}},

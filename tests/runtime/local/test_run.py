@@ -137,6 +137,26 @@ def test_trainers_wait_for_their_servers_where_the_manifest_says_so(tmp_path):
         assert moments == sorted(moments), run.stderr
 
 
+def test_trainers_that_all_fail_once_at_the_same_time_are_one_failure(tmp_path):
+    fails_once = """
+import os, pathlib, sys, time
+me = os.environ["PADDLE_TRAINER_ID"]
+if os.environ["FLEET_RESTARTS"] == "0":
+    pathlib.Path("up-" + me).touch()
+    while len(list(pathlib.Path().glob("up-*"))) < 8:
+        time.sleep(0.02)
+    sys.exit(1)
+"""
+    with LocalRun(tmp_path / "run", job_manifest(fails_once + DONE, trainers=8)) as run:
+        assert run.wait() == 0, run.stderr
+        result = run.result()
+        assert result["state"] == "Succeeded"
+        trainers = [each for each in result["replicas"] if each["role"] == "trainer"]
+        assert [each["exit_codes"] for each in trainers] == [[1, 0]] * 8
+        assert "(1 of 6)" in run.stderr
+        assert "(2 of 6)" not in run.stderr
+
+
 def test_a_failure_restarts_the_replica_up_to_the_limit_and_is_named(tmp_path):
     with LocalRun(
         tmp_path / "run", job_manifest("raise SystemExit('no data at /mnt')", runPolicy={"backoffLimit": 1})

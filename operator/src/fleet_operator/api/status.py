@@ -149,6 +149,11 @@ class RoleStatus(StatusModel):
         default="",
         description="Replicas that ended well, such as 0-2,4. They do not run again in this life of the job.",
     )
+    incident_indexes: str = Field(
+        default="",
+        description="Replicas that have failed since incidentStart, such as 0-2,4: one that fails again"
+        " counts again.",
+    )
 
 
 class LastFailure(StatusModel):
@@ -207,6 +212,11 @@ class FleetJobStatus(StatusModel):
     selector: str | None = Field(default=None, description="Selects the trainers' pods, for autoscalers.")
     restarts: int = Field(default=0, description="Restarts of single replicas and of the whole job.")
     failures: int = Field(default=0, description="Those that count against runPolicy.backoffLimit.")
+    incident_start: Timestamp | None = Field(
+        default=None,
+        description="When the last failure was counted. Failures of other replicas within 60 s of it count as"
+        " the same one.",
+    )
     job_restarts: int = Field(default=0, description="How often all replicas were started anew.")
     unseen_restarts: int | None = Field(
         default=None, description="Its latest restarts in a row after pods had vanished, their ends unseen."

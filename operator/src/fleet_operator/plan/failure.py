@@ -9,6 +9,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import LastFailure, Mode, Role
+from fleet_operator.plan.ledger import INCIDENT
 from fleet_operator.plan.model import Attempt
 from fleet_operator.plan.node_loss import is_on_silent_node, silent_since
 from fleet_operator.plan.pending import not_running_since
@@ -62,7 +63,7 @@ _WHO_GIVES_RANKS = (
 )
 _MESSAGE_CHARACTERS = 1024  # of a termination message that may be a log's end; the status holds one of them
 _EARLY = timedelta(minutes=1)
-_INCIDENT = timedelta(minutes=1)  # in which all who wait for each other give each other up
+_CLOCK_SKEW = timedelta(seconds=10)  # between the API server's clock and a node's, or two nodes'
 # Reasons of pods that a node or the control plane ended, where no DisruptionTarget condition says so.
 _DISRUPTIVE = frozenset(
     {"Evicted", "NodeAffinity", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated"}
@@ -226,11 +227,17 @@ def _disturbed(situation: Situation) -> frozenset[Replica]:
 
 
 def _is_of_the_last_incident(situation: Situation, failure: Failure) -> bool:
-    """Whether a replica that gave a peer up was there at the failure before, and ended soon after it."""
+    """Whether a replica that gave a peer up was there at the failure before, and ended soon after it.
+
+    Its creation is a time of the API server's, the failure before one of a node's. By these alone, one that
+    was started again at once may seem to have been there; the ledger knows it as one that has failed.
+    """
     before, born = situation.job.status.last_failure, situation.replicas.present[failure.replica].created_at
     if before is None or before.time is None or failure.told.time is None or born is None:
         return False
-    return born < before.time and failure.told.time <= before.time + _INCIDENT
+    if failure.replica in (situation.ledger.failed_in_incident(situation.now) or ()):
+        return False
+    return born < before.time + _CLOCK_SKEW and failure.told.time <= before.time + INCIDENT
 
 
 def _outlived_a_server(situation: Situation, trainer: Replica) -> bool:

@@ -13,11 +13,13 @@ that such a pod may still send, are always recognised as older:
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
 from fleet_operator.api import ReplicaRestarts, Role
 from fleet_operator.plan.indexes import parse_indexes
 from fleet_operator.plan.model import Attempt
+from fleet_operator.plan.times import stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,7 +27,10 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJobStatus
 
-__all__ = ["RANK_ZERO", "Ledger", "Replica", "RoleLedger"]
+__all__ = ["INCIDENT", "RANK_ZERO", "Ledger", "Replica", "RoleLedger"]
+
+INCIDENT = timedelta(seconds=60)
+"""How long after a counted failure those of other replicas count as the same one."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -46,6 +51,7 @@ class RoleLedger:
     restarts: Mapping[int, ReplicaRestarts] = field(default_factory=dict)
     created: frozenset[int] = frozenset()  # whose present pod has been seen: missing, it was deleted
     completed: frozenset[int] = frozenset()
+    failed: frozenset[int] = frozenset()  # in the last incident
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class Ledger:
     failures: int = 0
     not_before: datetime | None = None
     unseen_restarts: int = 0  # the latest of the job in a row, after pods had vanished, their ends unseen
+    incident: datetime | None = None  # when its first failure was counted, by the operator's clock
     roles: Mapping[Role, RoleLedger] = field(default_factory=dict)
 
     @classmethod
@@ -69,14 +76,16 @@ class Ledger:
                 restarts={each.index: each for each in told.restarts},
                 created=parse_indexes(told.created_indexes),
                 completed=parse_indexes(told.completed_indexes),
+                failed=parse_indexes(told.incident_indexes),
             )
         return cls(
-            status.job_restarts,
-            status.restarts,
-            status.failures,
-            status.not_before,
-            status.unseen_restarts or 0,
-            roles,
+            job_restarts=status.job_restarts,
+            restarts=status.restarts,
+            failures=status.failures,
+            not_before=status.not_before,
+            unseen_restarts=status.unseen_restarts or 0,
+            incident=status.incident_start,
+            roles=roles,
         )
 
     @property
@@ -112,6 +121,15 @@ class Ledger:
         if restarts is not None and restarts.not_before is not None:
             return bool(restarts.unseen)
         return self.unseen_restarts > 0
+
+    def failed_in_incident(self, now: datetime) -> frozenset[Replica] | None:
+        """Return the replicas that have failed in the incident that lasts; None if none does.
+
+        The operator's clock may have been set back meanwhile, by which no incident lasts longer.
+        """
+        if self.incident is None or abs(stamp(now) - self.incident) > INCIDENT:
+            return None
+        return frozenset(Replica(role, index) for role, own in self.roles.items() for index in own.failed)
 
     def not_before_of(self, replica: Replica) -> datetime | None:
         """Return when a replica's next pod may be created, if that was put off."""
@@ -210,6 +228,25 @@ class Ledger:
             self, job_restarts=self.job_restarts + 1, not_before=None, unseen_restarts=0, roles=roles
         )
 
-    def with_failures(self, count: int) -> Self:
-        """Return the ledger with more failures counted."""
-        return replace(self, failures=self.failures + count)
+    def with_failures(self, counted: int, failed: Iterable[Replica], now: datetime) -> Self:
+        """Return the ledger with failures entered.
+
+        Parameters
+        ----------
+        counted : int
+            How many count against the limit. The first of an incident does, and with it a new one begins.
+        failed : iterable of Replica
+            All that have failed, those included that belong to the incident that lasts.
+        now : datetime
+            The time.
+        """
+        before = () if counted else self.failed_in_incident(now)
+        if before is None:
+            return self
+        known = {*before, *failed}
+        roles = {
+            role: replace(own, failed=frozenset(each.index for each in known if each.role is role))
+            for role, own in self.roles.items()
+        }
+        incident = stamp(now) if counted else self.incident
+        return replace(self, failures=self.failures + counted, incident=incident, roles=roles)

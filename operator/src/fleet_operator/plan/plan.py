@@ -183,6 +183,7 @@ def failed(situation: Situation) -> Plan | None:
         rules=job.spec.failure_policy.rules,
         counted_before=ledger.failures,
         limit=job.spec.run_policy.backoff_limit,
+        incident=ledger.failed_in_incident(situation.now),
         together=job.starts_together or bool(situation.completed(Role.PSERVER)) or lost,
         group=job.gang is Gang.KUEUE or lost,
     )
@@ -190,7 +191,10 @@ def failed(situation: Situation) -> Plan | None:
     vanished = VANISHED if cause.reason == VANISHED else None
     told = None if all(each.follows for each in failures) and job.status.last_failure else cause
     events = tuple(Event("Warning", failure.event, failure.told.message) for failure in failures)
-    ledger = ledger.with_failures(verdict.counted)
+    failed_now = {*verdict.own, *(each.replica for each in failures if each.follows and each.by_peer)}
+    if verdict.own and isinstance(verdict, RestartJob):  # all are started again, and fail again if they fail
+        failed_now |= set(situation.replicas.wanted)
+    ledger = ledger.with_failures(verdict.counted, failed_now, situation.now)
     if isinstance(verdict, FailJob):
         situation = situation.with_ledger(ledger)
         return end_job(

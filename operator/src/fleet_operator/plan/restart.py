@@ -11,7 +11,7 @@ from fleet_operator.plan.failure import Kind
 from fleet_operator.plan.failure_rules import first_match
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from fleet_operator.api import FailureRule
     from fleet_operator.plan.failure import Failure
@@ -36,18 +36,20 @@ class FailReason(StrEnum):
 class FailJob:
     """The job has failed."""
 
-    counted: int
+    counted: int  # failures to count against the limit: one, or none
     cause: Failure
     reason: FailReason
     sentence: str
+    own: tuple[Replica, ...] = ()  # replicas whose failures count, by themselves or as part of an incident
 
 
 @dataclass(frozen=True, slots=True)
 class RestartJob:
     """All replicas start anew."""
 
-    counted: int  # failures to count against the limit
+    counted: int
     cause: Failure
+    own: tuple[Replica, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class RestartReplicas:
     counted: int
     cause: Failure
     replicas: tuple[Replica, ...]
+    own: tuple[Replica, ...] = ()
 
 
 Verdict = FailJob | RestartJob | RestartReplicas
@@ -86,6 +89,7 @@ def judge(
     rules: Sequence[FailureRule] = (),
     counted_before: int,
     limit: int,
+    incident: Collection[Replica] | None = None,
     together: bool,
     group: bool = False,
 ) -> Verdict:
@@ -101,6 +105,8 @@ def judge(
         The job's exceptions from it.
     counted_before, limit : int
         Failures counted so far, and runPolicy.backoffLimit.
+    incident : collection of Replica, optional
+        The replicas that have failed in the incident that lasts, if one does.
     together : bool
         Whether replicas can only be started all together: in mode Collective, under Kueue, once a server has
         completed, because a trainer that starts again would find no server, and when a server has taken
@@ -114,35 +120,30 @@ def judge(
     it is found before any work and stays wrong however often it is tried; so does a script that cannot run.
     A disruption is nobody's failure:
     what it ended is replaced under every policy, and it never counts. Of several failures the gravest action
-    is taken. The restart of a whole job counts once, however many replicas had failed; so do all replicas
-    that ended for a peer's sake, and beside one that failed by itself they do not count. One that gave up
-    waiting for peers that have not run yet is started again alone, even where replicas start together: these
-    peers pull their images still, and would begin anew.
+    is taken. However many replicas have failed, they count once; in an incident that lasts they count only if
+    one of them has failed in it before. One that gave up waiting for peers that have not run yet is started
+    again alone, even where replicas start together: these peers pull their images still, and would begin
+    anew.
     """
     answers = [_answer(action, rules, failure) for failure in failures]
-    own = [answer for answer in answers if answer.counts]
+    failed = [answer.failure for answer in answers if answer.counts]
+    own = tuple(failure.replica for failure in failed)
+    counted = int(bool(own) and (incident is None or not set(own).isdisjoint(incident)))
     for answer in answers:
         if answer.action is FailureAction.FAIL_JOB:
-            return _failed(answer, counted=_incidents(own))
+            return _failed(answer, counted, own)
     together = together and (group or not all(each.kind is Kind.STARTING for each in failures))
     whole = together or any(answer.action is FailureAction.RESTART_JOB for answer in answers)
-    cause = min(own, key=lambda each: each.failure.by_peer, default=answers[0]).failure
-    counted = min(1, len(own)) if whole else _incidents(own)
+    cause = min(failed, key=lambda each: each.by_peer, default=failures[0])
     if counted and counted_before + counted > limit:
         sentence = (
             f"{cause.told.message}; this is failure {counted_before + counted},"
             f" and runPolicy.backoffLimit is {limit}"
         )
-        return FailJob(counted, cause, FailReason.BACKOFF_LIMIT_EXCEEDED, sentence)
+        return FailJob(counted, cause, FailReason.BACKOFF_LIMIT_EXCEEDED, sentence, own)
     if whole:
-        return RestartJob(counted, cause)
-    return RestartReplicas(counted, cause, tuple(failure.replica for failure in failures))
-
-
-def _incidents(own: Sequence[Answer]) -> int:
-    """Return how much these count together: replicas that give up a peer, or each other, count once."""
-    by_themselves = sum(not each.failure.by_peer for each in own)
-    return by_themselves or min(1, len(own))
+        return RestartJob(counted, cause, own)
+    return RestartReplicas(counted, cause, tuple(failure.replica for failure in failures), own)
 
 
 def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failure) -> Answer:
@@ -164,7 +165,7 @@ def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failur
     return Answer(failure, action, counts, rule)
 
 
-def _failed(answer: Answer, *, counted: int) -> FailJob:
+def _failed(answer: Answer, counted: int, own: tuple[Replica, ...]) -> FailJob:
     """Return the failure of the job, and why no restart follows."""
     failure = answer.failure
     reason = _HOPELESS.get(failure.kind, FailReason.REPLICA_FAILED)
@@ -178,4 +179,4 @@ def _failed(answer: Answer, *, counted: int) -> FailJob:
         said = "the same exception has ended this run before at the same line: trying again would not help"
     else:
         said = "failurePolicy FailJob allows no restart"
-    return FailJob(counted, failure, reason, f"{failure.told.message}; {said}")
+    return FailJob(counted, failure, reason, f"{failure.told.message}; {said}", own)

@@ -72,6 +72,7 @@ def build_status(
         selector=f"{LABEL_JOB_NAME}={job.name},{LABEL_ROLE}={Role.TRAINER.value}",
         restarts=ledger.restarts,
         failures=ledger.failures,
+        incident_start=ledger.incident,
         job_restarts=ledger.job_restarts,
         unseen_restarts=ledger.unseen_restarts or None,
         not_before=ledger.not_before,
@@ -125,6 +126,7 @@ def _role_status(situation: Situation, role: Role) -> RoleStatus:
         restarts=tuple(own.restarts[index] for index in sorted(own.restarts)),
         created_indexes=format_indexes(own.created),
         completed_indexes=format_indexes(own.completed),
+        incident_indexes=format_indexes(own.failed),
         **situation.job.status.role(role).extras,
     )
 

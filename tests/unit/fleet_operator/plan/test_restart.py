@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LEAVING = "PodTerminating: digits-trainer-1 is being deleted; its name is taken until it is gone"
 LOST = "digits-trainer-1 found that a parameter server had lost its state (exit code 90)"
 RESTART_REPLICA, RESTART_JOB, FAIL_JOB = FailureAction
+TRAINERS = (Replica(Role.TRAINER, 0), Replica(Role.TRAINER, 1))
 
 
 def failure(kind: Kind = Kind.ORDINARY, index: int = 0) -> Failure:
@@ -38,9 +39,18 @@ def verdict_of(
     rules: tuple[FailureRule, ...] = (),
     before: int = 0,
     limit: int = 6,
+    incident: tuple[Replica, ...] | None = None,
     together: bool = False,
 ) -> Verdict:
-    return judge(action, failures, rules=rules, counted_before=before, limit=limit, together=together)
+    return judge(
+        action,
+        failures,
+        rules=rules,
+        counted_before=before,
+        limit=limit,
+        incident=incident,
+        together=together,
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,49 +59,49 @@ def verdict_of(
         pytest.param(
             RESTART_REPLICA,
             [failure(index=0), failure(index=1)],
-            RestartReplicas(2, failure(index=0), (Replica(Role.TRAINER, 0), Replica(Role.TRAINER, 1))),
-            id="each-failed-replica-restarts-and-counts",
+            RestartReplicas(1, failure(index=0), TRAINERS, own=TRAINERS),
+            id="replicas-that-fail-at-once-restart-and-count-once",
         ),
         pytest.param(
             RESTART_REPLICA,
             [gave_up(0), gave_up(1)],
-            RestartReplicas(1, gave_up(0), (Replica(Role.TRAINER, 0), Replica(Role.TRAINER, 1))),
+            RestartReplicas(1, gave_up(0), TRAINERS, own=TRAINERS),
             id="replicas-that-give-each-other-up-count-once",
         ),
         pytest.param(
             RESTART_REPLICA,
             [gave_up(0), failure(index=1)],
-            RestartReplicas(1, failure(index=1), (Replica(Role.TRAINER, 0), Replica(Role.TRAINER, 1))),
+            RestartReplicas(1, failure(index=1), TRAINERS, own=TRAINERS),
             id="who-gives-up-a-replica-that-failed-does-not-count-beside-it",
         ),
         pytest.param(
             RESTART_JOB,
             [failure(index=0), failure(index=1)],
-            RestartJob(1, failure(index=0)),
+            RestartJob(1, failure(index=0), own=TRAINERS),
             id="a-restart-of-the-job-counts-once-however-many-failed",
         ),
         pytest.param(
             RESTART_REPLICA,
             [failure(index=0), failure(Kind.STATE_LOST, 1)],
-            RestartJob(1, failure(index=0)),
+            RestartJob(1, failure(index=0), own=TRAINERS),
             id="lost-state-turns-the-restart-of-a-replica-into-one-of-the-job",
         ),
         pytest.param(
             RESTART_REPLICA,
             [failure(Kind.DISRUPTION)],
-            RestartReplicas(0, failure(Kind.DISRUPTION), (Replica(Role.TRAINER, 0),)),
+            RestartReplicas(0, failure(Kind.DISRUPTION), TRAINERS[:1]),
             id="a-disruption-does-not-count",
         ),
         pytest.param(
             FAIL_JOB,
             [failure(Kind.DISRUPTION)],
-            RestartReplicas(0, failure(Kind.DISRUPTION), (Replica(Role.TRAINER, 0),)),
+            RestartReplicas(0, failure(Kind.DISRUPTION), TRAINERS[:1]),
             id="a-disruption-is-no-failure-for-FailJob-either",
         ),
         pytest.param(
             RESTART_REPLICA,
             [failure(Kind.DISRUPTION, 0), failure(index=1)],
-            RestartReplicas(1, failure(index=1), (Replica(Role.TRAINER, 0), Replica(Role.TRAINER, 1))),
+            RestartReplicas(1, failure(index=1), TRAINERS, own=TRAINERS[1:]),
             id="the-failure-is-the-cause-not-the-disruption-beside-it",
         ),
         pytest.param(
@@ -102,6 +112,7 @@ def verdict_of(
                 failure(),
                 FailReason.REPLICA_FAILED,
                 "trainer 0 failed; failurePolicy FailJob allows no restart",
+                own=TRAINERS[:1],
             ),
             id="FailJob-fails-the-job",
         ),
@@ -113,6 +124,7 @@ def verdict_of(
                 failure(Kind.BAD_CONFIGURATION),
                 FailReason.BAD_CONFIGURATION,
                 "trainer 0 failed; trying again would not help, correct the job and create it again",
+                own=TRAINERS[:1],
             ),
             id="a-wrong-configuration-is-not-tried-again",
         ),
@@ -127,7 +139,7 @@ def test_judge(action, failures, expected):
     [
         pytest.param([failure()], 5, 6, RestartReplicas, id="the-last-allowed-failure-restarts"),
         pytest.param([failure()], 6, 6, FailJob, id="one-more-fails-the-job"),
-        pytest.param([failure(), failure(index=1)], 5, 6, FailJob, id="two-at-once-count-as-two"),
+        pytest.param([failure(), failure(index=1)], 5, 6, RestartReplicas, id="two-at-once-count-as-one"),
         pytest.param([failure()], 0, 0, FailJob, id="a-limit-of-zero-allows-none"),
         pytest.param(
             [failure(Kind.DISRUPTION)], 6, 6, RestartReplicas, id="a-disruption-passes-a-used-up-limit"
@@ -136,6 +148,23 @@ def test_judge(action, failures, expected):
 )
 def test_backoff_limit(failures, before, limit, expected):
     assert isinstance(verdict_of(RESTART_REPLICA, *failures, before=before, limit=limit), expected)
+
+
+@pytest.mark.parametrize(
+    ("incident", "failures", "counted"),
+    [
+        pytest.param(None, [failure()], 1, id="the-first-failure-of-an-incident-counts"),
+        pytest.param((), [failure()], 0, id="another-replicas-failure-belongs-to-the-incident-that-lasts"),
+        pytest.param(TRAINERS[:1], [failure()], 1, id="the-same-replica-counts-again"),
+        pytest.param(TRAINERS[:1], [failure(), failure(index=1)], 1, id="beside-another-it-counts-once"),
+        pytest.param(TRAINERS[:1], [failure(Kind.DISRUPTION)], 0, id="a-disruption-does-not-count-again"),
+    ],
+)
+def test_incidents(incident, failures, counted):
+    assert verdict_of(RESTART_REPLICA, *failures, incident=incident).counted == counted
+    assert verdict_of(RESTART_JOB, *failures, incident=incident).counted == counted
+    job_fails = isinstance(verdict_of(RESTART_REPLICA, *failures, incident=incident, limit=0), FailJob)
+    assert job_fails is (counted > 0), "what does not count fails no job"
 
 
 RESTART_ALONE = FailureRule(role=Role.TRAINER, action=RuleAction.RESTART_REPLICA)
@@ -149,14 +178,14 @@ IGNORE = FailureRule(role=Role.TRAINER, action=RuleAction.IGNORE)
             FAIL_JOB,
             RESTART_ALONE,
             [failure()],
-            RestartReplicas(1, failure(), (Replica(Role.TRAINER, 0),)),
+            RestartReplicas(1, failure(), TRAINERS[:1], own=TRAINERS[:1]),
             id="a-rule-wins-over-the-policy",
         ),
         pytest.param(
             FAIL_JOB,
             IGNORE,
             [failure(), failure(index=1)],
-            RestartReplicas(0, failure(), (Replica(Role.TRAINER, 0), Replica(Role.TRAINER, 1))),
+            RestartReplicas(0, failure(), TRAINERS),
             id="ignored-failures-restart-and-do-not-count",
         ),
         pytest.param(
@@ -175,6 +204,7 @@ IGNORE = FailureRule(role=Role.TRAINER, action=RuleAction.IGNORE)
                 failure(),
                 FailReason.REPLICA_FAILED,
                 "trainer 0 failed; failurePolicy.rules[0] says FailJob",
+                own=TRAINERS[:1],
             ),
             id="the-rule-that-failed-the-job-is-named",
         ),
@@ -187,6 +217,7 @@ IGNORE = FailureRule(role=Role.TRAINER, action=RuleAction.IGNORE)
                 failure(Kind.BAD_CONFIGURATION),
                 FailReason.BAD_CONFIGURATION,
                 "trainer 0 failed; trying again would not help, correct the job and create it again",
+                own=TRAINERS[:1],
             ),
             id="a-role-alone-is-no-reason-to-try-a-wrong-configuration-again",
         ),
@@ -209,7 +240,7 @@ def test_of_several_failures_the_gravest_action_is_taken():
 
 
 def test_replicas_that_cannot_start_alone_start_together():
-    assert verdict_of(RESTART_REPLICA, failure(), together=True) == RestartJob(1, failure())
+    assert verdict_of(RESTART_REPLICA, failure(), together=True) == RestartJob(1, failure(), TRAINERS[:1])
 
 
 def test_a_failed_trainer_is_told_deleted_and_created_again():
@@ -419,3 +450,113 @@ def test_replicas_that_give_each_other_up_for_ever_are_not_one_incident():
             return
         pods[failing] = trainer(failing, f"0.{turn // 2}", created_at=at(now + 1))
     pytest.fail(f"the limit of failures is never reached: {lines[0]}")
+
+
+def fleet_of(trainers: int, **spec: Any) -> tuple[Story, list[ObservedPod]]:
+    """Return the story of one server with so many trainers, all of which run, and their pods."""
+    story = Story(pserver={"replicas": 1}, trainer={"replicas": trainers}, **spec)
+    pods = [trainer(index) for index in range(trainers)]
+    story.sees(pserver(0), *pods)
+    return story, pods
+
+
+def fail(story: Story, pods: list[ObservedPod], *indexes: int, after: float) -> None:
+    """Let trainers fail by themselves at once, and each be there again in its next life."""
+    failed = [ended(pod, 1) if index in indexes else pod for index, pod in enumerate(pods)]
+    story.sees(pserver(0), *failed, after=after)
+    for index in indexes:
+        pods[index] = trainer(index, f"0.{pods[index].attempt.replica + 1}")
+
+
+@pytest.mark.parametrize("trainers", [10, 100])
+@pytest.mark.parametrize(
+    "apart", [pytest.param(0.0, id="at-once"), pytest.param(0.1, id="one-after-the-other-within-seconds")]
+)
+def test_a_blip_costs_one_failure_whatever_the_number_of_replicas(trainers, apart):
+    story, pods = fleet_of(trainers, runPolicy={"backoffLimit": 1})
+    if apart:
+        for index in range(trainers):
+            fail(story, pods, index, after=apart * index)
+    else:
+        fail(story, pods, *range(trainers), after=0)
+    status = story.job.status
+    assert (status.state, status.failures, status.restarts) == ("Restarting", 1, trainers)
+    written = status.to_manifest()
+    assert written["incidentStart"] == "2026-11-21T10:00:00Z", "the operator may be started again any time"
+    assert [each.get("incidentIndexes") for each in written["roles"]] == ["", f"0-{trainers - 1}"]
+
+
+def test_an_incident_lasts_a_minute_from_its_first_failure_and_not_from_its_last():
+    story, pods = fleet_of(5)
+    counts = []
+    for index, after in enumerate((0, 30, 60, 61, 90)):
+        fail(story, pods, index, after=after)
+        counts.append(story.job.status.failures)
+    assert counts == [1, 1, 1, 2, 2]
+
+
+def test_failures_61_s_apart_are_two():
+    story, pods = fleet_of(2)
+    fail(story, pods, 0, after=0)
+    fail(story, pods, 1, after=61)
+    assert story.job.status.failures == 2
+
+
+def test_a_replica_that_fails_again_within_the_incident_counts_again():
+    story, pods = fleet_of(3)
+    fail(story, pods, 0, after=0)
+    fail(story, pods, 1, after=5)
+    fail(story, pods, 0, after=10)
+    assert story.job.status.failures == 2
+    fail(story, pods, 1, after=15)  # of the second incident, as its first failure in it
+    fail(story, pods, 2, after=69)
+    assert story.job.status.failures == 2
+    fail(story, pods, 1, after=70)
+    assert story.job.status.failures == 3
+
+
+@pytest.mark.parametrize(
+    "looping", [pytest.param((3,), id="one-trainer"), pytest.param(tuple(range(8)), id="all-trainers")]
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_a_crash_loop_runs_out_of_the_limit(looping, together):
+    story, pods = fleet_of(8, runPolicy={"backoffLimit": 6})
+    for life in range(7):
+        assert story.job.status.state != "Failed", f"it has failed {life} times"
+        if together:
+            fail(story, pods, *looping, after=10 * life)
+        else:
+            for place, index in enumerate(looping):
+                fail(story, pods, index, after=10 * life + 0.1 * place)
+    assert (story.job.status.state, story.job.status.failures) == ("Failed", 7)
+
+
+def test_each_life_of_a_job_that_starts_anew_fails_by_itself():
+    story = Story(failurePolicy={"action": "RestartJob"}, runPolicy={"backoffLimit": 2})
+    for life in range(3):
+        pods = [pserver(0, f"{life}.0"), pserver(1, f"{life}.0")]
+        trainers = [trainer(index, f"{life}.0") for index in (0, 1)]
+        trainers[life % 2] = ended(trainers[life % 2], 1)
+        story.sees(*pods, *trainers, after=10 * life)
+        assert story.job.status.failures == life + 1
+    assert story.job.status.state == "Failed"
+
+
+@pytest.mark.parametrize(
+    "skew",
+    [
+        pytest.param(0, id="clocks-that-agree"),
+        pytest.param(-5, id="a-node-whose-clock-is-behind"),
+        pytest.param(5, id="a-node-whose-clock-is-ahead"),
+    ],
+)
+def test_who_gives_up_an_evicted_peer_is_not_counted_though_clocks_differ(skew):
+    story = Story(checkpoint={"mountPath": "/data", "claimName": "data"})
+    servers = [pserver(index, created_at=at(0)) for index in range(2)]
+    young = trainer(0, created_at=at(98))  # by the API server's clock, shortly before the other is evicted
+    story.sees(*servers, young, trainer(1, created_at=at(0)))
+    evicted = trainer(1, disruption="EvictionByEvictionAPI", created_at=at(0))
+    story.sees(*servers, young, ended(evicted, 143, finished_at=at(100 + skew)), after=100)
+    gave_up = ended(young, 91, finished_at=at(120 + skew))
+    story.sees(*servers, gave_up, trainer(1, "0.1", created_at=at(102)), after=120)
+    assert (story.job.status.restarts, story.job.status.failures) == (2, 0)
