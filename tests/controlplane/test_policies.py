@@ -100,6 +100,25 @@ async def test_an_eviction_is_no_failure(namespace: Namespace):
     assert (job["status"].get("failures", 0), job["status"]["restarts"]) == (0, 1)
 
 
+async def test_an_eviction_for_the_pods_own_limit_is_a_failure_and_a_stop_by_kueue_is_none(
+    namespace: Namespace,
+):
+    await run(namespace, failurePolicy={"action": "RestartReplica"})
+    full = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
+    stopped = {"type": "TerminationTarget", "status": "True", "reason": "StoppedByKueue"}
+    ends: tuple[tuple[str, Manifest, int], ...] = (
+        ("0.1", {"reason": "Evicted", "message": full}, 1),
+        ("0.2", {"conditions": [stopped]}, 1),
+    )
+    for attempt, end, failures in ends:
+        path = namespace.path("pods", "digits-trainer-1", subresource="status")
+        await namespace.client.merge_patch(path, {"status": {"phase": "Failed", **end}})
+        await namespace.until_pods("digits", f"attempt {attempt}", runs_again("digits-trainer-1", attempt))
+        job = await namespace.until_state("digits", "Running")
+        assert job["status"].get("failures", 0) == failures
+    assert job["status"]["lastFailure"]["message"] == "digits-trainer-1 was disrupted (StoppedByKueue)"
+
+
 BOUNDS = {"minReplicas": 1, "maxReplicas": 3}
 
 

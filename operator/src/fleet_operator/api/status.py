@@ -149,6 +149,11 @@ class RoleStatus(StatusModel):
         default="",
         description="Replicas that ended well, such as 0-2,4. They do not run again in this life of the job.",
     )
+    refused_indexes: str = Field(
+        default="",
+        description="Replicas whose last pod a node refused with UnexpectedAdmissionError, such as 0-2,4:"
+        " if the next is refused too, that is a failure.",
+    )
     incident_indexes: str = Field(
         default="",
         description="Replicas that have failed since incidentStart, such as 0-2,4: one that fails again"

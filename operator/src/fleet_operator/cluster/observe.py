@@ -137,8 +137,12 @@ def _why_not_ready(ready: Mapping[str, Any]) -> str | None:
 
 
 def _disruption(conditions: Mapping[str, Mapping[str, Any]]) -> str | None:
-    disrupted = conditions.get("DisruptionTarget", {})
-    return disrupted.get("reason", "DisruptionTarget") if disrupted.get("status") == "True" else None
+    """Return why a pod is made to end: by Kubernetes itself, or by a controller such as Kueue."""
+    for kind in ("DisruptionTarget", "TerminationTarget"):
+        condition = conditions.get(kind, {})
+        if condition.get("status") == "True":
+            return str(condition.get("reason") or kind)
+    return None
 
 
 def _time(text: str | None) -> datetime | None:

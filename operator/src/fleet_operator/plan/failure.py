@@ -64,10 +64,13 @@ _WHO_GIVES_RANKS = (
 _MESSAGE_CHARACTERS = 1024  # of a termination message that may be a log's end; the status holds one of them
 _EARLY = timedelta(minutes=1)
 _CLOCK_SKEW = timedelta(seconds=10)  # between the API server's clock and a node's, or two nodes'
-# Reasons of pods that a node or the control plane ended, where no DisruptionTarget condition says so.
+EVICTED = "Evicted"
+UNADMITTED = "UnexpectedAdmissionError"
+"""The reason of a pod to which its node could not give a device or the like that the scheduler had found."""
+# Reasons of pods that a node or the control plane ended, where no DisruptionTarget condition says so. Evicted
+# is not one of them: where the node is short of something, it sets the condition.
 _DISRUPTIVE = frozenset(
-    {"Evicted", "NodeAffinity", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated"}
-    | {"UnexpectedAdmissionError"}
+    {"NodeAffinity", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated", UNADMITTED}
 )
 
 
@@ -103,6 +106,11 @@ class Failure:
     def exit_code(self) -> int | None:
         """The exit code, where it is the main container's own."""
         return self.told.exit_code if self.by_main else None
+
+    @property
+    def unadmitted(self) -> bool:
+        """Whether a node would not admit the pod, for want of a device or the like."""
+        return UNADMITTED in self.reasons
 
     @property
     def by_peer(self) -> bool:
@@ -165,8 +173,9 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
     if has_failed(pod):
         main = situation.job.template(replica.role).main_container.name
         by_main = pod.container in (None, main)
-        told = _tell(pod, failure_sentence(pod, situation.job), now)
-        kind = _kind(pod, main)
+        again = pod.reason == UNADMITTED and replica.index in situation.ledger.roles[replica.role].refused
+        told = _tell(pod, failure_sentence(pod, situation.job, refused_again=again), now)
+        kind = _kind(pod, main, refused_again=again)
         if kind is Kind.ORDINARY and by_main and _gave_up_starting(situation, replica, pod):
             kind = Kind.STARTING
         elif kind is Kind.ORDINARY and by_main and _is_permanent(situation, replica, pod):
@@ -251,20 +260,24 @@ def _outlived_a_server(situation: Situation, trainer: Replica) -> bool:
     return False
 
 
-def _kind(pod: ObservedPod, main: str) -> Kind:
+def _kind(pod: ObservedPod, main: str, *, refused_again: bool) -> Kind:
     """Return the kind of a failure; only the main container's exit codes have been agreed on."""
-    if _is_disrupted(pod):
+    if _is_disrupted(pod, refused_again=refused_again):
         return Kind.DISRUPTION
-    if pod.container not in (None, main):
+    if pod.reason == EVICTED or pod.container not in (None, main):
         return Kind.ORDINARY
     if pod.exit_code == EXIT_BAD_CONFIGURATION and _ended_before_work(pod):
         return Kind.BAD_CONFIGURATION
     return Kind.STATE_LOST if pod.exit_code == EXIT_STATE_LOST else Kind.ORDINARY
 
 
-def _is_disrupted(pod: ObservedPod) -> bool:
-    """Whether somebody or something else ended a pod: only then is an end by SIGTERM, too, no failure."""
-    return bool(pod.disruption or pod.deleted_at or _ended_by_node(pod))
+def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
+    """Whether somebody or something else ended a pod: only then is an end by SIGTERM, too, no failure.
+
+    A node that cannot give a pod its device may have lost it that moment. If the same replica is refused
+    again, no other pod will fare better.
+    """
+    return bool(pod.disruption or pod.deleted_at or (_ended_by_node(pod) and not refused_again))
 
 
 def _ended_before_work(pod: ObservedPod) -> bool:
@@ -340,7 +353,7 @@ def _tell(pod: ObservedPod, sentence: str, now: datetime) -> LastFailure:
     )
 
 
-def failure_sentence(pod: ObservedPod, job: FleetJob) -> str:
+def failure_sentence(pod: ObservedPod, job: FleetJob, *, refused_again: bool = False) -> str:
     """Say what happened to a pod that failed, wherever people are told: in the status, and of a local run.
 
     Parameters
@@ -349,15 +362,19 @@ def failure_sentence(pod: ObservedPod, job: FleetJob) -> str:
         The pod, under the name by which people know it.
     job : FleetJob
         Its job.
+    refused_again : bool
+        Whether a node has refused the replica's pod before, and now this one.
     """
     code, main = pod.exit_code, job.template(pod.role).main_container.name
     said = last_sentence(pod.message, with_place=True)
     because = f": {said}" if said else ""
     if _NO_RANK in said or (job.slots_per_pod > 1 and _NO_RANK_IN_SLOTS.search(said)):
         because += _WHO_GIVES_RANKS
-    if _is_disrupted(pod):
+    if _is_disrupted(pod, refused_again=refused_again):
         cause = pod.disruption or ("it was deleted" if pod.deleted_at else pod.reason)
         return f"{pod.name} was disrupted ({cause}){because}"
+    if pod.reason == EVICTED:
+        return f"{pod.name} was evicted by its node for a limit of its own (Evicted){because}"
     if code is None or pod.reason in NEVER_RAN:
         return f"{pod.name} could not run ({pod.reason or 'no reason given'}){because}"
     if pod.reason == "OOMKilled":

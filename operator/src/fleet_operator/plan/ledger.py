@@ -52,6 +52,7 @@ class RoleLedger:
     created: frozenset[int] = frozenset()  # whose present pod has been seen: missing, it was deleted
     completed: frozenset[int] = frozenset()
     failed: frozenset[int] = frozenset()  # in the last incident
+    refused: frozenset[int] = frozenset()  # whose last pod a node would not admit
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class Ledger:
                 created=parse_indexes(told.created_indexes),
                 completed=parse_indexes(told.completed_indexes),
                 failed=parse_indexes(told.incident_indexes),
+                refused=parse_indexes(told.refused_indexes),
             )
         return cls(
             job_restarts=status.job_restarts,
@@ -227,6 +229,16 @@ class Ledger:
         return replace(
             self, job_restarts=self.job_restarts + 1, not_before=None, unseen_restarts=0, roles=roles
         )
+
+    def with_refused(self, refused: Iterable[Replica], ran: Iterable[Replica]) -> Self:
+        """Return the ledger with replicas whose pods a node would not admit, and without those that ran."""
+        refused, ran = frozenset(refused), frozenset(ran)
+        roles = {}
+        for role, own in self.roles.items():
+            before = {index for index in own.refused if Replica(role, index) not in ran}
+            now = {each.index for each in refused if each.role is role}
+            roles[role] = replace(own, refused=frozenset(before | now))
+        return replace(self, roles=roles)
 
     def with_failures(self, counted: int, failed: Iterable[Replica], now: datetime) -> Self:
         """Return the ledger with failures entered.

@@ -67,7 +67,7 @@ class ObservedPod:
     ready: bool = False
     not_ready_reason: str | None = None  # reason of Ready=False, e.g. NodeNotReady
     not_ready_since: datetime | None = None  # when Ready became False
-    disruption: str | None = None  # reason of a DisruptionTarget condition: evicted, preempted, node lost
+    disruption: str | None = None  # reason of DisruptionTarget or TerminationTarget: evicted, preempted, …
     deleted_at: datetime | None = None  # deletionTimestamp: the moment its grace period ends
     created_at: datetime | None = None
     started_at: datetime | None = None

@@ -194,7 +194,10 @@ def failed(situation: Situation) -> Plan | None:
     failed_now = {*verdict.own, *(each.replica for each in failures if each.follows and each.by_peer)}
     if verdict.own and isinstance(verdict, RestartJob):  # all are started again, and fail again if they fail
         failed_now |= set(situation.replicas.wanted)
-    ledger = ledger.with_failures(verdict.counted, failed_now, situation.now)
+    ledger = ledger.with_failures(verdict.counted, failed_now, situation.now).with_refused(
+        (each.replica for each in failures if each.unadmitted),
+        ran=filter(situation.replicas.has_run, situation.replicas.wanted),
+    )
     if isinstance(verdict, FailJob):
         situation = situation.with_ledger(ledger)
         return end_job(

@@ -110,6 +110,11 @@ class Replicas:
         pod = self.present.get(replica)
         return self.ledger.has_completed(replica) or (pod is not None and has_started(pod))
 
+    def has_run(self, replica: Replica) -> bool:
+        """Whether the main container of a replica's pod runs or has run."""
+        pod = self.present.get(replica)
+        return pod is not None and (is_up(pod) or pod.started_at is not None or pod.exit_code is not None)
+
     def runs(self, replica: Replica) -> bool:
         """Whether a replica runs or has completed."""
         pod = self.present.get(replica)

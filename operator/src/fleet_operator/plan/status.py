@@ -126,6 +126,7 @@ def _role_status(situation: Situation, role: Role) -> RoleStatus:
         restarts=tuple(own.restarts[index] for index in sorted(own.restarts)),
         created_indexes=format_indexes(own.created),
         completed_indexes=format_indexes(own.completed),
+        refused_indexes=format_indexes(own.refused),
         incident_indexes=format_indexes(own.failed),
         **situation.job.status.role(role).extras,
     )

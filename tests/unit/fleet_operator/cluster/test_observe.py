@@ -196,10 +196,19 @@ def test_the_pods_own_reason_outweighs_the_containers():
     )
 
 
-@pytest.mark.parametrize(("status", "expected"), [("True", "PreemptionByScheduler"), ("False", None)])
-def test_a_disruption_counts_only_while_it_holds(status: str, expected: str | None):
-    disrupted = {"type": "DisruptionTarget", "status": status, "reason": "PreemptionByScheduler"}
-    assert observed({"phase": "Running", "conditions": [disrupted]}).disruption == expected
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("DisruptionTarget", "PreemptionByScheduler"), ("TerminationTarget", "StoppedByKueue")],
+)
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_disruption_counts_only_while_it_holds(kind: str, reason: str, holds: bool):
+    disrupted = {"type": kind, "status": str(holds), "reason": reason}
+    assert observed({"phase": "Running", "conditions": [disrupted]}).disruption == (reason if holds else None)
+
+
+def test_who_disrupts_a_pod_without_a_reason_is_known_by_the_condition():
+    stopped = {"type": "TerminationTarget", "status": "True"}
+    assert observed({"phase": "Running", "conditions": [stopped]}).disruption == "TerminationTarget"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ from fleet_operator.plan.observe import situation_of
 from tests.support import jobs
 from tests.support.plans import T0, at, ended, pserver, trainer
 
+LOW = "The node was low on resource: memory."
+FULL = "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi."
+
 
 def lasted(seconds: float) -> dict[str, datetime]:
     """Return the times of a container that ran for so long."""
@@ -149,10 +152,34 @@ def failure_of(*pods: ObservedPod) -> Failure:
             id="deleted-by-somebody",
         ),
         pytest.param(
-            ended(trainer(0), None, reason="Evicted", message="The node was low on resource: memory."),
+            ended(trainer(0), 137, reason="Evicted", disruption="TerminationByKubelet", message=LOW),
             Kind.DISRUPTION,
-            "digits-trainer-0 was disrupted (Evicted): The node was low on resource: memory.",
-            id="evicted-by-its-node",
+            f"digits-trainer-0 was disrupted (TerminationByKubelet): {LOW}",
+            id="evicted-for-its-nodes-sake",
+        ),
+        pytest.param(
+            ended(trainer(0), 137, reason="Evicted", message=FULL),
+            Kind.ORDINARY,
+            f"digits-trainer-0 was evicted by its node for a limit of its own (Evicted): {FULL}",
+            id="evicted-for-its-own-limit",
+        ),
+        pytest.param(
+            ended(trainer(0), None, reason="Evicted", message=FULL),
+            Kind.ORDINARY,
+            f"digits-trainer-0 was evicted by its node for a limit of its own (Evicted): {FULL}",
+            id="evicted-for-its-own-limit-before-it-ran",
+        ),
+        pytest.param(
+            ended(trainer(0), 2, reason="Evicted", message=FULL),
+            Kind.ORDINARY,
+            f"digits-trainer-0 was evicted by its node for a limit of its own (Evicted): {FULL}",
+            id="evicted-for-its-own-limit-whatever-its-exit-code",
+        ),
+        pytest.param(
+            ended(trainer(0), None, reason="UnexpectedAdmissionError", message="no healthy devices"),
+            Kind.DISRUPTION,
+            "digits-trainer-0 was disrupted (UnexpectedAdmissionError): no healthy devices",
+            id="refused-by-its-node-for-a-device-the-first-time",
         ),
         pytest.param(
             ended(trainer(0), None, reason="OutOfcpu"),

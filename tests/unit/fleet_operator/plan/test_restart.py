@@ -9,7 +9,7 @@ import pytest
 
 from fleet_operator.api import FailureAction, FailureRule, LastFailure, Role, RuleAction
 from fleet_operator.plan.failure import Failure, Kind
-from fleet_operator.plan.ledger import Replica
+from fleet_operator.plan.ledger import Ledger, Replica
 from fleet_operator.plan.model import CreatePod
 from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, RestartReplicas, Verdict, judge
 from tests.support import jobs
@@ -560,3 +560,52 @@ def test_who_gives_up_an_evicted_peer_is_not_counted_though_clocks_differ(skew):
     gave_up = ended(young, 91, finished_at=at(120 + skew))
     story.sees(*servers, gave_up, trainer(1, "0.1", created_at=at(102)), after=120)
     assert (story.job.status.restarts, story.job.status.failures) == (2, 0)
+
+
+def test_a_pod_that_is_evicted_for_its_own_limit_uses_up_the_limit_of_failures():
+    story = Story(runPolicy={"backoffLimit": 2})
+    others = (pserver(0), pserver(1), trainer(0))
+    for life in range(3):
+        assert story.job.status.state != "Failed"
+        full = 'Usage of EmptyDir volume "scratch" exceeds the limit "1Gi".'
+        story.sees(*others, ended(trainer(1, f"0.{life}"), 137, reason="Evicted", message=full), after=life)
+    assert (story.job.status.state, story.job.status.failures) == ("Failed", 3)
+
+
+@pytest.mark.parametrize("policy", ["RestartReplica", "RestartJob"])
+def test_a_pod_that_its_node_refuses_again_and_again_uses_up_the_limit_of_failures(policy):
+    story = Story(failurePolicy={"action": policy}, runPolicy={"backoffLimit": 1})
+
+    def is_refused(after: float) -> None:
+        ledger = Ledger.of(story.job.status)
+        pods = [
+            each(index, str(ledger.attempt(Replica(role, index))))
+            for role, each in ((Role.PSERVER, pserver), (Role.TRAINER, trainer))
+            for index in (0, 1)
+        ]
+        story.sees(*pods[:3], ended(pods[3], None, reason="UnexpectedAdmissionError"), after=after)
+
+    is_refused(0)
+    assert story.job.status.failures == 0, "the first may be a device that was lost that moment"
+    is_refused(100)
+    assert story.job.status.failures == 1
+    assert story.job.status.last_failure is not None
+    assert story.job.status.last_failure.message.startswith(
+        "digits-trainer-1 could not run (UnexpectedAdmissionError)"
+    )
+    is_refused(200)
+    assert (story.job.status.state, story.job.status.failures) == ("Failed", 2)
+
+
+def test_a_pod_that_its_node_refuses_after_one_that_ran_is_no_failure():
+    story = Story(runPolicy={"backoffLimit": 0})
+    others = (pserver(0), pserver(1), trainer(0))
+
+    def refused(attempt: str) -> ObservedPod:
+        return ended(trainer(1, attempt), None, reason="UnexpectedAdmissionError")
+
+    story.sees(*others, refused("0.0"))
+    story.sees(*others, trainer(1, "0.1"), after=10)
+    story.sees(*others, ended(trainer(1, "0.1"), 143, disruption="PreemptionByScheduler"), after=1000)
+    story.sees(*others, refused("0.2"), after=1010)
+    assert (story.job.status.state, story.job.status.failures) == ("Restarting", 0)
