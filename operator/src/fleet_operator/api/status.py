@@ -127,6 +127,10 @@ class ReplicaRestarts(StatusModel):
     index: int
     count: int
     not_before: Timestamp | None = Field(default=None, description="Back-off: its next pod waits for this.")
+    failures_in_a_row: int | None = Field(
+        default=None,
+        description="Its own failures, by which its pauses grow; forgotten once it has run for 10 minutes.",
+    )
     unseen: bool | None = Field(
         default=None, description="Whether the pod before was gone without anyone having seen its end."
     )
@@ -227,6 +231,11 @@ class FleetJobStatus(StatusModel):
         default=None, description="Its latest restarts in a row after pods had vanished, their ends unseen."
     )
     not_before: Timestamp | None = Field(default=None, description="Back-off: new pods wait for this.")
+    failures_in_a_row: int | None = Field(
+        default=None,
+        description="Failures that have restarted the whole job, by which its pauses grow; forgotten once a"
+        " replica has run for 10 minutes.",
+    )
     start_time: Timestamp | None = None
     completion_time: Timestamp | None = None
     last_failure: LastFailure | None = None

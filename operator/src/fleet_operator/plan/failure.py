@@ -72,6 +72,8 @@ UNADMITTED = "UnexpectedAdmissionError"
 _DISRUPTIVE = frozenset(
     {"NodeAffinity", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated", UNADMITTED}
 )
+_REFUSALS = frozenset({"NodeAffinity", UNADMITTED})
+_OUT_OF = "OutOf"  # OutOfcpu and the like
 
 
 class Kind(Enum):
@@ -106,6 +108,15 @@ class Failure:
     def exit_code(self) -> int | None:
         """The exit code, where it is the main container's own."""
         return self.told.exit_code if self.by_main else None
+
+    @property
+    def prolongs_pause(self) -> bool:
+        """Whether the pause before the next start is to grow with it.
+
+        A pod that its node refuses would be made, and refused, again and again.
+        """
+        refused = any(each in _REFUSALS or each.startswith(_OUT_OF) for each in self.reasons)
+        return self.counts or (refused and self.told.exit_code is None)
 
     @property
     def unadmitted(self) -> bool:
@@ -338,7 +349,7 @@ def _is_repeated_here(situation: Situation, replica: Replica, pod: ObservedPod) 
 def _ended_by_node(pod: ObservedPod) -> bool:
     """Whether a node ended the pod or refused it (OutOfcpu and the like)."""
     reason = pod.reason or ""
-    return reason in _DISRUPTIVE or (pod.exit_code is None and reason.startswith("OutOf"))
+    return reason in _DISRUPTIVE or (pod.exit_code is None and reason.startswith(_OUT_OF))
 
 
 def _tell(pod: ObservedPod, sentence: str, now: datetime) -> LastFailure:

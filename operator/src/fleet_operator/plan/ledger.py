@@ -64,6 +64,7 @@ class Ledger:
     failures: int = 0
     not_before: datetime | None = None
     unseen_restarts: int = 0  # the latest of the job in a row, after pods had vanished, their ends unseen
+    failures_in_a_row: int = 0  # that have restarted the whole job, without a healthy time between them
     incident: datetime | None = None  # when its first failure was counted, by the operator's clock
     roles: Mapping[Role, RoleLedger] = field(default_factory=dict)
 
@@ -86,6 +87,7 @@ class Ledger:
             failures=status.failures,
             not_before=status.not_before,
             unseen_restarts=status.unseen_restarts or 0,
+            failures_in_a_row=status.failures_in_a_row or 0,
             incident=status.incident_start,
             roles=roles,
         )
@@ -123,6 +125,11 @@ class Ledger:
         if restarts is not None and restarts.not_before is not None:
             return bool(restarts.unseen)
         return self.unseen_restarts > 0
+
+    def failures_in_a_row_of(self, replica: Replica) -> int:
+        """Return how often a replica has failed by itself in the present life, without a healthy time."""
+        restarts = self.roles[replica.role].restarts.get(replica.index)
+        return (restarts.failures_in_a_row or 0) if restarts else 0
 
     def failed_in_incident(self, now: datetime) -> frozenset[Replica] | None:
         """Return the replicas that have failed in the incident that lasts; None if none does.
@@ -166,7 +173,9 @@ class Ledger:
         own = replace(own, created=own.created | created, completed=own.completed | completed)
         return replace(self, roles={**self.roles, role: own})
 
-    def with_replica_restart(self, replica: Replica, not_before: datetime, *, unseen: bool = False) -> Self:
+    def with_replica_restart(
+        self, replica: Replica, not_before: datetime, *, failures_in_a_row: int = 0, unseen: bool = False
+    ) -> Self:
         """Return the ledger with one replica about to be started again.
 
         Parameters
@@ -175,13 +184,21 @@ class Ledger:
             Which one.
         not_before : datetime
             When its next pod may come.
+        failures_in_a_row : int
+            Its own failures, by which the next pause grows.
         unseen : bool
             Whether nobody has seen how its pod ended.
         """
         role, index = replica.role, replica.index
         own = self.roles[role]
         count = self.attempt(replica).replica + 1
-        told = ReplicaRestarts(index=index, count=count, not_before=not_before, unseen=unseen or None)
+        told = ReplicaRestarts(
+            index=index,
+            count=count,
+            not_before=not_before,
+            failures_in_a_row=failures_in_a_row or None,
+            unseen=unseen or None,
+        )
         restarts = {**own.restarts, index: told}
         own = replace(own, restarts=restarts, created=own.created - {index})
         return replace(self, restarts=self.restarts + 1, roles={**self.roles, role: own})
@@ -200,19 +217,23 @@ class Ledger:
         own = replace(own, restarts={**own.restarts, **given_up}, created=own.created - surplus)
         return replace(self, roles={**self.roles, role: own})
 
-    def with_job_restart(self, not_before: datetime, *, unseen: bool = False) -> Self:
+    def with_job_restart(
+        self, not_before: datetime, *, failures_in_a_row: int = 0, unseen: bool = False
+    ) -> Self:
         """Return the ledger with all replicas about to be started anew, after a failure or `unseen` ends."""
         return replace(
             self.with_new_life(),
             restarts=self.restarts + 1,
             not_before=not_before,
+            failures_in_a_row=failures_in_a_row,
             unseen_restarts=self.unseen_restarts + 1 if unseen else 0,
         )
 
     def with_new_life(self) -> Self:
         """Return the ledger with all replicas to be started anew.
 
-        Their counts stay; when each of them was to be started again is forgotten.
+        Their counts stay; when each of them was to be started again, and how often it had failed in a row, is
+        forgotten.
         """
         roles = {
             role: replace(

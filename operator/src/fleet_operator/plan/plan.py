@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import ConditionType, Gang, JobState, LastFailure, Role
-from fleet_operator.plan.backoff import backoff
+from fleet_operator.plan.backoff import next_pause
 from fleet_operator.plan.completion import is_unseen
 from fleet_operator.plan.deadline import deadline
 from fleet_operator.plan.ending import clean_up, end_job
@@ -168,8 +168,7 @@ def resized(situation: Situation) -> Plan | None:
 def failed(situation: Situation) -> Plan | None:
     """Answer failed replicas as failurePolicy says: fail the job, restart it, or restart them.
 
-    Lives and attempts that somebody asked for, by a suspension or another number of trainers, do not prolong
-    the pause: it goes by no more restarts than have been counted. What only follows from a failure does not
+    What only follows from a failure does not
     take its place in the status: by its time is known what belongs to the same incident.
     """
     failures = find_failures(situation)
@@ -187,7 +186,7 @@ def failed(situation: Situation) -> Plan | None:
         together=job.starts_together or bool(situation.completed(Role.PSERVER)) or lost,
         group=job.gang is Gang.KUEUE or lost,
     )
-    cause, before = verdict.cause.told, ledger.restarts
+    cause = verdict.cause.told
     vanished = VANISHED if cause.reason == VANISHED else None
     told = None if all(each.follows for each in failures) and job.status.last_failure else cause
     events = tuple(Event("Warning", failure.event, failure.told.message) for failure in failures)
@@ -205,14 +204,22 @@ def failed(situation: Situation) -> Plan | None:
         )
     if isinstance(verdict, RestartJob):
         unseen = all(VANISHED in failure.reasons for failure in failures)
-        ledger = _job_restarted(ledger, before, situation.now, unseen=unseen)
+        fails = any(each.prolongs_pause for each in failures)
+        ledger = _job_restarted(situation, ledger, fails=fails, unseen=unseen)
         why = "its parameters are lost, so " if lost else ""
         restarting = (True, vanished or "JobRestarting", f"{cause.message}; {why}all replicas start anew")
     else:
+        failing = {each.replica for each in failures if each.prolongs_pause}
         for replica in verdict.replicas:
-            pause = backoff(min(ledger.attempt(replica).replica, before) + 1)
-            not_before = stamp(situation.now + pause)
-            ledger = ledger.with_replica_restart(replica, not_before, unseen=is_unseen(situation, replica))
+            ran = situation.replicas.time_run(replica, situation.now)
+            before = ledger.failures_in_a_row_of(replica)
+            in_a_row, pause = next_pause(before, fails=replica in failing, ran=ran)
+            ledger = ledger.with_replica_restart(
+                replica,
+                stamp(situation.now + pause),
+                failures_in_a_row=in_a_row,
+                unseen=is_unseen(situation, replica),
+            )
         restarting = (True, vanished or "ReplicaRestarting", f"{cause.message}; it is started again")
     situation = situation.with_ledger(ledger)
     return step(situation, {ConditionType.RESTARTING: restarting}, last_failure=told, events=events)
@@ -225,17 +232,20 @@ def stranded(situation: Situation) -> Plan | None:
     """
     if not situation.replicas.stranded:
         return None
-    ledger = _job_restarted(situation.ledger, situation.ledger.restarts, situation.now)
+    ledger = _job_restarted(situation, situation.ledger, fails=True)
     names = some([situation.replicas.name_of(each) for each in situation.replicas.stranded])
     sentence = f"{names} is started again, but parameter servers have completed; all replicas start anew"
     situation, events = situation.with_ledger(ledger), (Event("Warning", "JobRestarting", sentence),)
     return step(situation, {ConditionType.RESTARTING: (True, "JobRestarting", sentence)}, events=events)
 
 
-def _job_restarted(ledger: Ledger, before: int, now: datetime, *, unseen: bool = False) -> Ledger:
-    """Return the ledger with the whole job started anew, after a pause that grows with restarts so far."""
-    pause = backoff(min(ledger.job_restarts, before) + 1)
-    return ledger.with_job_restart(stamp(now + pause), unseen=unseen)
+def _job_restarted(situation: Situation, ledger: Ledger, *, fails: bool, unseen: bool = False) -> Ledger:
+    """Return the ledger with the whole job started anew, after a pause that grows with its failures."""
+    times = (situation.replicas.time_run(each, situation.now) for each in situation.replicas.wanted)
+    longest = max((each for each in times if each is not None), default=None)
+    in_a_row, pause = next_pause(ledger.failures_in_a_row, fails=fails, ran=longest)
+    not_before = stamp(situation.now + pause)
+    return ledger.with_job_restart(not_before, failures_in_a_row=in_a_row, unseen=unseen)
 
 
 def stuck(situation: Situation) -> Plan | None:

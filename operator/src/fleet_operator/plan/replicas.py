@@ -13,6 +13,8 @@ from fleet_operator.plan.ledger import Ledger, Replica
 from fleet_operator.plan.pods import has_started, is_up
 
 if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+
     from fleet_operator.api import FleetJob
     from fleet_operator.plan.model import Observed, ObservedPod
 
@@ -114,6 +116,13 @@ class Replicas:
         """Whether the main container of a replica's pod runs or has run."""
         pod = self.present.get(replica)
         return pod is not None and (is_up(pod) or pod.started_at is not None or pod.exit_code is not None)
+
+    def time_run(self, replica: Replica, now: datetime) -> timedelta | None:
+        """Return how long the main container of a replica's pod has run, or ran, if anybody knows."""
+        pod = self.present.get(replica) or self.departed.get(replica)
+        if pod is None or pod.started_at is None:
+            return None
+        return (pod.finished_at or now) - pod.started_at
 
     def runs(self, replica: Replica) -> bool:
         """Whether a replica runs or has completed."""

@@ -76,6 +76,7 @@ def build_status(
         job_restarts=ledger.job_restarts,
         unseen_restarts=ledger.unseen_restarts or None,
         not_before=ledger.not_before,
+        failures_in_a_row=ledger.failures_in_a_row or None,
         start_time=start,
         completion_time=completion,
         last_failure=last_failure or before.last_failure,
