@@ -17,7 +17,15 @@ if TYPE_CHECKING:
 
     from fleet_operator.plan.model import ObservedPod
 
-__all__ = ["PATIENCE", "is_on_lost_node", "is_on_silent_node", "lost_at", "patience", "silent_since"]
+__all__ = [
+    "PATIENCE",
+    "is_on_lost_node",
+    "is_on_silent_node",
+    "lost_at",
+    "node_lost_at",
+    "patience",
+    "silent_since",
+]
 
 PATIENCE = timedelta(minutes=5)
 """How long Kubernetes itself tolerates a silent node where a pod says nothing about it."""
@@ -64,7 +72,17 @@ def patience(tolerations: Iterable[Mapping[str, Any]]) -> timedelta | None:
 
 def lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datetime | None:
     """Return when a pod on a silent node is given up, or None if it is not, or is on its way out already."""
-    if not is_on_silent_node(pod) or pod.deleted_at is not None or pod.not_ready_since is None:
+    if not is_on_silent_node(pod) or pod.deleted_at is not None:
+        return None
+    return node_lost_at(pod, tolerations)
+
+
+def node_lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datetime | None:
+    """Return when a silent node counts as lost for a pod, running or not; None if the node is not silent.
+
+    A taint alone says nothing of the kind: a person may have set it on a node that is well.
+    """
+    if pod.not_ready_reason not in _REASONS or pod.not_ready_since is None:
         return None
     wait = patience(tolerations)
     return None if wait is None else pod.not_ready_since + wait

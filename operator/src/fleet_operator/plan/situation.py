@@ -72,12 +72,12 @@ class Situation:
     def silent_nodes(self) -> dict[Replica, datetime | None]:
         """Replicas whose node has gone silent, and when each is given up, if it is."""
         return {
-            replica: lost_at(pod, self._tolerations(replica.role))
+            replica: lost_at(pod, self.tolerations(replica.role))
             for replica, pod in self.replicas.present.items()
             if is_on_silent_node(pod)
         }
 
-    def _tolerations(self, role: Role) -> tuple[Mapping[str, Any], ...]:
+    def tolerations(self, role: Role) -> tuple[Mapping[str, Any], ...]:
         """Return the tolerations that the pods of a role ask for: the template's and the pool's."""
         pool = self.job.spec.node_pool
         own = self.job.template(role).spec.tolerations or ()

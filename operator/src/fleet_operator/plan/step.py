@@ -13,6 +13,7 @@ from fleet_operator.plan.deadline import deadline
 from fleet_operator.plan.extras import ensure, remove
 from fleet_operator.plan.ledger import Replica
 from fleet_operator.plan.model import CreatePod, CreateService, DeletePod
+from fleet_operator.plan.node_loss import node_lost_at
 from fleet_operator.plan.pending import pending_deadline, pending_since
 from fleet_operator.plan.scaling import too_late_sentence
 from fleet_operator.plan.startup import may_start_trainers
@@ -128,8 +129,9 @@ def deletions(
         cared_for = pod.owned or f"Pod/{pod.name}" in situation.observed.left_over
         if not cared_for or pod.deleted_at is None:
             continue
-        if situation.now < given_up_at(pod.deleted_at):
-            looks.append(given_up_at(pod.deleted_at))
+        given_up = given_up_at(pod.deleted_at, node_lost_at(pod, situation.tolerations(pod.role)))
+        if situation.now < given_up:
+            looks.append(given_up)
         elif may_be_forced(pod):
             actions.append(DeletePod(pod.name, pod.uid, grace_period_seconds=0, version=pod.version))
     return tuple(actions), looks

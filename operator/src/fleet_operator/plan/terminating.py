@@ -22,15 +22,25 @@ if TYPE_CHECKING:
 __all__ = ["PATIENCE", "given_up_at", "how_to_force", "may_be_forced", "stuck_pods"]
 
 PATIENCE = timedelta(seconds=30)
+NODE_PATIENCE = timedelta(minutes=1)
+"""How long after a node counts as lost its kubelet may still confirm the end of a pod."""
 
 
-def given_up_at(grace_ends: datetime) -> datetime:
+def given_up_at(grace_ends: datetime, node_lost: datetime | None = None) -> datetime:
     """Return when a pod whose grace period ends then is not waited for any more, if it cannot run.
 
     A kubelet kills at the end of the grace period; one that has not said so half a minute later is gone, cut
-    off or slow.
+    off or slow. A lost node keeps no grace period.
+
+    Parameters
+    ----------
+    grace_ends : datetime
+        The pod's deletionTimestamp.
+    node_lost : datetime, optional
+        When its node counts as lost, if it does or will.
     """
-    return grace_ends + PATIENCE
+    by_grace = grace_ends + PATIENCE
+    return by_grace if node_lost is None else min(by_grace, node_lost + NODE_PATIENCE)
 
 
 def may_be_forced(pod: ObservedPod) -> bool:

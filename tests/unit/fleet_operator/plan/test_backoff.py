@@ -52,7 +52,7 @@ def pause_after(story: Story, after: float, exit_code: int | None = 1, **end: An
     return (not_before - at(after)).total_seconds()
 
 
-PREEMPTED = {"exit_code": 143, "disruption": "PreemptionByScheduler"}
+PREEMPTED: dict[str, Any] = {"exit_code": 143, "disruption": "PreemptionByScheduler"}
 ALONE: dict[str, Any] = jobs.manifest(runPolicy={"backoffLimit": 100})
 TOGETHER: dict[str, Any] = jobs.collective_manifest(runPolicy={"backoffLimit": 100})
 either = pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_disruptions_neither_prolong_the_pause_nor_wait_for_long(document):
 def test_ten_minutes_without_a_failure_make_the_pause_short_again(document, ran, pause):
     story = Story(document)
     assert [pause_after(story, 100 * each) for each in range(3)] == [1, 2, 4]
-    lasted = {"started_at": at(300), "finished_at": at(300 + ran)}
+    lasted: dict[str, Any] = {"started_at": at(300), "finished_at": at(300 + ran)}
     assert pause_after(story, 300 + ran, **lasted) == pause
     assert pause_after(story, 1000 + ran) == 2 * pause
 
@@ -83,7 +83,7 @@ def test_ten_minutes_without_a_failure_make_the_pause_short_again(document, ran,
 def test_a_healthy_time_that_a_disruption_ends_counts_as_well(document):
     story = Story(document)
     assert [pause_after(story, 100 * each) for each in range(3)] == [1, 2, 4]
-    lasted = {"started_at": at(300), "finished_at": at(1000)}
+    lasted: dict[str, Any] = {"started_at": at(300), "finished_at": at(1000)}
     assert pause_after(story, 1000, **PREEMPTED, **lasted) == 1
     assert pause_after(story, 1100) == 1
 

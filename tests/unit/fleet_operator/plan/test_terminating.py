@@ -1,15 +1,24 @@
 """Pods that are being deleted: their names are taken until they are gone, and some never go by themselves."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fleet_operator.plan.terminating import given_up_at, may_be_forced
-from tests.support.plans import T0, Story, at, ended, pserver, trainer
+from tests.support.plans import Story, at, ended, pserver, trainer
 
 
-def test_a_node_gets_half_a_minute_beyond_the_grace_period():
-    assert given_up_at(T0) == at(30)
+@pytest.mark.parametrize(
+    ("grace_ends", "node_lost", "expected"),
+    [
+        pytest.param(0, None, 30, id="a-node-gets-half-a-minute-beyond-the-grace-period"),
+        pytest.param(3600, 300, 360, id="a-lost-node-gets-a-minute-whatever-the-grace-period"),
+        pytest.param(310, 300, 340, id="and-no-more-than-any-other"),
+    ],
+)
+def test_given_up_at(grace_ends, node_lost, expected):
+    assert given_up_at(at(grace_ends), None if node_lost is None else at(node_lost)) == at(expected)
 
 
 def test_a_name_that_is_still_taken_is_told_and_waited_for():
@@ -157,3 +166,50 @@ def test_a_pod_that_a_finalizer_keeps_is_not_said_to_go_by_force():
 )
 def test_may_be_forced(pod, expected):
     assert may_be_forced(pod) is expected
+
+
+HOUR = 3600
+SILENT: dict[str, Any] = {"ready": False, "not_ready_reason": "NodeNotReady", "not_ready_since": at(0)}
+FOREVER = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
+
+
+def test_a_lost_node_is_not_waited_for_as_long_as_its_pods_grace_period():
+    story = Story(pserver={"replicas": 1}, trainer={"replicas": 2})
+    others = (pserver(0), trainer(0))
+    story.sees(*others, trainer(1))
+    assert "delete digits-trainer-1 0.0" in story.sees(*others, trainer(1, **SILENT), after=300)
+    gone = trainer(1, **SILENT, deleted_at=at(300 + HOUR), version="7")
+    assert story.sees(*others, gone, after=310)[-1] == "look again after 50 s"
+    assert "delete digits-trainer-1 0.0 within 0 s at version 7" in story.sees(*others, gone, after=360)
+    assert "create digits-trainer-1 0.1" in story.sees(*others, after=361)
+
+
+def test_a_pod_whose_node_is_lost_while_it_is_being_deleted_is_waited_for_as_long_as_the_node():
+    story = Story(nodePool={"tolerations": [{**FOREVER, "tolerationSeconds": 20}]})
+    others = (pserver(0), pserver(1), trainer(0))
+    story.sees(*others, trainer(1))
+    evicted: dict[str, Any] = {"disruption": "DeletionByTaintManager", "deleted_at": at(10 + HOUR)}
+    assert story.sees(*others, trainer(1, **SILENT, **evicted), after=60)[-1] == "look again after 20 s"
+    lines = story.sees(*others, trainer(1, **SILENT, **evicted), after=80)
+    assert "delete digits-trainer-1 0.0 within 0 s" in lines
+
+
+@pytest.mark.parametrize(
+    ("tolerations", "pod"),
+    [
+        pytest.param([], {"ready": True}, id="a-node-that-is-slow"),
+        pytest.param(
+            [],
+            {"not_ready_reason": "ContainersNotReady", "disruption": "DeletionByTaintManager"},
+            id="a-node-that-speaks-and-was-tainted-by-a-person",
+        ),
+        pytest.param([FOREVER], SILENT, id="a-silent-node-that-is-waited-for-for-ever"),
+    ],
+)
+def test_the_grace_period_is_kept_where_nobody_knows_the_node_to_be_lost(tolerations, pod):
+    story = Story(nodePool={"tolerations": tolerations})
+    others = (pserver(0), pserver(1), trainer(0))
+    story.sees(*others, ended(trainer(1), 1))
+    lines = story.sees(*others, trainer(1, **pod, deleted_at=at(HOUR)), after=1800)
+    assert not [line for line in lines if line.startswith("delete")]
+    assert lines[-1] == f"look again after {HOUR + 30 - 1800} s"
