@@ -66,7 +66,7 @@ _EARLY = timedelta(minutes=1)
 _CLOCK_SKEW = timedelta(seconds=10)  # between the API server's clock and a node's, or two nodes'
 EVICTED = "Evicted"
 UNADMITTED = "UnexpectedAdmissionError"
-"""The reason of a pod to which its node could not give a device or the like that the scheduler had found."""
+"""Reason of a pod whose node lacks a device, or the like, that the scheduler took to be there."""
 # Reasons of pods that a node or the control plane ended, where no DisruptionTarget condition says so. Evicted
 # is not one of them: where the node is short of something, it sets the condition.
 _DISRUPTIVE = frozenset(
@@ -249,8 +249,9 @@ def _disturbed(situation: Situation) -> frozenset[Replica]:
 def _is_of_the_last_incident(situation: Situation, failure: Failure) -> bool:
     """Whether a replica that gave a peer up was there at the failure before, and ended soon after it.
 
-    Its creation is a time of the API server's, the failure before one of a node's. By these alone, one that
-    was started again at once may seem to have been there; the ledger knows it as one that has failed.
+    A creation has the API server's time and a failure its node's, so they are compared with an allowance. A
+    replica that was started again right after the failure could pass for one that ran then: the ledger knows
+    that it has failed in the incident.
     """
     before, born = situation.job.status.last_failure, situation.replicas.present[failure.replica].created_at
     if before is None or before.time is None or failure.told.time is None or born is None:

@@ -134,7 +134,7 @@ class Ledger:
     def failed_in_incident(self, now: datetime) -> frozenset[Replica] | None:
         """Return the replicas that have failed in the incident that lasts; None if none does.
 
-        The operator's clock may have been set back meanwhile, by which no incident lasts longer.
+        An incident from the future was begun by a clock that has been set back since: it lasts no longer.
         """
         if self.incident is None or abs(stamp(now) - self.incident) > INCIDENT:
             return None

@@ -168,8 +168,8 @@ def resized(situation: Situation) -> Plan | None:
 def failed(situation: Situation) -> Plan | None:
     """Answer failed replicas as failurePolicy says: fail the job, restart it, or restart them.
 
-    What only follows from a failure does not
-    take its place in the status: by its time is known what belongs to the same incident.
+    What only follows from a failure does not take its place in the status: by its time is known what belongs
+    to the same incident. A restart of the whole job closes the incident for all replicas.
     """
     failures = find_failures(situation)
     if not failures:
@@ -191,7 +191,7 @@ def failed(situation: Situation) -> Plan | None:
     told = None if all(each.follows for each in failures) and job.status.last_failure else cause
     events = tuple(Event("Warning", failure.event, failure.told.message) for failure in failures)
     failed_now = {*verdict.own, *(each.replica for each in failures if each.follows and each.by_peer)}
-    if verdict.own and isinstance(verdict, RestartJob):  # all are started again, and fail again if they fail
+    if verdict.own and isinstance(verdict, RestartJob):  # each is started again: its next failure counts
         failed_now |= set(situation.replicas.wanted)
     ledger = ledger.with_failures(verdict.counted, failed_now, situation.now).with_refused(
         (each.replica for each in failures if each.unadmitted),
