@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -87,6 +88,28 @@ async def test_a_pod_on_a_silent_node_is_told_and_replaced_without_being_counted
     job = await namespace.until_state("digits", "Running")
     assert job["status"].get("failures", 0) == 0
     assert job["status"]["lastFailure"]["reason"] == "NodeLost"
+
+
+async def test_a_pod_of_a_lost_node_is_replaced_long_before_its_grace_period_ends(namespace: Namespace):
+    taint = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
+    document = manifest(nodePool={"tolerations": [{**taint, "tolerationSeconds": 2}]})
+    document["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 3600
+    await namespace.create_job(document)
+    pods = await namespace.until_running("digits", *SERVERS, *TRAINERS)
+    await namespace.annotate("digits-trainer-1", stuck="yes")  # no kubelet will confirm its end
+    since = (datetime.now(UTC) - timedelta(seconds=50)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    silent = {"type": "Ready", "status": "False", "reason": "NodeNotReady", "lastTransitionTime": since}
+    path = namespace.path("pods", "digits-trainer-1", subresource="status")
+    await namespace.client.merge_patch(path, {"status": {"conditions": [silent]}})
+    uid = pods["digits-trainer-1"]["metadata"]["uid"]
+    going = await namespace.until_pods(
+        "digits", "its deletion", lambda found: "deletionTimestamp" in found["digits-trainer-1"]["metadata"]
+    )
+    assert going["digits-trainer-1"]["metadata"]["uid"] == uid
+    assert going["digits-trainer-1"]["metadata"]["deletionGracePeriodSeconds"] == 3600
+    await namespace.until_pods("digits", "the second attempt", runs_again("digits-trainer-1", "0.1"))
+    job = await namespace.until_state("digits", "Running")
+    assert job["status"].get("failures", 0) == 0
 
 
 async def test_an_eviction_is_no_failure(namespace: Namespace):
