@@ -98,10 +98,10 @@ check: lint types  ## what a change needs first, in two minutes: lint, types, an
 test: setup assets .venv-frameworks/.installed  ## unit, runtime and control-plane tests, beside each other (WORKERS)
 	$(BIN)/pytest $(PARALLEL) $(PYTEST_FLAGS)
 
-# Not the tests of wheels, generated code, other frameworks and TensorBoard, which want newer packages or more.
+# Not the tests of wheels, generated code, other frameworks, TensorBoard and logins, which want newer packages or more.
 OLDEST := tests/unit/fleet tests/unit/fleet_operator tests/runtime --ignore=tests/runtime/wheels \
   --ignore=tests/runtime/recipes/test_frameworks.py --ignore=tests/unit/fleet/parameter_server/test_generated.py \
-  --ignore-glob=*/test_scalars.py
+  --ignore-glob=*/test_scalars.py --ignore-glob=*/test_login.py
 
 test-oldest: setup .venv-oldest/.installed  ## unit and runtime tests with the oldest packages that the distributions take
 	.venv-oldest/bin/pytest $(OLDEST) $(PARALLEL) $(PYTEST_FLAGS)
@@ -165,7 +165,7 @@ lock:  ## bring the lock files up to what the pyproject files ask for
 	printf '%s\n' accelerate lightning | $(COMPILE) --no-annotate -c requirements.lock \
 	  operator/pyproject.toml trainer_image/pyproject.toml - -o tests/frameworks.lock
 	$(COMPILE) --no-annotate --resolution lowest-direct --group test operator/pyproject.toml trainer_image/pyproject.toml \
-	  --extra cli --extra examples -o tests/oldest.lock
+	  --extra plot --extra examples -o tests/oldest.lock
 	printf '%s\n' torchrec==1.4.0 fbgemm-gpu-cpu==1.4.0 | $(COMPILE) --no-annotate -c tests/oldest.lock \
 	  --override <(echo 'fbgemm-gpu; python_version < "0"') \
 	  operator/pyproject.toml trainer_image/pyproject.toml - -o tests/torchrec.lock

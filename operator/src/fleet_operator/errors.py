@@ -8,8 +8,7 @@
     ├── ClusterRefusal              cli: the API server refused or did not answer, and what to do about it
     ├── SettingsError               an environment variable of the operator has a value that cannot be used
     ├── ConnectionSettingsError     cluster: what says where the API server is cannot be used
-    ├── CredentialsError            cluster: a kubeconfig's program gave no credentials
-    ├── NotOpenedError              start-up: a port or a certificate cannot be used
+    ├── NotOpenedError              start-up: a port or a name in a certificate cannot be used
     ├── NotSyncedError              cluster: the API server did not list in time what there is
     ├── AddressError                cluster: this machine has no addresses for a local run
     ├── GuardianLostError           cluster: the process that owns a local run has ended

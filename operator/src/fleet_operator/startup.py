@@ -19,8 +19,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.cluster.client import ApiClient
-from fleet_operator.cluster.connection import ConnectionSettingsError, connect
+from fleet_operator.cluster.connection import ConnectionSettingsError
 from fleet_operator.cluster.limit import TokenBucket
+from fleet_operator.cluster.login import connect
 from fleet_operator.cluster.view import NotSyncedError
 from fleet_operator.engine import Election
 from fleet_operator.errors import OperatorError
@@ -141,13 +142,8 @@ class Operator:
                 f" {settings.http_port} cannot be served on: {error}"
             ) from error
         logger.info("serving /metrics, /healthz and /readyz on port %d", port)
-        try:
-            await self._client.start()
-            await self._electing.start()
-        except OSError as error:  # one of the ssl module's
-            raise NotOpenedError(
-                f"the certificates for {self._connection.server} cannot be used: {error}"
-            ) from error
+        await self._client.start()
+        await self._electing.start()
 
     async def _lead(self, stop: asyncio.Event) -> None:
         """Serve one term: until told to stop, until the lease is lost, or until a part of it ends."""

@@ -23,13 +23,6 @@ if TYPE_CHECKING:
 
     from tests.support.fake_api import FakeApi
 
-KUBECONFIG = """
-current-context: here
-contexts: [{name: here, context: {cluster: c, user: u}}]
-clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}]
-users: [{name: u, user: {token: t}}]
-"""
-
 
 @pytest.mark.parametrize(
     ("environ", "expected"),
@@ -49,7 +42,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 
 
 def test_a_mistake_of_its_own_ends_it_with_a_traceback_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     async def fail(_: Operator) -> int:
         raise ZeroDivisionError
@@ -57,9 +50,8 @@ def test_a_mistake_of_its_own_ends_it_with_a_traceback_in_the_log(
     monkeypatch.setattr(Operator, "run", fail)
     for of_the_whole_process in ("configure_logging", "_collect_rarely"):
         monkeypatch.setattr(startup, of_the_whole_process, lambda *_: None)
-    config = tmp_path / "config"
-    config.write_text(KUBECONFIG)
-    assert run_operator({"KUBECONFIG": str(config)}) == 1
+    monkeypatch.setattr(startup, "connect", lambda _: Connection("http://127.0.0.1:1"))
+    assert run_operator({}) == 1
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -69,12 +61,6 @@ async def test_a_port_that_is_taken_is_told_in_a_sentence(caplog: pytest.LogCapt
         settings = Settings(http_host="127.0.0.1", http_port=port)
         assert await Operator(settings, Connection("http://127.0.0.1:1")).run() == 1
     assert f"FLEET_OPERATOR_HTTP_PORT {port} cannot be served on" in caplog.text
-
-
-async def test_a_certificate_that_is_none_is_told_in_a_sentence(caplog: pytest.LogCaptureFixture):
-    settings = Settings(http_host="127.0.0.1", http_port=0)
-    assert await Operator(settings, Connection("https://127.0.0.1:1", ca_data="none")).run() == 1
-    assert "the certificates for https://127.0.0.1:1 cannot be used" in caplog.text
 
 
 async def test_a_server_name_that_kopf_cannot_be_told_is_refused_in_a_sentence(

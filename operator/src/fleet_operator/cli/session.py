@@ -12,8 +12,8 @@ from fleet_operator.api.names import LABEL_JOB_NAME, PLURAL
 from fleet_operator.api.rules import name_problem
 from fleet_operator.cluster.cache import Cache
 from fleet_operator.cluster.client import ApiClient, ApiError
-from fleet_operator.cluster.connection import connect_user
 from fleet_operator.cluster.interface import Key
+from fleet_operator.cluster.login import connect_user
 from fleet_operator.cluster.resources import collection
 from fleet_operator.cluster.store import Entry, Store, key_of, version_of
 from fleet_operator.cluster.watch import ExpiredError, ListWatch, list_pages

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import orjson
+from yarl import URL
 
-from fleet_operator.cluster.credentials import CredentialsError
+from fleet_operator.cluster.connection import ConnectionSettingsError
 from fleet_operator.cluster.interface import ClusterError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
     from types import SimpleNamespace
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 REQUEST_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
 TOKEN_SECONDS = 60.0
-"""How long a token read from a file is used before it is read again."""
+"""How long what says who we are is used before the connection is asked for it again."""
 
 RETRY_AFTER_LIMIT_SECONDS = 60.0
 """The longest that a server's wish to be left alone is heeded."""
@@ -79,6 +81,10 @@ class ApiClient:
         self._session: aiohttp.ClientSession | None = None
         self._server_name: str | None = None
         self._token = _Token(connection)
+        through = URL(connection.proxy) if connection.proxy else None
+        self._shown = connection.server + (
+            f" through the proxy {through.host}:{through.port}" if through else ""
+        )
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -229,7 +235,7 @@ class ApiClient:
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             why = str(error) or type(error).__name__
-            raise ApiError(0, "NoAnswer", f"no answer from {self._connection.server}: {why}") from error
+            raise ApiError(0, "NoAnswer", f"no answer from {self._shown}: {why}") from error
         finally:
             if self._on_request is not None:
                 self._on_request(verb, _resource(path), status, time.monotonic() - started)
@@ -252,24 +258,26 @@ class ApiClient:
 
 
 class _Token:
-    """The token of a connection, which is read again now and then: a file may get another one."""
+    """Who we are to the API server, which is asked for again now and then: a file may get another token."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._bearer: str | None = None
+        self._header: str | None = None
         self._read_at = -TOKEN_SECONDS
 
     def headers(self) -> dict[str, str]:
-        """Return what bears it, if there is one; ApiError if it cannot be read."""
+        """Return the header that says so, if there is one; ApiError if it cannot be had."""
         now = time.monotonic()
         if now - self._read_at >= TOKEN_SECONDS:
             try:
-                self._bearer, self._read_at = self._connection.bearer(), now
-            except (OSError, CredentialsError) as error:
+                self._header, self._read_at = self._connection.authorization(), now
+            except ConnectionSettingsError as error:
+                raise ApiError(0, "NoToken", str(error)) from error
+            except OSError as error:
                 raise ApiError(
                     0, "NoToken", f"the token of the API server cannot be read: {error}"
                 ) from error
-        return {"Authorization": f"Bearer {self._bearer}"} if self._bearer else {}
+        return {"Authorization": self._header} if self._header else {}
 
 
 def open_session(
@@ -314,17 +322,36 @@ def open_session(
     traces.on_request_start.append(begin)
     traces.on_request_end.append(tell)
     traces.on_request_exception.append(tell_none)
-    bearer = connection.bearer()
-    headers = {"Authorization": f"Bearer {bearer}"} if bearer else {}
-    return _session(connection, headers, trace_configs=[traces])
+    header = connection.authorization()
+    return _session(connection, {"Authorization": header} if header else {}, trace_configs=[traces])
 
 
 def _session(connection: Connection, headers: Mapping[str, str], **options: Any) -> aiohttp.ClientSession:
-    https = connection.server.startswith("https:")
-    connector = aiohttp.TCPConnector(ssl=connection.ssl_context() if https else False, limit=0)
+    tls: ssl.SSLContext | bool = True if connection.tls is None else connection.tls
+    if (proxy := connection.proxy) is not None and proxy.startswith("socks"):
+        connector = _through_socks(proxy, tls)
+    else:
+        connector = aiohttp.TCPConnector(ssl=tls, limit=0)
+        options["proxy"] = proxy
     return aiohttp.ClientSession(
         connector=connector, headers={**headers, "User-Agent": "fleet-operator"}, **options
     )
+
+
+def _through_socks(proxy: str, tls: ssl.SSLContext | bool) -> aiohttp.TCPConnector:
+    """Return what connects by a proxy of kind SOCKS, and whose errors are aiohttp's."""
+    from aiohttp_socks import ProxyConnectionError, ProxyConnector, ProxyError, ProxyTimeoutError
+
+    class Connector(ProxyConnector):
+        async def connect(self, *arguments: Any, **options: Any) -> Any:
+            try:
+                return await super().connect(*arguments, **options)
+            except aiohttp.ClientError:
+                raise
+            except (ProxyConnectionError, ProxyError, ProxyTimeoutError, OSError) as error:
+                raise aiohttp.ClientConnectionError(str(error)) from error
+
+    return Connector.from_url(proxy, ssl=tls, limit=0, rdns=True)
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
