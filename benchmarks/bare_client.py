@@ -14,7 +14,7 @@ from typing import Any
 from fleet_operator.api import FleetJob, Role, parse_job
 from fleet_operator.build import ClusterHosts, build_extras, build_pod, build_service
 from fleet_operator.cluster.client import ApiClient
-from fleet_operator.cluster.connection import from_kubeconfig
+from fleet_operator.cluster.login import from_kubeconfig
 from fleet_operator.cluster.resources import FEATURES, collection
 from fleet_operator.plan.model import Attempt
 

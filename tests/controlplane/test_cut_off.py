@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.cluster.client import ApiClient
-from fleet_operator.cluster.connection import from_kubeconfig
+from fleet_operator.cluster.login import from_kubeconfig
 
 if TYPE_CHECKING:
     from tests.support.controlplane import ControlPlane

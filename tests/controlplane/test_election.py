@@ -179,7 +179,7 @@ async def test_a_lease_that_somebody_deletes_is_made_anew_by_its_holder_and_nobo
 ):
     async with operators(control_plane, operator, tmp_path, namespace) as (one, two, _):
         held = await namespace.client.get(f"{LEASES}/{namespace.name}")
-        await namespace.client.delete(f"{LEASES}/{namespace.name}", {})
+        await namespace.client.delete(f"{LEASES}/{namespace.name}")
         async with asyncio.timeout(20):
             while "made the lease" not in one.log.read_text():  # noqa: ASYNC110 there is only the asking
                 await asyncio.sleep(0.05)

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet_operator.cluster.client import ApiError
 from tests.support.digits_job import SERVERS, TRAINERS, run
 from tests.support.jobs import collective_manifest, manifest
-from tests.support.kube import attempt, is_running, told_of
+from tests.support.kube import ApiException, attempt, is_running, told_of
 from tests.support.operator_process import METRICS_READER, NAMESPACE
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ async def test_a_job_brings_its_network_policy_and_its_servers_budget(namespace:
     )
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": SERVERS[0]}}
     path = namespace.path("pods", SERVERS[0], subresource="eviction")
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ApiException) as refused:
         await namespace.client.create(path, eviction)
     assert refused.value.status == 429
     # A finished job lets its nodes be drained.

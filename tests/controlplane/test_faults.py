@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from fleet_operator.cluster.client import ApiError
 from tests.support.digits_job import SERVERS, TRAINERS
 from tests.support.fault_proxy import Answer, ErrorEvent, Lost, Reset, Slow
 from tests.support.faulty import PODS
 from tests.support.jobs import manifest
-from tests.support.kube import attempt, condition, runs_again, told_of, uids
+from tests.support.kube import ApiException, attempt, condition, runs_again, told_of, uids
 from tests.support.operator_process import CRD
 
 if TYPE_CHECKING:
@@ -390,13 +389,11 @@ async def test_a_clock_that_is_set_back_prolongs_no_pause(faulty: Faulty):
 
 async def is_served(namespace: Namespace, field: str) -> bool:
     """Whether the API server takes jobs with a field; for a moment after an upgrade it serves none at all."""
-    path = namespace.path("fleetjobs") + "?fieldValidation=Strict&dryRun=All"
     document = manifest("probe")
     document["spec"][field] = "blue"
-    document["metadata"]["namespace"] = namespace.name
     try:
-        await namespace.client.create(path, document)
-    except ApiError:
+        await namespace.create_job(document, dry_run=True)
+    except ApiException:
         return False
     return True
 

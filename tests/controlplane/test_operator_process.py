@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import yaml
 
 from fleet_operator.api.names import METRICS_PORT
-from fleet_operator.cluster.client import ApiError
 from tests.support.digits_job import SERVERS, TRAINERS
 from tests.support.jobs import manifest
-from tests.support.kube import attempt, is_running, runs_again, told_of
+from tests.support.kube import ApiException, attempt, is_running, runs_again, told_of
 from tests.support.operator_process import CRD, NAMESPACE, OperatorProcess
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ async def until_taken(namespace: Namespace, document: Manifest) -> Manifest:
     """Create a job as soon as the API server has learnt of the definition that lets it in."""
     async with asyncio.timeout(20):
         while True:
-            with contextlib.suppress(ApiError):
+            with contextlib.suppress(ApiException):
                 return await namespace.create_job(document)
             await asyncio.sleep(0.1)
 
@@ -35,7 +34,7 @@ async def until_taken(namespace: Namespace, document: Manifest) -> Manifest:
 async def until_refused(namespace: Namespace, document: Manifest) -> None:
     """Wait until the API server has learnt of the definition that does not let a job in."""
     async with asyncio.timeout(20):
-        with contextlib.suppress(ApiError):
+        with contextlib.suppress(ApiException):
             while await namespace.create_job(document, dry_run=True):  # noqa: ASYNC110 there is only the asking
                 await asyncio.sleep(0.1)
 

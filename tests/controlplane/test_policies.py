@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fleet_operator.cluster.client import ApiError
 from tests.support.digits_job import SERVERS, TRAINERS, run
 from tests.support.jobs import collective_manifest, manifest
-from tests.support.kube import condition, runs_again, told_of, uids
+from tests.support.kube import ApiException, condition, runs_again, told_of, uids
 from tests.support.pods import env_of, main_of
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ async def test_a_job_that_is_managed_by_another_controller_is_left_alone(namespa
     assert "status" not in other
     assert "other" not in {each["metadata"]["name"] for each in await namespace.all("services")}
     for change in (None, "fleetjob.dev/fleet-operator"):
-        with pytest.raises(ApiError, match=r"no change of spec\.runPolicy\.managedBy"):
+        with pytest.raises(ApiException, match=r"no change of spec\.runPolicy\.managedBy"):
             await namespace.client.merge_patch(
                 namespace.path("fleetjobs", "other"), {"spec": {"runPolicy": {"managedBy": change}}}
             )
@@ -228,7 +227,7 @@ async def test_trainers_that_cannot_change_say_why(
     namespace: Namespace, spec: Manifest, wanted: int, message: str
 ):
     await namespace.create_job(manifest(**spec))
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ApiException) as refused:
         await scale(namespace, wanted)
     assert message in str(refused.value)
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet_operator.cluster.client import ApiError
 from tests.support.jobs import INVALID, VALID, manifest
+from tests.support.kube import ApiException
 
 if TYPE_CHECKING:
     from tests.support.jobs import InvalidCase
@@ -25,7 +25,7 @@ def with_limit(cores: float) -> Manifest:
 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.id) for case in INVALID])
 async def test_invalid_job_is_refused(namespace: Namespace, case: InvalidCase):
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(ApiException) as refused:
         await namespace.create_job(case.manifest)
     assert refused.value.status in (400, 422)
     assert case.path in str(refused.value)
@@ -53,7 +53,7 @@ async def test_what_pods_are_made_of_cannot_change(namespace: Namespace, change:
     role = {"replicas": 2, "template": with_limit(0.5)}
     await namespace.create_job(manifest(pserver=role, trainer=role, runPolicy={"suspend": True}))
     path = namespace.path("fleetjobs", "digits")
-    with pytest.raises(ApiError, match=f"no change of {field}: delete the job and create it again"):
+    with pytest.raises(ApiException, match=f"no change of {field}: delete the job and create it again"):
         await namespace.client.merge_patch(path, {"spec": change})
     changed = await namespace.client.merge_patch(path, {"spec": {"runPolicy": {"backoffLimit": 1}}})
     assert changed["spec"]["runPolicy"]["backoffLimit"] == 1

@@ -68,12 +68,12 @@ def trained(namespace: Kubectl, example: Example) -> Trained:
     before = namespace.inventory()
     name = namespace("apply", "-f", example.manifest, "-o", "name").strip().rpartition("/")[2]
     job = namespace.wait_until(
-        "fleetjob", name, is_finished, timeout=TRAINING_SECONDS, what="to succeed or fail"
+        "fleetjobs", name, is_finished, timeout=TRAINING_SECONDS, what="to succeed or fail"
     )
     # The job has succeeded with its trainers; the servers, told by them, end a moment later.
     pods = [
         namespace.wait_until(
-            "pod", pod["metadata"]["name"], has_ended, timeout=ENDING_SECONDS, what="to end by itself"
+            "pods", pod["metadata"]["name"], has_ended, timeout=ENDING_SECONDS, what="to end by itself"
         )
         for pod in namespace.get("pods")
     ]
@@ -132,7 +132,7 @@ def test_the_status_tells_the_progress(trained):
 
 
 def test_events_tell_the_jobs_story(trained):
-    events = trained.kubectl.get("events", None, "--field-selector", "involvedObject.kind=FleetJob")
+    events = trained.kubectl.get("events", fieldSelector="involvedObject.kind=FleetJob")
     assert {"Started", "Succeeded"} <= {event["reason"] for event in events}
 
 

@@ -31,7 +31,7 @@ def test_a_pod_compiles_saves_and_loads_the_libraries_of_rdma(new_namespace: New
     with new_namespace("image") as namespace:
         namespace("apply", "-f", "-", stdin=json.dumps(job))
         ended = namespace.wait_until(
-            "fleetjob",
+            "fleetjobs",
             "compiles",
             lambda job: job.get("status", {}).get("state") in ("Succeeded", "Failed"),
             timeout=SECONDS,

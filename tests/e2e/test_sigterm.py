@@ -50,7 +50,7 @@ def test_sigterm_ends_a_replica_within_two_seconds(namespace: Kubectl, role: str
     pod = f"endless-{role}-0"
     namespace("apply", "-f", "-", stdin=json.dumps(job_that_never_ends()))
     namespace.wait_until(
-        "fleetjob",
+        "fleetjobs",
         "endless",
         lambda job: job.get("status", {}).get("state") == "Running",
         timeout=START_SECONDS,
@@ -62,7 +62,7 @@ def test_sigterm_ends_a_replica_within_two_seconds(namespace: Kubectl, role: str
     signalled = int(namespace("exec", pod, "--", "sh", "-c", f"{later} date +%s")) + 1
     # Nobody deletes the pod, so an end by SIGTERM is a failure in either role, and the status tells it.
     job = namespace.wait_until(
-        "fleetjob",
+        "fleetjobs",
         "endless",
         lambda job: "lastFailure" in job["status"],
         timeout=END_SECONDS,

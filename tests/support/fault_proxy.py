@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import socket
+import ssl
 import struct
 import time
 from dataclasses import dataclass, field
@@ -18,9 +19,8 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp import web
-
-from fleet_operator.cluster.client import _resource
-from fleet_operator.cluster.connection import Connection, from_kubeconfig
+from kubernetes import config
+from kubernetes.client import Configuration
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -102,7 +102,7 @@ class _Rule:
 class FaultProxy:
     """One proxy; `server` is its address once it is started."""
 
-    def __init__(self, upstream: Connection) -> None:
+    def __init__(self, upstream: Configuration) -> None:
         self.server = ""
         self.calls: list[Call] = []
         self.on_call: Callable[[Call], Fault | None] = lambda _: None
@@ -155,7 +155,8 @@ class FaultProxy:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[FaultProxy]:
         """Listen on a free port of the loopback interface."""
-        connector = aiohttp.TCPConnector(ssl=self._upstream.ssl_context(), limit=0)
+        tls = ssl.create_default_context(cafile=self._upstream.ssl_ca_cert)
+        connector = aiohttp.TCPConnector(ssl=tls, limit=0)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as self._session:
             runner = web.ServerRunner(web.Server(self._serve), shutdown_timeout=0.1)
@@ -204,7 +205,7 @@ class FaultProxy:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in DROPPED}
         async with self._session.request(
             request.method,
-            self._upstream.server + str(request.rel_url),
+            self._upstream.host + str(request.rel_url),
             headers=headers,
             data=await request.read() or None,  # a body without a byte would have a type of its own
         ) as answer:
@@ -236,7 +237,19 @@ class FaultProxy:
 
 def proxy_for(kubeconfig: Path) -> FaultProxy:
     """Return a proxy before the API server that a kubeconfig names."""
-    return FaultProxy(from_kubeconfig(kubeconfig))
+    upstream = Configuration()
+    config.load_kube_config(str(kubeconfig), client_configuration=upstream)
+    return FaultProxy(upstream)
+
+
+def _resource(path: str) -> str:
+    """Return the kind of thing a path speaks of, as in ``pods`` or ``fleetjobs/status``."""
+    root, *parts = path.strip("/").split("/")
+    parts = parts[1:] if root == "api" else parts[2:]  # behind the version of the API
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        parts = parts[2:]
+    kind, _, *subresource = [*parts, "", ""][: max(2, len(parts))]
+    return "/".join([kind, *subresource]) or "other"
 
 
 def _status(fault: Answer) -> web.Response:

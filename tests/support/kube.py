@@ -1,4 +1,8 @@
-"""What tests ask of an API server: objects, annotations, and waiting for what they want to see."""
+"""What tests ask of an API server: objects, annotations, and waiting for what they want to see.
+
+They ask by the package `kubernetes`, not by the client of fleet_operator: what that client sends and reads is
+under test, and a mistake in it must not hide itself.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,95 @@ import json
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from kubernetes.aio import config
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio.dynamic import DynamicClient
+from kubernetes.aio.watch import Watch
+
 from fleet_operator.api.names import API_VERSION, LABEL_ATTEMPT, LABEL_JOB_NAME
-from fleet_operator.cluster.client import ApiClient
-from fleet_operator.cluster.connection import from_kubeconfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
     from pathlib import Path
+
+__all__ = [
+    "ApiException",
+    "ApiServer",
+    "Manifest",
+    "Namespace",
+    "attempt",
+    "client_for",
+    "condition",
+    "fresh_namespace",
+    "is_running",
+    "runs_again",
+    "told_of",
+    "uids",
+]
 
 Manifest = dict[str, Any]
 
 WAIT_SECONDS = 60.0
 
 
-class Namespace:
-    """One namespace of an API server, as a test sees it."""
+class ApiServer:
+    """One API server, which answers in plain mappings; what it refuses is an ApiException."""
 
-    def __init__(self, client: ApiClient, name: str) -> None:
+    def __init__(self, client: ApiClient) -> None:
+        self._client = DynamicClient(client)
+
+    async def get(self, path: str, params: Mapping[str, str] | None = None) -> Manifest:
+        """Return the object, or the list, at `path`."""
+        return await self._ask("get", path, params)
+
+    async def create(
+        self, path: str, manifest: Mapping[str, Any], params: Mapping[str, str] | None = None
+    ) -> Manifest:
+        """Create an object in the collection at `path`."""
+        return await self._ask("post", path, params, body=manifest)
+
+    async def replace(self, path: str, manifest: Mapping[str, Any]) -> Manifest:
+        """Replace the object at `path`."""
+        return await self._ask("put", path, body=manifest)
+
+    async def merge_patch(self, path: str, patch: Mapping[str, Any]) -> Manifest:
+        """Merge `patch` into the object at `path`."""
+        return await self._ask("patch", path, body=patch, content_type="application/merge-patch+json")
+
+    async def delete(self, path: str, options: Mapping[str, Any] | None = None) -> Manifest:
+        """Delete the object at `path`."""
+        return await self._ask("delete", path, body={**(options or {})})
+
+    async def changes(
+        self, path: str, version: str, params: Mapping[str, str]
+    ) -> AsyncGenerator[tuple[str, Manifest]]:
+        """Give each change of a collection since a version: its type and its object.
+
+        A watch that ends, as watches do now and then, goes on from the last change.
+        """
+
+        async def open_watch(**asked: Any) -> Any:
+            query = [*params.items()]
+            return await self._client.request("get", path, query_params=query, serialize=False, **asked)
+
+        async with Watch().stream(open_watch, resource_version=version) as events:
+            async for event in events:
+                yield event["type"], event["raw_object"]
+
+    async def _ask(
+        self, verb: str, path: str, params: Mapping[str, str] | None = None, **asked: Any
+    ) -> Manifest:
+        query = [*(params or {}).items()]
+        answer = await self._client.request(verb, path, query_params=query, serialize=False, **asked)
+        found: Manifest = await answer.json()
+        return found
+
+
+class Namespace:
+    """One namespace of an API server, or what is in none where it has no name, as a test sees it."""
+
+    def __init__(self, client: ApiServer, name: str) -> None:
         self.client = client
         self.name = name
 
@@ -38,14 +114,14 @@ class Namespace:
             "podgroups.scheduling.x-k8s.io": "/apis/scheduling.x-k8s.io/v1alpha1",
         }
         base, kind = groups.get(plural, "/api/v1"), plural.partition(".")[0]
-        parts = [base, "namespaces", self.name, kind, name, subresource]
+        parts = [base, *(("namespaces", self.name) if self.name else ()), kind, name, subresource]
         return "/".join(part for part in parts if part)
 
     async def create_job(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> Manifest:
         """Create a FleetJob in this namespace, asking for strict validation as kubectl does."""
         document = {**manifest, "metadata": {**manifest["metadata"], "namespace": self.name}}
-        asked = "?fieldValidation=Strict" + ("&dryRun=All" if dry_run else "")
-        return await self.client.create(self.path("fleetjobs") + asked, document)
+        asked = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
+        return await self.client.create(self.path("fleetjobs"), document, asked)
 
     async def get(self, plural: str, name: str) -> Manifest:
         """Return one object."""
@@ -102,15 +178,14 @@ class Namespace:
         listed = await self.client.get(self.path(plural), params)
         objects = {item["metadata"]["name"]: item for item in listed["items"]}
         yield objects
-        watch = {**params, "resourceVersion": listed["metadata"]["resourceVersion"]}
-        async with self.client.stream(self.path(plural), watch, silence_seconds=300) as lines:
-            async for line in lines:
-                event = json.loads(line)
-                name = event["object"]["metadata"]["name"]
-                if event["type"] == "DELETED":
+        version = listed["metadata"]["resourceVersion"]
+        async with contextlib.aclosing(self.client.changes(self.path(plural), version, params)) as changes:
+            async for kind, item in changes:
+                name = item["metadata"]["name"]
+                if kind == "DELETED":
                     objects.pop(name, None)
                 else:
-                    objects[name] = event["object"]
+                    objects[name] = item
                 yield objects
 
     async def until_job(
@@ -161,14 +236,16 @@ class Namespace:
 
 
 @contextlib.asynccontextmanager
-async def client_for(kubeconfig: Path) -> AsyncIterator[ApiClient]:
+async def client_for(kubeconfig: Path) -> AsyncIterator[ApiServer]:
     """Open a client as a kubeconfig's user."""
-    async with ApiClient(from_kubeconfig(kubeconfig)) as client:
-        yield client
+    configuration = Configuration()
+    await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
+    async with ApiClient(configuration) as client:
+        yield ApiServer(client)
 
 
 @contextlib.asynccontextmanager
-async def fresh_namespace(client: ApiClient, name: str | None = None) -> AsyncIterator[Namespace]:
+async def fresh_namespace(client: ApiServer, name: str | None = None) -> AsyncIterator[Namespace]:
     """Make a namespace that pods can be made in, for as long as it is needed."""
     name = name or f"test-{uuid.uuid4().hex[:8]}"
     namespaces = "/api/v1/namespaces"
@@ -177,7 +254,7 @@ async def fresh_namespace(client: ApiClient, name: str | None = None) -> AsyncIt
     # Pods are refused until the controller manager has made the namespace's account.
     await fresh.until("serviceaccounts", "the default account", lambda found: "default" in found)
     yield fresh
-    await client.delete(f"{namespaces}/{name}", {})
+    await client.delete(f"{namespaces}/{name}")
 
 
 def is_running(pod: Manifest) -> bool:

@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from fleet_operator.cluster.client import ApiClient
     from tests.support.fault_proxy import Call, Fault, FaultProxy
-    from tests.support.kube import Manifest
+    from tests.support.kube import ApiServer, Manifest
 
 WAIT_SECONDS = 60.0
 LEASE_SECONDS = 3600
@@ -114,7 +113,7 @@ class Story:
 class Witness:
     """Watches all namespaces as the administrator, from before the first life on."""
 
-    def __init__(self, client: ApiClient) -> None:
+    def __init__(self, client: ApiServer) -> None:
         self.stories: defaultdict[str, Story] = defaultdict(Story)
         self.client = client
         self._tasks: list[asyncio.Task[None]] = []
@@ -128,8 +127,7 @@ class Witness:
             (f"/apis/{API_VERSION}/fleetjobs", {}),
         ):
             version = (await self.client.get(path, {**selector, "limit": "1"}))["metadata"]["resourceVersion"]
-            params = {**selector, "resourceVersion": version}
-            self._tasks.append(asyncio.create_task(self._watch(path, params)))
+            self._tasks.append(asyncio.create_task(self._watch(path, version, selector)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -140,13 +138,10 @@ class Witness:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         assert not ended, f"a watch of the witness has ended: {ended}"
 
-    async def _watch(self, path: str, params: dict[str, str]) -> None:
-        async with self.client.stream(path, params, silence_seconds=600) as lines:
-            async for line in lines:
-                event = json.loads(line)
-                if event["type"] == "ERROR":
-                    raise AssertionError(f"the witness's watch on {path} ended: {event['object']}")
-                self.stories[event["object"]["metadata"]["namespace"]].note(event["type"], event["object"])
+    async def _watch(self, path: str, version: str, selector: dict[str, str]) -> None:
+        async with contextlib.aclosing(self.client.changes(path, version, selector)) as changes:
+            async for kind, item in changes:
+                self.stories[item["metadata"]["namespace"]].note(kind, item)
 
 
 @dataclass

@@ -1,20 +1,22 @@
-"""kubectl, for one cluster: typed answers, waits with a deadline, and all about a namespace at once."""
+"""One cluster, as people change it by kubectl and as tests look at it by the package `kubernetes`."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import json
-import selectors
-import subprocess
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.support.e2e.command import CommandError, run
+from tests.support.kube import Namespace, client_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
+
+    from tests.support.kube import ApiServer
+
+T = TypeVar("T")
 
 REQUEST_SECONDS = 60.0
 """How long a request to the API server may take on a machine that has much else to do."""
@@ -22,7 +24,7 @@ REQUEST_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Kubectl:
-    """kubectl with a kubeconfig, and a namespace unless it is about the whole cluster."""
+    """A cluster, and a namespace unless it is about all of it; called, it is kubectl."""
 
     program: Path
     kubeconfig: Path
@@ -44,11 +46,9 @@ class Kubectl:
         """Return the same for `namespace`."""
         return Kubectl(self.program, self.kubeconfig, namespace)
 
-    def get(self, resource: str, name: str | None = None, *arguments: str) -> Any:
-        """Return one object, or without a name the list of all."""
-        named = [name] if name else []
-        answer = json.loads(self("get", resource, *named, *arguments, "-o", "json"))
-        return answer if name else answer["items"]
+    def get(self, plural: str, **params: str) -> list[dict[str, Any]]:
+        """Return all objects of a kind, in the namespace if there is one."""
+        return self._ask(lambda server: Namespace(server, self.namespace or "").all(plural, **params))
 
     def names(self, resource: str) -> set[str]:
         """Return all objects of one or more kinds, each as ``kind/name``."""
@@ -56,53 +56,53 @@ class Kubectl:
 
     def inventory(self) -> set[str]:
         """Return every object in the namespace but Events, which tell of the past, and its own two."""
-        kinds = self("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
-        asked = ",".join(kind for kind in kinds if kind.split(".")[0] != "events")
-        found = set(self("get", asked, "-o", "name").split())
-        return found - {"configmap/kube-root-ca.crt", "serviceaccount/default"}
+
+        async def look(server: ApiServer) -> set[str]:
+            found = set()
+            groups = (await server.get("/apis"))["groups"]
+            for base in (
+                "/api/v1",
+                *(f"/apis/{each['preferredVersion']['groupVersion']}" for each in groups),
+            ):
+                group = "".join(f".{each}" for each in base.split("/")[2:-1])
+                for kind in (await server.get(base))["resources"]:
+                    plural = kind["name"]
+                    if kind["namespaced"] and "list" in kind["verbs"] and plural != "events":
+                        listed = await server.get(f"{base}/namespaces/{self.namespace}/{plural}")
+                        named = f"{kind['singularName'] or kind['kind'].lower()}{group}"
+                        found |= {f"{named}/{each['metadata']['name']}" for each in listed["items"]}
+            return found - {"configmap/kube-root-ca.crt", "serviceaccount/default"}
+
+        return self._ask(look)
 
     def wait_until(
-        self, resource: str, name: str, holds: Callable[[dict[str, Any]], bool], *, timeout: float, what: str
+        self, plural: str, name: str, holds: Callable[[dict[str, Any]], bool], *, timeout: float, what: str
     ) -> dict[str, Any]:
         """Return the first version of an object for which `holds` is true.
 
         Raises
         ------
-        CommandError
+        AssertionError
             None came within `timeout` seconds; the message says `what` was waited for, and the last status.
         """
-        last: dict[str, Any] = {}
-        for last in self._versions(resource, name, timeout):
-            if holds(last):
-                return last
-        raise CommandError(
-            f"waited {timeout:.0f} s for {resource}/{name} {what}; "
-            f"its last status: {json.dumps(last.get('status'))}"
-        )
 
-    def _versions(self, resource: str, name: str, timeout: float) -> Iterator[dict[str, Any]]:
-        """Yield an object as it is now and after each change, until the time is over."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            with self._watch(resource, name) as output, selectors.DefaultSelector() as selector:
-                selector.register(output, selectors.EVENT_READ)
-                while selector.select(max(0.0, deadline - time.monotonic())):
-                    line = output.readline()
-                    if not line:
-                        break  # the watch has ended, as watches do now and then
-                    yield self.get(resource, name)
-            time.sleep(0.2)
+        async def wait(server: ApiServer) -> dict[str, dict[str, Any]]:
+            return await Namespace(server, self.namespace or "").until(
+                plural,
+                f"{name} {what}",
+                lambda found: name in found and holds(found[name]),
+                seconds=timeout,
+                fieldSelector=f"metadata.name={name}",
+            )
 
-    @contextlib.contextmanager
-    def _watch(self, resource: str, name: str) -> Iterator[Any]:
-        command = self._command("get", resource, name, "--watch", "--no-headers", "-o", "name")
-        with subprocess.Popen(
-            [str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
-        ) as process:
-            try:
-                yield process.stdout
-            finally:
-                process.kill()
+        return self._ask(wait)[name]
+
+    def _ask(self, work: Callable[[ApiServer], Awaitable[T]]) -> T:
+        async def ask() -> T:
+            async with client_for(self.kubeconfig) as server:
+                return await work(server)
+
+        return asyncio.run(ask())
 
     def everything(self) -> str:
         """Return what a person would look at first when something has gone wrong in the namespace."""
