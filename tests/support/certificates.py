@@ -28,6 +28,7 @@ class Authority:
         *,
         usages: str = USAGES,
         days: int = 1,
+        subject: str = "/CN=replica",
     ) -> Path:
         """Write a certificate, its key and the authority's into a folder, as cert-manager does; return it.
 
@@ -40,13 +41,15 @@ class Authority:
             What it may be used for.
         days : int
             How long it holds; one that has expired already has a negative number.
+        subject : str
+            Whose it is.
         """
         into.mkdir(parents=True, exist_ok=True)
         request, extensions = self.folder / "request.pem", self.folder / "extensions"
         extensions.write_text(f"subjectAltName={','.join(names)}\nextendedKeyUsage={usages}\n")
         _openssl(
             *("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-keyout", into / "tls.key", "-subj", "/CN=replica", "-out", request),
+            *("-keyout", into / "tls.key", "-subj", subject, "-out", request),
         )
         _openssl(
             *("x509", "-req", "-in", request, "-CA", self.certificate),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from tests.support.administrator import Administrator
+from tests.support.certificates import make_authority
 from tests.support.daemons import Daemons
 from tools import assets
 
@@ -69,6 +70,8 @@ class ControlPlane:
             certificate=folder / "certs" / "apiserver.crt",
             kubeconfig=folder / "kubeconfig",
         )
+        self.authority = make_authority(folder / "authority")
+        """Whose clients the API server takes for who their certificates say."""
         self.daemons = Daemons(folder)
         self.pods_log = folder / "pods.log"
         """What every container of every pod says, as a container runtime writes it: a test's own to fill."""
@@ -146,6 +149,7 @@ class ControlPlane:
             f"--cert-dir={certs}",
             "--authorization-mode=Node,RBAC",
             f"--token-auth-file={certs / 'tokens.csv'}",
+            f"--client-ca-file={self.authority.certificate}",
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
             "--service-cluster-ip-range=10.96.0.0/16",
             f"--service-account-key-file={certs / 'sa.key'}",
