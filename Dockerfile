@@ -22,7 +22,7 @@ COPY operator/pyproject.toml /build/operator/pyproject.toml
 COPY operator/src /build/operator/src
 RUN cd /build/operator && /build/venv/bin/hatchling build --target wheel --directory /wheels/operator
 
-# --- operator
+# --- operator, without the extras of people's machines: the package kubernetes alone has 118 MB (docs/adr/0008)
 FROM ${BASE_IMAGE} AS operator-packages
 ARG PIP_INDEX_URL
 ARG PIP_TRUSTED_HOST

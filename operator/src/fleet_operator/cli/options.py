@@ -66,7 +66,10 @@ Context = Annotated[
 ]
 Kubeconfig = Annotated[
     Path | None,
-    typer.Option(help="The kubeconfig. Default: KUBECONFIG, ~/.kube/config, or the pod's own account."),
+    typer.Option(
+        help="The kubeconfig, which the package kubernetes reads. Default: KUBECONFIG, ~/.kube/config, or the"
+        " pod's own account."
+    ),
 ]
 Printed = Annotated[Output, typer.Option("--output", "-o", help="text for people, json for programs.")]
 Timeout = Annotated[float | None, typer.Option(min=0.1, help="Stop waiting after so many seconds.")]

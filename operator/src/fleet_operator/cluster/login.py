@@ -35,10 +35,14 @@ LOGIN_SECONDS = 120.0
 EARLY = timedelta(seconds=60)
 """How long before its end a credential is replaced."""
 
+CHANGING = {"auth-provider", "client-certificate", "tokenFile"}
+"""What of a user is read again whenever somebody asks who we are: others may write these files anew."""
+
 DIRECT = "localhost,127.0.0.0/8,::1"
 """What the proxies of the environment are never asked for, as kubectl never does."""
 
-INSTALL = "pip install 'fleet-operator[cli]'"
+OLDEST = 37
+"""The first of the package's major versions that knows proxy-url."""
 
 
 def connect(environ: Mapping[str, str]) -> Connection:
@@ -102,7 +106,7 @@ def from_pod_loaded(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) 
     shown = "the login as the pod's service account"
     with _explained(f"{shown} failed:", "is automountServiceAccountToken false?"):
         namespace = (folder / "namespace").read_text(encoding="utf-8").strip()
-    return _Login(shown, loader, {}).connection(namespace)
+    return _Login(shown, loader, {"tokenFile": folder / "token"}).connection(namespace)
 
 
 def from_kubeconfig(*paths: Path, context: str | None = None) -> Connection:
@@ -117,11 +121,15 @@ def from_kubeconfig(*paths: Path, context: str | None = None) -> Connection:
     if not any(path.exists() for path in paths):
         raise ConnectionSettingsError(f"cannot read the kubeconfig {joined}: there is no such file")
     try:
+        from kubernetes import __version__ as version
         from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
-    except ImportError as error:
+    except ImportError:
+        version = ""
+    if int(version.partition(".")[0] or 0) < OLDEST:
         raise ConnectionSettingsError(
-            f"what reads kubeconfigs, the package kubernetes, is not installed: {INSTALL}"
-        ) from error
+            f"a kubeconfig is read by the package kubernetes, of which {version or 'none'} is installed: "
+            f"pip install 'kubernetes>={OLDEST}'"
+        )
     with _explained(f"cannot read the kubeconfig {joined}:"):
         merged = KubeConfigMerger(joined)
         named = (each.get("current-context") for each in merged.config_files.values())
@@ -169,8 +177,7 @@ class _Login:
     loader : callable
         Makes one of the package's loaders, which writes certificates into the folder that is given.
     user : mapping
-        The kubeconfig's user. A credential program is asked again when its answer ends; files are read
-        whenever somebody asks who we are.
+        The kubeconfig's user.
     """
 
     def __init__(self, shown: str, loader: Callable[[str], Any], user: Mapping[str, Any]) -> None:
@@ -183,13 +190,18 @@ class _Login:
 
     def connection(self, namespace: str, tls_server_name: str | None = None) -> Connection:
         """Return how to reach the API server by this login."""
+        if tls_server_name is not None and (self._proxy or "").startswith("socks"):
+            raise ConnectionSettingsError(
+                f"{self._shown} has both a tls-server-name and a proxy of kind SOCKS, which do not go "
+                "together: give the server by a name that its certificate has"
+            )
         return Connection(
             self._configuration.host, namespace, self._header, self._tls, tls_server_name, self._proxy
         )
 
     def _header(self) -> str | None:
         ends = self._expiry is not None and self._expiry - EARLY <= datetime.now(UTC)
-        if ends or "exec" not in self._user:
+        if ends or CHANGING & self._user.keys():
             self._log_in()
         header = self._configuration.api_key.get("BearerToken")
         return None if header is None else " ".join(header.split())  # a token's file ends with a line's end
@@ -257,7 +269,9 @@ def _proxy(configuration: Any, given: str | None) -> str | None:
             f"{configuration.host} has a proxy of kind {scheme!r}, expected http, https or socks5"
         )
     if scheme.startswith("socks") and importlib.util.find_spec("aiohttp_socks") is None:
-        raise ConnectionSettingsError(f"a proxy of kind SOCKS needs the package aiohttp-socks: {INSTALL}")
+        raise ConnectionSettingsError(
+            f"{configuration.host} has a proxy of kind SOCKS, which needs: pip install aiohttp-socks"
+        )
     return f"{scheme}://{rest}"
 
 

@@ -173,6 +173,9 @@ async def test_a_clients_certificate_comes_in_place_or_from_files_beside_the_kub
         del cluster["certificate-authority"]
     found = from_kubeconfig(write(tmp_path / "config", user, cluster))
     assert await who(found) == {"header": None, "serial": serial(mine / "tls.crt")}
+    if not in_place:
+        site.authority.issue(mine)  # as whoever renews it does
+        assert await who(found) == {"header": None, "serial": serial(mine / "tls.crt")}
     assert list(left.iterdir()) == []  # no key stays on the disk
 
 
@@ -374,15 +377,30 @@ def test_a_person_in_a_pod_needs_no_kubeconfig_and_no_loader(
         connect_user(environ | {"KUBERNETES_SERVICE_PORT": "443"})
 
 
+@pytest.mark.parametrize("installed", ["none", "36.0.3"])
 def test_a_kubeconfig_without_the_loader_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: str
+):
+    if installed == "none":
+        for name in [each for each in sys.modules if each.partition(".")[0] == "kubernetes"]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "kubernetes", None)
+    else:
+        monkeypatch.setattr("kubernetes.__version__", installed)
+    path = write(tmp_path / "config", {"token": "t"}, {"server": "https://10.0.0.1"})
+    with pytest.raises(
+        ConnectionSettingsError, match=f"{installed} is installed: pip install 'kubernetes>=37'"
+    ):
+        from_kubeconfig(path)
+
+
+def test_a_proxy_of_kind_socks_without_its_package_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    for name in [each for each in sys.modules if each.partition(".")[0] == "kubernetes"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "kubernetes", None)
-    path = write(tmp_path / "config", {"token": "t"}, {"server": "https://10.0.0.1"})
-    with pytest.raises(ConnectionSettingsError, match=r"pip install 'fleet-operator\[cli\]'"):
-        from_kubeconfig(path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    cluster = {"server": "https://10.0.0.1", "proxy-url": "socks5://10.0.0.2:1080"}
+    with pytest.raises(ConnectionSettingsError, match="kind SOCKS, which needs: pip install aiohttp-socks"):
+        from_kubeconfig(write(tmp_path / "config", {"token": "t"}, cluster))
 
 
 @pytest.mark.parametrize(
@@ -454,6 +472,12 @@ def test_a_kubeconfig_that_is_not_there_says_so(tmp_path: Path):
         ),
         pytest.param(
             {}, {"proxy-url": "gopher://p"}, "has a proxy of kind 'gopher', expected http", id="strange-proxy"
+        ),
+        pytest.param(
+            {},
+            {"proxy-url": "socks5://p", "tls-server-name": "a.example"},
+            "has both a tls-server-name and a proxy of kind SOCKS",
+            id="a-name-through-socks",
         ),
         pytest.param({}, {"certificate-authority-data": "bm9uZQ=="}, r"failed: \[X509", id="no-authority"),
     ],
