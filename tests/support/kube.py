@@ -77,16 +77,17 @@ class ApiServer:
     ) -> AsyncGenerator[tuple[str, Manifest]]:
         """Give each change of a collection since a version: its type and its object.
 
-        A watch that ends, as watches do now and then, goes on from the last change.
+        A watch that ends, as watches do now and then, goes on from the last change or bookmark.
         """
 
         async def open_watch(**asked: Any) -> Any:
-            query = [*params.items()]
+            query = [*params.items(), ("allowWatchBookmarks", "true")]
             return await self._client.request("get", path, query_params=query, serialize=False, **asked)
 
         async with Watch().stream(open_watch, resource_version=version) as events:
             async for event in events:
-                yield event["type"], event["raw_object"]
+                if event["type"] != "BOOKMARK":
+                    yield event["type"], event["raw_object"]
 
     async def _ask(
         self, verb: str, path: str, params: Mapping[str, str] | None = None, **asked: Any
