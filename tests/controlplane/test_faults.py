@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from tests.support.digits_job import SERVERS, TRAINERS
-from tests.support.fault_proxy import Answer, ErrorEvent, Lost, Reset, Slow
+from tests.support.fault_proxy import Answer, ErrorEvent, Lost, Page, Reset, Slow
 from tests.support.faulty import PODS
 from tests.support.jobs import manifest
 from tests.support.kube import ApiException, attempt, condition, runs_again, told_of, uids
@@ -160,6 +160,17 @@ async def test_lists_and_watches_that_fail_are_asked_for_again(faulty: Faulty, f
                     if (call.verb, call.resource) == (verb, resource)
                 ]
                 assert later - one >= fault.retry_after
+
+
+@pytest.mark.parametrize("status", [400, 403, 422])
+async def test_what_a_proxy_answers_in_place_of_the_api_server_ends_no_job(faulty: Faulty, status: int):
+    met = faulty.proxy.fail(Page(status), "POST", "pods", times=3)
+    await faulty.run(runPolicy=ALL_GONE)
+    assert met.is_set()
+    await faulty.finish()
+    await faulty.was_done_once()
+    told = await faulty.namespace.events("digits")
+    assert any(reason == "ActionRefused" and "Bad request" in sentence for _, reason, sentence in told)
 
 
 async def remove_ended(namespace: Namespace, *pods: str) -> None:

@@ -57,6 +57,14 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Page:
+    """The request never arrives; a proxy on its way answers with a page of its own."""
+
+    status: int
+    text: str = "<html><body><h1>Bad request</h1></body></html>"
+
+
+@dataclass(frozen=True)
 class Reset:
     """The connection is reset before the request arrives."""
 
@@ -87,7 +95,7 @@ class ErrorEvent:
     code: int
 
 
-Fault = Answer | Reset | Lost | Held | Slow | ErrorEvent
+Fault = Answer | Page | Reset | Lost | Held | Slow | ErrorEvent
 
 
 @dataclass
@@ -181,6 +189,8 @@ class FaultProxy:
         match fault:
             case Answer():
                 return _status(fault)
+            case Page(status, text):
+                return web.Response(status=status, text=text, content_type="text/html")
             case ErrorEvent(code):
                 told = {"kind": "Status", "code": code, "message": "an error event of the test"}
                 return web.json_response({"type": "ERROR", "object": told})

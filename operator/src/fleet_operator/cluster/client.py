@@ -44,12 +44,32 @@ _WARNING = re.compile(r'\d{3} \S+ "((?:[^"\\]|\\.)*)"')
 
 
 class ApiError(ClusterError):
-    """The API server answered with an error, or (status 0) gave no answer."""
+    """The API server answered with an error, or (status 0) gave no answer.
 
-    def __init__(self, status: int, reason: str, message: str, *, retry_after_seconds: float = 0.0) -> None:
+    Attributes
+    ----------
+    status : int
+        The HTTP status.
+    reason : str
+        The API server's word for it, such as ``Invalid``.
+    details : mapping, optional
+        What the answer's ``metav1.Status`` says about the object, which is empty where it says nothing. None
+        where the answer is no ``Status``: then a proxy may have given it, and not the API server.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        *,
+        retry_after_seconds: float = 0.0,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(message or reason or f"HTTP status {status}")
         self.status = status
         self.reason = reason
+        self.details = details
         self.retry_after_seconds = retry_after_seconds
         self.transient = status in (0, 409, 429) or status >= 500
 
@@ -369,12 +389,15 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 def _error(status: int, answer: bytes, retry_after: str = "") -> ApiError:
     # A header that gives a date instead comes from a proxy, and is left alone: our own back-off does.
     wait = min(float(retry_after), RETRY_AFTER_LIMIT_SECONDS) if retry_after.isdecimal() else 0.0
+    details: Mapping[str, Any] | None = None
     try:
         told = orjson.loads(answer)
         reason, message = told.get("reason") or "", told.get("message") or ""
+        if told.get("kind") == "Status":
+            details = told.get("details") or {}
     except (ValueError, AttributeError):  # a proxy answered, not the API server
         reason, message = "", answer[:300].decode(errors="replace")
-    return ApiError(status, reason, message, retry_after_seconds=wait)
+    return ApiError(status, reason, message, retry_after_seconds=wait, details=details)
 
 
 def _encode(body: Mapping[str, Any], content_type: str) -> bytes:

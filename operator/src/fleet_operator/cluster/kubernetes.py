@@ -239,7 +239,7 @@ class KubernetesCluster:
                 self._refusals.created(key, before)
                 await self._view.foreign.meet(key, resource, name)
                 return False
-            if resource not in _NOT_THE_AUTHORS and is_for_good(error):
+            if resource not in _NOT_THE_AUTHORS and is_for_good(error, KINDS[resource], name):
                 told = f"{KINDS[resource]} {name}: {error}"
                 self._refusals.rejected(job, Refusal.of(job, name, told))
                 self._view.notify(key)  # by which it is forgotten again if its job is gone

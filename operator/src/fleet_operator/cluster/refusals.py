@@ -74,16 +74,29 @@ class Refusals:
         self._for_good.pop(key, None)
 
 
-def is_for_good(error: ApiError) -> bool:
+def is_for_good(error: ApiError, kind: str, name: str) -> bool:
     """Whether an object as written can never be: the job's mistake, and only another spec mends it.
 
-    What a webhook or a policy of the cluster denies looks the same but for its words, and may be let through
-    tomorrow.
+    Only the API server's own word about this very object counts. A proxy answers 400 for reasons of its own,
+    and so does the API server for a request that arrived damaged. What a webhook or a policy of the cluster
+    denies looks the same but for its words, and may be let through tomorrow.
+
+    Parameters
+    ----------
+    error : ApiError
+        The answer to the request that was to create the object.
+    kind, name : str
+        The object's.
     """
     said = str(error)
     if said.startswith("admission webhook") or "ValidatingAdmissionPolicy" in said:
         return False
-    return error.status == 400 or (error.status == 422 and error.reason == "Invalid")
+    if error.details is None:
+        return False
+    if (error.status, error.reason) == (400, "BadRequest"):
+        # Nothing in its details names an object that could not be decoded. Its message begins with the kind.
+        return said.startswith(f"{kind} in version ")
+    return (error.status, error.reason, error.details.get("name")) == (422, "Invalid", name)
 
 
 def needs_somebody(error: ApiError) -> bool:

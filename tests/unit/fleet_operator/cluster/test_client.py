@@ -114,23 +114,26 @@ async def test_an_applied_manifest_is_what_it_was_to_a_reader_of_yaml():
 
 async def test_an_error_carries_the_servers_own_sentence():
     async def handler(_: web.Request) -> web.Response:
+        details = {"name": "p", "kind": "pods"}
         body = {"kind": "Status", "reason": "AlreadyExists", "message": 'pods "p" already exists'}
-        return web.json_response(body, status=409)
+        return web.json_response({**body, "details": details}, status=409)
 
     async with served(handler) as (client, _):
         with pytest.raises(ApiError, match=r'^pods "p" already exists$') as raised:
             await client.create(PODS, {})
         assert (raised.value.status, raised.value.reason) == (409, "AlreadyExists")
+        assert raised.value.details == {"name": "p", "kind": "pods"}
 
 
-async def test_an_error_of_a_proxy_is_told_too():
+@pytest.mark.parametrize("answer", ["bad gateway", '{"message": "bad gateway"}', '["bad gateway"]'])
+async def test_an_error_of_a_proxy_is_told_too_and_is_known_as_none_of_the_api_servers(answer: str):
     async def handler(_: web.Request) -> web.Response:
-        return web.Response(status=502, text="bad gateway")
+        return web.Response(status=502, text=answer)
 
     async with served(handler) as (client, _):
         with pytest.raises(ApiError, match="bad gateway") as raised:
             await client.get(PODS)
-        assert raised.value.status == 502
+        assert (raised.value.status, raised.value.details) == (502, None)
 
 
 async def test_an_answer_that_is_no_json_is_no_answer():

@@ -125,7 +125,9 @@ async def test_a_claim_that_can_never_be_is_told_as_one(api: FakeApi):
     world, claim, _ = beside(api)
     await world.view.start()
     try:
-        api.refusals["POST", CLAIMS] = ApiError(422, "Invalid", "spec.resources: Required value")
+        api.refusals["POST", CLAIMS] = ApiError(
+            422, "Invalid", "spec.resources: Required value", details={"name": "digits-checkpoint"}
+        )
         with pytest.raises(ConflictError):
             await world.cluster.apply(world.job, claim)
         told = "PersistentVolumeClaim digits-checkpoint: spec.resources: Required value"

@@ -27,6 +27,11 @@ pytestmark = pytest.mark.timeout(20)
 RUNNING = FleetJobStatus(state=JobState.RUNNING)
 
 
+def invalid(sentence: str, name: str = "digits-trainer-0") -> ApiError:
+    """Return the API server's word on a pod that can never be."""
+    return ApiError(422, "Invalid", sentence, details={"kind": "Pod", "name": name})
+
+
 @pytest.fixture
 def api() -> FakeApi:
     return api_with_a_job()
@@ -69,7 +74,7 @@ async def test_what_a_new_life_would_get_is_new_each_time(api: FakeApi):
 
 async def test_a_pod_that_can_never_be_is_remembered_until_the_spec_changes(api: FakeApi):
     async with started(api) as world:
-        api.refusals["POST", PODS] = ApiError(422, "Invalid", "spec.containers[0].image: Required value")
+        api.refusals["POST", PODS] = invalid("spec.containers[0].image: Required value")
         told = "Pod digits-trainer-0: spec.containers[0].image: Required value"
         with pytest.raises(ConflictError) as refused:
             await world.cluster.apply(world.job, world.pod())
@@ -95,13 +100,21 @@ async def test_a_creation_that_may_go_better_later_is_an_error(api: FakeApi, sta
     "error",
     [
         pytest.param(
-            ApiError(400, "", 'admission webhook "images.example.com" denied the request: no'), id="webhook"
+            ApiError(400, "", 'admission webhook "images.example.com" denied the request: no', details={}),
+            id="webhook",
         ),
         pytest.param(
-            ApiError(422, "Invalid", "pods is forbidden: ValidatingAdmissionPolicy 'p' denied request"),
+            invalid("pods is forbidden: ValidatingAdmissionPolicy 'p' denied request"),
             id="policy",
         ),
-        pytest.param(ApiError(422, "", "try again"), id="a-proxy"),
+        pytest.param(ApiError(400, "", "<html>400 Bad Request</html>"), id="a-proxys-400"),
+        pytest.param(ApiError(400, "BadRequest", "Pod in version 1"), id="a-proxys-400-as-JSON"),
+        pytest.param(ApiError(422, "Invalid", "try again"), id="a-proxys-422"),
+        pytest.param(
+            ApiError(400, "BadRequest", "the request is cut off: unexpected end of JSON input", details={}),
+            id="a-damaged-request",
+        ),
+        pytest.param(invalid("spec: Required value", "digits-trainer-1"), id="of-another-pod"),
         pytest.param(
             ApiError(
                 500,
@@ -123,10 +136,11 @@ async def test_what_the_cluster_denies_for_now_does_not_end_the_job(api: FakeApi
 
 async def test_what_cannot_be_read_as_an_object_can_never_be(api: FakeApi):
     async with started(api) as world:
-        api.refusals["POST", PODS] = ApiError(400, "BadRequest", "cannot be handled as a Pod")
+        sentence = 'Pod in version "v1" cannot be handled as a Pod: strict decoding error: unknown field "spec.x"'
+        api.refusals["POST", PODS] = ApiError(400, "BadRequest", sentence, details={})
         with pytest.raises(ConflictError):
             await world.cluster.apply(world.job, world.pod())
-        assert world.observe().rejected == "Pod digits-trainer-0: cannot be handled as a Pod"
+        assert world.observe().rejected == f"Pod digits-trainer-0: {sentence}"
 
 
 async def test_unknown_fields_are_refused_in_new_jobs_and_warned_of_once_in_old_ones(api: FakeApi):
@@ -188,7 +202,7 @@ async def test_what_succeeds_beside_a_refusal_does_not_hide_it(api: FakeApi):
 async def test_of_pods_that_can_never_be_the_first_is_told(api: FakeApi):
     async with started(api) as world:
         for sentence in ("first", "second"):
-            api.refusals["POST", PODS] = ApiError(422, "Invalid", sentence)
+            api.refusals["POST", PODS] = invalid(sentence)
             with pytest.raises(ConflictError):
                 await world.cluster.apply(world.job, world.pod())
         assert world.observe().rejected == "Pod digits-trainer-0: first"
@@ -230,7 +244,7 @@ async def test_another_refusal_of_a_later_pass_takes_the_place_of_the_first(api:
     "error",
     [
         pytest.param(ApiError(403, "Forbidden", "the namespace is being terminated"), id="for-now"),
-        pytest.param(ApiError(422, "Invalid", "spec: Required value"), id="for-good"),
+        pytest.param(invalid("spec: Required value"), id="for-good"),
     ],
 )
 async def test_a_refusal_that_comes_after_its_job_was_deleted_is_not_kept(api: FakeApi, error: ApiError):
