@@ -166,7 +166,7 @@ class Engine:
             outcome = await self._reconciler.reconcile(key)
         except ClusterError as error:
             logger.warning("a pass failed, another follows: %s", error, extra={"job": str(key)})
-            outcome = Outcome(Result.FAILED, retry_after(error))
+            outcome = Outcome(Result.FAILED, at_least=retry_after(error))
         except Exception:
             # One job's pass must never end the engine; what went wrong is in the log, with its job.
             logger.exception("a pass failed", extra={"job": str(key)})
@@ -185,12 +185,12 @@ class Engine:
         else:
             self._known.add(key)
         if outcome.result in (Result.CONFLICT, Result.FAILED):
-            least = 0.0 if outcome.after is None else outcome.after.total_seconds()
+            least = 0.0 if outcome.at_least is None else outcome.at_least.total_seconds()
             self._queue.failed(key, now, at_least=least)
-            return
-        self._queue.done(
-            key, rests_until=None if outcome.rest is None else now + outcome.rest.total_seconds()
-        )
+        else:
+            self._queue.done(
+                key, rests_until=None if outcome.rest is None else now + outcome.rest.total_seconds()
+            )
         if outcome.after is not None:
             self._queue.add_at(key, now + outcome.after.total_seconds())
 

@@ -22,11 +22,22 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a pass ended, when to look again even if nothing happens, and how long news may wait until then.
+    """How a pass ended.
 
-    After a failure `after` is when to look again at the earliest.
+    Attributes
+    ----------
+    result : Result
+        How it ended.
+    after : timedelta, optional
+        When to look again even if nothing happens. After a failure, too: what is due then does not wait for
+        the next try.
+    rest : timedelta, optional
+        How long news may wait until then.
+    at_least : timedelta, optional
+        How long the cluster asks to be left alone after a failure. Nothing shortens that.
     """
 
     result: Result
     after: timedelta | None = None
     rest: timedelta | None = None
+    at_least: timedelta | None = None

@@ -145,7 +145,7 @@ class Reconciler:
         outcome = Outcome(Result.DONE, plan.requeue_after, rest(plan.status))
         for together in _in_order(plan.actions):
             if refused := await self._apply(job, together):
-                outcome = await self._refused(key, job, refused)
+                outcome = await self._refused(key, job, plan, refused)
                 break
         else:
             self._refusals.pop(key, None)
@@ -178,8 +178,13 @@ class Reconciler:
         refused.clear()  # what a refusal was raised from holds this, and with it every manifest of the plan
         return told
 
-    async def _refused(self, key: Key, job: FleetJob, refused: Iterable[tuple[Action, Exception]]) -> Outcome:
-        """Note what was refused. Conflicts only mean to look again; of anything else the first is told."""
+    async def _refused(
+        self, key: Key, job: FleetJob, plan: Plan, refused: Iterable[tuple[Action, Exception]]
+    ) -> Outcome:
+        """Note what was refused. Conflicts only mean to look again; of anything else the first is told.
+
+        The plan's status has been written, so what is due by it stays due.
+        """
         told = False
         wait = timedelta()
         for action, refusal in refused:
@@ -190,7 +195,8 @@ class Reconciler:
                 await self._tell_refusal(key, job, action, refusal)
             told = True
             wait = max(wait, retry_after(refusal) or timedelta())
-        return Outcome(Result.FAILED, wait or None) if told else Outcome(Result.CONFLICT)
+        result = Result.FAILED if told else Result.CONFLICT
+        return Outcome(result, plan.requeue_after, at_least=wait or None)
 
     async def _tell_refusal(self, key: Key, job: FleetJob, action: Action, refusal: Exception) -> None:
         """Log a refused action, and tell people, once for each different refusal in a row.

@@ -3,15 +3,19 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fleet_operator.api import Condition, ConditionStatus, ConditionType, FleetJobStatus, JobState
 from fleet_operator.cluster.client import ApiError
+from fleet_operator.cluster.interface import ConflictError
 from fleet_operator.engine import Engine, Observer, Result
 from fleet_operator.engine import engine as engine_module
+from fleet_operator.engine.queue import WorkQueue
 from fleet_operator.engine.rest import COMING_UP
 from fleet_operator.plan.model import DeleteService, Plan
 from tests.support.clusters import FakeCluster
@@ -244,6 +248,28 @@ async def test_a_plan_says_when_to_look_again():
     async with running(engine):
         engine.enqueue(key)
         await passes.until(lambda: len(passes.results) == 3)
+
+
+@pytest.mark.parametrize(
+    "refusal", [ApiError(403, "Forbidden", "no right to it"), ConflictError("another version")], ids=str
+)
+async def test_what_is_due_does_not_wait_until_a_refused_action_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, refusal: Exception
+):
+    patient = partial(WorkQueue, backoff_seconds=3600.0, backoff_limit_seconds=3600.0)
+    monkeypatch.setattr(engine_module, "WorkQueue", patient)
+    cluster, passes = FakeCluster(refuse=refusal), Passes()
+    (key,) = jobs(cluster, 1)
+    engine = Engine(
+        cluster,
+        workers=8,
+        decide=lambda *told: replace(act(*told), requeue_after=timedelta(milliseconds=10)),
+        observer=passes,
+    )
+    async with running(engine):
+        engine.enqueue(key)
+        await passes.until(lambda: len(passes.results) == 3)
+    assert ("job-0", Result.DONE) not in passes.results
 
 
 async def test_what_is_heard_of_pods_that_come_up_is_looked_at_together():
