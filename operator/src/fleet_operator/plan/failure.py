@@ -63,7 +63,6 @@ _WHO_GIVES_RANKS = (
 )
 _MESSAGE_CHARACTERS = 1024  # of a termination message that may be a log's end; the status holds one of them
 _EARLY = timedelta(minutes=1)
-_CLOCK_SKEW = timedelta(seconds=10)  # between the API server's clock and a node's, or two nodes'
 EVICTED = "Evicted"
 UNADMITTED = "UnexpectedAdmissionError"
 """Reason of a pod whose node lacks a device, or the like, that the scheduler took to be there."""
@@ -249,16 +248,28 @@ def _disturbed(situation: Situation) -> frozenset[Replica]:
 def _is_of_the_last_incident(situation: Situation, failure: Failure) -> bool:
     """Whether a replica that gave a peer up was there at the failure before, and ended soon after it.
 
-    A creation has the API server's time and a failure its node's, so they are compared with an allowance. A
-    replica that was started again right after the failure could pass for one that ran then: the ledger knows
-    that it has failed in the incident.
+    The ledger knows which replicas have failed in the incident themselves.
     """
-    before, born = situation.job.status.last_failure, situation.replicas.present[failure.replica].created_at
-    if before is None or before.time is None or failure.told.time is None or born is None:
+    before = situation.job.status.last_failure
+    if before is None or before.time is None or failure.told.time is None:
         return False
     if failure.replica in (situation.ledger.failed_in_incident(situation.now) or ()):
         return False
-    return born < before.time + _CLOCK_SKEW and failure.told.time <= before.time + INCIDENT
+    return _was_there(situation, failure.replica, before) and failure.told.time <= before.time + INCIDENT
+
+
+def _was_there(situation: Situation, replica: Replica, before: LastFailure) -> bool:
+    """Whether a replica's pod was created before the pod that takes the place of the one that failed.
+
+    Both moments are the API server's. When the failure itself was is told by the clock of a node, which may be
+    some seconds ahead or behind. A failure that started the whole job anew has left no pod behind.
+    """
+    replicas, born = situation.replicas, situation.replicas.present[replica].created_at
+    failed = next((each for each in replicas.wanted if replicas.name_of(each) == before.pod), None)
+    if failed is None or born is None or not situation.ledger.is_replaced(failed):
+        return False
+    successor = replicas.present.get(failed)
+    return successor is None or (successor.created_at is not None and born < successor.created_at)
 
 
 def _outlived_a_server(situation: Situation, trainer: Replica) -> bool:

@@ -436,6 +436,23 @@ def test_replicas_of_a_starved_host_that_give_each_other_up_in_turn_are_one_fail
     assert story.job.status.failures == 2, "it was started after the others had given up"
 
 
+@pytest.mark.parametrize("ahead", [-30, -1, 0, 1, 30])
+def test_who_was_there_at_a_failure_does_not_hang_on_the_clock_of_the_node_that_tells_it(ahead: float):
+    story = Story(checkpoint={"mountPath": "/data", "claimName": "data"})
+    servers = [pserver(index, created_at=at(0)) for index in range(2)]
+    trainers = [trainer(index, created_at=at(0)) for index in range(2)]
+    story.sees(*servers, *trainers)
+    failed = ended(trainers[0], 1, finished_at=at(1 + ahead))
+    story.sees(*servers, failed, trainers[1], after=1)
+    gave_up = ended(trainers[1], 91, finished_at=at(2 + ahead))
+    story.sees(*servers, gave_up, after=2)
+    assert story.job.status.failures == 1, "it gave up the one that had failed"
+    again = trainer(0, "0.1", created_at=at(3))
+    late = ended(trainer(1, "0.1", created_at=at(4)), 91, finished_at=at(9 + ahead))
+    story.sees(*servers, again, late, after=9)
+    assert story.job.status.failures == 2, "it was created when the one that had failed was there again"
+
+
 def test_replicas_that_give_each_other_up_for_ever_are_not_one_incident():
     story = Story(checkpoint={"mountPath": "/data", "claimName": "data"}, runPolicy={"backoffLimit": 3})
     rest = (pserver(0), pserver(1))
