@@ -7,18 +7,27 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
+import pytest
 import yaml
 
 from fleet_operator.api.names import METRICS_PORT
+from tests.support.controlplane import ControlPlane
 from tests.support.digits_job import SERVERS, TRAINERS
 from tests.support.jobs import manifest
-from tests.support.kube import ApiException, attempt, is_running, runs_again, told_of
-from tests.support.operator_process import CRD, NAMESPACE, OperatorProcess
+from tests.support.kube import (
+    ApiException,
+    attempt,
+    client_for,
+    fresh_namespace,
+    is_running,
+    runs_again,
+    told_of,
+)
+from tests.support.operator_process import CRD, NAMESPACE, OperatorProcess, install
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.controlplane import ControlPlane
     from tests.support.kube import Manifest, Namespace
 
 
@@ -37,6 +46,13 @@ async def until_refused(namespace: Namespace, document: Manifest) -> None:
         with contextlib.suppress(ApiException):
             while await namespace.create_job(document, dry_run=True):  # noqa: ASYNC110 there is only the asking
                 await asyncio.sleep(0.1)
+
+
+def known_jobs(operator: OperatorProcess) -> int:
+    """Return how many jobs an operator says that it knows."""
+    lines = (operator.get("/metrics") or "").splitlines()
+    shown = (line for line in lines if line.startswith("fleet_operator_jobs{"))
+    return sum(int(float(line.rpartition(" ")[2])) for line in shown)
 
 
 async def test_an_operator_that_is_killed_goes_on_where_it_was(
@@ -185,3 +201,36 @@ async def test_an_api_server_that_was_away_is_found_again(namespace: Namespace, 
     await namespace.until_state("digits", "Succeeded", seconds=60)
     await namespace.delete("fleetjobs", "later")
     await namespace.until_pods("later", "no pod", lambda pods: not pods, seconds=60)
+
+
+@pytest.mark.timeout(300)
+async def test_an_etcd_that_is_restored_from_a_backup_blinds_no_operator(tmp_path: Path):
+    """Versions go back, and a watch from a place that is not reached again soon would hear of nothing."""
+    plane = ControlPlane(tmp_path / "plane", nodes=1, definitions=[CRD])
+    plane.start()
+    token = install(plane)
+    kubeconfig = plane.admin.write_kubeconfig(tmp_path / "kubeconfig", token, NAMESPACE)
+    operator = OperatorProcess(tmp_path, kubeconfig, FLEET_OPERATOR_LEASE_SECONDS="600")
+    operator.start()
+    try:
+        async with client_for(plane.admin.kubeconfig) as client, fresh_namespace(client) as namespace:
+            await namespace.create_job(manifest())
+            await namespace.until_state("digits", "Running")
+            backup = await asyncio.to_thread(plane.back_up)
+            await namespace.create_job(manifest("since"))
+            await namespace.until_state("since", "Running")
+            for number in range(300):
+                await namespace.annotate("since-trainer-0", number=str(number))
+            await asyncio.to_thread(plane.restore, backup)
+            await namespace.create_job(manifest("new"))
+            servers = {"new-pserver-0", "new-pserver-1"}  # nobody runs them: kwok is blind itself
+            await namespace.until_pods("new", "the servers of a new job", lambda found: {*found} == servers)
+            async with asyncio.timeout(20):
+                while known_jobs(operator) != 2:  # noqa: ASYNC110 there is only the asking
+                    await asyncio.sleep(0.1)
+            log = await asyncio.to_thread(operator.log.read_text)
+            assert "restored from a backup" in log
+            assert "Traceback" not in log
+    finally:
+        operator.stop()
+        plane.stop()

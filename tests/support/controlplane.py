@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import secrets
+import shutil
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -61,6 +62,7 @@ class ControlPlane:
         self._scheduler_qps = scheduler_qps
         self._definitions = definitions
         self._nodes = nodes
+        self._data = folder / "etcd"
         self.programs: dict[str, Path] = {}
         self._tokens = {name: secrets.token_hex(16) for name in ("admin", "manager", "scheduler")}
         self._ports = dict(zip((*PROGRAMS, "etcd-peer"), free_ports(len(PROGRAMS) + 1), strict=True))
@@ -100,6 +102,28 @@ class ControlPlane:
         self._run_api_server()
         self.daemons.until(lambda: self.admin.is_answered("/readyz"), "the API server again")
 
+    def back_up(self) -> Path:
+        """Copy all that etcd holds; return where the copy is. etcd stands still meanwhile."""
+        backup = self.folder / "backup"
+        self.daemons.kill("etcd")
+        shutil.copytree(self._data, backup)
+        self._start_etcd()
+        self.daemons.until(lambda: self.admin.is_answered("/readyz"), "etcd again")
+        return backup
+
+    def restore(self, backup: Path) -> None:
+        """Have etcd hold what it held at the time of a backup, with that time's revision.
+
+        The API server starts anew with it, as Kubernetes says. The other programs are left as they are.
+        """
+        for name in ("kube-apiserver", "etcd"):
+            self.daemons.kill(name)
+        shutil.rmtree(self._data)
+        shutil.copytree(backup, self._data)
+        self._start_etcd()
+        self._run_api_server()
+        self.daemons.until(lambda: self.admin.is_answered("/readyz"), "the API server after the restore")
+
     def _run(self, name: str, *arguments: str) -> None:
         self.daemons.run(name, self.programs[name], *arguments)
 
@@ -110,7 +134,7 @@ class ControlPlane:
         )
         self._run(
             "etcd",
-            f"--data-dir={self.folder / 'etcd'}",
+            f"--data-dir={self._data}",
             "--name=test",
             "--log-level=error",
             "--unsafe-no-fsync=true",  # a test's data may die with the machine

@@ -83,6 +83,16 @@ class FakeApi(ApiClient):
         self._history.clear()
         self.cut()
 
+    def back_up(self) -> tuple[int, dict[str, Manifest]]:
+        """Return all there is, for `restore`."""
+        return self.version, copy.deepcopy(self.objects)
+
+    def restore(self, backup: tuple[int, dict[str, Manifest]]) -> None:
+        """Be as at the time of a backup, whose versions are counted on from, and end all watches."""
+        self.version, self.objects = backup[0], copy.deepcopy(backup[1])
+        self._history.clear()
+        self.cut()
+
     def fail_watch(self, code: int, message: str) -> None:
         """Tell one watch of an error in place of an event."""
         self._error = {"code": code, "message": message}

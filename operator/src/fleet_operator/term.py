@@ -138,14 +138,16 @@ class Term:
         working = asyncio.create_task(engine.run(), name="engine")
         awaited = asyncio.create_task(ending.wait(), name="wait for the end of the term")
         unwatched = asyncio.create_task(self._until_given_up(), name="wait for kopf to watch")
+        restored = asyncio.create_task(self._until_restored(), name="wait for another history")
         reading = asyncio.create_task(self._progress.run(), name="read progress")
         watching = asyncio.create_task(self._run_kopf(on_signals_taken, stop_kopf), name="kopf")
         self._tasks = (working, reading, watching)
         try:
-            await asyncio.wait({working, watching, awaited, unwatched}, return_when=asyncio.FIRST_COMPLETED)
+            ends = {working, watching, awaited, unwatched, restored}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             engine.stop()
-            for task in (reading, awaited, unwatched):
+            for task in (reading, awaited, unwatched, restored):
                 task.cancel()
             await before_kopf_ends()
             try:
@@ -181,6 +183,15 @@ class Term:
             logger.error("FleetJobs have not been watched within %g s; the term ends", WATCH_SECONDS)  # noqa: TRY400 it says all
         else:
             await asyncio.Event().wait()
+
+    async def _until_restored(self) -> None:
+        """Return when the API server's history has gone back.
+
+        kopf would go on to watch from a place that the server has not reached yet, and be told nothing. The
+        next term lists everything anew.
+        """
+        await self._view.restored.wait()
+        logger.warning("the API server was restored from a backup; the term ends, and the next begins anew")
 
     async def _run_kopf(self, on_signals_taken: Callable[[], None], stop: asyncio.Event) -> None:
         registry = registry_for(

@@ -53,7 +53,9 @@ class Cache(Generic[T]):
         if known is not None:
             self._on_change(known.job)
 
-    def replace(self, entries: Iterable[Entry[T]], version: int, namespace: str | None) -> None:
+    def replace(
+        self, entries: Iterable[Entry[T]], version: int, namespace: str | None, *, restored: bool = False
+    ) -> None:
         """Take over a fresh list; see `Store.replace`."""
-        for job in self._store.replace(entries, version, namespace):
+        for job in self._store.replace(entries, version, namespace, restored=restored):
             self._on_change(job)

@@ -54,11 +54,23 @@ class OwnedObjects:
         """Take an object as it is now."""
         self._caches[resource].put(manifest)
 
-    def watch(self, resource: str, namespace: str | None, on_relist: Callable[[], None]) -> ListWatch[Any]:
+    def watch(
+        self,
+        resource: str,
+        namespace: str | None,
+        *,
+        on_relist: Callable[[], None],
+        on_restored: Callable[[], None],
+    ) -> ListWatch[Any]:
         """Return what keeps the objects of a kind in step, those of one namespace or of all of them."""
-        path, cache = collection(resource, namespace), self._caches[resource]
         return ListWatch(
-            self._client, path, cache, on_relist=on_relist, selector=SELECTOR, namespace=namespace
+            self._client,
+            collection(resource, namespace),
+            self._caches[resource],
+            on_relist=on_relist,
+            on_restored=on_restored,
+            selector=SELECTOR,
+            namespace=namespace,
         )
 
     def reduce(self, resource: str, manifest: Mapping[str, Any]) -> Entry[Any] | None:

@@ -2,13 +2,14 @@
 
 Facts come from two sides that overtake each other, the watch and the answers to our own writes. Three rules
 make the order of arrival irrelevant: a put never replaces a newer resourceVersion; what was seen deleted at
-one version never comes back with an older one; a fresh list does not remove what is newer than the list.
+one version never comes back with an older one; a fresh list does not remove what is newer than the list. They
+hold within one history: after a restore from a backup the versions of before say nothing.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from fleet_operator.cluster.interface import Key
@@ -93,8 +94,7 @@ class Store(Generic[T]):
             return False
         if known is not None:
             self._drop(known)
-        self._entries[entry.key] = entry
-        self._jobs[entry.job][entry.key] = entry
+        self._keep(entry)
         return known is None or _without_version(entry) != _without_version(known)
 
     def remove(self, key: Key, uid: str, version: int, last: Entry[T] | None = None) -> Entry[T] | None:
@@ -136,7 +136,9 @@ class Store(Generic[T]):
         if not of_job:
             self._departed.pop(job, None)
 
-    def replace(self, entries: Iterable[Entry[T]], version: int, namespace: str | None) -> set[Key]:
+    def replace(
+        self, entries: Iterable[Entry[T]], version: int, namespace: str | None, *, restored: bool = False
+    ) -> set[Key]:
         """Take over a fresh list; return the jobs for which something changed.
 
         Parameters
@@ -147,7 +149,16 @@ class Store(Generic[T]):
             The list's resourceVersion.
         namespace : str, optional
             The namespace that was listed; all of them if None.
+        restored : bool
+            Whether the server's history has gone back, so that what is known compares with nothing in the
+            list: then the list alone counts.
         """
+        if restored:
+            self._dead.clear()
+            for key, known in list(self._entries.items()):
+                if namespace is None or key.namespace == namespace:
+                    self._drop(known)
+                    self._keep(replace(known, version=-1))
         fresh = {entry.key: entry for entry in entries}
         changed = {entry.job for entry in fresh.values() if self.put(entry)}
         for key, known in list(self._entries.items()):
@@ -156,6 +167,10 @@ class Store(Generic[T]):
                 self.remove(key, known.uid, version)
                 changed.add(known.job)
         return changed
+
+    def _keep(self, entry: Entry[T]) -> None:
+        self._entries[entry.key] = entry
+        self._jobs[entry.job][entry.key] = entry
 
     def _drop(self, entry: Entry[T]) -> None:
         del self._entries[entry.key]

@@ -66,6 +66,8 @@ class ClusterView:
         self.owned = OwnedObjects(client, features, self.notify)
         self.foreign = ForeignObjects(client, self.jobs, self.owned, self.notify)
         self._serves, self._jobs_watched = asyncio.Event(), asyncio.Event()
+        self.restored = asyncio.Event()
+        """Set when the API server's history has gone back: whoever watches by it must begin anew."""
         self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or (None,)}
         self._keepers: list[asyncio.Task[None]] = []
 
@@ -171,7 +173,12 @@ class ClusterView:
 
     def _scope(self, namespace: str | None) -> Scope:
         def watches(resources: Iterable[str]) -> dict[str, ListWatch[Any]]:
-            return {each: self.owned.watch(each, namespace, self.jobs.list_again) for each in resources}
+            return {
+                each: self.owned.watch(
+                    each, namespace, on_relist=self.jobs.list_again, on_restored=self.restored.set
+                )
+                for each in resources
+            }
 
         return Scope(namespace, watches((PODS, SERVICES)), watches(self.owned.extras))
 

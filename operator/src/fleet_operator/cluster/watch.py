@@ -4,6 +4,11 @@ The list comes in pages. The watch goes on from the list's resourceVersion, and 
 event and bookmark, so that a connection that ends costs nothing but a new one. When the server has forgotten
 the place (410), everything is listed again and what is no longer there counts as deleted; `on_relist` is
 told, because whoever else watched through that gap has missed deletions too.
+
+A server whose etcd was restored from a backup counts on from the backup's resourceVersion. A watch from the
+place reached before would be told nothing until that place is reached again, so each new watch first asks
+where the server is. If that is behind, everything is listed again, the list replaces what was newer by the
+old count, and `on_restored` is told.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ import orjson
 
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.failing import Failing
+from fleet_operator.cluster.store import version_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -67,6 +73,8 @@ class ListWatch(Generic[T]):
         Where the objects go.
     on_relist : callable, optional
         Told when everything had to be listed again.
+    on_restored : callable, optional
+        Told when the server's history had gone back, as it does when its etcd is restored from a backup.
     selector : str, optional
         A label selector, applied by the server.
     field_selector : str, optional
@@ -82,6 +90,7 @@ class ListWatch(Generic[T]):
         cache: Cache[T],
         *,
         on_relist: Callable[[], None] | None = None,
+        on_restored: Callable[[], None] | None = None,
         selector: str | None = None,
         field_selector: str | None = None,
         namespace: str | None = None,
@@ -90,11 +99,13 @@ class ListWatch(Generic[T]):
         self.path = path
         self._cache = cache
         self._on_relist = on_relist
+        self._on_restored = on_restored
         self._selector = {"labelSelector": selector} if selector else {}
         if field_selector:
             self._selector["fieldSelector"] = field_selector
         self._namespace = namespace
         self._version = ""
+        self._newest = 0  # the newest resourceVersion that was seen, also while everything is listed again
         self._backoff = backoff()
         self.failing = Failing()
         self.synced = asyncio.Event()
@@ -105,7 +116,9 @@ class ListWatch(Generic[T]):
         """List, then watch; never returns, and ends only by being cancelled."""
         while True:
             try:
-                if not self._version:
+                if self._version:
+                    await self._check_history()
+                else:
                     await self._list()
                 await self._watch()
             except ExpiredError as expired:
@@ -128,12 +141,24 @@ class ListWatch(Generic[T]):
         async for page in list_pages(self._client, self.path, self._selector):
             entries += [entry for item in page["items"] if (entry := self._cache.reduce(item)) is not None]
             version = page["metadata"]["resourceVersion"]
-        self._cache.replace(entries, int(version), self._namespace)
+        restored = int(version) < self._newest
+        self._cache.replace(entries, int(version), self._namespace, restored=restored)
         self._version = version  # not before: after a list that broke off the watch would go on over holes
+        self._newest = int(version)
+        if restored:
+            logger.warning("%s: the server's history has gone back: it was restored from a backup", self.path)
+            if self._on_restored is not None:
+                self._on_restored()
         if self.synced.is_set() and self._on_relist is not None:
             self._on_relist()
         self.synced.set()
         self._note_answer()
+
+    async def _check_history(self) -> None:
+        """Raise ExpiredError if the server is behind the place from which the watch is to go on."""
+        page = await self._client.get(self.path, {"limit": "1"})
+        if (at := version_of(page)) < self._newest:
+            raise ExpiredError(f"the server is at version {at}, and was at {self._newest} before")
 
     def _note_well(self) -> None:
         self.failing.tried(went_well=True)
@@ -179,6 +204,7 @@ class ListWatch(Generic[T]):
                 raise ExpiredError(item.get("message", "410"))
             raise ApiError(item.get("code", 0), item.get("reason", ""), item.get("message", ""))
         self._version = item["metadata"]["resourceVersion"]
+        self._newest = int(self._version)
         if kind == "DELETED":
             self._cache.remove(item)
         elif kind != "BOOKMARK":

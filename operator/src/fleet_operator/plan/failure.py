@@ -261,8 +261,8 @@ def _is_of_the_last_incident(situation: Situation, failure: Failure) -> bool:
 def _was_there(situation: Situation, replica: Replica, before: LastFailure) -> bool:
     """Whether a replica's pod was created before the pod that takes the place of the one that failed.
 
-    Both moments are the API server's. When the failure itself was is told by the clock of a node, which may be
-    some seconds ahead or behind. A failure that started the whole job anew has left no pod behind.
+    Both moments are the API server's. The moment of the failure itself is told by the clock of a node, which
+    may be some seconds ahead or behind. A failure that started the whole job anew has left no pod behind.
     """
     replicas, born = situation.replicas, situation.replicas.present[replica].created_at
     failed = next((each for each in replicas.wanted if replicas.name_of(each) == before.pod), None)

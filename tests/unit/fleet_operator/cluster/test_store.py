@@ -117,3 +117,20 @@ def test_what_is_read_from_a_manifest():
     assert version_of({"metadata": metadata}) == 7
     assert owner_of({"metadata": metadata}) is None
     assert owner_of({"metadata": metadata_of_owned}) == Owner("u", "FleetJob", "digits")
+
+
+def test_after_a_restore_from_a_backup_the_list_alone_counts(store: Store[str]):
+    for name in ("changed", "same", "gone"):
+        store.put(entry(name, 90, value="since"))
+    elsewhere = Entry(Key("elsewhere", "a"), "uid", 95, OTHER, None, "since")
+    store.put(elsewhere)
+    store.remove(Key("ns", "deleted"), "uid-deleted", 99)
+    listed = [entry("changed", 40, value="before"), entry("same", 41, value="since"), entry("deleted", 42)]
+    assert store.replace(listed, 50, "ns", restored=True) == {JOB}
+    assert [(each.key.name, each.version) for each in store.of_job(JOB)] == [
+        ("changed", 40),
+        ("deleted", 42),
+        ("same", 41),
+    ]
+    assert store.of_job(OTHER) == (elsewhere,)
+    assert store.put(entry("changed", 51, value="now"))

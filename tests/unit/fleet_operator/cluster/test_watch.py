@@ -37,7 +37,14 @@ class Watched:
         self.told: list[str] = []
         self.relists = 0
         self.changed = asyncio.Event()
-        self.watch = ListWatch(api, PODS, Cache(self.store, reduce, self.change), on_relist=self.relist)
+        self.restored = 0
+        self.watch = ListWatch(
+            api,
+            PODS,
+            Cache(self.store, reduce, self.change),
+            on_relist=self.relist,
+            on_restored=self.restore,
+        )
 
     def change(self, job: Key) -> None:
         self.told.append(job.name)
@@ -46,6 +53,13 @@ class Watched:
     def relist(self) -> None:
         self.relists += 1
         self.changed.set()
+
+    def restore(self) -> None:
+        self.restored += 1
+
+    def version(self, name: str) -> int:
+        (version,) = [entry.version for entry in self.store if entry.key.name == name]
+        return version
 
     def names(self) -> list[str]:
         return sorted(entry.key.name for entry in self.store)
@@ -139,7 +153,29 @@ async def test_a_cut_connection_costs_a_new_one_and_loses_nothing(api: FakeApi):
         api.put(path("b"), {})
         api.vanish(path("a"))
         await watched.until_names("b")
-        assert (count(api, "GET"), watched.relists) == (1, 0)
+        assert (count(api, "GET"), watched.relists) == (2, 0)  # a list, and where the server is
+
+
+async def test_a_server_that_was_restored_from_a_backup_is_followed_from_where_it_is(api: FakeApi):
+    api.put(path("kept"), {})
+    api.put(path("changed"), {"spec": "before"})
+    backup = api.back_up()
+    async with watching(api) as watched:
+        api.put(path("changed"), {"spec": "since"})
+        api.put(path("created-since"), {})
+        api.vanish(path("kept"))
+        await watched.until_names("changed", "created-since")
+        known = api.objects[path("changed")]["metadata"]["resourceVersion"]
+        watched.told.clear()
+        api.restore(backup)
+        await watched.until_names("changed", "kept")
+        assert watched.version("changed") < int(known)
+        assert (watched.relists, watched.restored) == (1, 1)
+        assert watched.told.count("created-since") == 1
+        api.put(path("new"), {})
+        api.vanish(path("changed"))
+        await watched.until_names("kept", "new")
+        assert (watched.relists, watched.restored) == (1, 1)
 
 
 async def test_a_watch_is_dead_and_nobody_notices(api: FakeApi, monkeypatch: pytest.MonkeyPatch):
@@ -238,7 +274,8 @@ async def test_what_is_refused_again_and_again_is_known_until_it_is_granted(
 
     monkeypatch.setattr(api, "_note", refuse)
     watched = Watched(api)
-    watched.watch.failing = Failing(monotonic=lambda: float(len(api.requests)))  # a second for each request
+    # A second for each such request.
+    watched.watch.failing = Failing(monotonic=lambda: float(count(api, refused)))
     running = asyncio.create_task(watched.watch.run())
     try:
         async with asyncio.timeout(10):
