@@ -22,6 +22,7 @@ def test_the_public_surface():
         "replica_ports",
         "role_env",
         "script_of",
+        "told_ports",
         "unlaunched_sentence",
     ]
     assert fleet_operator.plan.__all__ == ["plan"]

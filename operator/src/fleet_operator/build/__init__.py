@@ -6,7 +6,7 @@ from fleet_operator.build.extras import Extra, build_extras
 from fleet_operator.build.hosts import ClusterHosts, Hosts
 from fleet_operator.build.overwritten import overwritten_sentence
 from fleet_operator.build.pod import build_pod
-from fleet_operator.build.ports import ReplicaPorts, replica_ports
+from fleet_operator.build.ports import ReplicaPorts, replica_ports, told_ports
 from fleet_operator.build.service import build_service
 
 __all__ = [
@@ -23,5 +23,6 @@ __all__ = [
     "replica_ports",
     "role_env",
     "script_of",
+    "told_ports",
     "unlaunched_sentence",
 ]

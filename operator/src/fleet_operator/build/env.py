@@ -7,6 +7,7 @@ its path by what it finds. ``PADDLE_TRAINER_IPS`` is never set in parameter-serv
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import Mode, Role
@@ -41,12 +42,15 @@ class Start:
         Whether all others run already, so that there is none whose start must be waited for.
     key : str, optional
         The key of the job's present life; only the main container has it.
+    ports : tuple of int
+        On its node's network, where the replicas that listen do so, as pods of this life have been told it.
     """
 
     life: int = 0
     unseen: bool = False
     peers_run: bool = False
     key: str | None = field(default=None, repr=False)
+    ports: tuple[int, ...] = ()
 
 
 FIRST_START = Start()
@@ -92,7 +96,7 @@ def role_env(
         "FLEET_JOB_UID": job.metadata.uid,
         "FLEET_SYNC_MODE": job.spec.sync_mode.value,
         "FLEET_RESTARTS": str(restarts),
-        "FLEET_METRICS_PORT": str(replica_ports(job, role, index).metrics),
+        "FLEET_METRICS_PORT": str(replica_ports(job, role, index, start.ports).metrics),
     }
     if start.key is not None:
         env[JOB_KEY] = start.key
@@ -110,8 +114,8 @@ def role_env(
     if job.spec.mode is Mode.COLLECTIVE:
         if job.host_ports is not None:
             env["FLEET_HOST_NETWORK"] = "true"
-        return env | _collective(job, index, hosts)
-    return env | _parameter_server(job, role, index, hosts)
+        return env | _collective(job, index, hosts, first_ports(job, Role.TRAINER, start.ports))
+    return env | _parameter_server(job, role, index, hosts, first_ports(job, Role.PSERVER, start.ports))
 
 
 def _grace(job: FleetJob, role: Role) -> dict[str, str]:
@@ -120,9 +124,10 @@ def _grace(job: FleetJob, role: Role) -> dict[str, str]:
     return {"FLEET_GRACE_SECONDS": str(seconds)} if role is Role.TRAINER and isinstance(seconds, int) else {}
 
 
-def _parameter_server(job: FleetJob, role: Role, index: int, hosts: Hosts) -> dict[str, str]:
+def _parameter_server(
+    job: FleetJob, role: Role, index: int, hosts: Hosts, ports: list[int]
+) -> dict[str, str]:
     servers = [hosts(Role.PSERVER, i) for i in range(job.replicas(Role.PSERVER))]
-    ports = first_ports(job, Role.PSERVER)
     num_trainers = str(job.replicas(Role.TRAINER))
     env = {
         "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(
@@ -142,14 +147,13 @@ def _parameter_server(job: FleetJob, role: Role, index: int, hosts: Hosts) -> di
     return env
 
 
-def _collective(job: FleetJob, index: int, hosts: Hosts) -> dict[str, str]:
+def _collective(job: FleetJob, index: int, hosts: Hosts, ports: list[int]) -> dict[str, str]:
     """Return what Paddle's launcher, torch.distributed and torchrun (its ``PET_*``) read.
 
     With one slot the pod's process is the rank. With more, the command is a launcher that starts the ranks,
     so the pod gets only what is the same for all of its processes.
     """
     num_nodes, slots = job.replicas(Role.TRAINER), job.slots_per_pod
-    ports = first_ports(job, Role.TRAINER)
     listed = _listed(job, hosts, ports)
     num_processes = str(num_nodes * slots)
     node = {
@@ -198,7 +202,8 @@ def _listed(job: FleetJob, hosts: Hosts, ports: list[int]) -> str:
     names = [hosts(Role.TRAINER, node) for node in range(num_nodes)]
     before, _, after = names[-1].rpartition(f"-{num_nodes - 1}.")
     is_long = num_nodes * slots * len(names[0]) > _LONGEST_LIST
-    if is_long and all(name == f"{before}-{node}.{after}" for node, name in enumerate(names)):
+    is_even = len({later - port for port, later in pairwise(ports)}) <= 1
+    if is_long and is_even and all(name == f"{before}-{node}.{after}" for node, name in enumerate(names)):
         return f"{before}-[0-{num_nodes - 1}].{after}:{_port_pattern(ports, slots)}"
     return ",".join(
         f"{name}:{ports[node] + slot}" for node, name in enumerate(names) for slot in range(slots)

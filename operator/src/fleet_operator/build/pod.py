@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.api import Mode, Role
+from fleet_operator.api import Role
 from fleet_operator.api.names import (
     ANNOTATION_MAIN,
     JOB_KEY,
@@ -22,7 +22,7 @@ from fleet_operator.build.env import FIRST_START, role_env
 from fleet_operator.build.gang import join_gang
 from fleet_operator.build.metadata import job_labels, owner_references
 from fleet_operator.build.placement import place
-from fleet_operator.build.ports import replica_ports
+from fleet_operator.build.ports import listening_role, replica_ports
 from fleet_operator.build.tls import mount_certificates
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def build_pod(
             "ownerReferences": owner_references(job),
         },
         "spec": {
-            **_spec(job, role, index, env),
+            **_spec(job, role, index, env, replica_ports(job, role, index, start.ports)),
             "restartPolicy": "Never",
             "hostname": name,
             "subdomain": service_name(job.name),
@@ -96,7 +96,7 @@ def build_pod(
     return pod
 
 
-def _spec(job: FleetJob, role: Role, index: int, env: dict[str, str]) -> dict[str, Any]:
+def _spec(job: FleetJob, role: Role, index: int, env: dict[str, str], own: ReplicaPorts) -> dict[str, Any]:
     """Return the template's spec with what a replica of this environment gets beside."""
     template = job.template(role)
     spec = template.spec.to_manifest()
@@ -104,7 +104,7 @@ def _spec(job: FleetJob, role: Role, index: int, env: dict[str, str]) -> dict[st
     without_secrets = {name: value for name, value in env.items() if name not in _MAIN_ONLY}
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
         _complete_container(container, env if container is main else without_secrets)
-    _complete_main(main, job, role, index)
+    _complete_main(main, job, role, own)
     place(spec, main, job, role)
     mount_checkpoint(spec, main, job, role, index)
     mount_certificates(spec, main, job)
@@ -121,9 +121,8 @@ def _complete_container(container: dict[str, Any], env: dict[str, str]) -> None:
     container["env"] = [{"name": name, "value": value} for name, value in env.items()] + own
 
 
-def _complete_main(container: dict[str, Any], job: FleetJob, role: Role, index: int) -> None:
+def _complete_main(container: dict[str, Any], job: FleetJob, role: Role, own: ReplicaPorts) -> None:
     """Add what only the main container has: the ports, the servers' probe, a fitting number of threads."""
-    own = replica_ports(job, role, index)
     ports = container.setdefault("ports", [])
     taken = {entry.get("containerPort") for entry in ports} | {entry.get("name") for entry in ports}
     ports += [
@@ -144,7 +143,7 @@ def _complete_main(container: dict[str, Any], job: FleetJob, role: Role, index: 
 
 def _wanted_ports(job: FleetJob, role: Role, own: ReplicaPorts) -> Iterator[tuple[str, int]]:
     """Return the ports that a replica listens on, by name; on its node's network, every one."""
-    if role is (Role.TRAINER if job.spec.mode is Mode.COLLECTIVE else Role.PSERVER):
+    if role is listening_role(job):
         yield role.value, own.first
         if job.host_ports is not None and role is Role.TRAINER:
             for slot in range(1, job.slots_per_pod):

@@ -15,6 +15,7 @@ from fleet_operator.api.names import (
     LABEL_ROLE,
     MAIN_CONTAINER,
 )
+from fleet_operator.build import told_ports
 from fleet_operator.plan.model import Attempt, ObservedObject, ObservedPod, PodPhase
 from fleet_operator.plan.waiting import PASSING
 
@@ -44,6 +45,8 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
     container, state = _speaker(main_container(manifest), status)
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     reason, message = _why(ended or waiting, status, conditions)
+    variables = _variables(manifest)
+    metrics_port = variables.get("FLEET_METRICS_PORT") or ""
     phase = status.get("phase", PodPhase.PENDING)
     return ObservedPod(
         name=metadata["name"],
@@ -70,7 +73,9 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
         finalizers=tuple(metadata.get("finalizers") or ()),
         node=manifest["spec"].get("nodeName"),
         ip=status.get("podIP"),
-        key=job_key(manifest),
+        key=variables.get(JOB_KEY) or None,
+        metrics_port=int(metrics_port) if metrics_port.isdecimal() else None,
+        told_ports=told_ports(variables) if manifest["spec"].get("hostNetwork") else (),
     )
 
 
@@ -97,10 +102,14 @@ def main_container(manifest: Mapping[str, Any]) -> str:
 
 def job_key(manifest: Mapping[str, Any]) -> str | None:
     """Return the key that the main container was given, if it was."""
+    return _variables(manifest).get(JOB_KEY) or None
+
+
+def _variables(manifest: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the main container's environment; what is taken from elsewhere has no value."""
     main = main_container(manifest)
     container = next(each for each in manifest["spec"]["containers"] if each["name"] == main)
-    variables = {each["name"]: each.get("value") for each in container.get("env") or ()}
-    return variables.get(JOB_KEY) or None
+    return {each["name"]: each.get("value") for each in container.get("env") or ()}
 
 
 def _speaker(main: str, status: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:

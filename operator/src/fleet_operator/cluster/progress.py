@@ -123,7 +123,8 @@ def targets(view: ClusterView, now: datetime, is_due: IsDue = lambda *_: True) -
         pod = entry.value
         young = pod.started_at is not None and timedelta() <= now - pod.started_at < YOUNG
         if pod.ip is not None and pod.phase is PodPhase.RUNNING and pod.deleted_at is None and not young:
-            yield Target(key, pod.uid, pod.ip, replica_ports(job, Role.TRAINER, 0).metrics)
+            port = pod.metrics_port or replica_ports(job, Role.TRAINER, 0).metrics
+            yield Target(key, pod.uid, pod.ip, port)
 
 
 @dataclass(slots=True)

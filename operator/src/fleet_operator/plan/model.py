@@ -82,6 +82,8 @@ class ObservedPod:
     node: str | None = None
     ip: str | None = None
     key: str | None = field(default=None, repr=False)  # of the job's life, as its main container has it
+    metrics_port: int | None = None  # where its main container serves its progress
+    told_ports: tuple[int, ...] = ()  # on its node's network: the first port of each replica that listens
     version: str | None = field(
         default=None, compare=False
     )  # resourceVersion: most changes of it are no news

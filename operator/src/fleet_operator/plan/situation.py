@@ -117,3 +117,11 @@ class Situation:
             return None, False
         own = (pod for pod in self.observed.pods if pod.owned)
         return key_of_life(own, self.ledger.job_restarts, self.observed.new_key)
+
+    @property
+    def told_ports(self) -> tuple[int, ...]:
+        """Where pods on their nodes' network listen, as the eldest pod of the present life was told it."""
+        life = self.ledger.job_restarts
+        told = [pod for pod in self.observed.pods if pod.owned and pod.attempt.job == life and pod.told_ports]
+        eldest = min(told, key=lambda pod: (pod.created_at is None, pod.created_at), default=None)
+        return eldest.told_ports if eldest is not None else ()

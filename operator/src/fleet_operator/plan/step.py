@@ -176,6 +176,7 @@ def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ..
     service = (CreateService(build_service(job)),) if needs_service else ()
     extras = ensure(situation.extras, situation.observed) if situation.may_create else ()
     key, is_new = situation.key
+    ports = situation.told_ports
     hosts = cache(situation.hosts)  # every pod's environment lists every host
     pods = (
         build_pod(
@@ -189,6 +190,7 @@ def _creations(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ..
                 unseen=ledger.may_have_ended(each),
                 peers_run=ledger.is_replaced(each) and _peers_run(situation, each),
                 key=key,
+                ports=ports,
             ),
         )
         for each in due

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_operator.api import FleetJob, Role
-from fleet_operator.build import ClusterHosts, ReplicaPorts, replica_ports, role_env
+from fleet_operator.build import ClusterHosts, ReplicaPorts, Start, replica_ports, role_env, told_ports
 from tests.support import jobs
 
 
@@ -69,3 +70,39 @@ def test_processes_find_each_other_at_their_own_ports():
         str(port) for port in (first, first + 1, second, second + 1)
     ]
     assert env["MASTER_PORT"] == env["PET_MASTER_PORT"] == str(first)
+
+
+@pytest.mark.parametrize(
+    ("servers", "trainer"),
+    [
+        pytest.param(2, {"replicas": 2}, id="servers"),
+        pytest.param(0, {"replicas": 2, "slotsPerPod": 2}, id="processes"),
+        pytest.param(0, {"replicas": 1000, "slotsPerPod": 8}, id="thousands-by-a-pattern"),
+        pytest.param(0, {"replicas": 1000, "slotsPerPod": 1}, id="thousands-of-one-slot"),
+    ],
+)
+def test_what_pods_were_told_is_read_back_and_told_to_those_that_come_later(
+    servers: int, trainer: dict[str, Any]
+):
+    role = Role.PSERVER if servers else Role.TRAINER
+    made = jobs.manifest if servers else jobs.collective_manifest
+    network = {"hostNetwork": True, "portRange": {"first": 20000, "last": 39999}}
+    job = jobs.job(made(network=network, trainer=trainer))
+    hosts = ClusterHosts(job)
+    told = told_ports(role_env(job, Role.TRAINER, 1, hosts))
+    assert list(told) == [replica_ports(job, role, index).first for index in range(len(told))]
+    assert len(told) == job.replicas(role)
+    other = tuple(port + 7 for port in told)
+    env = role_env(job, Role.TRAINER, 0, hosts, Start(ports=other))
+    assert told_ports(env) == other
+    own = replica_ports(job, role, 1, other)
+    assert own == ReplicaPorts(other[1], other[1] + job.slots_per_pod)
+    uneven = (*other[:-1], other[-1] + 5000)
+    assert told_ports(role_env(job, Role.TRAINER, 0, hosts, Start(ports=uneven))) == uneven
+
+
+def test_ports_of_another_number_of_replicas_are_of_no_use():
+    job = on_host()
+    assert replica_ports(job, Role.PSERVER, 0, (30000,)) == replica_ports(job, Role.PSERVER, 0)
+    assert told_ports({"PADDLE_PSERVERS_IP_PORT_LIST": "elsewhere"}) == ()
+    assert told_ports({}) == ()

@@ -136,7 +136,9 @@ async def test_what_the_cluster_denies_for_now_does_not_end_the_job(api: FakeApi
 
 async def test_what_cannot_be_read_as_an_object_can_never_be(api: FakeApi):
     async with started(api) as world:
-        sentence = 'Pod in version "v1" cannot be handled as a Pod: strict decoding error: unknown field "spec.x"'
+        sentence = (
+            'Pod in version "v1" cannot be handled as a Pod: strict decoding error: unknown field "spec.x"'
+        )
         api.refusals["POST", PODS] = ApiError(400, "BadRequest", sentence, details={})
         with pytest.raises(ConflictError):
             await world.cluster.apply(world.job, world.pod())

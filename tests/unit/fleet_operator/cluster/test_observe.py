@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from fleet_operator.api import Role
+from fleet_operator.build import ClusterHosts, Start, build_pod, replica_ports
 from fleet_operator.cluster.observe import observe_object, observe_pod
 from fleet_operator.plan.model import Attempt, ObservedObject, ObservedPod, PodPhase
+from tests.support import jobs
 
 START, END = "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z"
 START_TIME, END_TIME = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 0, 1, tzinfo=UTC)
@@ -47,6 +49,17 @@ def test_the_key_is_the_main_containers():
     seen = observe_pod(manifest)
     assert seen is not None
     assert seen.key == "aa"
+
+
+@pytest.mark.parametrize(("on_host", "told"), [(True, (20010, 20020)), (False, ())])
+def test_ports_are_those_that_the_pod_was_told(on_host: bool, told: tuple[int, ...]):
+    network = {"hostNetwork": on_host, "portRange": {"first": 20000, "last": 29999}} if on_host else {}
+    one = jobs.job(jobs.manifest(network=network))
+    built = build_pod(one, Role.TRAINER, 1, Attempt(), ClusterHosts(one), Start(ports=told))
+    seen = observe_pod({**built, "metadata": {**built["metadata"], "uid": "u"}})
+    assert seen is not None
+    assert seen.told_ports == told
+    assert seen.metrics_port == replica_ports(one, Role.TRAINER, 1).metrics
 
 
 def test_a_container_that_was_injected_first_does_not_speak_for_the_pod():

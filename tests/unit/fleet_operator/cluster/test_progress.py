@@ -288,6 +288,8 @@ def test_trainer_0_of_a_running_job_is_asked_at_its_own_port():
     shared = running(network=network)
     (target,) = targets(view_of(shared), NOW)
     assert target.port == replica_ports(shared, Role.TRAINER, 0).metrics != METRICS_PORT
+    (target,) = targets(view_of(shared, metrics_port=20055), NOW)
+    assert target.port == 20055, "the pod was told so, by whichever version has made it"
 
 
 @pytest.mark.parametrize("seconds", [4, 3600, -1])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fleet_operator.api import FailureAction, FailureRule, FleetJobStatus, LastFailure, Role, RuleAction
+from fleet_operator.build import replica_ports
 from fleet_operator.plan.failure import Failure, Kind
 from fleet_operator.plan.ledger import Ledger, Replica
 from fleet_operator.plan.model import CreatePod
@@ -406,6 +407,44 @@ def test_who_is_started_again_waits_for_the_start_of_others_only_if_one_has_stil
         "digits-trainer-1",
         patience,
     )
+
+
+def created_env(story: Story) -> dict[str, dict[str, str]]:
+    """Return the environment of each pod that the last plan creates."""
+    pods = (each.manifest for each in story.plan.actions if isinstance(each, CreatePod))
+    return {
+        pod["metadata"]["name"]: {
+            each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]
+        }
+        for pod in pods
+    }
+
+
+def test_a_pod_on_its_nodes_network_listens_where_its_peers_were_told_to_call():
+    """Another version of the operator, which divides the range otherwise, has told them."""
+    network = {"hostNetwork": True, "portRange": {"first": 20000, "last": 20999}}
+    story = Story(network=network, checkpoint={"mountPath": "/data", "claimName": "data"})
+    told = (20501, 20601)
+    servers = [pserver(index, told_ports=told, created_at=at(0)) for index in range(2)]
+    trainers = [trainer(index, told_ports=told, created_at=at(0)) for index in range(2)]
+    story.sees(*servers, *trainers)
+    story.sees(servers[0], ended(servers[1], 1), *trainers, after=10)
+    story.sees(servers[0], *trainers, after=15)
+    env = created_env(story)["digits-pserver-1"]
+    assert (env["PADDLE_PORT"], env["FLEET_METRICS_PORT"]) == ("20601", "20602")
+    listed = env["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
+    assert [each.rpartition(":")[2] for each in listed] == ["20501", "20601"]
+
+
+def test_a_new_life_of_a_job_gets_ports_of_its_own():
+    network = {"hostNetwork": True, "portRange": {"first": 20000, "last": 20999}}
+    story = Story(jobs.collective_manifest(network=network))
+    trainers = [trainer(index, told_ports=(20501, 20601)) for index in range(2)]
+    story.sees(*trainers)
+    story.sees(trainers[0], ended(trainers[1], 1), after=10)
+    story.sees(after=15)
+    env = created_env(story)["digits-trainer-0"]
+    assert env["MASTER_PORT"] == str(replica_ports(story.job, Role.TRAINER, 0).first) != "20501"
 
 
 def test_what_ends_with_an_evicted_peer_does_not_count():
