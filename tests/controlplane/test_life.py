@@ -184,6 +184,22 @@ async def test_a_deleted_service_comes_back(namespace: Namespace):
     )
 
 
+async def test_a_job_that_is_deleted_in_the_foreground_goes_after_all_of_its_pods(namespace: Namespace):
+    """As `kubectl delete --cascade=foreground` asks for it, and returns when the job is gone."""
+    await run(namespace)
+    pod, kept = namespace.path("pods", "digits-trainer-1"), ["fleet.test/kept"]
+    await namespace.client.merge_patch(pod, {"metadata": {"finalizers": kept}})
+    path = namespace.path("fleetjobs", "digits")
+    await namespace.client.delete(path, {"propagationPolicy": "Foreground"})
+    await namespace.until_pods("digits", "the other pods gone", lambda found: {*found} == {TRAINERS[1]})
+    await namespace.until("services", "the Service gone", lambda found: "digits" not in found)
+    job = await namespace.get("fleetjobs", "digits")
+    assert job["metadata"]["finalizers"] == ["foregroundDeletion"]
+    await namespace.client.merge_patch(pod, {"metadata": {"finalizers": None}})
+    await namespace.until("fleetjobs", "the job gone", lambda found: not found)
+    assert not await namespace.all("pods")
+
+
 async def test_a_deleted_job_leaves_nothing_behind(namespace: Namespace):
     await run(namespace)
     await namespace.delete("fleetjobs", "digits")

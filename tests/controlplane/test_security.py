@@ -24,6 +24,7 @@ EVERYDAY = {"get", "list", "watch", "create", "delete"}
 RIGHTS = {  # where it serves FleetJobs, and beside what everybody may ask about himself
     ("fleetjob.dev", "fleetjobs"): {"get", "list", "watch", "delete"},
     ("fleetjob.dev", "fleetjobs/status"): {"update"},
+    ("fleetjob.dev", "fleetjobs/finalizers"): {"update"},
     ("", "pods"): EVERYDAY,
     ("", "services"): EVERYDAY,
     ("", "events"): {"create", "patch"},

@@ -172,6 +172,7 @@ class ControlPlane:
             "--endpoint-reconciler-type=none",
             f"--cert-dir={certs}",
             "--authorization-mode=Node,RBAC",
+            "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",  # as OpenShift has it
             f"--token-auth-file={certs / 'tokens.csv'}",
             f"--client-ca-file={self.authority.certificate}",
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",

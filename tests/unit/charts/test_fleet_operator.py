@@ -138,6 +138,7 @@ def test_the_operator_may_do_what_it_does_and_nothing_else(helm):
     assert granted == {
         ("fleetjob.dev", "fleetjobs"): {"get", "list", "watch", "delete"},
         ("fleetjob.dev", "fleetjobs/status"): {"update"},
+        ("fleetjob.dev", "fleetjobs/finalizers"): {"update"},
         ("", "pods"): everyday,
         ("", "services"): everyday,
         ("", "events"): {"create", "patch"},

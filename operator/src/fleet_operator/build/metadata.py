@@ -20,8 +20,8 @@ def job_labels(job: FleetJob) -> dict[str, str]:
 def owner_references(job: FleetJob) -> list[dict[str, Any]]:
     """Return the reference by which an object is deleted with its job, and known to be this very job's.
 
-    ``blockOwnerDeletion`` stays off: where the API server checks it, setting it needs a right on the job's
-    finalizers, and nothing here waits for it.
+    ``blockOwnerDeletion`` makes a foreground deletion of the job wait for the object. Where the API server
+    checks it, setting it needs the right to update the job's finalizers (docs/adr/0079).
     """
     return [
         {
@@ -30,6 +30,6 @@ def owner_references(job: FleetJob) -> list[dict[str, Any]]:
             "name": job.name,
             "uid": job.metadata.uid,
             "controller": True,
-            "blockOwnerDeletion": False,
+            "blockOwnerDeletion": True,
         }
     ]

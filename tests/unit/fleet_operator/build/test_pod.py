@@ -33,7 +33,7 @@ def test_a_whole_pod():
                     "name": "digits",
                     "uid": "11111111-1111-4111-8111-111111111111",
                     "controller": True,
-                    "blockOwnerDeletion": False,
+                    "blockOwnerDeletion": True,
                 }
             ],
         },
