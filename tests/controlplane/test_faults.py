@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import itertools
 import json
 import time
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.support.digits_job import SERVERS, TRAINERS
+from tests.support.digits_job import SERVERS, TRAINERS, annotated
 from tests.support.fault_proxy import Answer, ErrorEvent, Lost, Page, Reset, Slow
 from tests.support.faulty import PODS
 from tests.support.jobs import manifest
@@ -171,6 +172,85 @@ async def test_what_a_proxy_answers_in_place_of_the_api_server_ends_no_job(fault
     await faulty.was_done_once()
     told = await faulty.namespace.events("digits")
     assert any(reason == "ActionRefused" and "Bad request" in sentence for _, reason, sentence in told)
+
+
+async def start_servers(namespace: Namespace) -> None:
+    """Let servers that are held back start, those that come later too."""
+
+    def held(pods: dict[str, Manifest]) -> list[str]:
+        annotations = {name: pod["metadata"].get("annotations", {}) for name, pod in pods.items()}
+        return [name for name, each in annotations.items() if "fleet.test/hold" in each]
+
+    while True:
+        pods = await namespace.until(
+            "pods", "a server that is held back", lambda pods: bool(held(pods)), seconds=300
+        )
+        for name in held(pods):
+            with contextlib.suppress(ApiException):  # it was given back meanwhile
+                await namespace.annotate(name, hold=None)
+
+
+@pytest.mark.timeout(400)
+async def test_two_jobs_that_share_a_quota_for_one_run_one_after_the_other(faulty: Faulty):
+    namespace, names = faulty.namespace, ("first", "second")
+    await faulty.kill()
+    faulty.operator.quota_patience = timedelta(seconds=3)
+    await faulty.start()
+    limit: Manifest = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "for-one"},
+        "spec": {"hard": {"pods": "3"}},
+    }
+    await namespace.client.create(namespace.path("resourcequotas"), limit)
+    await namespace.until(
+        "resourcequotas", "the quota in force", lambda found: "hard" in found["for-one"].get("status", {})
+    )
+    for name in names:
+        document = manifest(name, pservers=1, trainers=2)
+        slow = annotated({"spec": {"template": copy.deepcopy(document["spec"]["template"])}}, hold="yes")
+        document["spec"]["pserver"]["template"] = slow["spec"]["template"]
+        await namespace.create_job(document)
+    await namespace.until(
+        "pods", "a server of each", lambda pods: {*pods} == {f"{each}-pserver-0" for each in names}
+    )
+    starting = asyncio.create_task(start_servers(namespace))
+    try:
+        for name in names:  # a server and a trainer here, a server there: neither can go on
+            await namespace.until_job(
+                name,
+                "a refusal",
+                lambda job: "exceeded quota" in str(job.get("status", {}).get("conditions")),
+            )
+        left = {*names}
+        while left:
+            jobs = await namespace.until(
+                "fleetjobs",
+                "a job that runs",
+                lambda jobs: any(jobs[each]["status"].get("state") == "Running" for each in left),
+                seconds=150,
+            )
+            (running,) = [each for each in left if jobs[each]["status"]["state"] == "Running"]
+            pods = {*await namespace.until_pods(running, "its pods", lambda pods: len(pods) == 3)}
+            assert len(await namespace.all("pods", fieldSelector="status.phase=Running")) == 3
+            await namespace.end(f"{running}-trainer-0", f"{running}-trainer-1")
+            await namespace.until_state(running, "Succeeded")
+            await namespace.end(f"{running}-pserver-0")
+            left.remove(running)
+            assert pods
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+    told = [each for name in names for each in await namespace.events(name)]
+    given_back = [message for kind, reason, message in told if (kind, reason) == ("Warning", "QuotaBackOff")]
+    assert given_back
+    assert all(
+        "exceeded quota: for-one" in each and "asks for all of them again at" in each for each in given_back
+    )
+    for name in names:
+        status = (await namespace.get("fleetjobs", name))["status"]
+        assert (status["state"], status["restarts"], status["failures"]) == ("Succeeded", 0, 0)
+        assert "quotaBackOff" not in status
 
 
 async def remove_ended(namespace: Namespace, *pods: str) -> None:

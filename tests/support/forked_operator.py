@@ -13,6 +13,7 @@ import subprocess
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from fleet_operator.plan import quota
 from tests.support.operator_process import OperatorProcess
 
 if TYPE_CHECKING:
@@ -32,8 +33,17 @@ class ForkedOperator(OperatorProcess):
     silence_seconds = 75.0
     """For how long a watch may be silent."""
 
+    quota_patience = quota.PATIENCE
+    """How long a job holds on to its pods while a quota refuses others."""
+
     def _spawn(self) -> _Forked:
-        arguments = (self._environment, self.log, self.clock_offset, self.silence_seconds)
+        arguments = (
+            self._environment,
+            self.log,
+            self.clock_offset,
+            self.silence_seconds,
+            self.quota_patience,
+        )
         process = _forks.Process(target=_run, args=arguments, daemon=True)
         process.start()
         return _Forked(process)
@@ -71,7 +81,9 @@ class _Forked:
         self._process.kill()
 
 
-def _run(environment: dict[str, str], log: Path, offset: timedelta, silence_seconds: float) -> None:
+def _run(
+    environment: dict[str, str], log: Path, offset: timedelta, silence_seconds: float, patience: timedelta
+) -> None:
     from fleet_operator.cluster import watch
     from fleet_operator.engine import SystemClock
     from fleet_operator.startup import run_operator
@@ -82,4 +94,5 @@ def _run(environment: dict[str, str], log: Path, offset: timedelta, silence_seco
     if offset:
         SystemClock.now = lambda _: datetime.now(UTC) + offset  # type: ignore[method-assign, assignment]
     watch.SILENCE_SECONDS = silence_seconds
+    quota.PATIENCE = patience
     raise SystemExit(run_operator(environment))

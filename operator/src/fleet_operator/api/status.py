@@ -23,6 +23,7 @@ __all__ = [
     "JobProgress",
     "JobState",
     "LastFailure",
+    "QuotaBackOff",
     "ReplicaRestarts",
     "RoleStatus",
     "TableStatistics",
@@ -177,6 +178,18 @@ class LastFailure(StatusModel):
     time: Timestamp | None = None
 
 
+class QuotaBackOff(StatusModel):
+    """What a job without a gang remembers of a quota that keeps it from having all of its pods."""
+
+    refused_since: Timestamp | None = Field(
+        default=None, description="Since when pods are refused while the job holds others."
+    )
+    not_before: Timestamp | None = Field(
+        default=None, description="The job has given its pods back: new ones wait for this."
+    )
+    times: int = Field(default=0, description="How often it has done so without having had all since.")
+
+
 class TableStatistics(StatusModel):
     """An embedding table on the parameter servers, over all of them."""
 
@@ -235,6 +248,9 @@ class FleetJobStatus(StatusModel):
         default=None,
         description="Failures that have restarted the whole job, by which its pauses grow; forgotten once a"
         " replica has run for 10 minutes.",
+    )
+    quota_back_off: QuotaBackOff | None = Field(
+        default=None, description="While a quota keeps a job without a gang from having all of its pods."
     )
     start_time: Timestamp | None = None
     completion_time: Timestamp | None = None

@@ -19,7 +19,7 @@ from fleet_operator.build import ClusterHosts
 from fleet_operator.cluster.client import ApiError
 from fleet_operator.cluster.events import Subject
 from fleet_operator.cluster.interface import KEY_BYTES, ConflictError, Key
-from fleet_operator.cluster.refusals import Refusal, Refusals, is_for_good, needs_somebody
+from fleet_operator.cluster.refusals import Refusal, Refusals, is_for_good, is_over_quota, needs_somebody
 from fleet_operator.cluster.resources import FEATURES, KINDS, PODS, SERVICES, collection
 from fleet_operator.cluster.unknown_fields import WARN, UnknownFields
 from fleet_operator.cluster.unseen import UnseenDeletions
@@ -150,6 +150,7 @@ class KubernetesCluster:
             foreign=tuple(dict.fromkeys(foreign)),
             left_over=tuple(left_over),
             refused=self._refusals.for_now(job),
+            over_quota=self._refusals.is_over_quota(job),
             rejected=self._refusals.for_good(job),
             progress=progress,
             new_key=secrets.token_hex(KEY_BYTES),
@@ -245,7 +246,9 @@ class KubernetesCluster:
                 self._view.notify(key)  # by which it is forgotten again if its job is gone
                 raise ConflictError(told) from error  # what comes next is decided anew
             if needs_somebody(error) and self._view.jobs.get(key) is not None:  # else nobody would forget it
-                self._refusals.refused(key, Refusal.of(job, name, str(error)), before)
+                over_quota = resource == PODS and is_over_quota(error, name)
+                refusal = Refusal.of(job, name, str(error), over_quota=over_quota)
+                self._refusals.refused(key, refusal, before)
             raise
         self._refusals.created(key, before)
         self._view.owned.put(resource, answer)

@@ -22,11 +22,12 @@ class Refusal:
     generation: int | None
     name: str
     sentence: str
+    over_quota: bool = False
 
     @classmethod
-    def of(cls, job: FleetJob, name: str, sentence: str) -> Refusal:
-        """Return what was said of an object of this name."""
-        return cls(job.metadata.uid, job.metadata.generation, name, sentence)
+    def of(cls, job: FleetJob, name: str, sentence: str, *, over_quota: bool = False) -> Refusal:
+        """Return what was said of an object of this name, and whether a quota has no room for it."""
+        return cls(job.metadata.uid, job.metadata.generation, name, sentence, over_quota)
 
 
 class Refusals:
@@ -39,6 +40,11 @@ class Refusals:
     def for_now(self, job: FleetJob) -> str | None:
         """Return what was said when something could not be created, if it was about this very job."""
         return _sentence(self._for_now.get(Key.of(job)), job)
+
+    def is_over_quota(self, job: FleetJob) -> bool:
+        """Whether what `for_now` returns was said because a quota has no room."""
+        refusal = self._for_now.get(Key.of(job))
+        return refusal is not None and refusal.over_quota and self.for_now(job) is not None
 
     def for_good(self, job: FleetJob) -> str | None:
         """Return what was said of an object that can never be, if it was about this very job."""
@@ -97,6 +103,13 @@ def is_for_good(error: ApiError, kind: str, name: str) -> bool:
         # Nothing in its details names an object that could not be decoded. Its message begins with the kind.
         return said.startswith(f"{kind} in version ")
     return (error.status, error.reason, error.details.get("name")) == (422, "Invalid", name)
+
+
+def is_over_quota(error: ApiError, name: str) -> bool:
+    """Whether the API server has refused an object of this name because a quota has no room for it."""
+    if error.details is None or "exceeded quota: " not in str(error):
+        return False
+    return (error.status, error.reason, error.details.get("name")) == (403, "Forbidden", name)
 
 
 def needs_somebody(error: ApiError) -> bool:

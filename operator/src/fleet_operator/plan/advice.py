@@ -24,6 +24,7 @@ ADVICE = {
     "GangWaiting": "the events of its pods and of its PodGroup say more",
     # of what cannot be created yet
     "CreationRefused": "it is tried again: make room, or ask whoever set the limit or runs the webhook",
+    "QuotaBackOff": "make room, ask for less, or ask whoever set the quota",
     "FeatureDisabled": "have it enabled under features in the values of the operator's chart",
     "WaitingForParameterServers": "if it stays so, its log and its events say why",
     # of the end of a job

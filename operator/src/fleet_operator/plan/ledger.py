@@ -6,8 +6,9 @@ that such a pod may still send, are always recognised as older:
 - a restart of one replica raises the count of that replica;
 - a restart of the whole job raises the count of the job and forgets what was created and completed: the
   parameters begin anew, so every trainer's part of the training does too. Within one life of the job, a
-  completed replica is never run again. A suspension is a restart of the job as well, and so is another number
-  of trainers, with a checkpoint or without: new servers wait for every trainer.
+  completed replica is never run again. A suspension is a restart of the job as well, and so are another
+  number of trainers and pods that were given back for a quota, with a checkpoint or without: new servers wait
+  for every trainer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-    from fleet_operator.api import FleetJobStatus
+    from fleet_operator.api import FleetJobStatus, QuotaBackOff
 
 __all__ = ["INCIDENT", "RANK_ZERO", "Ledger", "Replica", "RoleLedger"]
 
@@ -63,6 +64,7 @@ class Ledger:
     restarts: int = 0
     failures: int = 0
     not_before: datetime | None = None
+    quota: QuotaBackOff | None = None  # what a quota has refused, and what was given back for it
     unseen_restarts: int = 0  # the latest of the job in a row, after pods had vanished, their ends unseen
     failures_in_a_row: int = 0  # that have restarted the whole job, without a healthy time between them
     incident: datetime | None = None  # when its first failure was counted, by the operator's clock
@@ -86,6 +88,7 @@ class Ledger:
             restarts=status.restarts,
             failures=status.failures,
             not_before=status.not_before,
+            quota=status.quota_back_off,
             unseen_restarts=status.unseen_restarts or 0,
             failures_in_a_row=status.failures_in_a_row or 0,
             incident=status.incident_start,

@@ -123,6 +123,7 @@ class Observed:
     foreign: tuple[str, ...] = ()  # "Kind/name" of objects with our names that others own
     left_over: tuple[str, ...] = ()  # "Kind/name" of what a deleted job of our name left, for the moment
     refused: str | None = None  # the API server's sentence when it last refused to create anything, for now
+    over_quota: bool = False  # whether what was refused is a pod, for which a quota has no room
     rejected: str | None = None  # the API server's sentence when it refused to create a thing for good
     progress: JobProgress | None = None  # what the present trainer 0 was last heard to say
     one_machine: bool = False  # every life of a replica finds the same files and programs

@@ -20,12 +20,14 @@ from fleet_operator.plan.naming import some
 from fleet_operator.plan.non_finite import trainers_with_non_finite
 from fleet_operator.plan.observe import situation_of
 from fleet_operator.plan.pending import pending_deadline, pending_since
+from fleet_operator.plan.quota import gives_back_at, with_pods_given_back, with_quota
 from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, judge
 from fleet_operator.plan.scaling import is_resized, scaled_sentence
 from fleet_operator.plan.status import build_status
 from fleet_operator.plan.step import hold, step, why_pending
 from fleet_operator.plan.success import is_satisfied, success_sentence
 from fleet_operator.plan.times import stamp
+from fleet_operator.plan.waiting import given_back_sentence
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -265,6 +267,21 @@ def stuck(situation: Situation) -> Plan | None:
     )
 
 
+def short_of_quota(situation: Situation) -> Plan | None:
+    """Give back the pods of a job that a quota keeps from having all of them, so that another may run.
+
+    That is no restart and no failure: none of them has trained.
+    """
+    situation = with_quota(situation)
+    due = gives_back_at(situation)
+    if due is None or situation.now < due:
+        return None
+    held = [pod.name for pod in situation.replicas.present.values()]
+    situation = with_pods_given_back(situation)
+    sentence = f"{some(held)}: {given_back_sentence(situation)}"
+    return step(situation, events=(Event("Warning", "QuotaBackOff", sentence),))
+
+
 DECISIONS = (
     being_deleted,
     managed_elsewhere,
@@ -277,4 +294,5 @@ DECISIONS = (
     failed,
     stranded,
     stuck,
+    short_of_quota,
 )

@@ -77,6 +77,7 @@ def build_status(
         unseen_restarts=ledger.unseen_restarts or None,
         not_before=ledger.not_before,
         failures_in_a_row=ledger.failures_in_a_row or None,
+        quota_back_off=ledger.quota,
         start_time=start,
         completion_time=completion,
         last_failure=last_failure or before.last_failure,

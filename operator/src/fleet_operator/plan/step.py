@@ -15,6 +15,7 @@ from fleet_operator.plan.ledger import Replica
 from fleet_operator.plan.model import CreatePod, CreateService, DeletePod
 from fleet_operator.plan.node_loss import node_lost_at
 from fleet_operator.plan.pending import pending_deadline, pending_since
+from fleet_operator.plan.quota import AGAIN, gives_back_at, is_pausing, with_quota
 from fleet_operator.plan.scaling import too_late_sentence
 from fleet_operator.plan.startup import may_start_trainers
 from fleet_operator.plan.status import build_status
@@ -66,6 +67,7 @@ def step(
     events : tuple of Event
         What it wants to be told.
     """
+    situation = with_quota(situation)
     before, policy = situation.job.status, situation.job.spec.run_policy
     told = {**_conditions_of_suspension(situation), **(told or {})}
     restarting = ConditionType.RESTARTING in told or before.is_true(ConditionType.RESTARTING)
@@ -80,6 +82,10 @@ def step(
     leaving, looks = deletions(situation, situation.replicas.past)
     looks += [situation.ledger.not_before_of(replica) for replica in creation.backed_off]
     looks += situation.silent_nodes.values()
+    if (gives_back := gives_back_at(situation)) is not None:
+        looks += [gives_back, situation.now + AGAIN]
+    if is_pausing(situation) and situation.ledger.quota is not None:
+        looks.append(situation.ledger.quota.not_before)
     looks.append(deadline(start, policy.active_deadline_seconds))
     looks.append(pending_deadline(pending_since(status), policy.pending_deadline_seconds))
     surplus = remove(situation.extras, situation.observed)
@@ -148,6 +154,8 @@ def _deletion(situation: Situation, pod: ObservedPod) -> DeletePod:
 
 def _creation(situation: Situation) -> Creation:
     job = situation.job
+    if is_pausing(situation):
+        return Creation((), situation.replicas.missing, gated=False)
     open_gate = may_start_trainers(
         job.spec.startup_policy,
         gang=job.gang is not Gang.NONE,

@@ -13,6 +13,7 @@ from fleet_operator.plan.model import ObjectRef
 from fleet_operator.plan.naming import some
 from fleet_operator.plan.node_loss import silent_since
 from fleet_operator.plan.pods import is_up
+from fleet_operator.plan.quota import gives_back_at, is_pausing
 from fleet_operator.plan.terminating import how_to_force, stuck_pods
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PASSING",
     "Waiting",
+    "given_back_sentence",
     "trouble",
     "why_in_doubt",
     "why_not_created",
@@ -67,6 +69,8 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
     if not missing:
         return None
     wanted = {name_of(each) for each in missing}
+    if is_pausing(situation):
+        return Waiting("QuotaBackOff", advised("QuotaBackOff", given_back_sentence(situation)))
     if leaving := sorted(pod.name for pod in past if pod.name in wanted):
         kept = dict.fromkeys(name for pod in past if pod.name in wanted for name in pod.finalizers)
         until = f"{', '.join(kept)} lets go of it" if kept else "it is gone"
@@ -74,12 +78,26 @@ def why_not_created(situation: Situation, *, backed_off: Iterable[Replica], gate
         return Waiting("PodTerminating", _or_forced(situation, past, sentence))
     if refused := situation.observed.refused:
         sentence = f"the API server refuses what is missing, for now: {refused}"
+        if (due := gives_back_at(situation)) is not None:
+            sentence += f"; at {due:%H:%M:%S} UTC the job gives back the pods that it has"
         return Waiting("CreationRefused", advised("CreationRefused", sentence))
     if pausing := [name_of(each) for each in backed_off]:
         return Waiting("BackOff", f"{some(pausing)} is created again after a pause")
     if gated:
         return _waiting_for_servers(situation)
     return Waiting("Creating", "pods are being created")
+
+
+def given_back_sentence(situation: Situation) -> str:
+    """Say that the job waits with nothing because a quota has no room for all of it."""
+    again = situation.ledger.quota.not_before if situation.ledger.quota is not None else None
+    until = f"{again:%H:%M:%S} UTC" if again is not None else "soon"
+    because = f": {situation.observed.refused}" if situation.observed.over_quota else ""
+    sentence = (
+        f"the job has given its pods back, because a quota has no room for all of them{because};"
+        f" it asks for all of them again at {until}"
+    )
+    return _or_forced(situation, situation.replicas.past, sentence)
 
 
 def _or_forced(situation: Situation, pods: Iterable[ObservedPod], sentence: str) -> str:

@@ -176,6 +176,29 @@ async def test_a_refusal_is_known_until_something_is_created(api: FakeApi):
         assert world.observe().refused is None
 
 
+@pytest.mark.parametrize(
+    ("sentence", "details", "over"),
+    [
+        pytest.param(
+            "exceeded quota: few, requested: pods=1", {"name": "digits-trainer-0"}, True, id="quota"
+        ),
+        pytest.param("must specify limits.cpu", {"name": "digits-trainer-0"}, False, id="another-refusal"),
+        pytest.param("exceeded quota: few, requested: pods=1", None, False, id="a-proxys"),
+    ],
+)
+async def test_a_quota_that_has_no_room_for_a_pod_is_known_as_one(
+    api: FakeApi, sentence: str, details: dict[str, str] | None, over: bool
+):
+    async with started(api) as world:
+        said = f'pods "digits-trainer-0" is forbidden: {sentence}'
+        api.refusals["POST", PODS] = ApiError(403, "Forbidden", said, details=details)
+        with pytest.raises(ApiError):
+            await world.cluster.apply(world.job, world.pod())
+        assert (world.observe().refused, world.observe().over_quota) == (said, over)
+        await world.cluster.apply(world.job, world.pod())
+        assert world.observe().over_quota is False
+
+
 async def test_what_succeeds_beside_a_refusal_does_not_hide_it(api: FakeApi):
     async with started(api) as world:
         answered = asyncio.Event()

@@ -75,14 +75,15 @@ class Cluster(RuleBasedStateMachine):
 
     # The operator.
 
-    @rule(applied=st.integers(0, 6))
-    def operate(self, applied: int) -> None:
-        self.reconcile(applied)
+    @rule(applied=st.integers(0, 6), refused=st.sampled_from([None, None, "exceeded quota: few"]))
+    def operate(self, applied: int, refused: str | None) -> None:
+        self.reconcile(applied, refused)
 
-    def reconcile(self, applied: int = 99) -> Plan:
+    def reconcile(self, applied: int = 99, refused: str | None = None) -> Plan:
         """Plan, write the status, and crash after some of the actions."""
         hosts = ClusterHosts(self.job)
-        observed = Observed(tuple(self.pods.values()), self.service)
+        pods = tuple(self.pods.values())
+        observed = Observed(pods, self.service, refused=refused, over_quota=refused is not None)
         for pod in self.pods.values():
             self.attempts[pod.name] = max(self.attempts.get(pod.name, Attempt()), pod.attempt)
         decided = plan(self.job, observed, self.now, hosts)
