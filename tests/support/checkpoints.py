@@ -1,5 +1,6 @@
 """Jobs in this process whose checkpoints are looked at: a small model, and one batch for each step."""
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +57,11 @@ def saved(directory: Path, steps: int, servers: int = 2, **arguments: Any) -> No
         train(trainer, model, range(steps))
         trainer.save(str(directory), TrainStatus())
         trainer.complete()
+
+
+def flip_a_bit(path: Path) -> str:
+    """Change a file as a bad disk does; return the SHA-256 that it has now."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    return hashlib.sha256(data).hexdigest()

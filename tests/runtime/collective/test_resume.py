@@ -1,7 +1,15 @@
 """Training that goes on in other processes is that of one that was never ended, to the bit."""
 
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 import torch
+
+from tests.support.checkpoints import flip_a_bit
 
 BODY = """
 fleet.init()
@@ -113,3 +121,104 @@ def test_what_is_frozen_goes_on_to_the_bit(trainers, tmp_path, frozen, frozen_at
     for rank in (0, 1):
         parts = torch.load(tmp_path / f"parts-then-{rank}")
         assert [name for name, value in whole.items() if not torch.equal(value, parts[name])] == []
+
+
+SAVES_AND_LOADS = """
+fleet.init()
+rank = fleet.worker_index()
+model = build(0)
+optimizer = fleet.distributed_optimizer(torch.optim.Adam(model.parameters(), lr=0.01), model=model)
+fleet.init_worker()
+
+def weights():
+    return [value.sum().item() for value in model.state_dict().values()]
+
+if os.environ["PHASE"] == "save":
+    for epoch in range(4):
+        optimizer.zero_grad()
+        loss_of(model, epoch, rank).backward()
+        optimizer.step()
+        fleet.save_check_point("whole", fleet.TrainStatus(epoch))
+        print(json.dumps(weights()))
+else:
+    for folder in os.environ["FOLDERS"].split():
+        status = fleet.load_check_point(folder.replace("RANK", str(rank)))
+        print(json.dumps([folder, status.epoch_no, fleet.step, weights()]), flush=True)
+fleet.stop_worker()
+"""
+
+
+def damaged(folder: Path, name: str, where: str, how: str = "a-bit", number: int = 3) -> Path:
+    """Copy all checkpoints to a folder, and damage a file of one."""
+    if not (folder / name).exists():
+        shutil.copytree(folder / "whole", folder / name)
+    (path,) = (folder / name / f"checkpoint-{number}").glob(where)
+    if how == "a-bit":
+        flip_a_bit(path)
+    else:
+        path.unlink()
+        {"a-fifo": os.mkfifo, "a-directory": os.mkdir, "a-link": lambda it: it.symlink_to("nowhere")}[how](
+            path
+        )
+    return path
+
+
+@pytest.mark.timeout(300)
+def test_what_is_damaged_costs_one_save_on_every_trainer(trainers, tmp_path):
+    def run(phase: str, folders: Sequence[str] = ()) -> list[tuple[int, str]]:
+        processes = trainers(SAVES_AND_LOADS, PHASE=phase, FOLDERS=" ".join(folders))[-2:]
+        errors = [process.communicate(timeout=120)[1] for process in processes]
+        return [(process.returncode, error) for process, error in zip(processes, errors, strict=True)]
+
+    assert [code for code, _ in run("save")] == [0, 0]
+    weights = [json.loads(line) for line in (tmp_path / "output-0").read_text().splitlines()]
+    told = {
+        f"{kind}-{how}": damaged(tmp_path, f"{kind}-{how}", f"{kind}*", how)
+        for kind in ("shard", "trainer", "manifest")
+        for how in ("a-bit", "a-fifo", "a-directory", "a-link")
+        if (kind, how) != ("manifest", "a-bit")  # which may be one that says nothing
+    }
+    manifest = tmp_path / "shard-a-bit" / "checkpoint-2" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"step": 3', '"step": 7'))
+    # What each trainer sees may differ: 0 lacks the newest, and 1 the one before and the one before that.
+    apart = [damaged(tmp_path, "apart-0", "shard*"), damaged(tmp_path, "apart-1", "trainer*", number=2)]
+    apart.append(damaged(tmp_path, "apart-1", "shard*", "a-fifo", number=1))
+    found = run("load", [*told, "apart-RANK"])
+    assert [code for code, _ in found] == [0, 0], found
+    epochs = {"shard-a-bit": 1, "apart-RANK": 0}
+    expected = [
+        [name, epoch, epoch + 1, weights[epoch]]
+        for name in [*told, "apart-RANK"]
+        for epoch in [epochs.get(name, 2)]
+    ]
+    for rank in (0, 1):
+        assert [
+            json.loads(line) for line in (tmp_path / f"output-{rank}").read_text().splitlines()
+        ] == expected
+    warnings = [line for line in found[0][1].splitlines() if "passed over a checkpoint" in line]
+    assert len(warnings) == len(expected)
+    assert "passed over a checkpoint" not in found[1][1], "trainer 0 tells it for all"
+    for (name, path), warning in zip(told.items(), warnings, strict=False):
+        named = path.parent if name.startswith("manifest") else path
+        assert str(named.relative_to(tmp_path)) in warning
+        assert f"Training goes on from {name}/checkpoint-{epochs.get(name, 2)}" in warning
+    assert all(str(path.relative_to(tmp_path)) in warnings[-1] for path in apart)
+    assert "trainer 1 (127.0.0.1:" in warnings[-1]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("named", ["folder", "checkpoint"])
+def test_without_a_whole_save_no_trainer_begins(trainers, tmp_path, named):
+    for process in trainers(SAVES_AND_LOADS, PHASE="save")[-2:]:
+        process.communicate(timeout=120)
+        assert process.returncode == 0
+    for number in range(1 if named == "checkpoint" else 0, 4):
+        path = damaged(tmp_path, "none", "trainer*", number=number)
+    folder = "none" if named == "folder" else "none/checkpoint-3"
+    for process in trainers(SAVES_AND_LOADS, PHASE="load", FOLDERS=folder)[-2:]:
+        _, error = process.communicate(timeout=120)
+        assert process.returncode == 2, error
+        assert f"{path.relative_to(tmp_path)} has the SHA-256" in error
+        assert "Traceback" not in error
+        if named == "checkpoint":
+            assert "The newest whole one beside it is none/checkpoint-0: name that, or none" in error

@@ -109,7 +109,7 @@ def test_a_full_disk_pauses_saving_with_a_warning_and_ends_nobody(tmp_path, monk
             # What the other server had written is given back, and the one before is there.
             assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-0"]
         trainer.save(str(tmp_path / "own"), TrainStatus())
-        assert f"a disk is full: parameter server {job.endpoints[1]}" in caplog.text
+        assert f"there is no room for a checkpoint: parameter server {job.endpoints[1]}" in caplog.text
         full.clear()
         trainer.save_numbered(str(tmp_path), TrainStatus(), keep=1)
         trainer.complete()

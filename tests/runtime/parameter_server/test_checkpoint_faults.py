@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from fleet.checkpoint import Checkpoint, Manifest, TrainStatus, write_shard
-from fleet.errors import ConfigurationError, FleetError, StateLostError
+from fleet.errors import CheckpointError, ConfigurationError, FleetError, StateLostError
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.modes import Async
 from fleet.parameter_server.server import keeper
 from fleet.parameter_server.server.keeper import Keeper
 from fleet.parameter_server.settings import Settings
-from tests.support.checkpoints import differing, saved, train
+from tests.support.checkpoints import differing, flip_a_bit, saved, train
 from tests.support.parameter_server import Loopback, loopback
 from tests.support.processes import wait_for
 from tests.support.threads import at_once, one_torch_thread
@@ -71,23 +71,156 @@ def test_servers_that_begin_with_different_checkpoints_are_told_apart_at_join(tm
         job.close()
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(tmp_path, caplog):
-    with loopback(servers=1) as job:
-        trainer, model, _ = job.make_trainer()
-        trainer.start()
-        for step in range(2):
-            train(trainer, model, range(step, step + 1))
-            trainer.save_numbered(str(tmp_path), TrainStatus(step), keep=0)
-        trainer.checkpoints.background.wait()
-    (shard,) = (tmp_path / "checkpoint-1").glob("shard-*")
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
-    with loopback(tmp_path, servers=1) as job:
+def saved_after_each_step(folder: Path, saves: int) -> list[dict[str, torch.Tensor]]:
+    """Have two trainers save after each step, as epoch 0 and so on; return the model as it was then."""
+    states = []
+    with loopback(servers=2, trainers=2) as job:
+        (zero, model, _), (one, other, _) = job.make_trainer(0), job.make_trainer(1)
+        at_once(zero.start, one.start)
+        for epoch in range(saves):
+            step = range(epoch, epoch + 1)
+            at_once(lambda: train(zero, model, step), lambda: train(one, other, step))  # noqa: B023
+            one.hand_in(TrainStatus(epoch, state={"of": 1}))
+            zero.save_numbered(str(folder), TrainStatus(epoch, state={"of": 0}), keep=0)
+            zero.checkpoints.background.wait()
+            states.append(copy.deepcopy(dict(model.state_dict())))
+    return states
+
+
+def go_on(folder: Path, at_start: Path | None) -> tuple[list[TrainStatus | None], list[dict[str, Any]]]:
+    """Have a job of two trainers go on, and make a step; return how it began."""
+    with loopback(at_start, servers=2, trainers=2) as job:
+        trainers = [job.make_trainer(index) for index in range(2)]
+        at_once(*(trainer.start for trainer, _, _ in trainers))
+        statuses = at_once(*(lambda one=one: one.load(str(folder)) for one, _, _ in trainers))
+        states = [copy.deepcopy(dict(model.state_dict())) for _, model, _ in trainers]
+        at_once(*(lambda one=one: train(one[0], one[1], range(5, 6)) for one in trainers))
+        trainers[0][0].save(str(folder / "after"), TrainStatus())
+    return statuses, states
+
+
+def trainer_part_of(checkpoint: Path) -> Path:
+    return checkpoint / Checkpoint(checkpoint).manifest.trainer_part
+
+
+def alike(state: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in state.items())
+
+
+@pytest.mark.parametrize("how", ["servers", "trainers"])
+@pytest.mark.parametrize(
+    ("name", "readers"),
+    [
+        pytest.param("shard-0-of-2-{save}.safetensors", 1, id="a-servers-part"),
+        pytest.param("shard-1-of-2-{save}.safetensors", 1, id="another-servers-part"),
+        pytest.param("trainer-{save}.safetensors", 2, id="trainer-0s-part"),
+        pytest.param("trainer-1-{save}.safetensors", 2, id="another-trainers-part"),
+        pytest.param("manifest.json", 2, id="the-manifest"),
+    ],
+)
+def test_one_bit_costs_one_save_and_every_process_goes_on_from_the_one_before(
+    tmp_path, caplog, name, readers, how
+):
+    before, _ = saved_after_each_step(tmp_path, 2)
+    manifest = Checkpoint(tmp_path / "checkpoint-1").manifest
+    path = tmp_path / "checkpoint-1" / name.format(save=manifest.save)
+    if name == "manifest.json":
+        path.write_text(path.read_text().replace('"step": 2', '"step": 3'))
+        found, expected = "its digest is", "expected"
+    else:
+        expected = next(file.sha256 for file in manifest.files if file.name == path.name)
+        found = flip_a_bit(path)
+    caplog.clear()
+    statuses, states = go_on(tmp_path, tmp_path if how == "servers" else None)
+    assert statuses == [TrainStatus(0, 1, {"of": 0}), TrainStatus(0, 1, {"of": 1})]
+    assert all(alike(state, before) for state in states)
+    warnings = [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
+    assert len(warnings) == readers, "each server says once what it has found"
+    for warning in warnings:
+        assert warning.startswith(f"passed over a checkpoint: {path} ")
+        assert found in warning
+        assert expected in warning
+        assert warning.endswith(f". Training goes on from {tmp_path}/checkpoint-0")
+
+
+def test_all_damaged_files_of_a_save_are_named_in_one_warning(tmp_path, caplog):
+    saved_after_each_step(tmp_path, 2)
+    paths = [*(tmp_path / "checkpoint-1").glob("*.safetensors")]
+    digests = {str(path): flip_a_bit(path) for path in paths}
+    caplog.clear()
+    go_on(tmp_path, tmp_path)
+    warnings = [text for record in caplog.records if "passed over" in (text := record.getMessage())]
+    assert len(warnings) == 2
+    for server, warning in enumerate(warnings):
+        of_this = {path for path in digests if "shard-" not in path or f"shard-{server}" in path}
+        assert {path for path in digests if path in warning} == of_this
+        assert all(f"{path} has the SHA-256 {digests[path]}, expected" in warning for path in of_this)
+
+
+@pytest.mark.parametrize("how", ["servers", "trainers"])
+def test_where_each_server_misses_another_save_all_go_on_from_the_newest_that_is_whole(tmp_path, how):
+    whole, *_ = saved_after_each_step(tmp_path, 3)
+    for number, server in ((2, 0), (1, 1)):
+        (path,) = (tmp_path / f"checkpoint-{number}").glob(f"shard-{server}-*.safetensors")
+        flip_a_bit(path)
+    statuses, states = go_on(tmp_path, tmp_path if how == "servers" else None)
+    assert [status.epoch_no for status in statuses if status is not None] == [0, 0]
+    assert all(alike(state, whole) for state in states)
+
+
+def test_without_a_whole_save_no_server_begins(tmp_path):
+    saved_after_each_step(tmp_path, 2)
+    digests = [flip_a_bit(trainer_part_of(path)) for path in tmp_path.glob("checkpoint-*")]
+    with pytest.raises(CheckpointError) as caught, loopback(tmp_path, servers=2):
+        pass
+    assert str(caught.value).startswith(f"no checkpoint in {tmp_path} is whole: ")
+    assert all(digest in str(caught.value) for digest in digests)
+    with loopback(servers=2) as job:
         trainer, _, _ = job.make_trainer()
         trainer.start()
-        assert trainer.current_step == 1
-    assert f"passed over a checkpoint: {shard} has the SHA-256" in caplog.text
+        with pytest.raises(ConfigurationError, match=r"no checkpoint in .* is whole"):
+            trainer.load(str(tmp_path))
+
+
+def test_a_save_that_was_named_is_an_error_which_names_the_newest_whole_one(tmp_path):
+    saved_after_each_step(tmp_path, 3)
+    for number in (1, 2):
+        path = trainer_part_of(tmp_path / f"checkpoint-{number}")
+        digest = flip_a_bit(path)
+    with pytest.raises(CheckpointError) as caught, loopback(tmp_path / "checkpoint-2", servers=2):
+        pass
+    assert f"{path} has the SHA-256 {digest}, expected " in str(caught.value)
+    assert str(caught.value).endswith(
+        f"The newest whole one beside it is {tmp_path}/checkpoint-0: name that, or {tmp_path}"
+    )
+
+
+@pytest.mark.parametrize("whole", [2, 1, 0])
+def test_a_trainer_that_comes_back_gets_the_newest_status_that_is_whole(tmp_path, caplog, whole):
+    saved_after_each_step(tmp_path / "first", 1)
+    with loopback(tmp_path / "first" if whole == 1 else None, servers=2, trainers=1) as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        for epoch in range(1, 4 if whole == 2 else 2):
+            train(trainer, model, range(epoch, epoch + 1))
+            trainer.save_numbered(str(tmp_path / "own"), TrainStatus(epoch), keep=0)
+            trainer.checkpoints.background.wait()
+        path = trainer_part_of(max((tmp_path / "own").glob("checkpoint-*")))
+        flip_a_bit(path)
+        train(trainer, model, range(5, 6))
+        for attempt in (1, 2):
+            again, other, _ = job.make_trainer(attempt=attempt)
+            again.start()
+            if not whole:
+                with pytest.raises(ConfigurationError, match=f"{path} has the SHA-256"):
+                    again.load(str(tmp_path / "own"))
+                continue
+            status = again.load(str(tmp_path / "own"))
+            assert status is not None
+            assert status.epoch_no == (2 if whole == 2 else 0)
+            assert alike(dict(other.state_dict()), dict(model.state_dict())), "the servers' values stay"
+            assert again.current_step == trainer.current_step
+    assert caplog.text.count(f"passed over a checkpoint: {path} has") == (2 if whole else 0)
 
 
 def test_a_restarted_trainer_gets_its_part_although_the_checkpoint_is_gone(tmp_path):

@@ -1,5 +1,6 @@
 """The Fleet API as a script uses it, every role in a thread of one process, over loopback."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from fleet.parameter_server import Fleet, singleton
 from fleet.parameter_server.settings import Settings
 from fleet.process import lifecycle
 from fleet.role_maker import Role, UserDefinedRoleMaker
+from tests.support.checkpoints import flip_a_bit
 from tests.support.processes import free_ports
 from tests.support.threads import at_once, one_torch_thread
 
@@ -124,6 +126,32 @@ def test_a_job_saves_is_cleaned_up_and_goes_on_where_it_was(tmp_path):
         found = zero.fleet.export_state_dict()
         differing = [name for name in expected if not torch.equal(found[name], expected[name])]
         assert differing == []
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("damage", ["a-bit", "a-fifo", "a-directory"])
+def test_a_server_whose_script_loads_passes_a_damaged_one_over_and_says_so_once(tmp_path, caplog, damage):
+    folder = str(tmp_path)
+    with job() as (trainer,):
+        for epoch in range(2):
+            trainer.train(1)
+            trainer.fleet.save_check_point(folder, TrainStatus(epoch))
+    (part,) = (tmp_path / "checkpoint-1").glob("trainer-*")
+    if damage == "a-bit":
+        flip_a_bit(part)
+    else:
+        part.unlink()
+        (os.mkfifo if damage == "a-fifo" else os.mkdir)(part)
+
+    def load(fleet: Fleet) -> None:
+        assert fleet.load_check_point(folder) == TrainStatus(0, 1)
+
+    with job(before=load) as (trainer,):
+        assert trainer.fleet.step == 1
+        assert trainer.fleet.load_check_point(folder) == TrainStatus(0, 1)
+        trainer.train(1)
+    assert caplog.text.count("passed over a checkpoint") == 1
+    assert str(part) in caplog.text
 
 
 @pytest.mark.parametrize("way", ["model_dir", "environment", "load_persistables"])

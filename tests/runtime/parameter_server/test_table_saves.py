@@ -16,6 +16,7 @@ from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.parameter_server.server import keeper
 from fleet.tables import TimeToLive, snapshot
 from fleet.transpiler import DistributeTranspilerConfig
+from tests.support.checkpoints import flip_a_bit
 from tests.support.clicks import ADAGRAD, ADAM, Clicks, alone, on_servers, one_step
 from tests.support.clicks import ROWS as NUM_CLICKS
 from tests.support.joined import joined
@@ -155,6 +156,29 @@ def test_one_that_is_cut_short_or_has_lost_its_base_is_passed_over(tmp_path, mon
         job(1, tmp_path / "checkpoint-1"),
     ):
         pass
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_a_bit_in_a_tables_rows_or_in_those_that_they_build_on_costs_the_saves_that_have_it(
+    tmp_path, server, caplog
+):
+    with job() as (made,):
+        train(made, range(2))
+        save(made, tmp_path)
+        expected = rows_of(made)
+        train(made, range(2, 4))
+        save(made, tmp_path)
+        train(made, range(4, 6))
+        save(made, tmp_path, incremental=True)
+    (path,) = (tmp_path / "checkpoint-1").glob(f"shard-{server}-of-2-table-0-*.safetensors")
+    digest = flip_a_bit(path)  # of all rows; checkpoint-2 has only those that have changed since
+    with job(2, tmp_path) as (made,):
+        assert made[0].current_step == 2
+        assert torch.equal(rows_of(made), expected)
+        train(made, range(2, 3))
+    (warning,) = [text for record in caplog.records if str(path) in (text := record.getMessage())]
+    assert f"{path} has the SHA-256 {digest}, expected " in warning
+    assert warning.endswith(f"Training goes on from {tmp_path}/checkpoint-0")
 
 
 def test_an_exported_model_has_the_rows_of_given_ids():

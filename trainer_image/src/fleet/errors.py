@@ -70,12 +70,13 @@ class CheckpointError(ConfigurationError):
 
 
 class DiskFullError(FleetError):
-    """A disk has no room for what was to be written; there may be some later."""
+    """There is no room for what was to be written, on the disk or in its place; there may be some later."""
 
 
 def disk_error(raised: Exception, sentence: str) -> FleetError:
     """Return a sentence about what a disk has refused as the error that it is."""
-    full = isinstance(raised, OSError) and raised.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    passing = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EISDIR)  # the last: a directory in its place
+    full = isinstance(raised, OSError) and raised.errno in passing
     return (DiskFullError if full else FleetError)(sentence)
 
 

@@ -3,6 +3,8 @@
 import contextlib
 import logging
 import os
+import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from fleet.checkpoint import (
     leave_mark,
     numbers_in,
     remove_numbers,
+    saves_in,
     superfluous,
     tidy,
     whole_numbers,
@@ -27,7 +30,7 @@ from fleet.checkpoint import (
     write_trainer_part,
 )
 from fleet.checkpoint.writer import write_model
-from fleet.errors import CheckpointError, FleetError
+from fleet.errors import CheckpointError, DiskFullError, FleetError
 from fleet.role_maker import JobIdentity
 
 
@@ -65,13 +68,89 @@ def test_one_in_the_folder_itself_counts_by_its_step(folder, step, newest):
     assert found_in(folder) == folder / newest
 
 
-def test_a_damaged_one_is_passed_over_with_a_warning_unless_it_is_the_only_one(folder, caplog):
+def damage_in(folder: Path) -> list[str]:
+    return [str(reason) for reason in saves_in(folder)[1]]
+
+
+def test_a_damaged_one_is_passed_over_unless_it_is_named_and_the_newest_whole_one_is_told_then(folder):
     broken = folder / "checkpoint-10"
     (broken / "manifest.json").write_text("{")
     assert found_in(folder) == folder / "checkpoint-9"
-    assert f"passed over a checkpoint: {broken}/manifest.json is truncated" in caplog.text
-    with pytest.raises(CheckpointError, match="is truncated or no manifest"):
+    (told,) = damage_in(folder)
+    assert told.startswith(f"{broken}/manifest.json is truncated")
+    with pytest.raises(CheckpointError, match="is truncated or no manifest") as caught:
         find_checkpoint(broken)
+    assert f"The newest whole one beside it is {folder}/checkpoint-9: name that, or {folder}" in str(
+        caught.value
+    )
+
+
+def test_where_none_is_whole_each_is_named(folder):
+    for number in (1, 2, 9, 10):
+        (folder / f"checkpoint-{number}" / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError) as caught:
+        find_checkpoint(folder)
+    assert str(caught.value).startswith(f"no checkpoint in {folder} is whole: ")
+    for number in (1, 2, 9, 10):
+        assert f"{folder}/checkpoint-{number}/manifest.json is truncated" in str(caught.value)
+
+
+def make_socket(path: Path) -> None:
+    with contextlib.chdir(path.parent), socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path.name)  # whose length is limited
+
+
+INTRUDERS = {
+    "directory": lambda path: path.mkdir(),
+    "fifo": os.mkfifo,
+    "socket": make_socket,
+    "dangling-link": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("intruder", INTRUDERS)
+@pytest.mark.parametrize(
+    "place", ["manifest.json", "shard-0-of-1-a1.safetensors", "trainer-a1.safetensors", ""]
+)
+def test_what_is_no_file_in_a_files_place_is_damage(tmp_path, place, intruder):
+    for number in range(2):
+        write(tmp_path / f"checkpoint-{number}", number, f"a{number}")
+    path = tmp_path / "checkpoint-1" / place
+    if place:
+        path.unlink()
+    else:
+        shutil.rmtree(path)
+    INTRUDERS[intruder](path)
+    if place or intruder != "directory":  # a folder without a manifest is of a save that was cut short
+        assert found_in(tmp_path) == tmp_path / "checkpoint-0"
+        (told,) = damage_in(tmp_path)
+        assert str(path) in told or f"{path.parent} is no checkpoint: {path.name} cannot be read" in told
+        expected = {"directory": "it is a directory", "fifo": "it is a FIFO", "socket": "it is a socket"}
+        assert not place or expected.get(intruder, "No such file or directory") in told
+    keep(tmp_path, 1)
+    assert numbers_in(tmp_path)[:1] == [0]
+    shutil.rmtree(tmp_path / "checkpoint-0")
+    with pytest.raises(CheckpointError) if place or intruder != "directory" else contextlib.nullcontext():
+        assert found_in(tmp_path) is None
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("intruder", INTRUDERS)
+def test_what_is_no_file_where_one_was_neither_holds_a_save_up_nor_is_removed_as_ours(tmp_path, intruder):
+    shard = write(tmp_path, 1, "a1")
+    shard.unlink()
+    INTRUDERS[intruder](shard)
+    write(tmp_path, 2, "a2")
+    tidy(tmp_path)
+    assert found_in(tmp_path) == tmp_path
+    assert shard.exists() is (intruder == "directory"), "a directory is somebody else's"
+    manifest = tmp_path / "manifest.json"
+    manifest.unlink()
+    INTRUDERS[intruder](manifest)
+    blocked = pytest.raises(DiskFullError, match=r"manifest\.json could not be written: .*Is a directory")
+    with blocked if intruder == "directory" else contextlib.nullcontext():
+        write(tmp_path, 3, "a3")
 
 
 def keep(folder: Path, count: int) -> None:
@@ -102,14 +181,16 @@ def test_the_newest_stay_and_so_does_what_may_become_one(folder, count, kept):
     assert (folder / "checkpoint-x").is_dir()
 
 
-def test_a_number_that_no_save_gives_is_passed_over_by_name_and_is_never_counted_on(folder, caplog):
+def test_a_number_that_no_save_gives_is_passed_over_by_name_and_is_never_counted_on(folder):
     beyond = folder / "checkpoint-9999999999999999999999999"
     make(beyond, 12)
     make(folder / "checkpoint-0099", 13)
     make(folder / "checkpoint-\u0661\u0662", 14)  # digits of another script
     assert numbers_in(folder) == [1, 2, 5, 9, 10, 11]
     assert found_in(folder) == folder / "checkpoint-10"
-    assert f"passed over a checkpoint: {beyond} has a number that no save gives" in caplog.text
+    assert [told.partition(";")[0] for told in damage_in(folder)] == [
+        f"{path} has a number that no save gives" for path in (folder / "checkpoint-0099", beyond)
+    ]
     assert found_in(beyond) == beyond
 
 
@@ -119,11 +200,12 @@ def test_where_all_numbers_are_beyond_what_saves_give_the_error_names_one(tmp_pa
         find_checkpoint(tmp_path)
 
 
-def test_a_manifest_of_any_depth_is_passed_over_for_the_one_before(folder, caplog):
+def test_a_manifest_of_any_depth_is_passed_over_for_the_one_before(folder):
     broken = folder / "checkpoint-10" / "manifest.json"
     broken.write_text('{"facts": ' + "[" * 200_000 + "]" * 200_000 + "}")
     assert found_in(folder) == folder / "checkpoint-9"
-    assert f"passed over a checkpoint: {broken} is truncated or no manifest" in caplog.text
+    (told,) = damage_in(folder)
+    assert told.startswith(f"{broken} is truncated or no manifest")
 
 
 def write(directory: Path, step: int, save: str) -> Path:
@@ -156,13 +238,14 @@ def test_keep_counts_only_those_whose_files_are_as_they_were_written(tmp_path, s
 
 
 @pytest.mark.parametrize("gone", ["shard", "trainer"])
-def test_a_file_that_the_manifest_names_and_that_is_gone_is_damage(tmp_path, caplog, gone):
+def test_a_file_that_the_manifest_names_and_that_is_gone_is_damage(tmp_path, gone):
     for number in range(2):
         write(tmp_path / f"checkpoint-{number}", number, f"a{number}")
     (path,) = (tmp_path / "checkpoint-1").glob(f"{gone}-*.safetensors")
     path.unlink()
     assert found_in(tmp_path) == tmp_path / "checkpoint-0"
-    assert f"passed over a checkpoint: {path} cannot be read" in caplog.text
+    (told,) = damage_in(tmp_path)
+    assert told.startswith(f"{path} cannot be read")
 
 
 def test_cleaning_follows_no_link_and_removes_only_what_a_manifest_names(tmp_path):

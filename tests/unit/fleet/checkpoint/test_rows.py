@@ -64,7 +64,7 @@ def test_a_base_that_is_not_there_any_more_is_named(harm, said, folder):
     path, _ = folder
     harm(path / "checkpoint-0")
     with pytest.raises(CheckpointError, match=said):
-        rows.check_rows(Checkpoint(path / "checkpoint-1"), "t", ALL)
+        read_rows(Checkpoint(path / "checkpoint-1"), CONFIG, ALL)
 
 
 def test_a_base_that_is_not_whole_itself_is_refused(folder):

@@ -15,17 +15,19 @@ from fleet.checkpoint.finished import FINISHED_NAME, end_if_finished, leave_mark
 from fleet.checkpoint.folders import (
     CHECKPOINT_PREFIX,
     find_checkpoint,
+    none_is_whole,
     numbers_in,
     remove_numbers,
     saves_in,
     superfluous,
+    tell_passed_over,
     whole_numbers,
 )
 from fleet.checkpoint.manifest import MANIFEST_NAME, MOST_BEFORE, BaseRecord, FileRecord, Manifest, RowsRecord
 from fleet.checkpoint.named import named_state
 from fleet.checkpoint.piece import Piece, cut_state, emptied, join_pieces
-from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
-from fleet.checkpoint.rows import base_of, check_rows, have_state, read_rows, write_rows
+from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint, check_each
+from fleet.checkpoint.rows import base_of, files_of, have_state, read_rows, write_rows
 from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.table_export import export_tables
 from fleet.checkpoint.trainer_part import (
@@ -61,7 +63,7 @@ __all__ = [
     "TrainerPart",
     "base_of",
     "capture_part",
-    "check_rows",
+    "check_each",
     "commit",
     "cut_state",
     "decode",
@@ -69,11 +71,13 @@ __all__ = [
     "encode",
     "end_if_finished",
     "export_tables",
+    "files_of",
     "find_checkpoint",
     "have_state",
     "join_pieces",
     "leave_mark",
     "named_state",
+    "none_is_whole",
     "numbers_in",
     "read_mark",
     "read_rows",
@@ -82,6 +86,7 @@ __all__ = [
     "restore_states",
     "saves_in",
     "superfluous",
+    "tell_passed_over",
     "tidy",
     "whole_numbers",
     "write_rows",

@@ -93,8 +93,8 @@ class Background:
         except DiskFullError as error:
             self.full = directory
             _log.warning(
-                "a disk is full: %s. Training goes on without this checkpoint, the one before stays, and the "
-                "next save tries again",
+                "there is no room for a checkpoint: %s. Training goes on without it, the one before stays, "
+                "and the next save tries again",
                 error,
             )
 

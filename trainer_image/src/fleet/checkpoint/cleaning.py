@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from fleet.checkpoint.files import TEMPORARY
+from fleet.checkpoint.files import TEMPORARY, open_file
 from fleet.checkpoint.manifest import BEGUN_SUFFIX, MANIFEST_NAME, REPLACED_NAME, Manifest
 from fleet.errors import CheckpointError, FleetError
 
@@ -111,7 +111,7 @@ def _remove(folder: int, path: str, kept: set[str]) -> None:
     ours = set(named).union(*named.values())
     half_written = {name for name in present if _whole_name(name) in {*ours, *_MANIFESTS} - {name}}
     for name in sorted(half_written.union(ours.intersection(present)) - kept, key=named.__contains__):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a directory is somebody else's
             os.unlink(name, dir_fd=folder)
 
 
@@ -131,8 +131,7 @@ def _named_by(folder: int, name: str, path: str) -> set[str]:
     if name not in _MANIFESTS and not name.endswith(BEGUN_SUFFIX):
         return set()
     try:
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-        with os.fdopen(descriptor, "rb") as file:
+        with open_file(name, flags=os.O_NOFOLLOW, dir_fd=folder) as file:
             found = Manifest.from_bytes(file.read(), f"{path}/{name}").files
     except (OSError, CheckpointError):
         return set()

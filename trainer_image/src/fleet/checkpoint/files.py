@@ -4,12 +4,15 @@ All of them get the mode that the process gives to any new file (its umask), who
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from io import BufferedReader
 from math import prod
 from pathlib import Path
 from typing import IO, Any, Final
@@ -21,9 +24,49 @@ from torch import Tensor
 
 from fleet.errors import disk_error
 
-__all__ = ["TEMPORARY", "naming", "publish", "sha256_of", "write_bytes", "write_parts", "write_tensors"]
+__all__ = [
+    "TEMPORARY",
+    "naming",
+    "open_file",
+    "publish",
+    "sha256_of",
+    "write_bytes",
+    "write_parts",
+    "write_tensors",
+]
 
 TEMPORARY: Final = ".tmp"
+_KINDS: Final = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO"}
+
+
+def open_file(path: str | Path, *, flags: int = 0, dir_fd: int | None = None) -> BufferedReader:
+    """Open a regular file for reading.
+
+    Parameters
+    ----------
+    path : str or Path
+    flags : int
+        For ``open(2)``, beside the usual ones.
+    dir_fd : int, optional
+        The open directory that a relative `path` is in.
+
+    Raises
+    ------
+    OSError
+        It cannot be opened. A FileNotFoundError where something else is in its place: a FIFO, for whose
+        writer nobody waits, or a directory.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise FileNotFoundError(errno.ENOENT, "it is a socket or a device, not a file") from error
+        raise
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, f"it is {_KINDS.get(kind, 'a device')}, not a file")
+    return os.fdopen(descriptor, "rb")
 
 
 def write_bytes(path: Path, data: bytes | bytearray) -> str:
@@ -117,7 +160,7 @@ def write_parts(
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, which is read for it."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

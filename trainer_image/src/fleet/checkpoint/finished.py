@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fleet.checkpoint.files import write_bytes
+from fleet.checkpoint.files import open_file, write_bytes
 from fleet.process import lifecycle
 
 __all__ = ["FINISHED_NAME", "end_if_finished", "leave_mark", "read_mark"]
@@ -48,7 +48,7 @@ def read_mark(environ: Mapping[str, str]) -> tuple[int, ...] | None:
         return None
     folder, identity = training
     try:
-        with (folder / FINISHED_NAME).open("rb") as file:
+        with open_file(folder / FINISHED_NAME) as file:
             found = json.loads(file.read(_MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return None

@@ -1,6 +1,7 @@
 """Numbered checkpoints below one folder: ``checkpoint-0``, ``checkpoint-1``, …; the highest is the newest."""
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -15,10 +16,12 @@ from fleet.errors import CheckpointError
 __all__ = [
     "CHECKPOINT_PREFIX",
     "find_checkpoint",
+    "none_is_whole",
     "numbers_in",
     "remove_numbers",
     "saves_in",
     "superfluous",
+    "tell_passed_over",
     "whole_numbers",
 ]
 
@@ -36,31 +39,58 @@ def numbers_in(folder: Path) -> list[int]:
 
 
 def _names_in(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    try:
+        return [path.name for path in folder.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} cannot be looked into for checkpoints ({error.strerror}); expected a folder that this "
+            "process may read"
+        ) from error
 
 
-def find_checkpoint(folder: Path, whole: Callable[[Checkpoint], object] = bool) -> Checkpoint | None:
-    """Return the newest checkpoint of `saves_in`; None where there is none."""
-    return next(iter(saves_in(folder, whole)), None)
-
-
-def saves_in(folder: Path, whole: Callable[[Checkpoint], object]) -> list[Checkpoint]:
-    """Return the checkpoints that a folder is or has, the newest first.
+def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -> Checkpoint | None:
+    """Return the newest whole checkpoint that a folder is or has; None where there is none at all.
 
     Parameters
     ----------
     folder : Path
-    whole : callable
-        Raises a CheckpointError for one that is not; it is passed over, and the log says so.
+    read : callable
+        Raises a CheckpointError for one of which a file is not as it was written.
 
     Raises
     ------
     CheckpointError
         There are some, and none is whole.
     """
+    found, damage = saves_in(folder)
+    for checkpoint in found:
+        try:
+            read(checkpoint)
+        except CheckpointError as error:
+            damage.append(error)
+        else:
+            return checkpoint
+    if damage:
+        raise none_is_whole(folder, damage, read)
+    return None
+
+
+def saves_in(
+    folder: Path, check: Callable[[Checkpoint], object] = bool
+) -> tuple[list[Checkpoint], list[CheckpointError]]:
+    """Return the checkpoints that a folder is or has, the newest first, and what is wrong with others.
+
+    Parameters
+    ----------
+    folder : Path
+    check : callable
+        Raises a CheckpointError for one that is not whole. It is asked of all, so it reads no large files.
+    """
     numbered = [folder / f"{CHECKPOINT_PREFIX}{number}" for number in reversed(numbers_in(folder))]
     found = []
-    damaged = [
+    damage = [
         CheckpointError(
             f"{folder / name} has a number that no save gives; expected {CHECKPOINT_PREFIX}0 and so on: "
             "rename it, or load it by its own path"
@@ -69,25 +99,56 @@ def saves_in(folder: Path, whole: Callable[[Checkpoint], object]) -> list[Checkp
         if _BEYOND.fullmatch(name) and not _NUMBERED.fullmatch(name)
     ]
     for path in [folder, *numbered]:
+        if path is not folder and os.path.lexists(path) and not path.is_dir():
+            damage.append(CheckpointError(f"{path} is no directory, or leads to none; expected a checkpoint"))
         for name in (MANIFEST_NAME, REPLACED_NAME):
-            if not (path / name).is_file():
+            if not os.path.lexists(path / name):  # a save that was cut short has written none
                 continue
             try:
                 checkpoint = Checkpoint(path, name)
                 checkpoint.check_here()
-                whole(checkpoint)
+                check(checkpoint)
             except CheckpointError as error:
-                damaged.append(error)
+                damage.append(error)
             else:
                 found.append(checkpoint)
-    if damaged and not found:
-        raise damaged[0]
-    for reason in damaged:
-        _log.warning("passed over a checkpoint: %s", reason)
     own = [checkpoint for checkpoint in found if checkpoint.directory == folder]
     others = [checkpoint for checkpoint in found if checkpoint.directory != folder]
     ahead = not others or not own or own[0].manifest.step >= others[0].manifest.step
-    return [*own, *others] if ahead else [*others, *own]
+    return ([*own, *others] if ahead else [*others, *own]), damage
+
+
+def none_is_whole(
+    folder: Path, damage: Sequence[CheckpointError | str], read: Callable[[Checkpoint], object]
+) -> CheckpointError:
+    """Return the error that no checkpoint is whole where some were looked for.
+
+    Parameters
+    ----------
+    folder : Path
+        The checkpoint that was named, or the folder.
+    damage : sequence of CheckpointError or str
+        What is wrong with each.
+    read : callable
+        As in `find_checkpoint`: where one of numbered checkpoints was named, the newest whole one beside it
+        is named in the message, and never used instead.
+    """
+    reasons = "; ".join(map(str, damage))
+    if not _NUMBERED.fullmatch(folder.name):
+        return CheckpointError(
+            reasons if len(damage) == 1 else f"no checkpoint in {folder} is whole: {reasons}"
+        )
+    with suppress(CheckpointError):
+        if (whole := find_checkpoint(folder.parent, read)) is not None:
+            reasons += f". The newest whole one beside it is {whole.directory}: name that, or {folder.parent}"
+    return CheckpointError(reasons)
+
+
+def tell_passed_over(damage: Sequence[CheckpointError | str], used: str) -> None:
+    """Say in one warning which checkpoints were passed over, each file with its reason, and what is used."""
+    if damage:
+        reasons = "; ".join(map(str, damage))
+        _log.warning("passed over a checkpoint: %s. Training goes on from %s", reasons, used)
 
 
 def whole_numbers(folder: Path, check: Callable[[Checkpoint], object]) -> list[int]:
@@ -103,7 +164,7 @@ def whole_numbers(folder: Path, check: Callable[[Checkpoint], object]) -> list[i
     whole = []
     for number in numbers_in(folder):
         path = folder / f"{CHECKPOINT_PREFIX}{number}"
-        if path.is_symlink() or not (path / MANIFEST_NAME).is_file():
+        if path.is_symlink() or not os.path.lexists(path / MANIFEST_NAME):
             continue
         try:
             checkpoint = Checkpoint(path)

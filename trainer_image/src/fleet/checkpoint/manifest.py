@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 from fleet.checkpoint.fields import PARSE_ERRORS, items, mapping, text, whole_number
+from fleet.checkpoint.files import open_file
 from fleet.errors import CheckpointError
 from fleet.tables.shards import SHARDS
 
@@ -210,7 +211,8 @@ class Manifest:
         """
         path = directory / name
         try:
-            data = path.read_bytes()
+            with open_file(path) as file:
+                data = file.read()
         except OSError as error:
             raise CheckpointError(
                 f"{directory} is no checkpoint: {path.name} cannot be read ({error.strerror}); expected a "

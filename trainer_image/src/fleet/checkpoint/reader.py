@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,14 +12,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fleet.checkpoint.fields import PARSE_ERRORS
-from fleet.checkpoint.files import sha256_of
+from fleet.checkpoint.files import open_file, sha256_of
 from fleet.checkpoint.manifest import MANIFEST_NAME, BlockRecord, FileRecord, Manifest
 from fleet.checkpoint.piece import Piece, cut_state
 from fleet.checkpoint.values import decode
 from fleet.errors import CheckpointError
 from fleet.program import describe_difference
 
-__all__ = ["TRAINERS_STATE", "Checkpoint"]
+__all__ = ["TRAINERS_STATE", "Checkpoint", "check_each"]
 
 TRAINERS_STATE: Final = "state of the optimizer"
 """The fact that it is in the trainer's part, as in GEO; it is in the shards otherwise."""
@@ -91,7 +91,7 @@ class Checkpoint:
         found = [
             (block, self._read(block, file))
             for block, file in self._records.get(param, ())
-            if (block.begin < end and block.end > begin) or block.begin == block.end == begin == end
+            if _has_some(block, begin, end)
         ]
         covered = begin
         for block, _ in found:
@@ -118,17 +118,20 @@ class Checkpoint:
         """Whether the shards hold state of optimizers."""
         return any(block.state for records in self._records.values() for block, _ in records)
 
-    def check_files(self, param: str, begin: int, end: int) -> None:
-        """Check that the files with some elements of a parameter are there, and of the right size.
+    def files_with(self, spans: Iterable[tuple[str, int, int]]) -> list[FileRecord]:
+        """Return the files with some elements of parameters, and those of trainers' parts that lie here.
 
-        Raises
-        ------
-        CheckpointError
-            One is not.
+        Parameters
+        ----------
+        spans : iterable of (name of parameter, begin, end)
         """
-        for block, file in self._records.get(param, ()):
-            if block.begin < end and block.end > begin:
-                self.check_size(file)
+        found = {
+            file.name: file
+            for param, begin, end in spans
+            for block, file in self._records.get(param, ())
+            if _has_some(block, begin, end)
+        }
+        return [*found.values(), *filter(self._is_part_here, self.manifest.files)]
 
     def check_here(self) -> None:
         """Check that every file that lay beside the manifest is there, and of the right size.
@@ -136,11 +139,10 @@ class Checkpoint:
         Raises
         ------
         CheckpointError
-            One is not.
+            Some are not; the message names each.
         """
-        for file in self.manifest.files:
-            if file.name in self.manifest.here:
-                self.check_size(file)
+        here = self.manifest.here
+        check_each(((self, file) for file in self.manifest.files if file.name in here), Checkpoint.check_size)
 
     def verify(
         self, known: MutableMapping[tuple[int, ...], str], spans: Iterable[tuple[str, int, int]]
@@ -160,10 +162,7 @@ class Checkpoint:
         """
         wanted = {file.name: file for file in self.manifest.files if not file.blocks}
         wanted = {name: file for name, file in wanted.items() if name in self.manifest.here}
-        for param, begin, end in spans:
-            for block, file in self._records.get(param, ()):
-                if block.begin < end and block.end > begin:
-                    wanted[file.name] = file
+        wanted |= {file.name: file for file in self.files_with(spans)}
         for file in wanted.values():
             self.check_size(file)
             found = (self.directory / file.name).stat()
@@ -184,7 +183,7 @@ class Checkpoint:
         """
         for file in self.manifest.files if trainer not in self._statuses else ():
             if file.trainer == trainer and file.name in self.manifest.here:
-                self._statuses[trainer] = self.checked(file).read_bytes()
+                self._statuses[trainer] = self._content(file)
         return self._statuses.get(trainer)
 
     def keep_parts(self) -> None:
@@ -206,9 +205,21 @@ class Checkpoint:
         It is kept: the file may be gone when a trainer that was restarted asks for it again.
         """
         for file in self.manifest.files if self._trainer_part is None else ():
-            if file.name == self.manifest.trainer_part and (self.directory / file.name).exists():
-                self._trainer_part = self.checked(file).read_bytes()
+            if file.name == self.manifest.trainer_part and os.path.lexists(self.directory / file.name):
+                self._trainer_part = self._content(file)
         return self._trainer_part
+
+    def _is_part_here(self, file: FileRecord) -> bool:
+        """Whether a file is a trainer's part, and not one that only another server has."""
+        is_part = file.trainer >= 0 or file.name == self.manifest.trainer_part
+        return is_part and (file.name in self.manifest.here or os.path.lexists(self.directory / file.name))
+
+    def _content(self, file: FileRecord) -> bytes:
+        path = self.checked(file)
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise _unreadable(path, error) from error
 
     def _put_together(
         self,
@@ -269,7 +280,10 @@ class Checkpoint:
         if file.name in self._whole:
             return path
         self.check_size(file)
-        digest = sha256_of(path)
+        try:
+            digest = sha256_of(path)
+        except OSError as error:
+            raise _unreadable(path, error) from error
         if digest != file.sha256:
             raise CheckpointError(
                 f"{path} has the SHA-256 {digest}, expected {file.sha256}: {self._whose(path)}; load another "
@@ -282,14 +296,10 @@ class Checkpoint:
         """Check that a file is there, and of the right size; CheckpointError if not."""
         path = self.directory / file.name
         try:
-            with path.open("rb") as opened:
+            with open_file(path) as opened:
                 size = os.fstat(opened.fileno()).st_size
         except OSError as error:
-            raise CheckpointError(
-                f"{path} cannot be read ({error.strerror}), and is needed here: expected every file of "
-                "the checkpoint in a directory that all processes see; where each server has a directory of "
-                "its own, load with the number of servers and the slicing that it was saved with"
-            ) from error
+            raise _unreadable(path, error) from error
         if size != file.bytes:
             raise CheckpointError(
                 f"{path} has {size} bytes, expected {file.bytes}: it is "
@@ -301,12 +311,44 @@ class Checkpoint:
         """Say what may have happened to a file whose digest is wrong."""
         try:
             with safe_open(path, framework="pt") as opened:
-                save = (opened.metadata() or {}).get("save", "nobody")
-        except SafetensorError:
+                save = (opened.metadata() or {}).get("save", self.manifest.save)  # a trainer's part has none
+        except (SafetensorError, OSError):
             return "it was changed, or is no safetensors file"
         if save != self.manifest.save:
             return f"it belongs to the save {save!r}, and the manifest to {self.manifest.save!r}"
         return "it was changed after it had been written"
+
+
+def check_each(
+    files: Iterable[tuple[Checkpoint, FileRecord]], check: Callable[[Checkpoint, FileRecord], object]
+) -> None:
+    """Check files, each with the checkpoint that has it.
+
+    Raises
+    ------
+    CheckpointError
+        `check` has raised it of some; the message names each of them.
+    """
+    damage = []
+    for checkpoint, file in files:
+        try:
+            check(checkpoint, file)
+        except CheckpointError as error:
+            damage.append(error)
+    if damage:
+        raise CheckpointError("; ".join(map(str, damage))) from damage[0]
+
+
+def _has_some(block: BlockRecord, begin: int, end: int) -> bool:
+    return (block.begin < end and block.end > begin) or block.begin == block.end == begin == end
+
+
+def _unreadable(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"{path} cannot be read ({error.strerror}), and is needed here: expected every file of the "
+        "checkpoint in a directory that all processes see; where each server has a directory of its own, "
+        "load with the number of servers and the slicing that it was saved with"
+    )
 
 
 def _check_cuttable(directory: Path, block: BlockRecord, piece: Piece) -> None:

@@ -23,7 +23,7 @@ from fleet.tables import Table, TableConfig, TableRows
 from fleet.tables.saved import part
 from fleet.tables.snapshot import PART_BYTES, Snapshot
 
-__all__ = ["base_of", "check_rows", "files_of", "have_state", "parts_of", "read_rows", "write_rows"]
+__all__ = ["base_of", "files_of", "have_state", "parts_of", "read_rows", "write_rows"]
 
 _GROUPS = ("state", "marks", "policies")
 
@@ -78,12 +78,6 @@ def write_rows(
             {"format": "pt", "save": save_name},
         )
         return FileRecord(path.name, size, sha256_of(path), rows=record)
-
-
-def check_rows(checkpoint: Checkpoint, table: str, shards: Collection[int]) -> None:
-    """Check that the files with some shards of a table are there, and of the right size; CheckpointError."""
-    for found, file, _ in files_of(checkpoint, table, shards):
-        found.check_size(file)
 
 
 def have_state(checkpoint: Checkpoint, table: str, shards: Collection[int]) -> bool:

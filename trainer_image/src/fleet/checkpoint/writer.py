@@ -10,7 +10,7 @@ from typing import Final
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from fleet.checkpoint.files import TEMPORARY, naming, write_bytes, write_tensors
+from fleet.checkpoint.files import TEMPORARY, naming, open_file, write_bytes, write_tensors
 from fleet.checkpoint.manifest import (
     BEGUN_SUFFIX,
     MANIFEST_NAME,
@@ -158,7 +158,8 @@ def announce(path: Path, save_name: str) -> None:
 def _save_in(manifest: Path) -> str:
     """Return the name of the save that a manifest is of; empty where there is none, or none to be loaded."""
     try:
-        return Manifest.from_bytes(manifest.read_bytes(), str(manifest)).save
+        with open_file(manifest) as file:
+            return Manifest.from_bytes(file.read(), str(manifest)).save
     except (FileNotFoundError, CheckpointError):
         return ""
 

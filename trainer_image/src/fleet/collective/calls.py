@@ -58,14 +58,24 @@ class Calls:
                     f"has come to {what}; expected the same calls, in the same order, on every trainer"
                 )
 
-    def texts(self, key: str, ours: str) -> dict[int, str]:
-        """Return this trainer's text; where any differs, also trainer 0's and the first that differs from it.
+    def texts(
+        self,
+        key: str,
+        ours: str,
+        choose: Callable[[Mapping[int, str]], Iterable[int]] | None = None,
+    ) -> dict[int, str]:
+        """Return this trainer's text; where any differs, also those of some others.
 
-        So whoever differs from anybody finds one that differs from its own.
+        Parameters
+        ----------
+        key, ours : str
+        choose : callable, optional
+            Given everybody's texts, says whose. Otherwise trainer 0's and the first that differs from it: so
+            whoever differs from anybody finds one that differs from its own.
         """
         if self._is_everybodys(ours):
             return {self._place.rank: ours}
-        return self._chosen(key, ours, _two_unlike)
+        return self._chosen(key, ours, choose or _two_unlike)
 
     def first_texts(
         self, key: str, ours: str, choose: Callable[[Mapping[int, str]], Iterable[int]]

@@ -216,6 +216,19 @@ class Group:
             self._calls.meet(what)
             return self._calls.texts(key, value)
 
+    def everybodys(self, key: str, value: str) -> dict[int, str]:
+        """Return every trainer's value, by rank; only this trainer's where all have the same.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer has called something else.
+        """
+        what = f"the exchange of {key}"
+        with self._naming(what, Way.CALL):
+            self._calls.meet(what)
+            return self._calls.texts(key, value, choose=set)
+
     def _compare(self, facts: Facts) -> None:
         """Learn what every trainer has, before any connects; raise where they could not train together."""
         with self._naming("comparing versions and devices"):

@@ -1,9 +1,10 @@
 """What a trainer of a collective job trains, to be saved, loaded and exported."""
 
 import contextlib
+import json
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,18 @@ from fleet.checkpoint import (
     TrainerPart,
     TrainStatus,
     capture_part,
+    check_each,
     commit,
     emptied,
-    find_checkpoint,
     named_state,
+    none_is_whole,
     numbers_in,
     remove_numbers,
     restore_part,
     restore_states,
+    saves_in,
     superfluous,
+    tell_passed_over,
     tidy,
     whole_numbers,
     write_shard,
@@ -187,53 +191,106 @@ class CollectiveTraining:
         self._keep_newest(folder, keep)
 
     def _keep_newest(self, folder: str, keep: int) -> None:
-        path, spans = Path(folder), self._spans()
+        path, spans = Path(folder), _spans(self._described()[1])
         self._claims.hold(path)
         whole = whole_numbers(path, lambda checkpoint: checkpoint.verify(self._verified, spans))
         remove_numbers(path, superfluous(numbers_in(path), whole, keep))
 
     @torch.no_grad()
     def load(self, directory: str) -> TrainStatus | None:
-        """Go on from the newest checkpoint in a directory that every trainer sees; see `Savable`.
+        """Go on from the newest checkpoint in a directory that every trainer has whole; see `Savable`.
 
         Every trainer calls this, between two steps.
 
         Raises
         ------
         CheckpointError
-            It cannot be loaded, or the trainers have found different ones.
+            It is of another training, none is whole, or the trainers have found different ones.
         """
         self.background.wait()
         program, source = self._described()
-
-        def whole(checkpoint: Checkpoint) -> None:
-            for name, value in source.parameters.items():
-                checkpoint.check_files(name, 0, value.numel())
-
-        self._group.agree(f"what was saved before load {self._loads + 1}", "durable")  # trainer 0 has waited
-        self._claims.renew(Path(directory))
-        checkpoint = find_checkpoint(Path(directory), whole)
-        self._agree(checkpoint)
-        if checkpoint is None:
+        facts, folder = facts_of_training(agreement_of(program)), Path(directory)
+        self._loads += 1
+        self._group.agree(f"what was saved before load {self._loads}", "durable")  # trainer 0 has waited
+        self._claims.renew(folder)
+        shared, damage = self._shared(folder, source)
+        for checkpoint in shared:
+            try:
+                checkpoint.check(facts, trainers_step=True)
+            except CheckpointError:
+                self._tell(damage, "nothing: the next one is refused")
+                raise
+            reasons = []
+            try:
+                pieces, part = _read(checkpoint, source)
+            except CheckpointError as error:
+                reasons.append(str(error))
+            key = f"what was read of the save {checkpoint.manifest.save} for load {self._loads}"
+            told = self._group.everybodys(key, json.dumps(reasons))
+            everybodys = {rank: json.loads(text) for rank, text in told.items()}
+            if not any(everybodys.values()):
+                break
+            damage += self._by_trainers(everybodys)
+        else:
+            if damage:
+                raise none_is_whole(folder, damage, lambda beside: _read(beside, source))
             return None
-        checkpoint.check(facts_of_training(agreement_of(program)), trainers_step=True)
-        pieces = {
-            name: checkpoint.piece(name, 0, value.numel(), tuple(value.shape))
-            for name, value in source.parameters.items()
-        }
+        self._tell(damage, str(checkpoint.directory))
         for name, value in source.parameters.items():
             value.copy_(pieces[name].value)
         restore_states({name: piece.state for name, piece in pieces.items()}, source)
         self._synchronizer.steps.number = checkpoint.manifest.step
-        data = checkpoint.trainer_part()
-        if data is None:
+        if part is None:
             return TrainStatus(step=checkpoint.manifest.step)
-        part = TrainerPart.from_bytes(data, str(checkpoint.directory))
         restore_part(part, source)
         self._loops.resume(Place(*part.loop) if part.loop is not None else None)
         if part.order is not None:
             self._synchronizer.resume(part.order)
         return part.status
+
+    def _shared(self, folder: Path, source: Source) -> tuple[list[Checkpoint], list[str]]:
+        """Return the checkpoints that all trainers see, the newest first, and what is wrong with others."""
+
+        def check(checkpoint: Checkpoint) -> None:
+            files = ((checkpoint, file) for file in checkpoint.files_with(_spans(source)))
+            check_each(files, Checkpoint.check_size)
+
+        found, damage = saves_in(folder, check)
+        ours = [each.manifest.save for each in found]
+        text = json.dumps([ours, list(map(str, damage))])
+        told = self._group.everybodys(f"the checkpoints of load {self._loads}", text)
+        everybodys: dict[int, tuple[list[str], list[str]]] = {
+            rank: json.loads(each) for rank, each in told.items()
+        }
+        reasons = self._by_trainers({rank: each for rank, (_, each) in everybodys.items()})
+        firsts = everybodys[min(everybodys)][0]
+        shared = [save for save in firsts if all(save in theirs for theirs, _ in everybodys.values())]
+        for rank, (theirs, _) in everybodys.items() if not shared else ():
+            if theirs[:1] != ours[:1]:
+                raise CheckpointError(
+                    f"{self._group.place.name(rank)} has found {_words(theirs)}, and this trainer "
+                    f"{_words(ours)}; expected one directory that every trainer sees"
+                    + "".join(f"; {reason}" for reason in reasons)
+                )
+        if firsts[:1] != shared[:1] and not reasons:
+            reasons = [f"not every trainer sees {_words(firsts)} in {folder}"]
+        return [next(each for each in found if each.manifest.save == save) for save in shared], reasons
+
+    def _by_trainers(self, everybodys: Mapping[int, Sequence[str]]) -> list[str]:
+        """Return each reason once; one that not all have found, with who has."""
+        ranks: dict[str, list[int]] = {}
+        for rank, reasons in everybodys.items():
+            for reason in reasons:
+                ranks.setdefault(reason, []).append(rank)
+        return [
+            reason if len(having) == len(everybodys) else f"{self._group.place.names(having)}: {reason}"
+            for reason, having in ranks.items()
+        ]
+
+    def _tell(self, damage: Sequence[str], used: str) -> None:
+        """Tell of damage once for all trainers."""
+        if self._group.place.rank == 0:
+            tell_passed_over(damage, used)
 
     def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """Return the model as one process's ``load_state_dict`` takes it; see `named_state`."""
@@ -246,9 +303,6 @@ class CollectiveTraining:
         values = {name: value.detach().cpu().clone() for name, value in source.parameters.items()}
         return named_state(source, values)
 
-    def _spans(self) -> list[tuple[str, int, int]]:
-        return [(name, 0, value.numel()) for name, value in self._described()[1].parameters.items()]
-
     def _described(self) -> tuple[Program, Source]:
         if _has_sharded(self._optimizer):
             raise ConfigurationError(
@@ -260,15 +314,21 @@ class CollectiveTraining:
             raise ConfigurationError("the optimizer cannot be described, so it cannot be saved")
         return program, program.source
 
-    def _agree(self, checkpoint: Checkpoint | None) -> None:
-        self._loads += 1
-        ours = checkpoint.manifest.save if checkpoint is not None else ""
-        for rank, theirs in self._group.agree(f"checkpoint of load {self._loads}", ours).items():
-            if theirs != ours:
-                raise CheckpointError(
-                    f"{self._group.place.name(rank)} has found {_words(theirs)}, and this trainer "
-                    f"{_words(ours)}; expected one directory that every trainer sees"
-                )
+
+def _spans(source: Source) -> list[tuple[str, int, int]]:
+    return [(name, 0, value.numel()) for name, value in source.parameters.items()]
+
+
+def _read(checkpoint: Checkpoint, source: Source) -> tuple[dict[str, Piece], TrainerPart | None]:
+    """Read all of it before any of it is used; CheckpointError that names each file which is damaged."""
+    files = ((checkpoint, file) for file in checkpoint.files_with(_spans(source)))
+    check_each(files, Checkpoint.checked)
+    pieces = {
+        name: checkpoint.piece(name, 0, value.numel(), tuple(value.shape))
+        for name, value in source.parameters.items()
+    }
+    part = checkpoint.trainer_part()
+    return pieces, TrainerPart.from_bytes(part, str(checkpoint.directory)) if part is not None else None
 
 
 def _has_sharded(optimizer: torch.optim.Optimizer) -> bool:
@@ -286,5 +346,5 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _words(save: str) -> str:
-    return f"the save {save}" if save else "no checkpoint"
+def _words(saves: Sequence[str]) -> str:
+    return f"the save {saves[0]}" if saves else "no checkpoint"

@@ -4,7 +4,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet.checkpoint import TrainerPart, TrainStatus, find_checkpoint
+from fleet.checkpoint import Checkpoint, TrainerPart, TrainStatus, find_checkpoint
 from fleet.errors import ConfigurationError
 from fleet.facade import FleetCalls
 from fleet.parameter_server.sessions import find_trainer
@@ -47,12 +47,13 @@ class Saving(FleetCalls):
     def _load(self, directory: str, program: Program | None) -> TrainStatus | None:
         if not self._started_role().is_server:
             return self._training(program).load(directory)
-        found = find_checkpoint(Path(directory))
-        if found is None:
-            return None
         server = self._loading_server()
         if server is not None:
-            server.keeper.load(directory)
+            found = server.keeper.load(directory)
+        else:  # what the shards hold is looked at, and all damage told, when the server starts
+            found = find_checkpoint(Path(directory), Checkpoint.keep_parts)
+        if found is None:
+            return None
         self._load_first(directory)
         part = found.trainer_part()
         if part is None:

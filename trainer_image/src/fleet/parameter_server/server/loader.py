@@ -8,13 +8,17 @@ from pathlib import Path
 from fleet.checkpoint import (
     Checkpoint,
     Claims,
+    FileRecord,
     Piece,
     base_of,
-    check_rows,
+    check_each,
     cut_state,
+    files_of,
     have_state,
+    none_is_whole,
     read_rows,
     saves_in,
+    tell_passed_over,
     whole_numbers,
 )
 from fleet.errors import CheckpointError, ConfigurationError
@@ -59,6 +63,9 @@ class Loader:
         self._claims = claims
         self._loaded: Checkpoint | None = None
         self._folder = self._loaded_from = ""
+        self._damaged: dict[tuple[Path, str], CheckpointError] = {}
+        """What is wrong with checkpoints that were read, by directory and random name."""
+        self._told: set[str] = set()
         self._verified: dict[tuple[int, ...], str] = {}
         """The digests of files that were read, by what tells a file and its age."""
 
@@ -86,7 +93,8 @@ class Loader:
         Returns
         -------
         Checkpoint or None
-            What is loaded; where training goes on from it, the newest that this server has saved since.
+            What is loaded; where training goes on from it, the newest that this server has saved since. None
+            where there is none, or the one that `save` names is not whole: then `saves` is without it.
 
         Raises
         ------
@@ -98,35 +106,63 @@ class Loader:
         self._folder = str(Path(directory)) if directory else self._folder
         if not self._folder or not (directory or save):
             return self._loaded
-        self._claims.renew(Path(self._folder))
-        found = saves_in(Path(self._folder), self._check_files)
-        self.saves = [checkpoint.manifest.save for checkpoint in found]
+        folder = Path(self._folder)
+        self._claims.renew(folder)
+        found, damage = saves_in(folder, self._check_sizes)
+        self.saves = [each.manifest.save for each in found if _key(each) not in self._damaged]
         touched, kept = self.begun, {self.restored}
         if touched:
             kept |= set(own)
         stays = touched or self._folder == self._loaded_from
         ours = [each for each in found if stays and each.manifest.save in kept]
         wanted = [each for each in found if each.manifest.save == save] if save else ours or found
-        for checkpoint in wanted:
-            if checkpoint.manifest.save == self.restored:
-                return self._loaded
-            if checkpoint in ours:
-                return checkpoint
+        try:
+            chosen = next((each for each in wanted if self._take(each, each in ours, damage)), None)
+        except ConfigurationError:
+            self._tell(damage, "nothing: the next one is refused")
+            raise
+        if chosen is not None and chosen.manifest.save == self.restored:
+            chosen = self._loaded  # with what was read of it: the files may be gone
+        elif chosen is None and touched and damage and not save:
+            chosen = self._loaded
+        if chosen is None and damage and not save:
+            raise none_is_whole(folder, damage, self._check_alternative)
+        self._tell(
+            damage, str(chosen.directory) if chosen is not None else "what the other servers have whole"
+        )
+        return chosen
+
+    def _take(self, checkpoint: Checkpoint, is_ours: bool, damage: list[CheckpointError]) -> bool:
+        """Load a checkpoint, or of one of this training read the trainers' parts; False if it is damaged."""
+        if checkpoint.manifest.save == self.restored:
+            return True
+        if _key(checkpoint) in self._damaged:
+            damage.append(self._damaged[_key(checkpoint)])
+            return False
+        if not is_ours:
             self._check_untouched(checkpoint)
             self._check_training(checkpoint)
-            try:
-                found_here = self._read(checkpoint)  # may take long, and holds nobody up who joins
-            except CheckpointError as error:
-                self.saves.remove(checkpoint.manifest.save)
-                if checkpoint is wanted[-1]:
-                    raise
-                _log.warning("passed over a checkpoint: %s", error)
-                continue
-            with self.loading:
-                self._check_untouched(checkpoint)  # again: somebody may have begun meanwhile
-                self._restore(checkpoint, found_here)
-            return checkpoint
-        return None
+        try:
+            if is_ours:
+                checkpoint.keep_parts()
+                return True
+            found_here = self._read(checkpoint)  # may take long, and holds nobody up who joins
+        except CheckpointError as error:
+            self._damaged[_key(checkpoint)] = error
+            self.saves.remove(checkpoint.manifest.save)
+            damage.append(error)
+            return False
+        self._check_state_has_place(checkpoint)
+        with self.loading:
+            self._check_untouched(checkpoint)  # again: somebody may have begun meanwhile
+            self._restore(checkpoint, found_here)
+        return True
+
+    def _tell(self, damage: Sequence[CheckpointError], used: str) -> None:
+        """Tell of damage once, however often it is found."""
+        new = [reason for reason in dict.fromkeys(map(str, damage)) if reason not in self._told]
+        self._told.update(new)
+        tell_passed_over(new, used)
 
     def whole(self, directory: str) -> list[int]:
         """Return the numbers of those that are whole, as far as this server sees; its own files are read."""
@@ -139,11 +175,25 @@ class Loader:
 
         return whole_numbers(Path(directory), check)
 
-    def _check_files(self, checkpoint: Checkpoint) -> None:
-        for block in self._shard.blocks.values():
-            checkpoint.check_files(block.param, block.begin, block.end)
-        for name in self._shard.tables.names.values():
-            check_rows(checkpoint, name, self._plan.table_shards)
+    def _files(self, checkpoint: Checkpoint) -> list[tuple[Checkpoint, FileRecord]]:
+        """Return the files that this server needs, each with the checkpoint that has it."""
+        blocks = self._shard.blocks.values()
+        dense = checkpoint.files_with((block.param, block.begin, block.end) for block in blocks)
+        return [(checkpoint, file) for file in dense] + [
+            (found, file)
+            for name in self._shard.tables.names.values()
+            for found, file, _ in files_of(checkpoint, name, self._plan.table_shards)
+        ]
+
+    def _check_sizes(self, checkpoint: Checkpoint) -> None:
+        check_each(self._files(checkpoint), Checkpoint.check_size)
+
+    def _check_contents(self, checkpoint: Checkpoint) -> None:
+        check_each(self._files(checkpoint), Checkpoint.checked)
+
+    def _check_alternative(self, checkpoint: Checkpoint) -> None:
+        self._check_training(checkpoint)
+        self._check_contents(checkpoint)
 
     def _check_untouched(self, checkpoint: Checkpoint) -> None:
         if self.begun:
@@ -156,6 +206,9 @@ class Loader:
     def _check_training(self, checkpoint: Checkpoint) -> None:
         trainers_step = mode_of_server(self._plan).steps_locally
         checkpoint.check(facts_of_training(self._plan.agreement), trainers_step=trainers_step)
+
+    def _check_state_has_place(self, checkpoint: Checkpoint) -> None:
+        trainers_step = mode_of_server(self._plan).steps_locally
         if trainers_step and (checkpoint.has_state or self._rows_have_state(checkpoint)):
             raise CheckpointError(
                 f"{checkpoint.directory} has the state of optimizers on the servers, and here trainers have "
@@ -169,6 +222,7 @@ class Loader:
 
     def _read(self, checkpoint: Checkpoint) -> list[Put | RowPut]:
         """Read all of it before any of it is used: a corrupt file must not leave half a model."""
+        self._check_contents(checkpoint)
         checkpoint.keep_parts()
         read: list[Put | RowPut] = []
         for block in by_block(self._shard.blocks.values()):
@@ -196,6 +250,10 @@ class Loader:
             checkpoint.manifest.step,
             checkpoint.directory,
         )
+
+
+def _key(checkpoint: Checkpoint) -> tuple[Path, str]:
+    return checkpoint.directory, checkpoint.manifest.save
 
 
 def _read_block(checkpoint: Checkpoint, pieces: Sequence[PlannedBlock]) -> dict[int, Piece]:
