@@ -1,15 +1,17 @@
 """Checkpoints while servers and trainers die, stall and come too late, in one process over loopback."""
 
 import copy
+import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fleet.checkpoint import Checkpoint, Manifest, TrainStatus, write_shard
+from fleet.checkpoint import Checkpoint, Claims, Manifest, TrainStatus, write_shard
 from fleet.errors import CheckpointError, ConfigurationError, FleetError, StateLostError
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.modes import Async
@@ -17,7 +19,8 @@ from fleet.parameter_server.server import keeper
 from fleet.parameter_server.server.keeper import Keeper
 from fleet.parameter_server.settings import Settings
 from tests.support.checkpoints import differing, flip_a_bit, saved, train
-from tests.support.parameter_server import Loopback, loopback
+from tests.support.full_disk import no_room_beyond
+from tests.support.parameter_server import QUICK, Loopback, loopback
 from tests.support.processes import wait_for
 from tests.support.threads import at_once, one_torch_thread
 
@@ -221,6 +224,35 @@ def test_a_trainer_that_comes_back_gets_the_newest_status_that_is_whole(tmp_path
             assert alike(dict(other.state_dict()), dict(model.state_dict())), "the servers' values stay"
             assert again.current_step == trainer.current_step
     assert caplog.text.count(f"passed over a checkpoint: {path} has") == (2 if whole else 0)
+
+
+def test_a_server_that_comes_back_on_a_full_disk_reads_first_and_claims_when_there_is_room(tmp_path, caplog):
+    saved(tmp_path / "checkpoint-0", 2, servers=1)
+    job = Loopback(settings=replace(QUICK, transport="tcp"))  # memory that is shared is a file, too
+    job.job = replace(job.job, attempt=1)
+    claim, survivor = tmp_path / "claim-server-0.json", Claims("server-0", replace(job.job, attempt=0))
+    try:
+        with no_room_beyond(16):
+            job.start_server(0, tmp_path)
+        assert f"checkpoints in {tmp_path} are read without a claim of this process: {claim}" in caplog.text
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        assert trainer.current_step == 2
+        with no_room_beyond(16):
+            train(trainer, model, range(2, 3))
+            trainer.save_numbered(str(tmp_path), TrainStatus(), keep=0)
+            trainer.checkpoints.background.wait()
+        assert "there is no room for a checkpoint: parameter server" in caplog.text
+        assert not (tmp_path / "checkpoint-1").exists(), "nothing is written without a claim"
+        assert json.loads(claim.read_text())["attempt"] == 0
+        trainer.save_numbered(str(tmp_path), TrainStatus(), keep=0)
+        trainer.checkpoints.background.wait()
+        assert Checkpoint(tmp_path / "checkpoint-1").manifest.step == 3
+        assert json.loads(claim.read_text())["attempt"] == 1
+        with pytest.raises(FleetError, match=r"has claimed .* with attempt 1"):
+            survivor.hold(tmp_path)
+    finally:
+        job.close()
 
 
 def test_a_restarted_trainer_gets_its_part_although_the_checkpoint_is_gone(tmp_path):

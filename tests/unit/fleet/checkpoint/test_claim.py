@@ -1,5 +1,6 @@
 """Claims: a process that was replaced writes, commits and removes nothing any more."""
 
+import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from fleet.checkpoint import Claims, Manifest, Piece, find_checkpoint
-from fleet.errors import FleetError
+from fleet.errors import DiskFullError, FleetError
 from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.server.keeper import Keeper
 from fleet.parameter_server.table_store import TableStore
@@ -88,6 +89,59 @@ def test_looking_for_a_checkpoint_claims_only_where_the_job_has_written(tmp_path
     later.renew(tmp_path)
     with pytest.raises(FleetError, match="is not written"):
         earlier.hold(tmp_path)
+
+
+@pytest.mark.parametrize("refused", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_where_the_disk_refuses_a_claim_checkpoints_are_read_and_not_written(
+    tmp_path, monkeypatch, caplog, refused
+):
+    def refuse(path: Path, _: bytes) -> int:
+        raise OSError(refused, os.strerror(refused), str(path))
+
+    earlier, later = claims(0), claims(1)
+    earlier.hold(tmp_path)
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    later.renew(tmp_path)
+    assert f"checkpoints in {tmp_path} are read without a claim" in caplog.text
+    with pytest.raises(
+        DiskFullError if refused == errno.ENOSPC else FleetError, match="could not be written"
+    ):
+        later.hold(tmp_path / "checkpoint-0")
+    monkeypatch.undo()
+    claims(0, uid="other").hold(tmp_path)
+    with pytest.raises(FleetError, match="each job needs a folder of its own"):
+        later.hold(tmp_path)  # the folder was this job's when it was looked into
+
+
+def test_a_claim_that_cannot_be_read_may_be_a_later_lifes(tmp_path, monkeypatch, caplog):
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    survivor, successor = claims(0), claims(1)
+    survivor.hold(tmp_path)
+    successor.hold(tmp_path)
+    monkeypatch.setattr(os, "open", refuse)
+    survivor.renew(tmp_path)
+    assert "claim-server-0.json could not be read: [Errno 5] Input/output error" in caplog.text
+    with pytest.raises(FleetError, match=r"could not be read: .*Input/output error; nothing is written"):
+        survivor.hold(tmp_path)
+    monkeypatch.undo()
+    successor.hold(tmp_path)
+    assert '"attempt": 1' in (tmp_path / "claim-server-0.json").read_text()
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_file_in_a_claims_place_hinders_no_reading_and_ends_nobody(tmp_path):
+    path = tmp_path / "claim-server-0.json"
+    os.mkfifo(path)
+    claims().renew(tmp_path)
+    claims().hold(tmp_path)
+    assert path.is_file()
+    path.unlink()
+    path.mkdir()
+    claims().renew(tmp_path)
+    with pytest.raises(DiskFullError, match=r"claim-server-0\.json could not be written: .*Is a directory"):
+        claims().hold(tmp_path)
 
 
 def test_what_is_no_claim_is_replaced(tmp_path, caplog):

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from fleet.checkpoint.fields import PARSE_ERRORS, text, whole_number
+from fleet.checkpoint.files import open_file
 from fleet.checkpoint.folders import CHECKPOINT_PREFIX
 from fleet.checkpoint.writer import write_claim
-from fleet.errors import FleetError
+from fleet.errors import FleetError, disk_error
 from fleet.role_maker import JobIdentity
 
 __all__ = ["Claims"]
@@ -56,6 +57,36 @@ class Claims:
         folder = _folder_of(directory)
         if not self._job.uid or (found := self._found(folder)) == self._job:
             return
+        self._check_may_write(directory, folder, found)
+        self._write(folder)
+
+    def renew(self, directory: Path) -> None:
+        """Claim a folder that checkpoints are about to be looked for in, if this job has written there.
+
+        What an earlier life would add from now on, nobody would go on from. Where the disk refuses, full or
+        read-only, they are read all the same: `hold` claims the folder before the first write.
+
+        Raises
+        ------
+        FleetError
+            A later life of this replica has claimed it.
+        """
+        folder = _folder_of(directory)
+        try:
+            found = self._found(folder)
+        except FleetError as error:
+            _tell_unclaimed(folder, error)
+            return
+        if found is None or found.uid != self._job.uid or found == self._job:
+            return
+        self._check_may_write(directory, folder, found)
+        self._held.add(folder)  # whoever takes it over from now on is another job
+        try:
+            self._write(folder)
+        except FleetError as error:
+            _tell_unclaimed(folder, error)
+
+    def _check_may_write(self, directory: Path, folder: Path, found: JobIdentity | None) -> None:
         theirs = found is not None and found.uid != self._job.uid and folder in self._held
         if found is not None and (
             theirs or (found.uid == self._job.uid and found.attempt > self._job.attempt)
@@ -66,35 +97,49 @@ class Claims:
                 f"({self._job.uid}), attempt {self._job.attempt}; one that was replaced writes no more, and "
                 "each job needs a folder of its own"
             )
+
+    def _write(self, folder: Path) -> None:
         write_claim(self._path(folder), json.dumps(_fields(self._job)) + "\n")
         self._held.add(folder)
-
-    def renew(self, directory: Path) -> None:
-        """Claim a folder that checkpoints are about to be looked for in, if this job has written there.
-
-        What an earlier life would add from now on, nobody would go on from. Raises as `hold`.
-        """
-        found = self._found(_folder_of(directory))
-        if found is not None and found.uid == self._job.uid:
-            self.hold(directory)
 
     def _path(self, folder: Path) -> Path:
         return folder / f"claim-{self._writer}.json"
 
     def _found(self, folder: Path) -> JobIdentity | None:
+        """Return who has claimed a folder; None where nobody has.
+
+        Raises
+        ------
+        FleetError
+            That cannot be read: it may be a later life.
+        """
         path = self._path(folder)
         try:
-            fields = json.loads(path.read_bytes())  # opened each time: a network file system then asks anew
+            with open_file(path) as file:  # opened each time: a network file system then asks anew
+                fields = json.load(file)
             return JobIdentity(
                 text("job", fields["job"]),
                 text("uid", fields["uid"]),
                 whole_number("attempt", fields["attempt"]),
             )
-        except OSError:
-            return None  # there is none; or nothing here can be read, and the write will say so
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise disk_error(
+                error, f"{path} could not be read: {error}; nothing is written before it says by whom"
+            ) from error
         except PARSE_ERRORS:
             _log.warning("%s is no claim; expected what a save of this job writes: it is replaced", path)
             return None
+
+
+def _tell_unclaimed(folder: Path, error: FleetError) -> None:
+    _log.warning(
+        "checkpoints in %s are read without a claim of this process: %s. Nothing is saved there before it "
+        "has one; the next save tries again",
+        folder,
+        error,
+    )
 
 
 def _folder_of(directory: Path) -> Path:
