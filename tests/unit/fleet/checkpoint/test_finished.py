@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ from fleet.checkpoint import FINISHED_NAME, end_if_finished, leave_mark, read_ma
 from fleet.process import lifecycle
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -51,6 +53,19 @@ def test_to_another_training_the_mark_says_nothing(tmp_path: Path, changes: dict
 def test_what_is_no_mark_says_nothing(tmp_path: Path, text: str):
     (tmp_path / FINISHED_NAME).write_text(text)
     assert read_mark(environ(tmp_path)) is None
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_in_the_marks_place_says_nothing_and_is_not_waited_for(
+    tmp_path: Path, make: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+):
+    make(tmp_path / FINISHED_NAME)
+    assert read_mark(environ(tmp_path)) is None
+    leave_mark(environ(tmp_path), {0})
+    assert read_mark(environ(tmp_path)) == ((0,) if make is os.mkfifo else None)
+    assert ("Is a directory" in caplog.text) is (make is os.mkdir)
+    assert [path.name for path in tmp_path.iterdir()] == [FINISHED_NAME]
 
 
 def test_a_folder_that_takes_no_mark_is_told_of_and_ends_nothing(

@@ -74,8 +74,13 @@ def write_bytes(path: Path, data: bytes | bytearray) -> str:
     _make(path.parent)
     # Several servers write one manifest at once, and in containers all of them are process 1.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
-    temporary.write_bytes(data)
-    publish(temporary, path)
+    try:
+        temporary.write_bytes(data)
+        publish(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
     return hashlib.sha256(data).hexdigest()
 
 
