@@ -173,6 +173,14 @@ def test_where_there_is_none_none_is_found(folder, tmp_path):
     assert numbers_in(tmp_path / "nowhere") == []
 
 
+@pytest.mark.parametrize("intruder", ["fifo", "socket", "dangling-link"])
+def test_what_is_no_folder_is_not_taken_for_one_without_checkpoints(tmp_path, intruder):
+    path = tmp_path / "checkpoints"
+    INTRUDERS[intruder](path)
+    with pytest.raises(CheckpointError, match="checkpoints cannot be looked into for checkpoints"):
+        find_checkpoint(path)
+
+
 @pytest.mark.parametrize(("count", "kept"), [(1, [10, 11]), (2, [9, 10, 11]), (9, [1, 2, 9, 10, 11])])
 def test_the_newest_stay_and_so_does_what_may_become_one(folder, count, kept):
     keep(folder, count)

@@ -41,9 +41,9 @@ def numbers_in(folder: Path) -> list[int]:
 def _names_in(folder: Path) -> list[str]:
     try:
         return [path.name for path in folder.iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not folder.is_symlink():
+            return []  # the first save makes it
         raise CheckpointError(
             f"{folder} cannot be looked into for checkpoints ({error.strerror}); expected a folder that this "
             "process may read"
