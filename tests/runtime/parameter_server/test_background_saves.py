@@ -1,8 +1,10 @@
 """Checkpoints that are written while training goes on: what becomes of those that take long or fail."""
 
+import contextlib
 import copy
 import errno
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,9 @@ from fleet.parameter_server.modes import Async
 from fleet.parameter_server.server import keeper
 from fleet.parameter_server.server.keeper import Keeper
 from fleet.parameter_server.settings import Settings
+from fleet.process.descriptors import for_saves
 from tests.support.checkpoints import differing, train
+from tests.support.descriptors import no_descriptor_left
 from tests.support.parameter_server import loopback
 from tests.support.replicas import job
 from tests.support.threads import one_torch_thread
@@ -116,6 +120,33 @@ def test_a_full_disk_pauses_saving_with_a_warning_and_ends_nobody(tmp_path, monk
     assert "there is room for checkpoints again" in caplog.text
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
     assert Checkpoint(tmp_path / "checkpoint-1").manifest.step == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is open")
+@pytest.mark.parametrize("kept", [False, True], ids=["none-is-kept", "some-are-kept-for-saves"])
+def test_a_process_without_descriptors_pauses_saving_unless_some_are_kept(tmp_path, caplog, kept):
+    caplog.set_level("INFO", "fleet.checkpoint")
+    with loopback() as job, contextlib.ExitStack() as afterwards:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        if kept:
+            afterwards.callback(for_saves.give_up)
+            for_saves.keep()
+        with no_descriptor_left():
+            for step in range(3):
+                train(trainer, model, range(step, step + 1))
+                trainer.save_numbered(str(tmp_path), TrainStatus(), keep=0)
+                trainer.checkpoints.background.wait()
+            trainer.save(str(tmp_path / "own"), TrainStatus())
+        assert ("there is no room for a checkpoint" in caplog.text) is not kept
+        assert ("Too many open files" in caplog.text) is not kept
+        found = sorted(path.parent.name for path in tmp_path.rglob("manifest.json"))
+        assert found == (["checkpoint-0", "checkpoint-1", "checkpoint-2", "own"] if kept else [])
+        trainer.save_numbered(str(tmp_path), TrainStatus(), keep=1)
+        trainer.complete()
+    assert ("there is room for checkpoints again" in caplog.text) is not kept
+    (last,) = tmp_path.glob("checkpoint-*")
+    assert Checkpoint(last).manifest.step == 3
 
 
 def test_training_that_ends_without_its_last_checkpoint_says_so(tmp_path, monkeypatch, caplog):

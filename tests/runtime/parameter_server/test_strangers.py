@@ -1,6 +1,7 @@
 """What somebody who reaches the servers' ports, and has not the key of the job, can do to them: nothing."""
 
 import contextlib
+import resource
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fleet.checkpoint import TrainStatus
+from fleet.checkpoint import TrainStatus, find_checkpoint
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.control.channel import open_channel
 from fleet.parameter_server.control.guard import MOST_TRIES, Prover, prover_of
@@ -27,6 +28,7 @@ from fleet.program import ClipGradByGlobalNorm
 from fleet.wire import Header, Hello, Kind, Side, job_hash, pack_header
 from fleet.wire.messages import pack_hello
 from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
+from tests.support import replicas
 from tests.support.parameter_server import HOST, QUICK, Loopback, loopback
 from tests.support.processes import wait_for
 
@@ -335,6 +337,97 @@ def test_of_many_that_never_greet_few_are_kept_and_none_keeps_a_trainer_out(
         trainer.start()  # the last in line, so all have come in
         wait_for(lambda: threading.active_count() - before < 3 * 64, "the oldest to be given up")
         train(job, trainer, model)
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
+"""What a client of gRPC says first, with settings that change nothing."""
+
+
+@pytest.fixture
+def open_connections() -> Iterator[Callable[..., None]]:
+    """Open idle connections as a client of gRPC does, from an address of this machine; as many as told to."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    with contextlib.ExitStack() as opened:
+
+        def connect(endpoint: str, count: int, source: str = HOST) -> None:
+            host, _, port = endpoint.rpartition(":")
+            for _ in range(count):
+                at = (host, int(port))
+                connected = socket.create_connection(at, timeout=20, source_address=(source, 0))
+                opened.enter_context(connected)
+                connected.sendall(PREFACE)
+
+        yield connect
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.serial
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is open")
+@pytest.mark.timeout(300)
+def test_of_many_that_never_call_few_are_kept_and_neither_saves_nor_trainers_suffer(
+    tmp_path: Path, open_connections: Callable[..., None]
+):
+    script, folder = Path(__file__).parent / "scripts" / "kills.py", tmp_path / "checkpoints"
+    environ = {
+        "FLEET_JOB_KEY": KEY.hex(),
+        "FLEET_CHECKPOINT_DIR": str(folder),
+        "SAVE_EVERY": "5",
+        "PAUSE": "0.02",
+        "FLAGS_rpc_deadline": "60000",
+        "FLEET_HEARTBEAT_SECONDS": "0.2",
+    }
+    with replicas.job(tmp_path, 1, 2, 1, **environ) as running:
+        server = running.server(0, script, "40")
+        running.wait_until_serving(0)
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (1024, 1024))
+        stays, ends = (running.trainer(index, script, "40") for index in range(2))
+        ends.wait_for_output("made step 3", seconds=120)
+        open_connections(running.endpoints[0], 3000)
+        ends.kill()
+        back = running.trainer(1, script, "40", FLEET_RESTARTS="1")
+        back.wait_for_output("made step 15", seconds=120)
+        assert len(list(Path(f"/proc/{server.process.pid}/fd").iterdir())) < 64 * 4 + 200
+        for each in (stays, back, server):
+            each.expect(0, seconds=120)
+    assert "no room" not in stays.output
+    found = find_checkpoint(folder)
+    assert found is not None
+    assert found.manifest.step == 40
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there 127.0.0.2 is an address of every machine")
+def test_a_stranger_who_keeps_connecting_keeps_no_trainer_out(
+    job: Loopback, open_connections: Callable[..., None]
+):
+    """Whoever opens many takes the places of its own connections, and of no other host's."""
+    over, flooded = threading.Event(), threading.Event()
+
+    def flood() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError):  # it has been ended already
+                open_connections(job.endpoints[0], 100, "127.0.0.2")
+            flooded.set()
+
+    stranger = threading.Thread(target=flood)
+    stranger.start()
+    try:
+        assert flooded.wait(20)
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        train(job, trainer, model)
+    finally:
+        over.set()
+        stranger.join()
+
+
+def test_what_has_proved_the_key_once_may_be_silent(job: Loopback, open_connections: Callable[..., None]):
+    with calling(job.endpoints[0], KEY) as stub:
+        stub.Stats(CALLS["Stats"], timeout=10)
+        open_connections(job.endpoints[0], 200)
+        with calling(job.endpoints[0], KEY) as last:  # in line behind all of them
+            last.Stats(CALLS["Stats"], timeout=10)
+        stub.Stats(CALLS["Stats"], timeout=10, wait_for_ready=False)
 
 
 def test_a_greeting_has_a_deadline_as_a_whole(monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,7 @@ so the reserved codes below are part of the contract between the two distributio
     │   ├── CheckpointError               a checkpoint that is not whole, or is of another training
     │   ├── RoleError                     a role variable is missing, malformed or contradicts another
     │   └── TranspileError                a program that cannot be distributed as asked
-    ├── DiskFullError                 1   a disk has no room for what was to be written
+    ├── DiskFullError                 1   no room on a disk, or no descriptor, for what was to be written
     ├── ProtocolError                 1   bytes or messages that break the wire protocol
     │   ├── RemoteProtocolError           the peer sent them
     │   └── LocalProtocolError            we were about to send them
@@ -41,6 +41,7 @@ __all__ = [
     "StateLostError",
     "TranspileError",
     "disk_error",
+    "no_room",
 ]
 
 EXIT_FAILURE = 1
@@ -70,14 +71,24 @@ class CheckpointError(ConfigurationError):
 
 
 class DiskFullError(FleetError):
-    """There is no room for what was to be written, on the disk or in its place; there may be some later."""
+    """There is no room for what was to be written, on the disk or in its place, or no descriptor for it.
+
+    There may be some later.
+    """
+
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EISDIR})
+"""The last one: a directory is in the place of the file."""
+
+
+def no_room(raised: Exception) -> bool:
+    """Whether something could not be written for want of room on a disk, or of a descriptor."""
+    return isinstance(raised, DiskFullError) or (isinstance(raised, OSError) and raised.errno in _NO_ROOM)
 
 
 def disk_error(raised: Exception, sentence: str) -> FleetError:
     """Return a sentence about what a disk has refused as the error that it is."""
-    passing = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EISDIR)  # the last: a directory in its place
-    full = isinstance(raised, OSError) and raised.errno in passing
-    return (DiskFullError if full else FleetError)(sentence)
+    return (DiskFullError if no_room(raised) else FleetError)(sentence)
 
 
 class RoleError(ConfigurationError):

@@ -82,7 +82,7 @@ def test_what_an_earlier_save_left_and_cannot_be_removed_is_named_as_that(tmp_pa
         tidy(tmp_path)
 
 
-@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("reason", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE])
 def test_a_full_disk_is_told_from_others(tmp_path, monkeypatch, reason):
     def full(descriptor: int, data: object) -> int:
         raise OSError(reason, os.strerror(reason))

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet.collective.gate import Relay, door_to, gate_before, is_here, loopback_of
+from fleet.collective.gate import door_to, gate_before, is_here, loopback_of
 from fleet.process.half_open import HalfOpen
+from fleet.process.relay import Relay
 from fleet.wire import Side
 from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
 from tests.support.processes import wait_for

@@ -15,11 +15,12 @@ from torch.distributed import DistError
 
 from fleet.collective import rendezvous
 from fleet.collective.devices import Facts, backend_of
-from fleet.collective.gate import Relay, door_to
+from fleet.collective.gate import door_to
 from fleet.collective.group import Group
 from fleet.collective.rendezvous import Place, Wait, as_all_know_it, gather, meet
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError
+from fleet.process.relay import Relay
 from tests.support.counted_store import CountedStore
 
 KEY = b"k" * 32

@@ -91,6 +91,23 @@ def test_an_unexpected_error_keeps_its_traceback(replica, words):
     assert words.read_text().startswith("trainer 1 (not joined): KeyError: 'missing' (at ")
 
 
+def test_a_replica_has_all_descriptors_that_it_may_have_and_keeps_some_for_saves(replica):
+    body = """
+    import resource
+    from fleet.process.descriptors import for_saves
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
+    def count():
+        return len(os.listdir("/proc/self/fd"))
+    start()
+    kept = count()
+    with for_saves.lent(), for_saves.lent():
+        lent = count()
+    print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard), kept - lent, count() - lent)
+    """
+    assert ended(replica(body))[:2] == (0, "True 16 16\n")
+
+
 def test_a_thread_that_dies_of_our_error_ends_the_replica(replica, words):
     body = """
     start()

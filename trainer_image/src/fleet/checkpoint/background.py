@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from fleet.errors import DiskFullError
+from fleet.errors import FleetError, no_room
+from fleet.process.descriptors import for_saves
 
 __all__ = ["Background"]
 
@@ -47,7 +48,7 @@ class Background:
                 "training waited %.1f s until the checkpoint before %s was written", waited, directory
             )
         write: Callable[[], None] | None = None
-        with self._pausing(directory):
+        with self.pausing(directory):
             write = copy()
         if write is None:
             return
@@ -55,7 +56,7 @@ class Background:
 
         def finish() -> None:
             try:
-                with self._pausing(directory):
+                with self.pausing(directory):
                     write()
                     self._note(directory, step, stalled, time.monotonic() - began)
             except BaseException as error:  # noqa: BLE001 - whoever waits raises it
@@ -87,10 +88,14 @@ class Background:
             _log.error("training ends without its last checkpoint: there was no room for %s", self.full)
 
     @contextlib.contextmanager
-    def _pausing(self, directory: str) -> Iterator[None]:
+    def pausing(self, directory: str) -> Iterator[None]:
+        """Go on without what the block was to save where a disk, or the system, has no room for it."""
         try:
-            yield
-        except DiskFullError as error:
+            with for_saves.lent():
+                yield
+        except (FleetError, OSError) as error:
+            if not no_room(error):
+                raise
             self.full = directory
             _log.warning(
                 "there is no room for a checkpoint: %s. Training goes on without it, the one before stays, "

@@ -15,7 +15,7 @@ from typing import Final
 
 from fleet.checkpoint.files import TEMPORARY, open_file
 from fleet.checkpoint.manifest import BEGUN_SUFFIX, MANIFEST_NAME, REPLACED_NAME, Manifest
-from fleet.errors import CheckpointError, FleetError
+from fleet.errors import CheckpointError, disk_error
 
 __all__ = ["remove_checkpoint", "tidy"]
 
@@ -40,10 +40,11 @@ def tidy(directory: Path) -> None:
             _demote_replaced(folder, str(directory))
             _remove(folder, str(directory), kept)
     except OSError as error:
-        raise FleetError(
+        raise disk_error(
+            error,
             f"{directory} holds a whole checkpoint, and what an earlier save has left in it could not be "
             f"removed: {error}; expected a directory whose files this process may remove: do so by hand, or "
-            "save elsewhere"
+            "save elsewhere",
         ) from error
 
 
@@ -76,9 +77,10 @@ def remove_checkpoint(directory: Path) -> str:
             return _NO_FOLDER
         if error.errno == errno.ENOTEMPTY:
             return "somebody has just written to it"
-        raise FleetError(
+        raise disk_error(
+            error,
             f"{directory} could not be removed: {error}; expected a directory whose contents this process "
-            "may remove: do so by hand, or keep more checkpoints"
+            "may remove: do so by hand, or keep more checkpoints",
         ) from error
     return ""
 

@@ -10,105 +10,21 @@ is torch's own at both ends.
 import contextlib
 import hmac
 import ipaddress
-import logging
 import secrets
 import socket
-import threading
 import time
-from collections.abc import Callable
 from typing import Final
 
-from fleet.collective.pump import pass_on
-from fleet.process.forks import own
 from fleet.process.half_open import HalfOpen
+from fleet.process.relay import Relay
 from fleet.wire import Side
 from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
 
-__all__ = ["Relay", "door_to", "gate_before", "is_elsewhere", "is_here", "listen_at", "loopback_of"]
+__all__ = ["door_to", "gate_before", "is_elsewhere", "is_here", "listen_at", "loopback_of"]
 
 _DIAL_SECONDS: Final = 5.0
 _PAUSE_SECONDS: Final = 0.1
-_TELL_SECONDS: Final = 60.0
 _LOOPBACK: Final = "127.0.0.1"
-_log = logging.getLogger(__name__)
-
-Onward = Callable[[socket.socket], socket.socket]
-"""Gives the connection to which one that has come is passed on; what it raises refuses that one."""
-
-
-class Relay:
-    """Passes the connections of a listening socket on to others, byte by byte.
-
-    Parameters
-    ----------
-    listener : socket.socket
-        Closed by this object.
-    onward : callable
-        As `Onward`.
-    tells : bool
-        Whether whom it refuses, and what it lacks, is worth a word in the log.
-    """
-
-    def __init__(self, listener: socket.socket, onward: Onward, *, tells: bool = False) -> None:
-        self.port: int = listener.getsockname()[1]
-        self.refusal = ""
-        """Why the connection that came last was not passed on; empty where it was."""
-        self._listener = own(listener)
-        self._onward = onward
-        self._tells = tells
-        self._closed = False
-        self._told_at = float("-inf")
-        threading.Thread(target=self._accept, name="fleet-gate", daemon=True).start()
-
-    def close(self) -> None:
-        """Take no further connection; those that there are stay."""
-        self._closed = True
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while not self._closed:
-            try:
-                connected, address = self._listener.accept()
-            except OSError as error:
-                self._pause(error)
-                continue
-            try:
-                threading.Thread(
-                    target=self._pass_on, args=(connected, str(address[0])), name="fleet-gate", daemon=True
-                ).start()
-            except RuntimeError as error:
-                connected.close()
-                self._pause(error)
-
-    def _pause(self, error: OSError | RuntimeError) -> None:
-        """Wait where there is no descriptor or no thread left for the moment, and this is not closed."""
-        if not self._closed:
-            self.refusal = f"a connection could not be taken: {error}"
-            self._tell("%s; trying again", self.refusal)
-            time.sleep(_PAUSE_SECONDS)
-
-    def _pass_on(self, connected: socket.socket, whence: str) -> None:
-        try:
-            onward = self._onward(connected)
-        except OSError as error:
-            self.refusal = str(error)
-            self._tell("refused a connection of %s with the store: %s", whence, self.refusal)
-            connected.close()
-            return
-        self.refusal = ""
-        with contextlib.suppress(OSError):  # one that has ended already: its end is passed on
-            for each in (own(connected), own(onward)):
-                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        pass_on(connected, onward)
-
-    def _tell(self, message: str, *about: str) -> None:
-        """Say it, once in a while: who comes may come often."""
-        now = time.monotonic()
-        if self._tells and now - self._told_at >= _TELL_SECONDS:
-            self._told_at = now
-            _log.warning(message, *about)
 
 
 def gate_before(port: int, listener: socket.socket, key: bytes, half_open: HalfOpen | None = None) -> Relay:

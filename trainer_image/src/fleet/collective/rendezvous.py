@@ -22,17 +22,10 @@ from typing import TYPE_CHECKING, Final
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
-from fleet.collective.gate import (
-    Relay,
-    door_to,
-    gate_before,
-    is_elsewhere,
-    is_here,
-    listen_at,
-    loopback_of,
-)
+from fleet.collective.gate import door_to, gate_before, is_elsewhere, is_here, listen_at, loopback_of
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError, PeerLostError
+from fleet.process.relay import Relay
 
 if TYPE_CHECKING:
     from fleet.role_maker import Role

@@ -134,7 +134,11 @@ class CollectiveTraining:
         """Save one under a folder's next number; see `Savable`."""
         self._synchronizer.settle("a checkpoint")
         self.background.wait()
-        number = max(numbers_in(Path(folder)), default=-1) + 1
+        number = -1
+        with self.background.pausing(folder):
+            number = max(numbers_in(Path(folder)), default=-1) + 1
+        if number < 0:
+            return number
         directory = Path(folder) / f"{CHECKPOINT_PREFIX}{number}"
 
         def copy() -> Callable[[], None]:

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from fleet.errors import EXIT_FAILURE, ConfigurationError, FleetError
-from fleet.process import progress
+from fleet.process import descriptors, progress
 from fleet.process.last_words import LastWords
 from fleet.process.script_end import ScriptEnd
 from fleet.process.sigterm import SigtermWatcher, seconds_to_save
@@ -160,9 +160,9 @@ _lifecycle = _Lifecycle()
 def start(role: "Role | None") -> None:
     """Prepare this process to be a replica; a later call only says which.
 
-    Installs the handling of SIGTERM and of uncaught errors, shows the log, and serves the progress where
-    ``FLEET_METRICS_PORT`` is set: on this replica's own address when ``PADDLE_CURRENT_IP`` is one of this
-    machine's loopback addresses, on all interfaces in a pod.
+    Installs the handling of SIGTERM and of uncaught errors, raises the limit of open files, shows the log,
+    and serves the progress where ``FLEET_METRICS_PORT`` is set: on this replica's own address when
+    ``PADDLE_CURRENT_IP`` is one of this machine's loopback addresses, on all interfaces in a pod.
 
     Parameters
     ----------
@@ -177,6 +177,7 @@ def start(role: "Role | None") -> None:
     if _lifecycle.words.started:
         return
     _lifecycle.words.started = True
+    descriptors.provide()
     _show_log()
     _lifecycle.observe()
     _lifecycle.handle_sigterm()

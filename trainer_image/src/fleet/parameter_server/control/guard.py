@@ -102,6 +102,8 @@ class Guard(grpc.ServerInterceptor):
         The methods whose messages carry tensors, and may be as large as the server takes any.
     serving : callable
         Whether calls are taken, for probes.
+    proved : callable
+        Called with the peer of each call that is let through, as gRPC calls it.
     """
 
     def __init__(
@@ -111,11 +113,13 @@ class Guard(grpc.ServerInterceptor):
         pools: Mapping[str, ThreadPoolExecutor],
         large: frozenset[str],
         serving: Callable[[], bool],
+        proved: Callable[[str], None],
     ) -> None:
         self._key = key
         self._server = server
         self._pools = pools
         self._large = large
+        self._proved = proved
         self._window = ReplayWindow(MOST_TRIES)
         self._told_at = float("-inf")
         self._refused: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
@@ -139,7 +143,8 @@ class Guard(grpc.ServerInterceptor):
         handler, name = continuation(handler_call_details), method.rpartition("/")[2]
         if handler is None:
             return None
-        return _bounded(handler, self._pools.get(name), None if name in self._large else _SMALL_BYTES)
+        most_bytes = None if name in self._large else _SMALL_BYTES
+        return _bounded(handler, self._pools.get(name), most_bytes, self._proved)
 
     def _proves(self, method: str, metadata: Any) -> bool:
         """Whether a call comes from a replica of this job, and none too often with the same words."""
@@ -189,9 +194,11 @@ class _on:  # noqa: N801 - used as a function
         return self._behavior(request, context)
 
 
-def _bounded(handler: Any, pool: ThreadPoolExecutor | None, most_bytes: int | None) -> Any:
+def _bounded(
+    handler: Any, pool: ThreadPoolExecutor | None, most_bytes: int | None, proved: Callable[[str], None]
+) -> Any:
     """Return a handler on other threads, whose messages are not decoded where they are too large."""
-    behavior = handler.unary_stream if handler.response_streaming else handler.unary_unary
+    answer = handler.unary_stream if handler.response_streaming else handler.unary_unary
     make = (
         grpc.unary_stream_rpc_method_handler
         if handler.response_streaming
@@ -202,5 +209,9 @@ def _bounded(handler: Any, pool: ThreadPoolExecutor | None, most_bytes: int | No
         if most_bytes is not None and len(message) > most_bytes:
             raise ValueError(f"a message of {len(message)} bytes, expected {most_bytes} at most")
         return handler.request_deserializer(message)
+
+    def behavior(request: Any, context: grpc.ServicerContext) -> Any:
+        proved(context.peer())
+        return answer(request, context)
 
     return make(_on(pool, behavior) if pool is not None else behavior, decode, handler.response_serializer)

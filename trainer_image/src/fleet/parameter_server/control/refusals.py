@@ -12,6 +12,7 @@ from fleet.errors import (
     FleetError,
     PeerLostError,
     RemoteProtocolError,
+    disk_error,
 )
 
 __all__ = ["answer", "error_of", "refuse"]
@@ -27,11 +28,13 @@ def answer(context: grpc.ServicerContext, call: Callable[[], Answered]) -> Answe
     """Return what a call returns; refuse with its error."""
     try:
         return call()
-    except (FleetError, OSError) as error:
+    except FleetError as error:
         refuse(context, error)
+    except OSError as error:
+        refuse(context, disk_error(error, str(error)))
 
 
-def refuse(context: grpc.ServicerContext, error: FleetError | OSError) -> NoReturn:
+def refuse(context: grpc.ServicerContext, error: FleetError) -> NoReturn:
     """End a call with an error, which `error_of` makes of the status again."""
     code = grpc.StatusCode.ABORTED  # it failed here, and what was asked for is no mistake
     if isinstance(error, PeerLostError):

@@ -13,13 +13,16 @@ from fleet.errors import ConfigurationError
 from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.control.channel import server_credentials
 from fleet.parameter_server.control.checkpoint_servicer import CheckpointServicer
+from fleet.parameter_server.control.front import LOOPBACK, Front
 from fleet.parameter_server.control.guard import Guard
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.control.refusals import answer, refuse
 from fleet.parameter_server.control.state_stream import pieces_of_state, pieces_of_tensor
 from fleet.parameter_server.control.streams import taken_in_time
+from fleet.parameter_server.transport.sockets import listen
 from fleet.process import progress
+from fleet.process.half_open import MOST
 
 if TYPE_CHECKING:
     from fleet.parameter_server.server.barriers import Barriers
@@ -70,7 +73,8 @@ class ControlService:
     Parameters
     ----------
     address : str
-        ``host:port`` to listen on.
+        What to bind; see `bind_address`.
+    port : int
     backend : ControlBackend
     num_trainers : int
         Bounds the calls that are served at once.
@@ -89,6 +93,7 @@ class ControlService:
     def __init__(
         self,
         address: str,
+        port: int,
         backend: ControlBackend,
         num_trainers: int,
         *,
@@ -100,13 +105,16 @@ class ControlService:
     ) -> None:
         self._certificates = certificates
         self._address = address
+        self._port = port
+        self._front: Front | None = None
+        self._most_unproved = MOST + num_trainers if key else None
         self._serving = False
         self._pools = {
             "Check": futures.ThreadPoolExecutor(2, thread_name_prefix="fleet-refuse"),
             "Heartbeat": futures.ThreadPoolExecutor(2, thread_name_prefix="fleet-signs"),
             "State": futures.ThreadPoolExecutor(num_trainers, thread_name_prefix="fleet-state"),
         }
-        guard = Guard(key, server, self._pools, _LARGE, lambda: self._serving)
+        guard = Guard(key, server, self._pools, _LARGE, lambda: self._serving, self._proved)
         self._server = grpc.server(
             futures.ThreadPoolExecutor(2 * num_trainers + 4, thread_name_prefix="fleet-control"),
             interceptors=[guard],
@@ -127,28 +135,42 @@ class ControlService:
         ConfigurationError
             The address cannot be bound.
         """
+        host = f"[{self._address or '::'}]" if ":" in (self._address or "::") else self._address
+        name = f"{host}:{self._port}"
         try:
-            if self._certificates is None:
-                bound = self._server.add_insecure_port(self._address)
+            if self._most_unproved is None:
+                self._bind(name)
             else:
-                credentials = server_credentials(self._certificates)
-                bound = self._server.add_secure_port(self._address, credentials)
-        except RuntimeError as error:
-            bound = 0
-            reason = str(error)
-        else:
-            reason = "no such address here"
-        if not bound:
+                listener = listen(self._address, self._port)
+                inner = self._bind(f"{LOOPBACK}:0")
+                self._front = Front(listener, inner, self._most_unproved)
+        except (OSError, RuntimeError) as error:
             raise ConfigurationError(
-                f"the parameter server cannot listen on {self._address}: {reason}; is the port taken by "
-                "another process, or is the address not one of this host?"
-            )
+                f"the parameter server cannot listen on {name}: {error}; is the port taken by another "
+                "process, or is the address not one of this host?"
+            ) from error
         self._server.start()
         self._set_serving(True)
+
+    def _bind(self, address: str) -> int:
+        """Have gRPC listen; return the port. RuntimeError if it cannot."""
+        if self._certificates is None:
+            port = self._server.add_insecure_port(address)
+        else:
+            port = self._server.add_secure_port(address, server_credentials(self._certificates))
+        if not port:
+            raise RuntimeError("no such address here")
+        return port
+
+    def _proved(self, peer: str) -> None:
+        if self._front is not None:
+            self._front.proved(peer)
 
     def refuse(self) -> threading.Event:
         """Take no new calls; return what is set once those in progress have had a moment to be answered."""
         self._set_serving(False)
+        if self._front is not None:
+            self._front.close()
         return self._server.stop(_STOP_SECONDS)
 
     def _set_serving(self, serving: bool) -> None:

@@ -18,6 +18,7 @@ from fleet.parameter_server.server.keeper import Keeper
 from fleet.parameter_server.server.membership import Membership
 from fleet.parameter_server.server.parts import TrainerParts
 from fleet.parameter_server.shard import Shard
+from fleet.process.descriptors import for_saves
 
 __all__ = ["ServerCheckpoints"]
 
@@ -115,14 +116,15 @@ class ServerCheckpoints:
         with self._changed:
             trainers = self._membership.joined
         history = self._history()
-        steps = self.keeper.save(
-            request.directory,
-            request.save,
-            request.step,
-            trainer_part,
-            trainers,
-            incremental=request.incremental,
-        )
+        with for_saves.lent():
+            steps = self.keeper.save(
+                request.directory,
+                request.save,
+                request.step,
+                trainer_part,
+                trainers,
+                incremental=request.incremental,
+            )
         return control_pb2.SaveReply(steps=steps, history=history)
 
     def hand_in(self, request: control_pb2.StatusRequest) -> None:
@@ -139,10 +141,11 @@ class ServerCheckpoints:
         """Make what was written a checkpoint, or remove what that has replaced."""
         self._check_joined(request.trainer)
         self._check_within(request.directory)
-        if request.manifest:
-            self.keeper.commit(request.directory, request.manifest)
-        else:
-            self.keeper.tidy(request.directory)
+        with for_saves.lent():
+            if request.manifest:
+                self.keeper.commit(request.directory, request.manifest)
+            else:
+                self.keeper.tidy(request.directory)
 
     def load(self, request: control_pb2.LoadRequest) -> control_pb2.LoadReply:
         """Load a checkpoint, unless training has begun, and say what is loaded."""
@@ -165,12 +168,13 @@ class ServerCheckpoints:
         """Return the numbers of a folder's checkpoints; remove some first, if asked to."""
         self._check_joined(request.trainer)
         self._check_within(request.directory)
-        if request.remove:
-            self.keeper.remove(request.directory, request.remove)
-        return control_pb2.CheckpointsReply(
-            numbers=self.keeper.numbers(request.directory),
-            whole=self.keeper.whole(request.directory) if request.verify else (),
-        )
+        with for_saves.lent():
+            if request.remove:
+                self.keeper.remove(request.directory, request.remove)
+            return control_pb2.CheckpointsReply(
+                numbers=self.keeper.numbers(request.directory),
+                whole=self.keeper.whole(request.directory) if request.verify else (),
+            )
 
     def write(self, request: control_pb2.WriteRequest) -> None:
         """Take a block's value from a trainer whose script has written it."""

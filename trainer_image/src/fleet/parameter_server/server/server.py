@@ -149,9 +149,9 @@ class Server:
             certificates,
         )
         self._ports.start()
-        bracketed = f"[{address or '::'}]" if ":" in (address or "::") else address
         self._control = ControlService(
-            f"{bracketed}:{port}",
+            address,
+            port,
             self,
             settings.max_trainers or plan.trainers,
             key=self._job.key,

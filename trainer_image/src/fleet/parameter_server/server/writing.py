@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from fleet.checkpoint import FileRecord
 from fleet.errors import FleetError
+from fleet.process.descriptors import for_saves
 
 __all__ = ["Writing"]
 
@@ -43,7 +44,8 @@ class Writing:
 
     def _run(self, write: Callable[[], list[FileRecord]]) -> None:
         try:
-            self._files = write()
+            with for_saves.lent():
+                self._files = write()
         except (FleetError, OSError) as error:
             self._failure = error
         except BaseException as error:  # noqa: BLE001 - who asked for it must not wait in vain

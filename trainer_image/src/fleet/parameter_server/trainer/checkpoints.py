@@ -90,10 +90,15 @@ class TrainerCheckpoints:
         """Save a checkpoint under the next number of a folder, and return the number.
 
         The servers have copied what they hold when this returns; the copies are written, and only the newest
-        checkpoints kept, while training goes on. Raises as `save`, also for the save before this one.
+        checkpoints kept, while training goes on. Where there is no room, -1 is returned, and it is told.
+        Raises as `save`, also for the save before this one.
         """
         self.background.wait()
-        number = max(self.numbers(folder), default=-1) + 1
+        number = -1
+        with self.background.pausing(folder):
+            number = max(self.numbers(folder), default=-1) + 1
+        if number < 0:
+            return number
         directory = f"{folder}/{CHECKPOINT_PREFIX}{number}"
 
         def copy() -> Callable[[], None]:

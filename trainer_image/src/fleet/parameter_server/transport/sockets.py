@@ -29,6 +29,8 @@ __all__ = [
     "tune",
 ]
 
+_BACKLOG: Final = 4096
+"""How many may wait to be accepted, where the system allows so many: all trainers of a job come at once."""
 _log = logging.getLogger(__name__)
 _TCP_INFO_BYTES_MOVED: Final = struct.Struct("120xQQ")
 """The fields ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux' ``struct tcp_info``."""
@@ -84,13 +86,16 @@ def reachable_address(host: str, *, by_all: bool) -> str:
     return "127.0.0.1"
 
 
-def listen(address: str) -> socket.socket:
-    """Open a listening socket on a port that the system chooses; see `bind_address`."""
+def listen(address: str, port: int = 0) -> socket.socket:
+    """Open a listening socket, on a port that the system chooses unless one is given; see `bind_address`."""
     if address:
-        return own(socket.create_server((address, 0), family=_family(address)))
+        return own(socket.create_server((address, port), family=_family(address), backlog=_BACKLOG))
     if socket.has_dualstack_ipv6():
-        return own(socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True))
-    return own(socket.create_server(("", 0)))
+        server = socket.create_server(
+            ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+        )
+        return own(server)
+    return own(socket.create_server(("", port), backlog=_BACKLOG))
 
 
 def dial(host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | None) -> socket.socket:

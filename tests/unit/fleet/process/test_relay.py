@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleet.collective.pump import pass_on
+from fleet.process.relay import pass_on
 
 
 @pytest.fixture

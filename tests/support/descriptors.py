@@ -1,0 +1,27 @@
+"""A process in which no descriptor is left."""
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["no_descriptor_left"]
+
+
+@contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Open something until the system refuses to."""
+    before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
+    highest = max(int(each) for each in os.listdir("/proc/self/fd"))  # noqa: PTH208 (no path is wanted)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, before[1]))
+    try:
+        while True:
+            try:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+            except OSError:
+                break
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for each in taken:
+            os.close(each)
