@@ -479,6 +479,37 @@ def test_without_a_key_a_server_listens_on_a_loopback_address_only_and_says_so(
     )
 
 
+def address_in_the_network() -> str:
+    """Return an address of this machine that is no loopback one; empty where there is none."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 1))  # which sends nothing
+        return str(probe.getsockname()[0])
+    return ""
+
+
+@pytest.mark.parametrize("key", [b"", KEY], ids=["without-a-key", "with-one"])
+def test_a_trainer_that_cannot_reach_a_server_without_a_key_is_told_of_the_key(
+    key: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("fleet.parameter_server.waiting.FIRST_WORD_SECONDS", 0.2)
+    if not (address := address_in_the_network()) or address.startswith("127."):
+        pytest.skip("this machine has no address but its loopback ones")
+    job = Loopback(settings=replace(QUICK, start_deadline_seconds=1.0))
+    job.endpoints = [f"{address}:{job.endpoints[0].rpartition(':')[2]}"]
+    try:
+        job.start_server(0)
+        job.job = replace(job.job, key=key)  # the trainer's own does not matter
+        trainer, _, _ = job.make_trainer()
+        expected = r"refused; a server that runs there without the key of the job.*same FLEET_JOB_KEY"
+        with pytest.raises(FleetError, match=expected):
+            trainer.start()
+    finally:
+        job.close()
+    assert (
+        "to listen ([Errno 111] Connection refused; a server that runs there without the key" in caplog.text
+    )
+
+
 def test_servers_prove_the_key_to_each_other():
     clip = ClipGradByGlobalNorm(0.1)
     with loopback(servers=2, key=KEY, grad_clip=clip) as job:

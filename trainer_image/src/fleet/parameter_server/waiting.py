@@ -1,5 +1,6 @@
 """Waiting in the open: whoever waits says for whom and since when, first soon, then ever more rarely."""
 
+import ipaddress
 import itertools
 import logging
 import socket
@@ -103,7 +104,7 @@ def wait_for_ports(
             try:
                 socket.create_connection(split_endpoint(endpoint), timeout=1.0).close()
             except OSError as error:
-                reason = str(error)
+                reason = _reason(endpoint, error)
             else:
                 missing.remove(endpoint)
         if not missing:
@@ -116,3 +117,22 @@ def wait_for_ports(
                 "each endpoint: are they running, are the addresses right?"
             )
         time.sleep(_POLL_SECONDS)
+
+
+def _reason(endpoint: str, error: OSError) -> str:
+    """Say why nobody could be reached, with what a refusal at an address of the network may mean."""
+    host, _ = split_endpoint(endpoint)
+    if not isinstance(error, ConnectionRefusedError) or _is_loopback(host):
+        return str(error)
+    return (
+        f"{error}; a server that runs there without the key of the job listens on its loopback address only: "
+        "give all processes the same FLEET_JOB_KEY"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        found = {str(each[4][0]).partition("%")[0] for each in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(each).is_loopback for each in found)
