@@ -73,7 +73,7 @@ def main(results: Path) -> None:
             continue
         trained = transpiler.get_trainer_program()
         executor.run(fleet.default_startup_program())
-        losses = [executor.run(trained, feed=batch, fetch_list=["loss"])[0] for batch in batches(trainer)]
+        losses = [executor.run(trained, feed=batch, fetch_list=["loss"])[0][0] for batch in batches(trainer)]
         executor.close()
         results_of[f"{name}/losses"] = np.array(losses, dtype=np.float64)
         results_of |= {f"{name}/{key}": value.numpy() for key, value in model.state_dict().items()}

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import pickle
 from types import SimpleNamespace
 from typing import Any
@@ -115,36 +116,65 @@ def test_what_was_fetched_does_not_change_afterwards(model):
     assert np.array_equal(weight, before)
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_fetched_loss_is_read_as_in_pytorch_and_as_in_paddle(model):
-    (loss,) = fleet.Executor().run(program_of(model), FEED, ["loss"])
+    fetches: list[Any] = fleet.Executor().run(program_of(model), FEED, ["loss"])
+    (loss,) = fetches
     number = loss.item()
-    assert loss[0] == loss[-1] == float(loss) == number
-    assert f"{loss:.4f}" == f"{loss[0]:.4f}" == f"{number:.4f}"
-    assert "%f" % loss == "%f" % loss[0] == f"{number:f}"  # noqa: UP031 (as scripts of Paddle do)
-    assert (loss.shape, loss.dtype, str(loss)) == ((), np.dtype("float32"), str(np.float32(number)))
+    assert fetches[0][0] == loss[0] == loss[-1] == float(loss) == number
+    assert isinstance(fetches[0][0], np.float32)
+    assert f"{loss:.4f}" == f"{loss[0]:.4f}" == f"{number:.4f}" == format(loss, ".4f")
+    assert "%f" % loss == "%f" % loss[0] == "%f" % (loss,) == f"{number:f}"  # noqa: UP031 (as scripts of Paddle do)
+    assert "{:.2e}".format(loss) == f"{number:.2e}"  # noqa: UP032
+    assert math.exp(loss) == math.exp(number)
+    assert (loss.shape, loss.dtype, len(loss), list(loss)) == ((1,), np.dtype("float32"), 1, [number])
+    assert f"{loss}" == str(loss) == str(np.array([number], np.float32))
     with pytest.raises(IndexError):
         loss[1]
 
 
-def test_what_becomes_of_a_fetched_number_is_numpys_own(model, tmp_path):
+@pytest.mark.filterwarnings("error")
+def test_a_whole_number_that_was_fetched_is_one(model):
+    (rows,) = fleet.Executor().run(program_of(model), FEED, ["rows"])
+    assert (int(rows), "%d" % rows, f"{rows:03d}", list(range(rows))) == (4, "4", "004", [0, 1, 2, 3])  # noqa: UP031
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_computed_from_fetched_numbers_is_read_as_they_are(model):
+    program, executor = program_of(model), fleet.Executor()
+    total: Any = 0.0
+    losses = [executor.run(program, FEED, ["loss"])[0] for _ in range(3)]
+    for loss in losses:
+        total += loss
+    numbers = [float(loss) for loss in losses]
+    mean = total / len(losses)
+    assert "%f" % mean == f"{mean:f}" == f"{np.mean(losses):f}" == f"{np.float32(sum(numbers)) / 3:f}"  # noqa: UP031
+    assert (loss * 2)[0] == float(2 * loss) == float(np.multiply(loss, 2)) == numbers[-1] * 2
+    assert [bool(loss < 100), bool(loss > 100)] == [True, False]
+    assert losses == sorted(losses, reverse=True)
+    assert np.concatenate(losses).tolist() == np.array(losses).ravel().tolist() == numbers
+    assert all(
+        isinstance(each, np.generic) for each in (loss.sum(), loss.mean(), np.max(loss), np.mean(losses))
+    )
+
+
+def test_what_becomes_of_a_fetched_number_elsewhere_is_numpys_own(model, tmp_path):
     (loss,) = fleet.Executor().run(program_of(model), FEED, ["loss"])
     plain = loss.view(np.ndarray)
-    made = (loss * 2, 1 - loss, loss < 1, np.sqrt(loss), np.mean([loss, loss]), loss.sum(), loss[()])
-    assert all(isinstance(each, np.generic) for each in made)
-    assert loss * 2 == plain * 2
-    assert type(np.stack([loss, loss])) is type(np.asarray(loss)) is np.ndarray
+    others = (np.asarray(loss), np.stack([loss, loss]), loss + np.ones(3), np.ones((2, 2)) * loss)
+    assert {type(each) for each in others} == {np.ndarray}
     np.save(tmp_path / "loss.npy", loss)
     for back in (np.load(tmp_path / "loss.npy"), pickle.loads(pickle.dumps(loss))):  # noqa: S301
         assert type(back) is np.ndarray
-        assert (back.shape, back.dtype, back) == ((), loss.dtype, loss)
+        assert (back.shape, back.dtype, back) == ((1,), loss.dtype, loss)
     for copied in (copy.copy(loss), copy.deepcopy(loss)):
-        assert copied[0] == loss
+        assert f"{copied:f}" == f"{loss:f}"
         assert copied is not loss
     assert repr(loss) == repr(plain)
     assert torch.from_numpy(loss).item() == loss
     loss += 1
-    assert loss[0] == plain.item()
-    assert json.dumps(loss.tolist()) == json.dumps(loss.item())
+    assert f"{loss:f}" == f"{plain[0]:f}"
+    assert json.dumps(loss.tolist()) == json.dumps([loss.item()])
 
 
 @pytest.mark.parametrize(("name", "given"), [("feed", FEED), ("fetch_list", ["loss"])])

@@ -121,8 +121,8 @@ class Executor:
         Returns
         -------
         list of numpy.ndarray
-            One per entry of `fetch_list`. A number, as the loss is, has no axes, and answers both
-            ``float(loss)`` and ``loss[0]``.
+            One per entry of `fetch_list`. A number, as the loss is, has the shape ``(1,)``; ``loss[0]``,
+            ``float(loss)``, ``"%f" % loss`` and ``f"{loss:.4f}"`` all give it.
 
         Raises
         ------

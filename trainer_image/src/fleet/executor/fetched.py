@@ -1,9 +1,10 @@
-"""What an `Executor` hands back: arrays, and numbers that the scripts of PyTorch and of Paddle both can read.
+"""What an `Executor` hands back: arrays, and numbers as the original's, with the shape ``(1,)``.
 
-PyTorch's losses have no axes, and Paddle's are arrays of one element: the one's scripts say ``float(loss)``,
-the other's ``loss[0]``. NumPy refuses the first of an array with an axis, and the second of one without.
+The original's users say ``loss[0]``, ``"%f" % loss`` and ``float(loss)``, those of PyTorch ``f"{loss:.4f}"``.
+NumPy formats no array with an axis, and from 2.4 on makes no number of one either.
 """
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -13,22 +14,33 @@ __all__ = ["FetchedNumber", "fetched"]
 
 
 class FetchedNumber(np.ndarray[Any, Any]):
-    """An array without axes that also answers ``[0]``, with its number; in all else a plain one.
+    """An array of shape ``(1,)`` that is a number too, wherever Python wants one.
 
-    What is computed from it is NumPy's own, and so is what a pickle or a file of it gives back.
+    What is computed from it is of this kind where it has this shape, as a running sum of losses is, and
+    NumPy's own otherwise. So is what a pickle or a file of it gives back.
     """
 
-    def __getitem__(self, key: Any) -> Any:
-        """Return the number for ``[0]`` and ``[-1]``; anything else is as for any array."""
-        whole = isinstance(key, (int, np.integer)) and not isinstance(key, bool)
-        return super().__getitem__(() if self.ndim == 0 and whole and key in (0, -1) else key)
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        return operator.index(self.item())
+
+    def __format__(self, spec: str) -> str:
+        """Format the number by a specification, and the array without one."""
+        return format(self.item(), spec) if spec else str(self)
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """Return what a computation gives as it would be without this class."""
+        """Return what a computation gives: of this kind where it is one number along one axis."""
         if array is self:  # computed in place
             return self
         plain = np.asarray(array)
-        return plain[()] if return_scalar else plain
+        if return_scalar:
+            return plain[()]
+        return plain.view(FetchedNumber) if plain.shape == (1,) else plain
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle a plain array: who reads it may have no fleet."""
@@ -43,5 +55,5 @@ class FetchedNumber(np.ndarray[Any, Any]):
 
 
 def fetched(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array as it is, and one without axes as a number that answers ``[0]`` too."""
-    return values if values.ndim else values.view(FetchedNumber)
+    """Return an array as it is, and one without axes, or with one number along its axis, as a number."""
+    return values.reshape(1).view(FetchedNumber) if values.shape in ((), (1,)) else values
