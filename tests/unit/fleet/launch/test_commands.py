@@ -279,6 +279,15 @@ def test_selected_gpus_count_among_the_visible_ones():
     assert (first.environ["FLAGS_selected_gpus"], second.environ["FLAGS_selected_gpus"]) == ("0", "1")
 
 
+def test_selected_gpus_are_refused_on_a_machine_without_any():
+    arguments = collective.parse(["--selected_gpus", "0,1,2,3", "train.py"])
+    expected = r"--selected_gpus is '0,1,2,3', and this machine has no GPU.*--worker_num 4"
+    with pytest.raises(ConfigurationError, match=expected):
+        collective.node(arguments, {}, has_gpu=lambda: False)
+    alone = collective.node(collective.parse(["train.py"]), {}, has_gpu=lambda: False)
+    assert alone.num_local == 1
+
+
 @pytest.mark.parametrize(
     ("argv", "environ", "workers"),
     [

@@ -82,7 +82,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--selected_gpus",
         help="this node's GPUs to use, comma separated: one worker each; counted among CUDA_VISIBLE_DEVICES "
-        "where that is set",
+        "where that is set. Refused where there is no GPU",
     )
     parser.add_argument(
         "--grace_seconds",
@@ -97,7 +97,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def node(
-    arguments: argparse.Namespace, environ: Mapping[str, str], count_gpus: Callable[[], int] = lambda: 0
+    arguments: argparse.Namespace,
+    environ: Mapping[str, str],
+    count_gpus: Callable[[], int] = lambda: 0,
+    has_gpu: Callable[[], bool] = lambda: True,
 ) -> Node:
     """Find this node's place: from the flags, else from the environment, else alone.
 
@@ -109,6 +112,8 @@ def node(
         The environment of the launcher.
     count_gpus
         Counts the visible GPUs; called where nothing says how many workers there are.
+    has_gpu
+        Whether this machine can have a GPU; called where some are selected.
 
     Raises
     ------
@@ -120,6 +125,11 @@ def node(
     counted = count_gpus() if said is None else 0
     place = _place(arguments, environ, max(1, counted) if said is None else said)
     gpus = _selected(arguments.selected_gpus or "", environ)
+    if gpus and not has_gpu():
+        raise ConfigurationError(
+            f"--selected_gpus is {arguments.selected_gpus!r}, and this machine has no GPU: no driver has put "
+            f"its files into /dev; for workers on the CPU give --worker_num {said} in its place"
+        )
     return replace(place, gpus=gpus, gpu_each=bool(gpus) or counted > 0)
 
 
@@ -340,7 +350,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         level = flags.whole_number("--log_level", arguments.log_level, least=0, most=50)
         logging.basicConfig(level=level)
         flags.check_script(arguments.training_script)
-        place = node(arguments, os.environ, lambda: visible_gpus(os.environ, has_device_files, ask_torch))
+        place = node(
+            arguments,
+            os.environ,
+            lambda: visible_gpus(os.environ, has_device_files, ask_torch),
+            has_device_files,
+        )
         started = commands(place, arguments, os.environ)
         show = flags.truth("--print_config", arguments.print_config)
         if place.rank == 0:
