@@ -70,6 +70,21 @@ def alone(steps: int) -> torch.Tensor:
     return model.weight.detach()
 
 
+def test_numbers_of_threads_are_said_once_to_change_nothing(endpoint, monkeypatch, caplog):
+    monkeypatch.setenv("FLAGS_rpc_send_thread_num", "8")
+    caplog.set_level("INFO", "fleet")
+    served = Replica(role_maker.Role.SERVER, endpoint)
+    served.fleet.init_server()
+    serving = threading.Thread(target=served.fleet.run_server, daemon=True)
+    serving.start()
+    trainer = Replica(role_maker.Role.WORKER, endpoint)
+    trainer.fleet.init_worker()
+    trainer.fleet.stop_worker()
+    serving.join(20)
+    assert caplog.text.count("FLAGS_rpc_send_thread_num is 8, and changes nothing: one connection") == 1
+    assert "FLAGS_rpc_get_thread_num" not in caplog.text
+
+
 @pytest.mark.parametrize("joins", ["init_worker", "startup_program", "both"])
 def test_minimize_and_an_executor_train_in_the_fleets_session(endpoint, server, joins):
     trainer = Replica(role_maker.Role.WORKER, endpoint)

@@ -11,8 +11,10 @@ from typing import Final
 
 from fleet.errors import ConfigurationError
 
-__all__ = ["ORIGINALS", "PARALLEL_EXECUTOR", "PARALLEL_RUN", "RUN", "Argument", "check_arguments"]
+__all__ = ["MINIMIZE", "ORIGINALS", "PARALLEL_EXECUTOR", "PARALLEL_RUN", "RUN", "Argument", "check_arguments"]
 
+_SHOWN: Final = 80
+"""How long what was given may be for it to be shown; parameters are longer."""
 _log = logging.getLogger(__name__)
 
 _LOCAL = "set strategy.local_sgd = fleet.LocalSGD(k_steps=8); collective training only"
@@ -79,6 +81,19 @@ RUN: Final[Mapping[str, Argument]] = {
     "use_prune": Argument(False, "each run of a training program is a whole step"),
 }
 """Of `Executor.run`."""
+MINIMIZE: Final[Mapping[str, Argument]] = {
+    "startup_program": Argument(
+        None,
+        "the startup program is made with the program: run fleet.startup_program after minimize(loss_fn)",
+    ),
+    "parameter_list": Argument(
+        None, "the optimizer says what is trained: give torch.optim's class those parameters alone"
+    ),
+    "no_grad_set": Argument(
+        None, "the module says what is not trained: call requires_grad_(False) of those parameters"
+    ),
+}
+"""Of ``minimize``."""
 
 
 def check_arguments(call: str, given: Mapping[str, object], known: Mapping[str, Argument]) -> None:
@@ -106,8 +121,9 @@ def check_arguments(call: str, given: Mapping[str, object], known: Mapping[str, 
         if value is argument.default or value == argument.default:
             continue
         if argument.refused:
+            shown = text if len(text := repr(value)) <= _SHOWN else f"a {type(value).__name__}"
             raise ConfigurationError(
-                f"{call}: {name} is {value!r}, and {argument.text}; leave it at {argument.default!r}"
+                f"{call}: {name} is {shown}, and {argument.text}; leave it at {argument.default!r}"
             )
         _tell(call, name, argument.text)
 

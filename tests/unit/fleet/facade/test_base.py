@@ -28,7 +28,7 @@ TRAINING = {
     "init_worker": "()",
     "stop_worker": "()",
     "distributed_optimizer": "(optimizer, strategy=None, model=None)",
-    "minimize": "(loss_fn)",
+    "minimize": "(loss_fn, startup_program=None, parameter_list=None, no_grad_set=None)",
     "push_parameters": "()",
 }
 SAVING = {

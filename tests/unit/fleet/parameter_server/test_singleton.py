@@ -17,6 +17,7 @@ from fleet.parameter_server import fleet as singleton
 from fleet.parameter_server.trainer.client import Client
 from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.process import lifecycle
+from fleet.program import Program
 from fleet.strategy import DistributedStrategy
 
 ENDPOINTS = ["10.0.0.1:6174", "10.0.0.2:6174"]
@@ -194,6 +195,46 @@ def test_a_scheduler_moves_the_learning_rate_and_never_warns(on_wrapped, monkeyp
 def test_what_the_optimizer_cannot_do_says_so(call, words):
     with pytest.raises(ConfigurationError, match=words):
         call(started().distributed_optimizer(sgd()))
+
+
+@pytest.mark.parametrize("of_fleet", [False, True], ids=["the-optimizers", "fleets"])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        pytest.param(
+            lambda _: (mean_of, Program()),
+            r"minimize: startup_program is <Program: .*run fleet\.startup_program after minimize",
+            id="a-startup-program",
+        ),
+        pytest.param(
+            lambda model: (mean_of, None, list(model.parameters())),
+            r"parameter_list is a list, and the optimizer says what is trained",
+            id="parameters",
+        ),
+        pytest.param(
+            lambda _: (mean_of, None, None, {"bias"}), "no_grad_set is {'bias'}, and", id="frozen-ones"
+        ),
+        pytest.param(
+            lambda model: (model(torch.ones(1, 3)).mean(),),
+            r"found a Tensor: .*give it the function.*minimize\(cost\)",
+            id="a-tensor",
+        ),
+        pytest.param(lambda _: (0.5,), r"found a float: .*minimize\(cost\)", id="a-number"),
+    ],
+)
+def test_what_minimize_does_not_take_is_named_with_what_to_write_instead(given, words, of_fleet):
+    fleet, model = started(), torch.nn.Linear(3, 1)
+    optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    minimize = fleet.minimize if of_fleet else optimizer.minimize
+    with pytest.raises(ConfigurationError, match=words):
+        minimize(*given(model))
+    minimize(mean_of, None, parameter_list=None)
+    assert fleet.main_program.source is not None
+
+
+def mean_of(model: Any, x: torch.Tensor) -> torch.Tensor:
+    mean: torch.Tensor = model(x).mean()
+    return mean
 
 
 def test_a_state_is_loaded_before_the_servers_have_it_and_refused_afterwards():

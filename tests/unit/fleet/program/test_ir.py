@@ -2,7 +2,8 @@ from typing import Any
 
 import pytest
 
-from fleet.program import Operator, Program, Variable
+from fleet.errors import ConfigurationError
+from fleet.program import Operator, Program, Variable, default_startup_program
 
 
 def small() -> Program:
@@ -95,6 +96,25 @@ def test_a_clone_is_independent():
     assert program == small()
     assert program.startup_program == small()
     assert clone.global_block().ops[1].output("ParamOut") == ["v"]
+
+
+def test_the_original_s_clone_for_tests_is_refused_with_what_to_write_instead():
+    assert small().clone(for_test=False) == small()
+    for refused in (lambda: small().clone(for_test=True), lambda: small().clone(True)):
+        with pytest.raises(ConfigurationError, match=r"a whole training step, .*model\.eval\(\)"):
+            refused()
+
+
+def test_a_seed_of_a_program_is_refused_with_what_to_write_instead():
+    program = small()
+    assert (program.random_seed, default_startup_program().random_seed) == (0, 0)
+    program.random_seed = 0
+    for each in (program, default_startup_program()):
+        with pytest.raises(
+            ConfigurationError, match=r"random_seed is 1, .*call torch\.manual_seed\(1\) before"
+        ):
+            each.random_seed = 1
+    assert program == small()
 
 
 def test_an_answer_s_list_is_the_asker_s():

@@ -20,7 +20,7 @@ class _Distributed:
     """Mixed into the class of the script's optimizer."""
 
     fleet_synchronizer: Synchronizer
-    fleet_minimize: Callable[[Callable[..., Any]], None]
+    fleet_minimize: Callable[..., None]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copy and pickle as an optimizer of the script's class: a copy is this trainer's own."""
@@ -44,16 +44,16 @@ class _Distributed:
             "parameters; add the group to the torch optimizer first"
         )
 
-    def minimize(self, loss_fn: Callable[..., Any]) -> None:
+    def minimize(self, loss_fn: Callable[..., Any], *originals: object, **named: object) -> None:
         """Describe the training step as a program, for an `Executor` to run: ``fleet.main_program``."""
-        self.fleet_minimize(loss_fn)
+        self.fleet_minimize(loss_fn, *originals, **named)
 
 
 def distribute(
     optimizer: torch.optim.Optimizer,
     copies: Copies,
     synchronizer: Synchronizer,
-    minimize: Callable[[Callable[..., Any]], None],
+    minimize: Callable[..., None],
     model: torch.nn.Module | None = None,
     *,
     finite: FiniteCheck,

@@ -14,6 +14,7 @@ from fleet.facade.numbers import check_operation, like, numbers_of
 from fleet.facade.role import RoleCalls
 from fleet.loop import LoopCalls
 from fleet.metrics import Metrics
+from fleet.originals import MINIMIZE, check_arguments
 from fleet.program import Program
 
 __all__ = ["FleetCalls"]
@@ -24,7 +25,7 @@ class FleetCalls(RoleCalls, SavingCalls, LoopCalls):
 
     def __init__(self) -> None:
         super().__init__()
-        self._describe: Callable[[Callable[..., Any]], None] | None = None
+        self._describe: Callable[..., None] | None = None
 
     def __getattr__(self, name: str) -> Any:
         """Resolve what is no method here as a public name of the package, as in ``fleet.report``."""
@@ -76,11 +77,17 @@ class FleetCalls(RoleCalls, SavingCalls, LoopCalls):
         """What prepares `main_program`."""
         return self.main_program.startup_program or Program()
 
-    def minimize(self, loss_fn: Callable[..., Any]) -> None:
+    def minimize(
+        self,
+        loss_fn: Callable[..., Any],
+        startup_program: object = None,
+        parameter_list: object = None,
+        no_grad_set: object = None,
+    ) -> None:
         """Describe the training step as a program; the same as the distributed optimizer's ``minimize``."""
         if self._describe is None:
             raise ConfigurationError("fleet.minimize was called before fleet.distributed_optimizer")
-        self._describe(loss_fn)
+        self._describe(loss_fn, startup_program, parameter_list, no_grad_set)
 
     @abstractmethod
     def _all_reduce(self, numbers: npt.NDArray[Any], operation: str) -> npt.NDArray[Any]:
@@ -88,10 +95,21 @@ class FleetCalls(RoleCalls, SavingCalls, LoopCalls):
 
     def _describes(
         self, model: Module | None, capture: Callable[[Module, Callable[..., Any]], None]
-    ) -> Callable[[Callable[..., Any]], None]:
+    ) -> Callable[..., None]:
         """Return the ``minimize`` of an optimizer; that of the first is `fleet.minimize` too."""
 
-        def minimize(loss_fn: Callable[..., Any]) -> None:
+        def minimize(
+            loss_fn: Callable[..., Any],
+            startup_program: object = None,
+            parameter_list: object = None,
+            no_grad_set: object = None,
+        ) -> None:
+            originals = {
+                "startup_program": startup_program,
+                "parameter_list": parameter_list,
+                "no_grad_set": no_grad_set,
+            }
+            check_arguments("minimize", originals, MINIMIZE)
             if model is None:
                 raise ConfigurationError(
                     "minimize() runs the model: give it, as in "

@@ -10,7 +10,7 @@ import os
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Final
 
 from fleet.checkpoint import CHECKPOINT_PREFIX, MANIFEST_NAME, end_if_finished, leave_mark
@@ -19,7 +19,7 @@ from fleet.parameter_server.optimizer_state import state_of
 from fleet.parameter_server.pieces import in_pieces
 from fleet.parameter_server.preview import previewed
 from fleet.parameter_server.server.server import Server
-from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.settings import THREAD_NUMS, Settings
 from fleet.parameter_server.shard import release
 from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.process import lifecycle, progress
@@ -233,11 +233,25 @@ def _strategy_of(source: Source, plan: TrainerPlan | ServerPlan) -> DistributedS
 
 
 def _settings(strategy: DistributedStrategy) -> Settings:
+    for name in THREAD_NUMS:
+        if os.environ.get(name):
+            _tell_of_threads(name, os.environ[name])
     return replace(
         Settings.from_environ(os.environ),
         transport="tcp" if strategy.wire_dtype else strategy.transport,  # what is shared is not converted
         wire_dtype=strategy.wire_dtype or "",
         fused=strategy.server_kernels == "fused",
+    )
+
+
+@cache
+def _tell_of_threads(name: str, value: str) -> None:
+    """Say once in a process that a number of the original's changes nothing."""
+    _log.info(
+        "%s is %s, and changes nothing: one connection with a thread for each direction serves all dense "
+        "parameters of a server",
+        name,
+        value,
     )
 
 

@@ -10,10 +10,10 @@ from typing import Final
 from fleet.environment.deadlines import Deadlines
 from fleet.environment.numbers import count, positive
 
-__all__ = ["Settings"]
+__all__ = ["THREAD_NUMS", "Settings"]
 
-_THREAD_NUMS: Final = ("FLAGS_rpc_send_thread_num", "FLAGS_rpc_get_thread_num")
-"""Upper bounds: one thread sends to each server and one receives, which no value forbids."""
+THREAD_NUMS: Final = ("FLAGS_rpc_send_thread_num", "FLAGS_rpc_get_thread_num")
+"""Upper bounds, which change nothing: one thread sends to each server and one receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Settings(_Bounds):
         ConfigurationError
             A value is no positive number, or a count no whole one; the message names the variable.
         """
-        for name in _THREAD_NUMS:
+        for name in THREAD_NUMS:
             count(environ, name, 1)
         buffer_bytes = environ.get("FLEET_SOCKET_BUFFER_BYTES")
         return cls(

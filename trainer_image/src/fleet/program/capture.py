@@ -91,7 +91,9 @@ def _feeds(loss_fn: Callable[..., Any]) -> tuple[str, ...]:
     """Return the names that `loss_fn` takes after the model."""
     if not callable(loss_fn) or isinstance(loss_fn, torch.nn.Module):
         raise TranspileError(
-            f"loss_fn must be a function called as loss_fn(model, **feed), found {_kind(loss_fn)}"
+            f"loss_fn must be a function called as loss_fn(model, **feed), found {_kind(loss_fn)}: a program "
+            "computes its loss anew in each step, so give it the function that does, as in "
+            "def cost(model, x, y): return mse_loss(model(x), y), and then minimize(cost)"
         )
     parameters = list(inspect.signature(loss_fn).parameters.values())
     if not parameters or parameters[0].kind not in (

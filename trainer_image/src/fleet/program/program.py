@@ -4,8 +4,9 @@ The default programs are those of the latest capture, for scripts that name none
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from fleet.errors import ConfigurationError
 from fleet.program.agreement import agreement_of, fingerprint_of
 from fleet.program.clip import GradClip
 from fleet.program.ir import ProgramData
@@ -34,6 +35,42 @@ class Program(ProgramData):
     mode : object or None
         A training mode of the user's own that the program was transpiled for; not part of what it says.
     """
+
+    @property
+    def random_seed(self) -> int:
+        """The original's seed of initial values and dropout: 0, as PyTorch draws both.
+
+        Raises
+        ------
+        ConfigurationError
+            Another one is set; the message says what to write instead.
+        """
+        return 0
+
+    @random_seed.setter
+    def random_seed(self, seed: int) -> None:
+        if seed != 0:
+            raise ConfigurationError(
+                f"program.random_seed is {seed!r}, and a program draws no numbers: PyTorch draws a module's "
+                "initial values as it is built, and its dropout as it runs; call "
+                f"torch.manual_seed({seed!r}) before you build the model, and leave random_seed at 0"
+            )
+
+    def clone(self, for_test: bool = False) -> Self:
+        """Return an independent copy over the same source; its startup program is copied too.
+
+        Raises
+        ------
+        ConfigurationError
+            `for_test` asks for the original's program without a backward pass.
+        """
+        if for_test:
+            raise ConfigurationError(
+                "program.clone(for_test=True): a program is a whole training step, and no part of it is run "
+                "alone; test with the module itself, whose parameters are the newest after each run: "
+                "model.eval(), then model(x) within torch.no_grad(), and model.train() before the next step"
+            )
+        return super().clone()
 
     def fingerprint(self) -> str:
         """Return a hex digest that is equal for programs whose processes may train together."""

@@ -31,7 +31,7 @@ class DistributedOptimizer(Optimizer):
     _step_supports_amp_scaling = True
     """Under this name torch.amp.GradScaler asks whether to call ``step()`` whatever it has found."""
 
-    def __init__(self, optimizer: Optimizer, minimize: Callable[[Callable[..., Any]], None]) -> None:
+    def __init__(self, optimizer: Optimizer, minimize: Callable[..., None]) -> None:
         self._ready = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups
@@ -75,7 +75,7 @@ class DistributedOptimizer(Optimizer):
         # A scheduler built on the wrapped optimizer warns of a step() that never came by this mark.
         setattr(self._wrapped, "_opt_called", True)  # noqa: B010 - torch's own, not a declared attribute
 
-    def minimize(self, loss_fn: Callable[..., Any]) -> None:
+    def minimize(self, loss_fn: Callable[..., Any], *originals: object, **named: object) -> None:
         """Describe the training step as a program, for an `Executor` to run.
 
         Parameters
@@ -83,8 +83,10 @@ class DistributedOptimizer(Optimizer):
         loss_fn : callable
             As of `Program.capture`. ``fleet.main_program`` and ``fleet.startup_program`` are then what this
             replica runs.
+        *originals, **named
+            The original's further arguments, which are refused by name unless they are None.
         """
-        self._minimize(loss_fn)
+        self._minimize(loss_fn, *originals, **named)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients; not between backward() and step().
