@@ -39,12 +39,15 @@ def step_directly(optimizer: Optimizer) -> None:
     """Step an optimizer that the runtime made itself: if by torch's own function, by that function alone.
 
     Hooks around the step, a profiler's marks and the import are left out. What somebody else has put there,
-    as the ``step`` of a class of one's own, is called as it is.
+    as the ``step`` of a class of one's own, is called as it is, but for the hooks: they belong to the step
+    that the script makes.
     """
     layers = tuple(_layers(type(optimizer).step))
     if all(_module_of(layer).startswith("torch.") for layer in layers):
         with torch.set_grad_enabled(bool(optimizer.defaults.get("differentiable", False))):
             layers[-1](optimizer)
+    elif getattr(layers[0], "hooked", False) and _module_of(layers[0]) == Optimizer.__module__:
+        layers[1](optimizer)
     else:
         optimizer.step()
 

@@ -129,6 +129,7 @@ def test_every_option_of_an_optimizer_comes_back(name):
     plan = server_plan(transpiler.get_pserver_program(ONE)).groups[0]
     assert plan.hyper_parameters == {**group, "lr": 0.25}
     assert plan.elementwise
+    assert plan.tensors == {"lr": "float32"}
 
 
 def test_param_groups_keep_their_options():

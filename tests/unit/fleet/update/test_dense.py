@@ -50,6 +50,33 @@ def test_two_slices_are_stepped_as_the_whole_is(optimizer_class, chosen):
     assert torch.equal(arena, whole)
 
 
+@pytest.mark.parametrize("foreach", [None, True])
+@pytest.mark.parametrize(
+    "optimizer_class",
+    [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam],
+)
+def test_a_rate_that_is_a_tensor_steps_as_a_tensor_does(optimizer_class, foreach):
+    torch.manual_seed(0)
+    start, gradients = torch.randn(10, 7), torch.randn(8, 10, 7)
+    differs = False
+    for lr in (0.7, 0.1, 0.05, 0.01, 3e-3, 1e-3):
+        whole = torch.nn.Parameter(start.clone())
+        value, number = start.clone(), start.clone()
+        optimizer = optimizer_class([whole], lr=torch.tensor(lr))
+        options = {**options_of(optimizer_class, {"lr": lr}), "foreach": foreach}
+        update = DenseUpdate(optimizer_class, value, options, tensors={"lr": "float32"})
+        as_number = DenseUpdate(optimizer_class, number, options)
+        for step, gradient in enumerate(gradients):
+            rate = optimizer.param_groups[0]["lr"].fill_(lr * 0.9**step)
+            whole.grad = gradient.clone()
+            for each in (update, as_number):
+                each.apply(gradient.clone(), {"lr": rate.item()})
+            optimizer.step()
+        assert torch.equal(value, whole)
+        differs = differs or not torch.equal(number, whole)
+    assert differs or optimizer_class is not torch.optim.Adam, "a number has other bits"
+
+
 @pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 def test_a_fused_update_is_the_fused_optimizers_own(optimizer_class):
     torch.manual_seed(0)

@@ -186,7 +186,9 @@ class DenseStore:
             group = plan.groups.get(block.group)
             optimizer = None
             if group is not None:
-                optimizer = DenseUpdate(group.optimizer_class, value, group.hyper_parameters, fused=fused)
+                optimizer = DenseUpdate(
+                    group.optimizer_class, value, group.hyper_parameters, fused=fused, tensors=group.tensors
+                )
                 if state and state.get(block.param):
                     of_block = block.param_shape, block.begin, block.end, block.shape
                     optimizer.load_state(cut_state(state[block.param], *of_block))

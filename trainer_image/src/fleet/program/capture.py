@@ -7,6 +7,7 @@ before each.
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from fleet.errors import TranspileError
 from fleet.program.clip import GradClip, check_grad_clip, clip_attributes, clip_type
-from fleet.program.elementwise import is_elementwise
+from fleet.program.elementwise import try_out
 from fleet.program.ir import Attribute, Block, OpRole, ProgramData, Source, Variable
 from fleet.program.optimizers import (
     HyperParameter,
@@ -128,7 +129,7 @@ def _build(
     names, named = parameter_names(optimizer, model)
     _refuse_shared_memory(names)
     group_of = _trainable(optimizer, names, placeholders_of(tables), trained)
-    groups = [_group(optimizer, index, group) for index, group in enumerate(optimizer.param_groups)]
+    groups = [_group(optimizer, index, group_of) for index in range(len(optimizer.param_groups))]
 
     # Creation order is the model's where one is known, else the optimizer's.
     ordered = list(model.parameters()) if model is not None else list(group_of)
@@ -256,17 +257,25 @@ def _trainable(
     return group_of
 
 
-def _group(optimizer: torch.optim.Optimizer, index: int, group: Mapping[str, Any]) -> _Group:
+def _group(
+    optimizer: torch.optim.Optimizer, index: int, group_of: Mapping[torch.nn.Parameter, int]
+) -> _Group:
     optimizer_class = type(optimizer)
-    options = read_hyper_parameters(optimizer, group)
+    options = read_hyper_parameters(optimizer, optimizer.param_groups[index])
     form = form_of(optimizer_class, options)
     coupled = has_coupled_decay(optimizer_class, options)
     attrs = attributes_of(form, options, without={"weight_decay"} if coupled else ())
+    dtypes = {parameter.dtype for parameter, group in group_of.items() if group == index}
+    found = try_out(optimizer, index, Counter(group_of.values()), dtypes)
     attrs |= {
         "optimizer": class_path(optimizer_class),
         "param_group": index,
-        "elementwise": is_elementwise(optimizer_class, options),
+        "elementwise": found.elementwise,
     }
+    if found.refusal:
+        attrs["not_on_servers"] = found.refusal
+    if found.tensors:
+        attrs["tensors"] = [f"{name}:{dtype}" for name, dtype in found.tensors.items()]
     decay = options.get("weight_decay", 0.0) if coupled else 0.0
     return _Group(index, options, form, float(decay), attrs)  # type: ignore[arg-type]
 

@@ -225,7 +225,9 @@ def hyper_parameters_of(op: Operator) -> dict[str, HyperParameter]:
 
 
 def build_optimizer(
-    optimizer_class: "type[Optimizer]", parameters: "Iterable[Tensor]", options: Mapping[str, HyperParameter]
+    optimizer_class: "type[Optimizer]",
+    parameters: "Iterable[Tensor] | Iterable[dict[str, Any]]",
+    options: Mapping[str, Any],
 ) -> "Optimizer":
     """Build an optimizer as the user built theirs.
 
@@ -233,8 +235,8 @@ def build_optimizer(
     ----------
     optimizer_class : type
         The user's class.
-    parameters : iterable of tensors
-        One param group of leaf tensors.
+    parameters : iterable of tensors, or of param groups
+        Leaf tensors; param groups name theirs and nothing else.
     options : mapping of option to value
         The user's param group. Those that the constructor does not take, because the class sets them
         itself, are put into the group afterwards.

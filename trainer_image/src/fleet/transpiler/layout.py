@@ -161,6 +161,8 @@ def lay_out(
     operators = optimize_operators(program)
     check_tables(program, config, mode, custom)
     root = program.global_block()
+    if mode is not DistributedMode.GEO:  # where trainers step
+        _check_servers_step(operators)
     gradients = {name: root.var(ops[-1].input("Grad")[0]) for name, ops in sorted(operators.items())}
     cut = _cut(root, operators, gradients, config, endpoints, geo=mode is DistributedMode.GEO)
     merge_add = {ops[-1].attr("param_group") for ops in operators.values() if ops[-1].type == "sgd"}
@@ -199,6 +201,13 @@ def _mode_agreement(
     return agreement
 
 
+def _check_servers_step(operators: Mapping[str, Sequence[Operator]]) -> None:
+    """Check that what each server does by itself is what the optimizer does."""
+    for ops in operators.values():
+        if ops[-1].has_attr("not_on_servers"):
+            raise TranspileError(ops[-1].attr("not_on_servers"))
+
+
 def _cuttable(operators: Mapping[str, Sequence[Operator]], mode: DistributedMode) -> tuple[int, ...]:
     """Return the param groups whose blocks may be stepped in pieces, in ascending order.
 
@@ -232,7 +241,7 @@ def _cut(
             param.shape, len(endpoints) if config.slice_var_up else 1, config.min_block_size
         )
         sliced = len(slices) > 1
-        if sliced and not optimizer.attr("elementwise"):
+        if sliced and not geo and not optimizer.attr("elementwise"):
             raise TranspileError(
                 f"{optimizer.attr('optimizer')} computes over whole parameters, and {name} would be cut into "
                 f"{len(slices)} blocks. Keep parameters whole: strategy.transpiler.slice_var_up = False, or "

@@ -5,14 +5,14 @@ by parameter name (code points) and then by offset.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, cast
 
 from fleet.errors import TranspileError
 from fleet.program.agreement import fingerprint_of
-from fleet.program.ir import Block, Operator
+from fleet.program.ir import Attribute, Block, Operator
 from fleet.program.optimizers import HyperParameter, class_path, hyper_parameters_of
 from fleet.program.program import Program
 from fleet.transpiler.block import PlannedBlock, plan_block
@@ -48,6 +48,8 @@ class GroupPlan:
     """Whether stepping two slices gives the bits that stepping the whole parameter gives."""
     cuttable: bool
     """Whether the mode and the clipping too let blocks be sent and stepped in pieces."""
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    """The options that are tensors where the user has them, and their dtypes, which decide bits of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +417,14 @@ def _lower_group(program: Program, ops: list[Operator], param: str) -> GroupPlan
         },
         elementwise=optimizer.attr("elementwise"),
         cuttable=optimizer.attr("param_group") in program.attr("cuttable"),
+        tensors=_pairs(optimizer.attrs.get("tensors")),
     )
+
+
+def _pairs(texts: Attribute) -> dict[str, str]:
+    """Return names and values of texts as ``lr:float32``."""
+    found = [str(text).partition(":") for text in texts] if isinstance(texts, list) else []
+    return {name: value for name, _, value in found}
 
 
 def _optimizer_class(program: Program, op: Operator) -> "type[Optimizer]":

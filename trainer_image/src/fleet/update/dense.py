@@ -5,8 +5,10 @@ The mathematics is PyTorch's because it is PyTorch that computes it.
 
 import inspect
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -30,6 +32,8 @@ class DenseUpdate:
         The options of the block's param group at capture, kernel flags included.
     fused : bool
         Step with the class's fused kernel in place of the one that the flags ask for.
+    tensors : mapping of str to str
+        Options that the class gets as tensors of these dtypes.
 
     Raises
     ------
@@ -44,15 +48,19 @@ class DenseUpdate:
         options: Mapping[str, Any],
         *,
         fused: bool = False,
+        tensors: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._value = value.detach()
+        self._tensors = {name: getattr(torch, dtype) for name, dtype in tensors.items()}
         # Capturing belongs to a trainer's GPU, and a server's arena is memory of the host.
         chosen = {name: option for name, option in options.items() if name != "capturable"}
+        if self._tensors and chosen.get("foreach"):  # which torch combines with tensors where it captures
+            chosen["foreach"] = False
         if fused:
             _check_fused(optimizer_class)
             chosen |= {"fused": True, "foreach": None}
         try:
-            self._optimizer = build_optimizer(optimizer_class, [self._value], chosen)
+            self._optimizer = build_optimizer(optimizer_class, [self._value], self._typed(chosen))
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigurationError(
                 f"{optimizer_class.__name__} cannot be built on a parameter server with the options "
@@ -70,12 +78,21 @@ class DenseUpdate:
         hyper_parameters : mapping
             The options of this step; replace those of the step before.
         """
-        self._optimizer.param_groups[0].update(hyper_parameters)
+        self._optimizer.param_groups[0].update(self._typed(hyper_parameters))
         self._value.grad = gradient
         try:
             step_directly(self._optimizer)
         finally:
             self._value.grad = None
+
+    def _typed(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return options in the types with which the user's own optimizer computes."""
+        if not self._tensors:
+            return options
+        return {
+            name: torch.tensor(value, dtype=self._tensors[name]) if name in self._tensors else value
+            for name, value in options.items()
+        }
 
     def state(self) -> dict[str, Any]:
         """Return the optimizer's state by name, tensors not copied; empty before the first step."""
