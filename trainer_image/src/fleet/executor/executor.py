@@ -240,7 +240,7 @@ class Executor:
             _clip(clip, source.parameters.values())
             source.optimizer.step()
         else:
-            trainer.step()
+            trainer.step_as_the_own()
         return [_fetch(name, outputs, source) for name in names]
 
 

@@ -11,7 +11,7 @@ error that names its remedy.
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,16 +35,59 @@ if TYPE_CHECKING:
 
     from fleet.transpiler.block import PlannedBlock
 
-__all__ = ["GradientFlow", "hyper_parameters_of"]
+__all__ = ["GradientFlow", "OwnStep", "hyper_parameters_of"]
 
 
-def _refuse_own_step(optimizer: Optimizer, *_: object) -> None:
-    name = type(optimizer).__name__
-    raise FleetError(
-        f"step() was called on the {name} that fleet.distributed_optimizer() had been given; it would train "
-        "this process alone. Keep what the function returns, and step that: "
-        "optimizer = fleet.distributed_optimizer(optimizer)"
-    )
+class OwnStep:
+    """Refuses a ``step()`` of the optimizer that fleet has been given.
+
+    Its hooks are those of what fleet returns as well, so both call this one.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        The user's.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._handle: RemovableHandle | None = None
+        self._allowed = False
+
+    def attach(self) -> None:
+        """Refuse from now on."""
+        if self._handle is None:
+            self._handle = self._optimizer.register_step_pre_hook(self._refuse)
+
+    def detach(self) -> None:
+        """Let it step again."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def replace(self, step: Callable[[], object]) -> None:
+        """Make this step in the place of the optimizer's own, within the hooks on that."""
+        with self.allowed():
+            Optimizer.profile_hook_step(lambda _: step())(self._optimizer)
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Let the optimizer step by itself for a while."""
+        before, self._allowed = self._allowed, True
+        try:
+            yield
+        finally:
+            self._allowed = before
+
+    def _refuse(self, optimizer: Optimizer, *_: object) -> None:
+        if optimizer is not self._optimizer or self._allowed:
+            return
+        name = type(optimizer).__name__
+        raise FleetError(
+            f"step() was called on the {name} that fleet.distributed_optimizer() had been given; it would "
+            "train this process alone. Keep what the function returns, and step that: "
+            "optimizer = fleet.distributed_optimizer(optimizer)"
+        )
 
 
 def hyper_parameters_of(optimizer: Optimizer) -> HyperParameters:
@@ -125,6 +168,7 @@ class GradientFlow:
         self._overlap = Overlap(overlap, Recorder(self._parameters))
         self._earlier: dict[str, SentGradient] | None = {} if outlasting else None
         """What the step before has sent, where that may outlast it."""
+        self.own_step = OwnStep(optimizer)
         self._handles: list[RemovableHandle] = []
         self._sent: dict[str, SentGradient] = {}
         self._hyper: HyperParameters | None = None
@@ -132,7 +176,7 @@ class GradientFlow:
 
     def attach(self) -> None:
         """Begin to listen to the backward pass, and to the step of the user's own optimizer."""
-        self._handles.append(self._optimizer.register_step_pre_hook(_refuse_own_step))
+        self.own_step.attach()
         if not self._overlap.is_on:
             return
         for name, parameter in self._parameters.items():
@@ -145,6 +189,7 @@ class GradientFlow:
 
     def detach(self) -> None:
         """Stop listening."""
+        self.own_step.detach()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

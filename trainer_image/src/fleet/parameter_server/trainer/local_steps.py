@@ -8,10 +8,11 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from fleet.parameter_server.modes import TrainerMode
-from fleet.parameter_server.trainer.gradients import hyper_parameters_of
+from fleet.parameter_server.trainer.gradients import OwnStep, hyper_parameters_of
 from fleet.parameter_server.trainer.local_tables import LocalTables
 from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.process.finite import NO_ROWS, FiniteCheck
+from fleet.without_dynamo import step_directly
 
 __all__ = ["LocalSteps"]
 
@@ -42,12 +43,15 @@ class LocalSteps:
         self._mode = mode
         self._finite = finite
         self._rows = rows
+        self.own_step = OwnStep(optimizer)
 
     def attach(self) -> None:
-        """Do nothing: the backward pass is the trainer's own business."""
+        """Refuse steps that nobody would hear of; the backward pass is the trainer's own business."""
+        self.own_step.attach()
 
     def detach(self) -> None:
-        """Do nothing."""
+        """Let the optimizer step by itself again."""
+        self.own_step.detach()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -75,8 +79,9 @@ class LocalSteps:
         else:
             steps = not scaling.found_inf
         if steps:
-            with _without_gradients(self._rows.weights if self._rows is not None else ()):
-                self._optimizer.step()
+            without = _without_gradients(self._rows.weights if self._rows is not None else ())
+            with without, self.own_step.allowed():
+                step_directly(self._optimizer)  # its hooks are called around the whole of this step
             if self._rows is not None:
                 self._rows.step(of_rows, hyper_parameters_of(self._optimizer))
         if self._rows is not None:

@@ -1,8 +1,9 @@
 """The optimizer that a training loop holds: it looks like torch.optim, and the servers do the stepping."""
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.optim import Optimizer
 
@@ -14,11 +15,19 @@ if TYPE_CHECKING:
 
 __all__ = ["DistributedOptimizer"]
 
+_HOOKS: Final = tuple(
+    f"_optimizer_{call}_{when}_hooks"
+    for call in ("step", "state_dict", "load_state_dict")
+    for when in ("pre", "post")
+)
+"""Where torch keeps the hooks of an optimizer."""
+
 
 class DistributedOptimizer(Optimizer):
     """A torch.optim.Optimizer whose step the parameter servers make.
 
-    It shares the param groups of the optimizer it wraps, so that schedulers may be built on either.
+    It shares the param groups of the optimizer it wraps, so that schedulers may be built on either, and the
+    hooks: whichever one is registered on, the calls of this one call it, with this one.
 
     Parameters
     ----------
@@ -32,9 +41,12 @@ class DistributedOptimizer(Optimizer):
     """Under this name torch.amp.GradScaler asks whether to call ``step()`` whatever it has found."""
 
     def __init__(self, optimizer: Optimizer, minimize: Callable[..., None]) -> None:
+        _check_step(optimizer)
         self._ready = False
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self.param_groups = optimizer.param_groups
+        for name in _HOOKS:
+            setattr(self, name, getattr(optimizer, name))
         self._ready = True
         self._wrapped = optimizer
         self._minimize = minimize
@@ -112,6 +124,15 @@ class DistributedOptimizer(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Fetch the servers' state, in the form that torch.optim's own ``state_dict()`` has."""
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        state_dict = self._fetch_state_dict()
+        for after in self._optimizer_state_dict_post_hooks.values():
+            if (changed := after(self, state_dict)) is not None:
+                state_dict = changed
+        return state_dict
+
+    def _fetch_state_dict(self) -> dict[str, Any]:
         names, state = self._bound().steps.names, self._bound().fetch_state()
         groups: list[dict[str, Any]] = []
         numbered: dict[int, dict[str, Any]] = {}
@@ -142,8 +163,26 @@ class DistributedOptimizer(Optimizer):
                 "the parameter servers' by then: call it before, in every role; or load a checkpoint "
                 "(fleet.init_server(model_dir), fleet.load_persistables)"
             )
-        self._wrapped.load_state_dict(state_dict)
+        state_dict = state_dict.copy()  # as torch's own: a hook may change it
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            if (changed := hook(self, state_dict)) is not None:
+                state_dict = changed
+        with self._hooks_of_the_wrapped_set_aside():
+            self._wrapped.load_state_dict(state_dict)
         self.param_groups = self._wrapped.param_groups
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    @contextlib.contextmanager
+    def _hooks_of_the_wrapped_set_aside(self) -> Iterator[None]:
+        """Let the wrapped optimizer be called without its hooks, which have been or will be called here."""
+        for name in _HOOKS:
+            setattr(self._wrapped, name, OrderedDict())
+        try:
+            yield
+        finally:
+            for name in _HOOKS:
+                setattr(self._wrapped, name, getattr(self, name))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse parameters that the servers know nothing of."""
@@ -161,3 +200,16 @@ class DistributedOptimizer(Optimizer):
                 "before the first step(); a parameter server calls fleet.run_server() and never steps"
             )
         return self._trainer
+
+
+def _check_step(optimizer: Optimizer) -> None:
+    """Refuse a step() that was put on the object: servers, and trainers that step, call its class's."""
+    own = vars(optimizer).get("step")
+    if own is not None and not hasattr(
+        own, "_wrapped_by_lr_sched"
+    ):  # what a scheduler puts there only counts
+        raise ConfigurationError(
+            f"the {type(optimizer).__name__} given to fleet.distributed_optimizer() has a step() of its own, "
+            "which is not its class's and would not be called; expected a subclass that overrides step(), or "
+            "hooks: optimizer.register_step_pre_hook(), register_step_post_hook()"
+        )
