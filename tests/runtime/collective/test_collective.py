@@ -498,3 +498,40 @@ def test_a_process_group_in_another_order_is_named(trainers):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 2, err
         assert "of 2, and to fleet.init it is trainer" in err
+
+
+CONVERTED = """
+fleet.init()
+rank = fleet.worker_index()
+model, alone = build(seed=0), build(seed=0)
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+
+
+def loss(module, step, trainer):
+    x, y = batch(step, trainer)
+    return torch.nn.functional.cross_entropy(module(x.to(module[0].weight.dtype)), y)
+
+
+for step in range(6):
+    if step in (2, 4):
+        for module in (model, alone):
+            module.to(torch.float64 if step == 2 else torch.bfloat16)
+    optimizer.zero_grad()
+    loss(model, step, rank).backward()
+    optimizer.step()
+    parts = [torch.autograd.grad(loss(alone, step, each), list(alone.parameters())) for each in range(2)]
+    for parameter, one, other in zip(alone.parameters(), *parts):
+        parameter.grad = (one + other) / 2
+    plain.step()
+    for one, other in zip(model.parameters(), alone.parameters()):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other), step
+fleet.stop_worker()
+"""
+
+
+def test_a_model_that_is_converted_on_the_way_trains_as_in_one_process(trainers):
+    for process in trainers(CONVERTED):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err

@@ -370,3 +370,82 @@ def test_a_rate_that_is_a_tensor_gives_torchs_bits(name, lr):
         optimizer.step()
         scheduler.step()
     check_equal(trainer.model, model.state_dict())
+
+
+@pytest.mark.parametrize("when", ["before it joins", "after it has joined", "after some steps", "in a step"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_model_that_is_converted_afterwards_is_an_error_with_the_parameter_and_its_dtypes(
+    mode, dtype, when
+):
+    expected = rf"^\S+\.(weight|bias) is {dtype}, and was torch\.float32 when fleet\.distributed_optimizer"
+    with job(mode=mode, ends=False) as trainer:
+        if when == "before it joins":
+            trainer.model.to(dtype)
+            with pytest.raises(ConfigurationError, match=expected):
+                trainer.fleet.init_worker()
+            return
+        trainer.fleet.init_worker()
+        if when != "after it has joined":
+            trainer.train(5)  # gradients leave early by then
+        if when == "in a step":
+            trainer.optimizer.zero_grad()
+            loss_fn(trainer.model, X).backward()
+        trainer.model.to(dtype)
+        with pytest.raises(ConfigurationError, match=expected):  # noqa: PT012 - from either call
+            if when != "in a step":
+                loss_fn(trainer.model, X.to(dtype)).backward()
+            trainer.optimizer.step()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_model_that_is_converted_after_its_last_step_takes_no_value_that_does_not_fit(mode):
+    with job(mode=mode, ends=False) as trainer:
+        trainer.fleet.init_worker()
+        trainer.train(3)
+        trainer.model.double()
+        with pytest.raises(ConfigurationError, match=r"is torch\.float64, and was torch\.float32"):
+            trainer.fleet.push_parameters()
+        if mode == "geo":
+            with pytest.raises(ConfigurationError, match=r"is torch\.float64, and was torch\.float32"):
+                trainer.fleet.stop_worker()
+
+
+def test_a_server_whose_script_converts_the_model_afterwards_says_so_too():
+    served = Replica(Role.SERVER, f"127.0.0.1:{free_ports(1)[0]}")
+    served.model.bfloat16()
+    with pytest.raises(ConfigurationError, match=r"is torch\.bfloat16, and was torch\.float32"):
+        served.fleet.init_server()
+
+
+def test_a_sparse_embedding_that_is_converted_afterwards_is_named():
+    def build_sparse() -> Any:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Embedding(5, 2, sparse=True), torch.nn.Linear(2, 1))
+
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+    fleets, models = [], []
+    for role in (Role.SERVER, Role.WORKER):
+        fleets.append(Fleet())
+        fleets[-1].init(UserDefinedRoleMaker(0, role, 1, [endpoint]))
+        models.append(build_sparse())
+        optimizer = fleets[-1].distributed_optimizer(
+            torch.optim.SGD(models[-1].parameters(), lr=0.1), model=models[-1]
+        )
+    served, trainer = fleets
+    served.init_server()
+    server = served._server
+    assert server is not None
+    thread = threading.Thread(target=served.run_server, daemon=True)
+    thread.start()
+    trainer.init_worker()
+    try:
+        models[1](torch.tensor([0, 1])).sum().backward()
+        models[1][0].double()
+        with pytest.raises(ConfigurationError, match=r"0\.weight is torch\.float64, and was torch\.float32"):
+            optimizer.step()
+    finally:
+        assert trainer._trainer is not None
+        trainer._trainer.close()
+        trainer._trainer.completed = True
+        server.close()

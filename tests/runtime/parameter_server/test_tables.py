@@ -375,6 +375,40 @@ def test_sparse_gradients_of_a_table_that_trainers_hold_travel_as_rows(tmp_path)
     torch.testing.assert_close(exported["head.weight"], head_alone, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("model", [held_by_trainers, on_servers], ids=["held", "on-servers"])
+def test_ids_that_come_several_times_are_summed_first_and_within_what_the_docs_say_of_torchs_sgd(model):
+    times, steps, lr, unit = 7, 6, 0.1, 2.0**-24
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.arange(ROWS).repeat(times)[torch.randperm(ROWS * times, generator=generator)]
+    weights = torch.randn(
+        steps, ROWS * times, DIM, generator=generator
+    )  # the gradients, as losses are linear
+    with joined(1, model=model, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr)) as made:
+        ((_, trained, wrapped),) = made
+        coalesced, plain = alone().embedding, alone().embedding
+        bound = torch.zeros(ROWS, DIM)
+        for step in range(steps):
+            wrapped.zero_grad()
+            (trained.embedding(ids) * weights[step]).sum().backward()
+            wrapped.step()
+            for each in (coalesced, plain):
+                each.weight.grad = None
+                (each(ids) * weights[step]).sum().backward()
+                assert not each.weight.grad.is_coalesced()
+            coalesced.weight.grad = coalesced.weight.grad.coalesce()
+            sizes = torch.zeros(ROWS, DIM).index_add_(0, ids, weights[step].abs())
+            bound += (times + 1) * unit * (plain.weight.detach().abs() + 2 * lr * sizes)
+            for each in (coalesced, plain):
+                torch.optim.SGD(each.parameters(), lr=lr).step()
+        with torch.no_grad():
+            rows = trained.embedding(torch.arange(ROWS))
+    if model is held_by_trainers:
+        assert torch.equal(rows, coalesced.weight)
+    difference = (rows - plain.weight).abs()
+    assert difference.any(), "otherwise the docs may say more"
+    assert bool((difference <= bound).all())
+
+
 def test_an_async_trainer_is_told_of_rows_that_another_one_has_changed():
     config = DistributeTranspilerConfig(sync_mode=False, runtime_split_send_recv=True)
     with joined(2, model=held_by_trainers, optimizer=SGD[0], config=config) as made:

@@ -21,7 +21,9 @@ from fleet.parameter_server.preview import previewed
 from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.settings import THREAD_NUMS, Settings
 from fleet.parameter_server.shard import release
+from fleet.parameter_server.trainer.parameters import check_dtype
 from fleet.parameter_server.trainer.trainer import Trainer
+from fleet.parameter_server.transport.arena import dtype_of
 from fleet.process import lifecycle, progress
 from fleet.process.allocator import keep_freed_memory
 from fleet.program import Program, Source
@@ -147,7 +149,8 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
     Raises
     ------
     ConfigurationError
-        There is no checkpoint where one was named, it cannot be loaded, or the endpoint is taken.
+        There is no checkpoint where one was named, it cannot be loaded, or the endpoint is taken; or the
+        script has converted the model since its program was captured.
     SystemExit
         The environment asks for the program to be printed instead, or this training has ended before.
     """
@@ -155,6 +158,8 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
     source, whole = source_of(program), server_plan(program)
     settings = _settings(_strategy_of(source, whole))
     plan = in_pieces(whole, settings)
+    for block in whole.blocks:
+        check_dtype(block.param, source.parameters[block.param], dtype_of(block.dtype))
     lifecycle.start(
         Role(
             kind=RoleKind.SERVER,

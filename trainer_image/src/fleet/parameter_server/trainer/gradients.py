@@ -23,8 +23,10 @@ from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import QueuesRows, TrainerMode
 from fleet.parameter_server.trainer.marks import Recorder, SentGradient, version_of
 from fleet.parameter_server.trainer.overlap import NO_OVERLAP, Overlap
+from fleet.parameter_server.trainer.parameters import check_dtype
 from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.scaling import Scaling
+from fleet.parameter_server.transport.arena import dtype_of
 from fleet.process.finite import FiniteCheck, OfRows
 from fleet.program.optimizers import KERNEL_FLAGS, read_hyper_parameters
 from fleet.transpiler.lowering import TrainerPlan
@@ -161,6 +163,7 @@ class GradientFlow:
         order = dict.fromkeys(param_of[block] for block in plan.send_order)
         self._parameters = {name: parameters[name] for name in order}
         self._blocks = {name: plan.blocks_of(name) for name in order}
+        self._dtypes = {name: dtype_of(blocks[0].dtype) for name, blocks in self._blocks.items()}
         self._optimizer = optimizer
         self._mode = mode
         self._finite = finite
@@ -334,6 +337,7 @@ class GradientFlow:
                 f"the gradient of {name} is sparse ({gradient.layout}), and of no known module; give the "
                 "model, fleet.distributed_optimizer(optimizer, strategy, model=model), or use sparse=False"
             )
+        check_dtype(name, gradient, self._dtypes[name])
         sent = self._sent[name] = self._overlap.recorder.record(name, gradient, marked=early)
         size = sent.carried.element_size()
         for block in self._blocks[name]:

@@ -15,12 +15,28 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fleet.errors import FleetError
+from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.trainer.marks import Mark, covers_all, version_of
-from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, copy_bytes
+from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, copy_bytes, dtype_of
 from fleet.transpiler.block import PlannedBlock
 
-__all__ = ["ParameterStore"]
+__all__ = ["ParameterStore", "check_dtype"]
+
+
+def check_dtype(name: str, parameter: Tensor, expected: torch.dtype) -> None:
+    """Check that a parameter, or its gradient, still has the dtype that servers hold it as.
+
+    Raises
+    ------
+    ConfigurationError
+        The script has converted the model; the message names the parameter and both dtypes.
+    """
+    if parameter.dtype is not expected:
+        raise ConfigurationError(
+            f"{name} is {parameter.dtype}, and was {expected} when fleet.distributed_optimizer() was called, "
+            "as which the parameter servers hold and step it; convert the model (model.to(dtype), double(), "
+            "bfloat16(), half()) before that call, in every role alike"
+        )
 
 
 class ParameterStore:
@@ -34,6 +50,11 @@ class ParameterStore:
         The module's own.
     guarded : bool
         Whether nobody but this store may change them: a script that does is told so.
+
+    Raises
+    ------
+    ConfigurationError
+        A parameter has another dtype than its blocks.
     """
 
     def __init__(
@@ -44,6 +65,8 @@ class ParameterStore:
         guarded: bool = False,
     ) -> None:
         self.parameters: Mapping[str, Parameter] = {block.param: parameters[block.param] for block in blocks}
+        self._dtypes = {block.param: dtype_of(block.dtype) for block in blocks}
+        self.check_dtypes()
         self._guarded = guarded
         self._lock = threading.Lock()
         self._landing: Arena[str] | None = None
@@ -61,6 +84,11 @@ class ParameterStore:
             for name, run in by_name.items()
         }
         self._memory_of = {block.id: memory for memory in self._memories.values() for block in memory.blocks}
+
+    def check_dtypes(self) -> None:
+        """Check that no parameter has been converted; see `check_dtype`."""
+        for name, dtype in self._dtypes.items():
+            check_dtype(name, self.parameters[name], dtype)
 
     def landing(self, block: int) -> memoryview:
         """Return where the bytes of a block's next value belong."""
@@ -88,9 +116,10 @@ class ParameterStore:
         Raises
         ------
         FleetError
-            As of `check_kept`.
+            As of `check_kept`; or the script has converted one, so that the value does not fit.
         """
         for name in self._memories if names is None else names:
+            check_dtype(name, self.parameters[name], self._dtypes[name])
             self._memories[name].adopt(unchanged, checked=names is None)
 
     def check_kept(self) -> None:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from fleet.checkpoint import TrainStatus, named_state
@@ -16,7 +17,7 @@ from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.agreement import note_steps_past
 from fleet.parameter_server.trainer.checkpoints import TrainerCheckpoints
 from fleet.parameter_server.trainer.client import Client
-from fleet.parameter_server.trainer.parameters import ParameterStore
+from fleet.parameter_server.trainer.parameters import ParameterStore, check_dtype
 from fleet.parameter_server.trainer.pushing import push_alone, push_together
 from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.parameter_server.trainer.served_rows import rows_of_tables
@@ -154,11 +155,13 @@ class Trainer:
         Raises
         ------
         ConfigurationError
-            Parameters have gradients that no server hears of; see `LeftOut.check`.
+            Parameters have gradients that no server hears of, see `LeftOut.check`; or other dtypes than on
+            the servers, see `check_dtype`.
         FleetError
             The script has written to parameters; see `ParameterStore.check_kept`.
         """
         self._left_out.check()
+        self._check_dtypes()
         self._client.session.store.check_kept()
         self.steps.step(scaling)
         in_step = self.plan.mode is DistributedMode.SYNC and not self.steps.crosses
@@ -183,6 +186,7 @@ class Trainer:
                 f"fleet.push_parameters() does nothing that the mode {self._kind.name!r} knows of; expected "
                 "one of the modes sync, async, half_async and geo"
             )
+        self._check_dtypes()
         if self._source.own_tables:
             raise ConfigurationError(
                 f"fleet.push_parameters() carries no rows of {', '.join(self._source.own_tables)}, which the "
@@ -266,6 +270,8 @@ class Trainer:
             Gradients have been sent, and ``step()`` was not called; or the script has written to parameters
             whose last values are still to come.
         """
+        if self.steps_locally:  # the last changes are still to leave
+            self._check_dtypes()
         self.checkpoints.background.end()
         self.steps.stop()
         if self._joined_at:
@@ -305,6 +311,12 @@ class Trainer:
         self.steps.flow.detach()
         self._client.close()
         self.steps.mode.close()
+
+    def _check_dtypes(self) -> None:
+        """Check that the script has converted nothing since; see `check_dtype`."""
+        self._client.session.store.check_dtypes()
+        for name, weight in self._source.own_tables.items():
+            check_dtype(name, weight, torch.float32)
 
     def fetch_state(self) -> dict[str, dict[str, Any]]:
         """Fetch the optimizers' state from the servers, put together by parameter.
