@@ -247,7 +247,8 @@ def build_optimizer(
     """
     accepted = inspect.signature(optimizer_class).parameters
     taken: dict[str, Any] = {name: value for name, value in options.items() if name in accepted}
-    optimizer = optimizer_class(list(parameters), **taken)
+    given: list[Any] = list(parameters)
+    optimizer = optimizer_class(given, **taken)
     for group in optimizer.param_groups:
         group.update(options)
     return optimizer

@@ -131,10 +131,11 @@ class ParameterStore:
         Raises
         ------
         FleetError
-            The script has written to one, which the next values would overwrite.
+            The script has written to one, which the next values would overwrite; or has converted it.
         """
-        for memory in self._memories.values():
+        for name, memory in self._memories.items():
             if memory.parameter.grad is not None:
+                check_dtype(name, memory.parameter, self._dtypes[name])
                 memory.check_kept()
 
     def keep(self) -> None:

@@ -161,8 +161,8 @@ class Trainer:
             The script has written to parameters; see `ParameterStore.check_kept`.
         """
         self._left_out.check()
-        self._check_dtypes()
         self._client.session.store.check_kept()
+        self._check_tables()
         self.steps.step(scaling)
         in_step = self.plan.mode is DistributedMode.SYNC and not self.steps.crosses
         return in_step and self._client.values.nothing_changed
@@ -315,6 +315,9 @@ class Trainer:
     def _check_dtypes(self) -> None:
         """Check that the script has converted nothing since; see `check_dtype`."""
         self._client.session.store.check_dtypes()
+        self._check_tables()
+
+    def _check_tables(self) -> None:
         for name, weight in self._source.own_tables.items():
             check_dtype(name, weight, torch.float32)
 
