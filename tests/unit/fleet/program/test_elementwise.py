@@ -107,6 +107,15 @@ class ByPlace(torch.optim.SGD):
         return super().step(closure)
 
 
+class Cautious(torch.optim.SGD):
+    """Fails on gradients that are large."""
+
+    def step(self, closure: Any = None) -> Any:
+        if any(float(each.grad.max()) > 10 for group in self.param_groups for each in group["params"]):
+            raise ArithmeticError("a gradient is out of range")
+        return super().step(closure)
+
+
 class Noisy(torch.optim.SGD):
     """Adds noise to the weights: stochastic gradient Langevin dynamics."""
 
@@ -206,6 +215,10 @@ def test_what_draws_noise_is_another_case_with_its_own_sentence(kind, counts):
     refusal = found(kind, counts).refusal
     assert refusal.startswith(f"{kind.__name__} draws random numbers in its step")
     assert "add the noise to the gradients" in refusal
+
+
+def test_a_class_that_fails_on_large_gradients_is_tried_on_small_ones():
+    assert found(Cautious) == Findings(True)
 
 
 def test_an_optimizer_is_tried_with_the_dtypes_that_it_will_step():
