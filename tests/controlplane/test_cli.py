@@ -158,6 +158,9 @@ async def test_status_shows_jobs_and_one_job(
     assert json.loads(as_json.out)["status"]["state"] == "Running"
     listed = json.loads((await fleetjob("status", "-A", "-o", "json")).out)
     assert namespace.name in {job["metadata"]["namespace"] for job in listed["items"]}
+    assert (await fleetjob("list", *here)).out.splitlines()[0] == table[0]
+    own = json.loads((await fleetjob("list", "-o", "json", *here)).out)
+    assert [job["metadata"]["name"] for job in own["items"]] == ["digits"]
 
 
 async def test_status_watch_tells_each_change_and_ends_with_the_job(

@@ -136,7 +136,10 @@ class LocalRun:
 
     folder: Path
     manifest: Mapping[str, Any] | Path
-    options: tuple[str, ...] = ("--json",)
+    options: tuple[str, ...] = (
+        "-o",
+        "json",
+    )
     environ: Mapping[str, str] = field(default_factory=dict)
     python: Path = Path(sys.executable)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)

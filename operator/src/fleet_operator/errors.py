@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["InvalidJob", "OperatorError", "Problem"]
 
 
+MOST_SHOWN = 50
+"""How many problems of one manifest a message shows."""
+
+
 class OperatorError(Exception):
     """The base of this package's own errors."""
 
@@ -41,10 +45,13 @@ class Problem(NamedTuple):
     path: str  # the field, as kubectl writes it: spec.template.spec.containers[0].image
     found: str  # what is there, or "nothing"
     expected: str  # what would have been right, and where it helps, what to do
+    file: str | None = None  # where the manifest has it, if it comes from a file
+    line: int | None = None  # counted from 1
 
     def __str__(self) -> str:
-        """Return the problem in one sentence."""
-        return f"{self.path}: found {self.found}, expected {self.expected}"
+        """Return the problem in one sentence, led by its place as editors and compilers write it."""
+        place = "" if self.file is None else f"{self.file}:{self.line}: "
+        return f"{place}{self.path}: found {self.found}, expected {self.expected}"
 
 
 class InvalidJob(OperatorError):  # noqa: N818  the name says what is wrong, as the message does
@@ -55,5 +62,7 @@ class InvalidJob(OperatorError):  # noqa: N818  the name says what is wrong, as 
     def __init__(self, name: str, problems: Iterable[Problem]) -> None:
         self.name = name
         self.problems = tuple(problems)
-        lines = "".join(f"\n  {problem}" for problem in self.problems)
-        super().__init__(f"FleetJob {name} is not valid:{lines}")
+        lines = [f"\n  {problem}" for problem in self.problems[:MOST_SHOWN]]
+        if len(self.problems) > MOST_SHOWN:
+            lines.append(f"\n  and {len(self.problems) - MOST_SHOWN} more")
+        super().__init__(f"FleetJob {name} is not valid:{''.join(lines)}")

@@ -63,7 +63,7 @@ def test_a_killed_server_takes_the_job_back_to_its_checkpoint_and_no_further(tmp
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     job = job_manifest(SCRIPT, server=SCRIPT, checkpoint={"volumeClaimTemplate": {"spec": claim}})
     given = ("--volume", f"checkpoint={tmp_path / 'checkpoints'}")
-    with LocalRun(tmp_path / "run", job, options=("--json", *given)) as run:
+    with LocalRun(tmp_path / "run", job, options=("-o", "json", *given)) as run:
         run.says("trainer-0 has started", 60)
         wait_for(lambda: "it was durable after" in run.log("trainer-0"), "the save", seconds=180)
         run.kill("pserver-0")

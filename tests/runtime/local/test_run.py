@@ -327,7 +327,7 @@ def test_a_name_server_that_hiccups_twice_fails_no_job(tmp_path):
 
 def test_without_restarts_the_first_failure_fails_the_job(tmp_path):
     job = job_manifest("raise SystemExit('no data at /mnt')")
-    with LocalRun(tmp_path / "run", job, options=("--json", "--no-restart")) as run:
+    with LocalRun(tmp_path / "run", job, options=("-o", "json", "--no-restart")) as run:
         assert run.wait() == 1, run.stderr
         assert "trainer-0 failed with exit code 1: no data at /mnt; the job fails" in run.stderr
         assert [each["exit_codes"] for each in run.result()["replicas"]] == [[143], [1]]
@@ -365,7 +365,7 @@ def test_a_second_signal_kills_what_ignores_the_first(tmp_path):
 
 
 def test_a_run_that_takes_too_long_is_stopped(tmp_path):
-    with LocalRun(tmp_path / "run", job_manifest(SLEEP), options=("--json", "--timeout", "1")) as run:
+    with LocalRun(tmp_path / "run", job_manifest(SLEEP), options=("-o", "json", "--timeout", "1")) as run:
         assert run.wait(20) == 124
         assert "not finished within 1 s" in run.stderr
 
@@ -442,7 +442,7 @@ if index == "0":
     (tmp_path / "run" / "logs").mkdir(parents=True)
     (tmp_path / "run" / "logs" / "trainer-0.log").write_text("an earlier run\n")
     job = job_manifest(script, trainers=2)
-    with LocalRun(tmp_path / "run", job, options=("--json", "--follow")) as run:
+    with LocalRun(tmp_path / "run", job, options=("-o", "json", "--follow")) as run:
         for life in (0, 1):
             line = run.says(f"life {life} of 0")  # while it runs
             assert re.search(rf" s  \[trainer-0\] \d\d:\d\d:\d\d life {life} of 0$", line)

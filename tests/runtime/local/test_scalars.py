@@ -45,7 +45,7 @@ open(os.environ["FLEET_TERMINATION_LOG"], "w").write(json.dumps(last))
         return {tag: [(each.step, each.value) for each in events.Scalars(tag)] for tag in tags}
 
     job = job_manifest(script, server=None)
-    with LocalRun(tmp_path / "run", job, options=("--json", "--tensorboard", str(board))) as run:
+    with LocalRun(tmp_path / "run", job, options=("-o", "json", "--tensorboard", str(board))) as run:
         wait_for(lambda: scalars().get("samples_per_second"), "the first scalars", seconds=30)
         (run.folder / "go").touch()
         assert run.wait() == 0, run.stderr

@@ -35,7 +35,7 @@ def test_the_manifest_and_the_command_of_the_page(tmp_path):
     )
     program, verb, dash_f, _, *options = shlex.split(command)
     assert [program, verb, dash_f] == ["fleetjob", "run", "-f"]
-    with LocalRun(folder, yaml.safe_load(manifest), options=("--json", *options)) as run:
+    with LocalRun(folder, yaml.safe_load(manifest), options=("-o", "json", *options)) as run:
         assert run.wait() == 0, run.stderr
         assert f"volumes: /data is {folder}/mnist, /config is {folder}\n" in run.stderr
         assert "image, volumeMounts.readOnly\n" in run.stderr
@@ -63,7 +63,7 @@ def test_an_empty_dir_is_each_pods_own_and_fresh_in_each_life(tmp_path):
     pod_spec["containers"][0]["volumeMounts"] = [
         {"name": name, "mountPath": f"/{name}"} for name in ("scratch", "kept")
     ]
-    with LocalRun(tmp_path / "run", job, options=("--json", "--volume", f"kept={tmp_path}/kept")) as run:
+    with LocalRun(tmp_path / "run", job, options=("-o", "json", "--volume", f"kept={tmp_path}/kept")) as run:
         assert run.wait() == 0, run.stderr
         for index in (0, 1):
             said = [line for line in run.log(f"trainer-{index}").splitlines() if not line.startswith("===")]
@@ -81,7 +81,7 @@ def test_a_volume_that_nothing_stands_for_and_a_path_that_nothing_tells_start_no
         assert "volumes[0].persistentVolumeClaim: found data, expected a folder of this machine" in run.stderr
         assert "--volume data=FOLDER" in run.stderr
     pod_spec["containers"][0]["command"] = ["python", "-c", "from train import main; main()"]
-    with LocalRun(tmp_path / "two", job, options=("--json", "--volume", "data=.")) as run:
+    with LocalRun(tmp_path / "two", job, options=("-o", "json", "--volume", "data=.")) as run:
         assert run.wait() == 2
         assert "containers[0].volumeMounts[0].mountPath: found /data, expected a path that" in run.stderr
         assert not run.logs.exists()

@@ -81,7 +81,12 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_command_line_starts(python: Path, tmp_path: Path):
-    assert "Usage: fleetjob" in called(python.parent / "fleetjob", "--help", cwd=tmp_path)
+    program = python.parent / "fleetjob"
+    assert "Usage: fleetjob" in called(program, "--help", cwd=tmp_path)
+    version = called(
+        python, "-c", "from importlib.metadata import version; print(version('fleet-operator'))", cwd=tmp_path
+    )
+    assert called(program, "--version", cwd=tmp_path) == f"fleetjob {version}"
 
 
 def test_the_package_is_the_wheels(python: Path, tmp_path: Path):

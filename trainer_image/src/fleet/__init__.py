@@ -57,6 +57,8 @@ if TYPE_CHECKING:
         RoundRobin,
     )
 
+__version__ = "0.1.0"
+
 if "torch" in sys.modules:  # a script that is about to build its optimizer, maybe long before fleet.init()
     from fleet.without_dynamo import defer_dynamo
 

@@ -1,22 +1,24 @@
 """The command line ``fleetjob``, also ``kubectl fleet``: what needs no cluster, and how mistakes are told."""
 
 # No `from __future__ import annotations` here: Typer reads these annotations.
+import json
 import os
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
-from fleet_operator.cli.options import AllowUnknownFields, Manifest
+from fleet_operator import __version__
+from fleet_operator.cli.options import AllowUnknownFields, Manifest, Output, Printed, refusals_told
 from fleet_operator.cli.remote import register
 from fleet_operator.cli.run_options import (
-    AsJson,
     EnvFiles,
     Follow,
     LogDir,
     NoRestart,
+    RunPrinted,
     RunTimeout,
     TensorBoard,
     Volumes,
@@ -35,10 +37,26 @@ app = typer.Typer(
 )
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"fleetjob {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and end."),
+    ] = False,
+) -> None:
+    """Train PyTorch models with parameter servers or collectively, from one manifest."""
+
+
 @app.command()
 def run(
     filename: Manifest,
-    as_json: AsJson = False,
+    output: RunPrinted = Output.TEXT,
     log_dir: LogDir = None,
     workdir: Workdir = None,
     follow: Follow = False,
@@ -56,24 +74,26 @@ def run(
     """
     from fleet_operator.cli.command import run_command
     from fleet_operator.cli.given import read_given
-    from fleet_operator.cli.manifest import check_manifest, load_manifest
+    from fleet_operator.cli.manifest import check_manifest, load_manifest, located
 
-    job = check_manifest(load_manifest(filename), allow_unknown_fields=allow_unknown_fields)
-    logs = log_dir or Path("logs") / f"{job.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{os.getpid()}"
-    raise typer.Exit(
-        run_command(
-            job,
-            manifest=filename,
-            workdir=workdir,
-            logs=logs.absolute(),
-            as_json=as_json,
-            timeout_seconds=timeout,
-            follow=follow,
-            tensorboard=tensorboard,
-            given=read_given(volume or (), env_file or ()),
-            no_restart=no_restart,
-        )
-    )
+    with refusals_told(output):
+        manifest = load_manifest(filename)
+        job = check_manifest(manifest, allow_unknown_fields=allow_unknown_fields)
+        own = f"{job.name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{os.getpid()}"
+        with located(manifest):
+            status = run_command(
+                job,
+                manifest=filename,
+                workdir=workdir,
+                logs=(log_dir or Path("logs") / own).absolute(),
+                as_json=output is Output.JSON,
+                timeout_seconds=timeout,
+                follow=follow,
+                tensorboard=tensorboard,
+                given=read_given(volume or (), env_file or ()),
+                no_restart=no_restart,
+            )
+    raise typer.Exit(status)
 
 
 @app.command()
@@ -82,16 +102,16 @@ def render(filename: Manifest) -> None:
 
     Whether it makes NetworkPolicies, and whom its chart lets read metrics, only the one on a cluster knows.
     """
-    import json
-
     import yaml
 
     from fleet_operator.api import parse_job
     from fleet_operator.build import ClusterHosts, build_extras, build_pod, build_service
-    from fleet_operator.cli.manifest import load_manifest
+    from fleet_operator.cli.manifest import load_manifest, located
     from fleet_operator.plan.model import Attempt
 
-    job = parse_job(load_manifest(filename))
+    manifest = load_manifest(filename)
+    with located(manifest):
+        job = parse_job(manifest.document)
     metadata = job.metadata.model_copy(update={"uid": job.metadata.uid or UNKNOWN_UID})
     job = job.model_copy(update={"metadata": metadata})
     hosts = ClusterHosts(job)
@@ -104,15 +124,27 @@ def render(filename: Manifest) -> None:
 
 
 @app.command()
-def validate(filename: Manifest, allow_unknown_fields: AllowUnknownFields = False) -> None:
-    """Check a manifest as the API server would; every problem is shown with its field.
+def validate(
+    filename: Manifest, output: Printed = Output.TEXT, allow_unknown_fields: AllowUnknownFields = False
+) -> None:
+    """Check a manifest as the API server would; every problem is shown with its field and its line.
 
-    The fields of templates are those of the version of Kubernetes that this program is tested with.
+    Values mean what they mean to kubectl apply; a key that comes twice is a problem, too. The fields of
+    templates are those of the version of Kubernetes that this program is tested with.
     """
-    from fleet_operator.cli.manifest import STDIN, check_manifest, load_manifest
+    from fleet_operator.cli.manifest import check_manifest, load_manifest
 
-    job = check_manifest(load_manifest(filename), allow_unknown_fields=allow_unknown_fields)
-    typer.echo(f"{'standard input' if filename == STDIN else filename}: FleetJob {job.name} is valid")
+    if output is Output.TEXT:
+        manifest = load_manifest(filename)
+        job = check_manifest(manifest, allow_unknown_fields=allow_unknown_fields)
+        typer.echo(f"{manifest.source}: FleetJob {job.name} is valid")
+        return
+    warnings = list[str]()
+    with refusals_told(output):
+        job = check_manifest(
+            load_manifest(filename), allow_unknown_fields=allow_unknown_fields, warn=warnings.append
+        )
+    typer.echo(json.dumps({"state": "Valid", "name": job.name, "problems": [], "warnings": warnings}))
 
 
 @app.command()

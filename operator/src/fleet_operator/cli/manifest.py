@@ -2,93 +2,172 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import yaml
 
 from fleet_operator.api import parse_job
 from fleet_operator.api.names import KIND
 from fleet_operator.build import one_machine_sentence, overwritten_sentence, unlaunched_sentence
+from fleet_operator.cli.yaml_reader import YamlProblem, read_documents
 from fleet_operator.errors import InvalidJob, OperatorError, Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
     from fleet_operator.api import FleetJob
+    from fleet_operator.cli.yaml_reader import Node
 
 STDIN = Path("-")
+STDIN_NAME = "standard input"
+
+MAX_BYTES = 3 << 20
+"""The largest file that is read; the API server takes no larger request."""
+
+CARET_COLUMNS = 60  # how much of a long line is shown on each side of what is wrong
 
 
 class ManifestError(OperatorError):
-    """A file cannot be read as one FleetJob."""
+    """A file cannot be read as one FleetJob.
+
+    Attributes
+    ----------
+    sentence : str
+        What is wrong, without its place.
+    file : str
+        What the file is called.
+    line, column : int, optional
+        Where it is wrong, counted from 1.
+    """
 
     exit_status = 2
 
-
-class _Loader(yaml.SafeLoader):
-    """Reads only what JSON has as well; a date without quotes is text, as it is to kubectl."""
-
-
-_Loader.yaml_constructors = {
-    tag: construct
-    for tag, construct in yaml.SafeLoader.yaml_constructors.items()
-    if tag is None or not tag.endswith((":binary", ":set", ":timestamp"))
-}
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+    def __init__(self, sentence: str, file: str, line: int | None = None, column: int | None = None) -> None:
+        self.sentence = sentence
+        self.file = file
+        self.line = line
+        self.column = column
+        super().__init__(sentence if line is None else f"{file}:{line}:{column}: {sentence}")
 
 
-def load_manifest(path: Path) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A FleetJob as a file has it.
+
+    Attributes
+    ----------
+    source : str
+        What the file is called.
+    document : dict
+        The FleetJob.
+    """
+
+    source: str
+    document: dict[str, Any]
+    _root: Node = field(repr=False)
+
+    def located(self, error: InvalidJob) -> InvalidJob:
+        """Return an error with the lines of its problems; of a field that is not there, its parent's."""
+        lines = dict(self._root.lines())
+        problems = []
+        for problem in error.problems:
+            path = problem.path
+            while path not in lines:
+                path = path[: max(path.rfind("."), path.rfind("["), 0)]
+            problems.append(problem._replace(file=self.source, line=lines[path] + 1))
+        return InvalidJob(error.name, problems)
+
+
+def load_manifest(path: Path) -> Manifest:
     """Return the FleetJob in a YAML or JSON file, or on standard input for ``-``.
+
+    Values mean what they mean to ``kubectl apply``; keys that come twice are refused.
 
     Raises
     ------
     ManifestError
-        The file cannot be read, is not YAML, or does not hold one object.
+        The file cannot be read, is too large, is not YAML, or does not hold one object.
     """
+    source = STDIN_NAME if path == STDIN else str(path)
     try:
-        text = sys.stdin.read() if path == STDIN else path.read_text(encoding="utf-8")
+        data = sys.stdin.buffer.read(MAX_BYTES + 1) if path == STDIN else _read(path)
+        text = data.decode("utf-8-sig") if len(data) <= MAX_BYTES else ""
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ManifestError(f"cannot read {path}: {reason}; expected a FleetJob manifest") from error
+        raise ManifestError(
+            f"cannot read {source}: {reason}; expected a FleetJob manifest", source
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise ManifestError(f"{source} is larger than {MAX_BYTES:,} bytes; expected a FleetJob", source)
     try:
-        documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # of a number too long
-        raise ManifestError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if len(documents) == 1 and isinstance(documents[0], dict):
-        return documents[0]
-    kinds = [str(each.get("kind")) if isinstance(each, dict) else type(each).__name__ for each in documents]
-    raise ManifestError(f"{path} holds {', '.join(kinds) or 'nothing'}; expected one {KIND}")
+        documents = read_documents(text)
+    except YamlProblem as error:
+        sentence = f"{error}\n{_with_caret(text.splitlines(), error.line, error.column)}"
+        raise ManifestError(sentence, source, error.line + 1, error.column + 1) from error
+    if len(documents) == 1 and isinstance(documents[0].value, dict):
+        return Manifest(source, documents[0].value, documents[0])
+    kinds = [
+        str(each.value.get("kind")) if isinstance(each.value, dict) else type(each.value).__name__
+        for each in documents
+    ]
+    raise ManifestError(f"{source} holds {', '.join(kinds) or 'nothing'}; expected one {KIND}", source)
 
 
-def check_manifest(document: dict[str, Any], *, allow_unknown_fields: bool) -> FleetJob:
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
+def _with_caret(lines: Sequence[str], line: int, column: int) -> str:
+    """Return a line of a text with a mark below one of its columns."""
+    shown = lines[line] if line < len(lines) else ""  # an error may lie behind the last line
+    start = max(0, column - CARET_COLUMNS)
+    shown = "".join(each if each.isprintable() else " " for each in shown[start : column + CARET_COLUMNS])
+    return f"    {shown}\n    {' ' * (column - start)}^"
+
+
+@contextlib.contextmanager
+def located(manifest: Manifest) -> Iterator[None]:
+    """Give the problems that are found in a job the lines of its manifest."""
+    try:
+        yield
+    except InvalidJob as error:
+        raise manifest.located(error) from None
+
+
+def _warn(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr)
+
+
+def check_manifest(
+    manifest: Manifest, *, allow_unknown_fields: bool, warn: Callable[[str], None] = _warn
+) -> FleetJob:
     """Return the job that a manifest describes, looking at its templates as Kubernetes would.
-
-    Variables that a template sets in vain, and a script without a launcher in a pod of several slots, are
-    warned of on standard error.
 
     Parameters
     ----------
-    document : dict
+    manifest : Manifest
         The manifest.
     allow_unknown_fields : bool
-        Whether fields of a template that the known version of Kubernetes does not have are let pass, with a
-        warning on standard error.
+        Whether a template's fields that the known version of Kubernetes does not have are only warned of.
+    warn : callable
+        Takes each warning: also of variables that a template sets in vain, and of a script without a
+        launcher in a pod of several slots.
 
     Raises
     ------
     InvalidJob
-        With every problem of the manifest.
+        With every problem of the manifest and its line.
     """
     from fleet_operator.cli import pod_fields
 
-    found = pod_fields.find(document)
+    found = pod_fields.find(manifest.document)
     unknown = () if allow_unknown_fields else found.unknown
     problems: list[Problem] = []
     try:
-        job = parse_job(document)
+        job = parse_job(manifest.document)
     except InvalidJob as error:
         name, problems = error.name, list(error.problems)
     else:
@@ -97,11 +176,10 @@ def check_manifest(document: dict[str, Any], *, allow_unknown_fields: bool) -> F
     problems += [each for each in (*found.misfit, *unknown) if each.path not in told]
     if problems:
         newer = f", by the fields of Kubernetes {found.kubernetes} (for newer ones: --allow-unknown-fields),"
-        raise InvalidJob(f"{name}{newer if unknown else ''}", problems)
+        raise manifest.located(InvalidJob(f"{name}{newer if unknown else ''}", problems))
     for problem in found.unknown:
-        warning = f"warning: {problem.path}: Kubernetes {found.kubernetes} has no such field; a newer one may"
-        print(warning, file=sys.stderr)
+        warn(f"{problem.path}: Kubernetes {found.kubernetes} has no such field; a newer one may")
     for sentence in (overwritten_sentence(job), unlaunched_sentence(job), one_machine_sentence(job)):
         if sentence is not None:
-            print(f"warning: {sentence}", file=sys.stderr)
+            warn(sentence)
     return job

@@ -5,6 +5,8 @@ imports what it needs when it runs, so that help and completion are there at onc
 """
 
 # No `from __future__ import annotations` here: Typer reads these annotations.
+import contextlib
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +21,23 @@ class Output(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+
+
+@contextlib.contextmanager
+def refusals_told(output: Output) -> Iterator[None]:
+    """Print an object for programs, too, where what a person gave cannot be used: a manifest, say."""
+    from fleet_operator.errors import OperatorError
+
+    try:
+        yield
+    except OperatorError as error:
+        if output is Output.JSON:
+            import json
+
+            from fleet_operator.cli.result import refusal_to_json
+
+            typer.echo(json.dumps(refusal_to_json(error)))
+        raise
 
 
 def _checked_name(name: str | None) -> str | None:

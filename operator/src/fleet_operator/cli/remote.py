@@ -19,6 +19,7 @@ from fleet_operator.cli.options import (
     Output,
     Printed,
     Timeout,
+    refusals_told,
 )
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ RoleName = Literal["pserver", "trainer"]
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (submit, status, logs, events, suspend, resume, scale, delete):
-        app.command()(command)
+    for command in (submit, status, list_jobs, logs, events, suspend, resume, scale, delete):
+        app.command(command.__name__.partition("_")[0])(command)
 
 
 def submit(
@@ -62,8 +63,10 @@ def submit(
     from fleet_operator.cli.change import submit as work
     from fleet_operator.cli.manifest import check_manifest, load_manifest
 
-    document = load_manifest(filename)
-    check_manifest(document, allow_unknown_fields=allow_unknown_fields)
+    with refusals_told(output):
+        manifest = load_manifest(filename)
+        check_manifest(manifest, allow_unknown_fields=allow_unknown_fields)
+    document = manifest.document
     as_json = output is Output.JSON
     _exit_after(
         lambda session: work(
@@ -112,6 +115,19 @@ def status(
         return show_status(session, name, everywhere=everywhere, as_json=as_json, say=typer.echo)
 
     _exit_after(work, (kubeconfig, context, namespace))
+
+
+def list_jobs(
+    everywhere: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="The jobs of all namespaces.")
+    ] = False,
+    output: Printed = Output.TEXT,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show the jobs of a namespace: what status shows without a JOB."""
+    status(everywhere=everywhere, output=output, namespace=namespace, context=context, kubeconfig=kubeconfig)
 
 
 def logs(

@@ -6,12 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api import ConditionType, JobState
 from fleet_operator.cli.lines import duration
+from fleet_operator.cli.manifest import ManifestError
+from fleet_operator.errors import InvalidJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fleet_operator.cli.replica import ReplicaView
     from fleet_operator.cli.run import RunResult
+    from fleet_operator.errors import OperatorError
+
+INVALID = 2  # the exit status where what a person gave cannot be used
+INVALID_MANIFEST = "InvalidManifest"
 
 
 def to_json(result: RunResult) -> dict[str, Any]:
@@ -31,6 +37,20 @@ def to_json(result: RunResult) -> dict[str, Any]:
         ],
         "metrics": dict(sorted(result.view.metrics.items())),
     }
+
+
+def refusal_to_json(error: OperatorError) -> dict[str, Any]:
+    """Return the one object that ``-o json`` prints where a manifest or an option cannot be used."""
+    state = "Invalid" if error.exit_status == INVALID else JobState.FAILED.value
+    refused: dict[str, Any] = {"state": state, "reason": type(error).__name__, "message": str(error)}
+    match error:
+        case InvalidJob():
+            problems = [problem._asdict() for problem in error.problems]
+            return {**refused, "reason": INVALID_MANIFEST, "problems": problems}
+        case ManifestError():
+            place = {"file": error.file, "line": error.line, "column": error.column}
+            return {**refused, "reason": INVALID_MANIFEST, "problems": [{"found": error.sentence, **place}]}
+    return refused
 
 
 def to_text(result: RunResult) -> str:

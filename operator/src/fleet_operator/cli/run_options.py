@@ -6,9 +6,15 @@ from typing import Annotated
 
 import typer
 
-AsJson = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON object on standard output, all else on standard error."),
+from fleet_operator.cli.options import Output
+
+RunPrinted = Annotated[
+    Output,
+    typer.Option(
+        "--output",
+        "-o",
+        help="text for people; json for programs: one object on standard output, all else on standard error.",
+    ),
 ]
 LogDir = Annotated[
     Path | None, typer.Option(help="The folder of the replicas' logs. Default: logs/JOB-TIME-PID.")

@@ -6,11 +6,12 @@ import io
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
-from fleet_operator import cli
+from fleet_operator import __version__, cli
 from fleet_operator.api import Role
 from tests.support.local import job_manifest
 
@@ -22,13 +23,18 @@ def fleetjob(monkeypatch, capsys, tmp_path):
 
     def call(*arguments: str, stdin: str = ""):
         monkeypatch.setattr(sys, "argv", ["fleetjob", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         with pytest.raises(SystemExit) as exit_:
             cli.main()
         captured = capsys.readouterr()
         return exit_.value.code or 0, captured.out, captured.err
 
     return call
+
+
+def line_of(path: str, text: str) -> int:
+    (line,) = [number for number, line in enumerate(Path(path).read_text().splitlines(), 1) if text in line]
+    return line
 
 
 @pytest.fixture
@@ -53,14 +59,16 @@ def test_a_manifest_on_standard_input(fleetjob):
 
 
 @pytest.mark.parametrize("command", ["validate", "render", "run"])
-def test_every_problem_of_a_manifest_is_told_with_its_field(fleetjob, write, command):
+def test_every_problem_of_a_manifest_is_told_with_its_field_and_line(fleetjob, write, command):
     job = job_manifest("pass")
     job["spec"]["trainer"]["replicas"] = 0
     job["spec"]["backoff"] = 3
-    status, out, err = fleetjob(command, "-f", write(job))
+    path = write(job)
+    status, out, err = fleetjob(command, "-f", path)
     assert (status, out) == (2, "")
-    assert "spec.trainer.replicas: found 0, expected at least 1" in err
-    assert "spec.backoff: found an unknown field" in err
+    trainers, backoff = line_of(path, "replicas: 0"), line_of(path, "backoff: 3")
+    assert f"\n  {path}:{trainers}: spec.trainer.replicas: found 0, expected at least 1\n" in err
+    assert f"\n  {path}:{backoff}: spec.backoff: found an unknown field" in err
     assert "Traceback" not in err
 
 
@@ -120,9 +128,10 @@ def test_a_field_of_a_newer_kubernetes_can_be_let_pass(fleetjob, write):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        pytest.param("a: [", "is not YAML", id="broken-yaml"),
-        pytest.param("a: !!timestamp 2026-02-03", "is not YAML: could not determine", id="what-is-no-json"),
-        pytest.param(f"a: {'1' * 5000}", "is not YAML: Exceeds the limit", id="a-number-too-long"),
+        pytest.param("a: [", "job.yaml:1:5: not YAML: did not find expected node content", id="broken-yaml"),
+        pytest.param(
+            "a: !!binary aGk=", "job.yaml:1:4: the tag !!binary has no meaning", id="what-is-no-json"
+        ),
         pytest.param("", "holds nothing; expected one FleetJob", id="an-empty-file"),
         pytest.param("[1, 2]", "holds list; expected one FleetJob", id="a-list"),
         pytest.param(
@@ -137,6 +146,75 @@ def test_a_file_that_holds_no_job(fleetjob, write, text, said):
     assert said in err
 
 
+@pytest.mark.parametrize("command", ["validate", "run", "submit"])
+def test_a_manifest_that_is_refused_is_an_object_for_programs(fleetjob, write, command):
+    job = job_manifest("pass")
+    job["spec"]["trainer"]["replicas"] = 0
+    path = write(job)
+    status, out, err = fleetjob(command, "-f", path, "-o", "json")
+    refused = json.loads(out)
+    assert (status, err) == (2, f"fleetjob: {refused['message']}\n")
+    assert {name: refused[name] for name in ("state", "reason", "problems")} == {
+        "state": "Invalid",
+        "reason": "InvalidManifest",
+        "problems": [
+            {
+                "path": "spec.trainer.replicas",
+                "found": "0",
+                "expected": "at least 1",
+                "file": path,
+                "line": line_of(path, "replicas: 0"),
+            }
+        ],
+    }
+
+
+def test_a_file_that_cannot_be_read_is_an_object_for_programs(fleetjob, write):
+    path = write("kind: FleetJob\nspec: [")
+    status, out, err = fleetjob("validate", "-f", path, "-o", "json")
+    refused = json.loads(out)
+    assert (status, refused["state"], refused["reason"]) == (2, "Invalid", "InvalidManifest")
+    (problem,) = refused["problems"]
+    assert (problem["file"], problem["line"], problem["column"]) == (path, 2, 8)
+    assert err == f"fleetjob: {refused['message']}\n"
+
+
+def test_an_option_that_is_refused_is_an_object_for_programs(fleetjob, write):
+    job = job_manifest("pass")
+    status, out, _ = fleetjob("run", "-o", "json", "--volume", "data=.", "-f", write(job))
+    refused = json.loads(out)
+    assert (status, refused["state"], refused["reason"]) == (2, "Invalid", "GivenError")
+    assert refused["message"].endswith("the job has no volume data (it has: none)")
+
+
+def test_a_valid_manifest_is_an_object_for_programs(fleetjob, write):
+    job = job_manifest("pass", env=[{"name": "PADDLE_TRAINER_ID", "value": "3"}])
+    status, out, err = fleetjob("validate", "-o", "json", "-f", write(job))
+    valid = json.loads(out)
+    (warning,) = valid.pop("warnings")
+    assert (status, err, valid) == (0, "", {"state": "Valid", "name": "tiny", "problems": []})
+    assert warning.startswith("spec.trainer.template.spec.containers[0].env[0] (PADDLE_TRAINER_ID): ")
+
+
+def test_an_alias_bomb_is_refused(fleetjob, write):
+    levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
+    status, out, err = fleetjob("validate", "-f", write("\n".join(["a0: &a0 [x, x, x]", *levels])))
+    assert (status, out) == (2, "")
+    assert "the document unfolds to more than" in err
+
+
+def test_the_version(fleetjob):
+    assert fleetjob("--version") == (0, f"fleetjob {__version__}\n", "")
+
+
+def test_only_so_many_problems_are_shown(fleetjob, write):
+    job = job_manifest("pass")
+    job["spec"] |= {f"x{number}": 1 for number in range(60)}
+    status, out, err = fleetjob("validate", "-f", write(job))
+    assert (status, out) == (2, "")
+    assert err.endswith("\n  and 10 more\n")
+
+
 def test_a_file_that_is_not_there(fleetjob):
     status, _, err = fleetjob("validate", "-f", "absent.yaml")
     assert status == 2
@@ -149,9 +227,14 @@ def test_what_only_a_cluster_has_is_refused_before_any_work(fleetjob, write, tmp
     job = job_manifest(
         "pass", env=[{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
     )
-    status, out, err = fleetjob("run", "--json", "-f", write(job))
-    assert (status, out) == (2, "")
-    assert "spec.trainer.template.spec.containers[0].env[0].valueFrom.secretKeyRef: found TOKEN from s" in err
+    path = write(job)
+    status, out, err = fleetjob("run", "-o", "json", "-f", path)
+    assert status == 2
+    lines = {problem["line"] for problem in json.loads(out)["problems"]}
+    assert line_of(path, "secretKeyRef:") in lines
+    place = f"{path}:{line_of(path, 'secretKeyRef:')}"
+    field = "spec.trainer.template.spec.containers[0].env[0].valueFrom.secretKeyRef"
+    assert f"{place}: {field}: found TOKEN from s" in err
     assert not (tmp_path / "logs").exists()
 
 
@@ -229,7 +312,7 @@ SLOW_TO_IMPORT = (
 
 HELP = """
 import json, sys
-from fleet_operator import cli
+from fleet_operator import __version__, cli
 try:
     cli.main()
 finally:

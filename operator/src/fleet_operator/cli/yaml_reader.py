@@ -1,0 +1,290 @@
+"""Pure: reads YAML as ``kubectl apply`` does, within bounds, and knows the line of each value.
+
+libyaml, by PyYAML, turns the text into events; kubectl's parser is a translation of the same library. What
+PyYAML makes of the events is not what kubectl makes of them (to PyYAML ``1:30`` is 90 and ``y`` is text), so
+values are built here: by the rules of goyaml.v2, then as JSON carries them. Aliases share one value, and what
+they unfold to is bounded, since everything that later walks a manifest sees it unfolded.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+__all__ = ["MAX_DEPTH", "MAX_UNFOLDED", "Node", "YamlProblem", "read_documents"]
+
+MAX_UNFOLDED = 3 << 19
+"""How many characters a document may unfold to: about what etcd, and so a cluster, stores of one object."""
+
+MAX_DEPTH = 100
+"""How many collections may lie in each other."""
+
+_PARSER: Any = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # an installation without libyaml has only the latter
+_TAG = "tag:yaml.org,2002:"
+_UNPRINTABLE = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_INTEGER = re.compile(r"([-+]?)(?:0[bB]([01]+)|0[oO]([0-7]+)|0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9][0-9]*))")
+_BASES = (2, 8, 16, 8, 10)  # of the groups behind the sign
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_WORDS: dict[str, bool | None] = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("y", "Y", "yes", "Yes", "YES", "true", "True", "TRUE", "on", "On", "ON"), True),
+    **dict.fromkeys(("n", "N", "no", "No", "NO", "false", "False", "FALSE", "off", "Off", "OFF"), False),
+}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "float": (int, float),
+    "int": (int,),
+    "null": (type(None),),
+}
+
+
+class YamlProblem(Exception):  # noqa: N818  the name says what it is; the message is a person's mistake
+    """A text is not YAML that a manifest may hold.
+
+    Attributes
+    ----------
+    line, column : int
+        Where, counted from 0.
+    """
+
+    def __init__(self, message: str, line: int, column: int) -> None:
+        super().__init__(message)
+        self.line = line
+        self.column = column
+
+
+@dataclass(slots=True)
+class Node:
+    """A value and where it stands; what an alias names is one node in several places."""
+
+    value: Any
+    line: int  # counted from 0; of a value in a map, that of its key
+    size: int  # in characters, unfolded
+    height: int = 0  # how many collections lie in each other
+    fields: Mapping[str, Node] = field(default_factory=dict)  # of a map
+    elements: Sequence[Node] = ()  # of a list
+
+    def lines(self, path: str = "") -> Iterator[tuple[str, int]]:
+        """Give the line of each field in here, by its path, such as spec.template.spec.containers[0]."""
+        yield path, self.line
+        for name, node in self.fields.items():
+            yield from node.lines(f"{path}.{name}" if path else name)
+        for index, node in enumerate(self.elements):
+            yield from node.lines(f"{path}[{index}]")
+
+
+def read_documents(text: str) -> list[Node]:
+    """Return the documents of a text that are not empty.
+
+    Raises
+    ------
+    YamlProblem
+        The text is not YAML; a key comes twice in a map; an alias has no anchor, or lies in what it names; a
+        document unfolds to more than `MAX_UNFOLDED` characters or is more than `MAX_DEPTH` deep; or it holds
+        what JSON cannot: other tags, numbers that are not finite, keys that are neither text, a whole number
+        nor a truth value.
+    """
+    if (found := _UNPRINTABLE.search(text)) is not None:
+        before = text[: found.start()].splitlines(keepends=True) or [""]
+        fresh = before[-1].endswith(("\n", "\r"))
+        line, column = (len(before), 0) if fresh else (len(before) - 1, len(before[-1]))
+        raise YamlProblem(f"not YAML: found the control character {found[0]!r}", line, column)
+    composer = _Composer(yaml.parse(text, Loader=_PARSER))
+    try:
+        return [node for node in composer.documents() if node.value is not None]
+    except yaml.MarkedYAMLError as error:
+        raise _problem_of(error, text) from error
+
+
+def _problem_of(error: yaml.MarkedYAMLError, text: str) -> YamlProblem:
+    """Return what the parser says, at a place that there is: a list without an end is told behind it."""
+    written = text.rstrip().splitlines() or [""]
+    places = [
+        (mark.line, mark.column) for mark in (error.problem_mark, error.context_mark) if mark is not None
+    ]
+    line, column = next(
+        (place for place in places if place[0] < len(written)), (len(written) - 1, len(written[-1]))
+    )
+    said = f"not YAML: {error.problem}"
+    if error.context:
+        began = error.context_mark.line if error.context_mark else line
+        said += f" {error.context}" + (f" that begins in line {began + 1}" if began < line else "")
+    return YamlProblem(said, line, column)
+
+
+class _Composer:
+    """Builds values from the events of PyYAML's parser."""
+
+    def __init__(self, events: Iterable[Any]) -> None:
+        self._events = iter(events)
+        self._anchors: dict[str, Node | None] = {}  # None while the value is being read
+
+    def documents(self) -> Iterator[Node]:
+        for event in self._events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                self._anchors.clear()
+                yield self._node(next(self._events), 0)
+
+    def _node(self, event: Any, depth: int) -> Node:
+        line: int = event.start_mark.line
+        if isinstance(event, yaml.AliasEvent):
+            return self._named(event, depth)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = None
+        if isinstance(event, yaml.ScalarEvent):
+            node = Node(_scalar(event), line, len(event.value) + 2)
+        else:
+            if depth == MAX_DEPTH:
+                _refuse(event, f"more than {MAX_DEPTH} lists and maps lie in each other; expected a FleetJob")
+            is_map = isinstance(event, yaml.MappingStartEvent)
+            if event.tag not in (None, "!", f"{_TAG}{'map' if is_map else 'seq'}"):
+                _refuse(event, _strange_tag(event))
+            node = self._map(event, depth) if is_map else self._list(event, depth)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = node
+        return node
+
+    def _named(self, event: Any, depth: int) -> Node:
+        """Return what an alias stands for."""
+        if event.anchor not in self._anchors:
+            _refuse(event, f"*{event.anchor} names nothing; expected &{event.anchor} at a value before it")
+        node = self._anchors[event.anchor]
+        if node is None:
+            _refuse(event, f"*{event.anchor} lies in the very value that &{event.anchor} names")
+        if depth + node.height > MAX_DEPTH:
+            _refuse(event, f"*{event.anchor} makes more than {MAX_DEPTH} lists and maps lie in each other")
+        return node
+
+    def _list(self, start: Any, depth: int) -> Node:
+        elements = list[Node]()
+        size, height = 2, 0
+        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
+            elements.append(node := self._node(event, depth + 1))
+            size, height = size + 1 + node.size, max(height, node.height)
+            _check_size(event, size)
+        values = [node.value for node in elements]
+        return Node(values, start.start_mark.line, size, height + 1, elements=elements)
+
+    def _map(self, start: Any, depth: int) -> Node:
+        fields = dict[str, Node]()
+        merged = set[str]()  # names that `<<` has brought, which the map's own may replace
+        merge_line: int | None = None
+        size, height = 2, 0
+        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
+            if _is_merge(event):
+                if merge_line is not None:
+                    told = f"<< is in line {merge_line + 1} of this map already"
+                    _refuse(event, f"{told}; expected <<: [*one, *other]")
+                merge_line = event.start_mark.line
+                brought = self._to_merge(next(self._events), depth)
+                for name in fields.keys() & brought.keys():
+                    told = f"<< has {name!r} too, which is in line {fields[name].line + 1} of this map"
+                    _refuse(event, f"{told}; expected << to be the map's first key")
+                merged |= brought.keys()
+            else:
+                name = self._key(event, depth)
+                if name in fields and name not in merged:
+                    line = fields[name].line + 1
+                    _refuse(
+                        event, f"the key {name!r} is in line {line} of this map already; expected it once"
+                    )
+                merged.discard(name)
+                node = self._node(next(self._events), depth + 1)
+                brought = {name: replace(node, line=event.start_mark.line)}
+            fields |= brought
+            size += sum(len(name) + 4 + node.size for name, node in brought.items())
+            height = max(height, *(node.height for node in brought.values()), 0)
+            _check_size(event, size)
+        values = {name: node.value for name, node in fields.items()}
+        return Node(values, start.start_mark.line, size, height + 1, fields=fields)
+
+    def _key(self, event: Any, depth: int) -> str:
+        """Return the name that a key has in JSON."""
+        key = self._node(event, depth + 1).value
+        if isinstance(key, bool):
+            return "true" if key else "false"
+        if isinstance(key, int):
+            return str(key)
+        if not isinstance(key, str):
+            _refuse(event, f"found the key {key!r}, expected text; write it in quotes")
+        return key
+
+    def _to_merge(self, event: Any, depth: int) -> dict[str, Node]:
+        """Return what ``<<`` brings into a map; of a list, the first map that has a name counts."""
+        node = self._node(event, depth + 1)
+        sources = node.elements if isinstance(node.value, list) else [node]
+        if not all(isinstance(source.value, dict) for source in sources):
+            _refuse(event, "<< merges a map, or a list of maps, into another")
+        brought = dict[str, Node]()
+        for source in sources:
+            brought = {**source.fields, **brought}
+        return brought
+
+
+def _is_merge(event: Any) -> bool:
+    return isinstance(event, yaml.ScalarEvent) and event.value == "<<" and event.implicit[0]
+
+
+def _scalar(event: Any) -> Any:
+    """Return a scalar's value."""
+    if event.tag is None:
+        return _resolve(event, event.value) if event.implicit[0] else event.value
+    kind = event.tag.removeprefix(_TAG)
+    if event.tag == "!" or kind == "str":
+        return event.value
+    if kind not in _TYPES:
+        _refuse(event, _strange_tag(event))
+    value = _resolve(event, event.value)
+    if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "bool"):
+        _refuse(event, f"found {event.value!r}, expected what !!{kind} says")
+    return value
+
+
+def _resolve(event: Any, text: str) -> Any:
+    """Return what kubectl takes a text without quotes for, as its JSON reaches the API server."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if _NOT_FINITE.fullmatch(text):
+        _refuse(event, f"found {text}, expected a finite number: JSON has no other")
+    if text[0] not in "+-.0123456789":
+        return text
+    plain = text if text[0] == "." else text.replace("_", "")
+    if (matched := _INTEGER.fullmatch(plain)) is not None and len(plain) < 80:
+        sign, *digits = matched.groups()
+        number = next(int(found, base) for found, base in zip(digits, _BASES, strict=True) if found)
+        number = -number if sign == "-" else number
+        if -(2**63) <= number < 2**63:
+            return number
+        if not sign and number < 2**64:
+            return float(number)
+    if _FLOAT.fullmatch(plain):
+        real = float(plain)
+        if math.isfinite(real):
+            return int(real) if real.is_integer() and abs(real) < 2**63 else real
+    return text
+
+
+def _strange_tag(event: Any) -> str:
+    shown = event.tag.replace(_TAG, "!!")
+    return f"the tag {shown} has no meaning in a manifest; expected none, !!str, !!int, !!float or !!bool"
+
+
+def _check_size(event: Any, size: int) -> None:
+    if size > MAX_UNFOLDED:
+        alias = f"with *{event.anchor} " if isinstance(event, yaml.AliasEvent) else ""
+        limit = f"{MAX_UNFOLDED:,} characters, more than a cluster stores of one object"
+        _refuse(event, f"{alias}the document unfolds to more than {limit}")
+
+
+def _refuse(event: Any, message: str) -> NoReturn:
+    raise YamlProblem(message, event.start_mark.line, event.start_mark.column)
