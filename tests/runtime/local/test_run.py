@@ -14,7 +14,9 @@ import subprocess
 import sys
 import termios
 import time
+import urllib.request
 import uuid
+from pathlib import Path
 
 import pytest
 import yaml
@@ -57,13 +59,17 @@ def test_a_job_succeeds(tmp_path):
         assert run.wait() == 0, run.stderr
         assert run.result() == {
             "state": "Succeeded",
+            "reason": "TrainersCompleted",
+            "message": run.result()["message"],
             "wall_seconds": pytest.approx(run.result()["wall_seconds"]),
             "replicas": [
-                {"role": role, "index": index, "exit_codes": [0], "restarts": 0}
+                {"role": role, "index": index, "state": "Succeeded", "exit_codes": [0], "restarts": 0}
+                | {"log": str(run.logs / f"{role}-{index}.log")}
                 for role in ("pserver", "trainer")
                 for index in (0, 1)
             ],
             "metrics": {},
+            "logs": str(run.logs),
         }
         hosts = set()
         for index in (0, 1):
@@ -165,7 +171,9 @@ def test_a_failure_restarts_the_replica_up_to_the_limit_and_is_named(tmp_path):
         assert "trainer-0 failed with exit code 1: no data at /mnt; restarting (1 of 1)" in run.stderr
         assert "trainer-0 failed with exit code 1: no data at /mnt; the job fails" in run.stderr
         result = run.result()
-        assert result["state"] == "Failed"
+        assert (result["state"], result["reason"]) == ("Failed", "BackoffLimitExceeded")
+        assert "trainer-0 failed with exit code 1: no data at /mnt" in result["message"]
+        assert "no data at /mnt" in Path(result["replicas"][1]["log"]).read_text()
         # The server had nothing more to serve: cleanPodPolicy Running stopped it.
         assert [replica["exit_codes"] for replica in result["replicas"]] == [[143], [1, 1]]
         assert [replica["restarts"] for replica in result["replicas"]] == [0, 1]
@@ -331,6 +339,7 @@ def test_without_restarts_the_first_failure_fails_the_job(tmp_path):
         assert run.wait() == 1, run.stderr
         assert "trainer-0 failed with exit code 1: no data at /mnt; the job fails" in run.stderr
         assert [each["exit_codes"] for each in run.result()["replicas"]] == [[143], [1]]
+        assert [each["state"] for each in run.result()["replicas"]] == ["Stopped", "Failed"]
 
 
 @pytest.mark.parametrize(
@@ -342,8 +351,13 @@ def test_a_signal_stops_every_replica(tmp_path, signum, status):
         run.process.send_signal(signum)
         assert run.wait(20) == status, run.stderr
         assert survivors(run.mark) == []
-        assert [each["exit_codes"] for each in run.result()["replicas"]] == [[143], [143], [143]]
-        assert run.result()["state"] != "Succeeded"
+        result = run.result()
+        assert [(each["state"], each["exit_codes"]) for each in result["replicas"]] == 3 * [
+            ("Stopped", [143])
+        ]
+        assert (result["state"], result["reason"]) == ("Stopped", signum.name)
+        assert "tiny: Stopped, " in run.stderr
+        assert "Failed" not in run.stderr
 
 
 def test_a_second_signal_kills_what_ignores_the_first(tmp_path):
@@ -368,6 +382,7 @@ def test_a_run_that_takes_too_long_is_stopped(tmp_path):
     with LocalRun(tmp_path / "run", job_manifest(SLEEP), options=("-o", "json", "--timeout", "1")) as run:
         assert run.wait(20) == 124
         assert "not finished within 1 s" in run.stderr
+        assert (run.result()["state"], run.result()["reason"]) == ("Stopped", "Timeout")
 
 
 def test_the_death_of_the_guardian_ends_the_run(tmp_path):
@@ -377,6 +392,7 @@ def test_the_death_of_the_guardian_ends_the_run(tmp_path):
         os.kill(guardian, signal.SIGKILL)
         assert run.wait(20) == 1
         assert "the guardian process of this run was killed" in run.stderr
+        assert (run.result()["state"], run.result()["reason"]) == ("Failed", "RunFailed")
         assert survivors(run.mark) == []
 
 
@@ -424,6 +440,41 @@ http.server.ThreadingHTTPServer(address, Handler).serve_forever()
 """
     with LocalRun(tmp_path / "run", job_manifest(serve)) as run:
         run.says("trainer-0 step 7/9, loss 0.25", 30)
+
+
+JOINS = """
+import os, pathlib, time
+import torch
+from fleet.parameter_server import fleet
+
+fleet.init()
+while fleet.is_server() and not pathlib.Path("go").exists():
+    time.sleep(0.02)
+optimizer = fleet.distributed_optimizer(torch.optim.SGD(torch.nn.Linear(4, 1).parameters(), lr=0.1))
+if fleet.is_server():
+    fleet.init_server()
+    fleet.run_server()
+else:
+    fleet.init_worker()
+    print("joined", flush=True)
+    while not pathlib.Path("end").exists():
+        time.sleep(0.02)
+    fleet.stop_worker()
+"""
+
+
+def test_a_trainer_says_for_whom_it_waits_and_a_server_what_it_holds(tmp_path):
+    with LocalRun(tmp_path / "run", job_manifest(JOINS, server=JOINS)) as run:
+        host = run.says("pserver-0 has started").rpartition("address ")[2]
+        run.says(f"trainer-0: waiting for parameter server {host}:6174 to listen", 80)
+        (run.folder / "go").touch()
+        wait_for(lambda: "joined" in run.log("trainer-0"), "the trainer joins", seconds=30)
+        with urllib.request.urlopen(f"http://{host}:6180/progress", timeout=10) as answer:
+            told = json.load(answer)
+        assert (told["parameterBytes"], told["waitsFor"]) == (20, None)
+        assert told["memoryBytes"] > 10 << 20
+        (run.folder / "end").touch()
+        assert run.wait() == 0, run.stderr
 
 
 def test_trainer_zero_is_followed_through_its_lives_and_nobody_else(tmp_path):
@@ -488,7 +539,7 @@ def test_the_table_on_a_terminal_and_ctrl_c(tmp_path):
     manifest = tmp_path / "job.yaml"
     manifest.write_text(yaml.safe_dump(job_manifest(SLEEP)))
     screen, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 48, 0, 0))
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
         [
@@ -513,10 +564,13 @@ def test_the_table_on_a_terminal_and_ctrl_c(tmp_path):
     shown = Screen(screen)
     try:
         shown.until(rb"tiny: Running")
-        shown.until(rb"trainer-0[^\n]*Running[^\n]*\d s")
+        shown.until(rb"trainer-0 [^\n]*Starting")
         assert b"samples/s" in shown.text
+        shown.until(rb"trainer-0: importing torch")
         os.write(screen, b"\x03")
-        shown.until(rb"tiny: Running, stopped before its end")
+        shown.until(rb"trainer-0 [^\n]*Stopped")
+        shown.until(rb"tiny: Stopped, ")
+        assert b"Failed" not in shown.text
         assert process.wait(10) == 130
         assert survivors(mark) == []
     finally:

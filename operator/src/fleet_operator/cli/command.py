@@ -58,7 +58,7 @@ def run_command(
     check_folders(job, given)
     workdirs = choose_workdirs(job, manifest, workdir, given.volumes)
     console = Console(stderr=True)
-    display: Display = TableDisplay(console, now) if console.is_terminal else LineDisplay(console)
+    display: Display = TableDisplay(console, now) if console.is_terminal else LineDisplay(console, now)
     logger = logging.getLogger("fleet_operator")
     handler = DisplayHandler(display)
     logger.addHandler(handler)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from datetime import datetime
 
-    from rich.console import Console
+    from rich.console import Console, Group
 
     from fleet_operator.cli.view import JobView
 
@@ -40,8 +40,10 @@ class Display(Protocol):
 class LineDisplay:
     """One line per event, and one about the progress every few seconds."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, now: Callable[[], datetime]) -> None:
         self._console = console
+        self._now = now
+        self._waiting: list[str] = []
         self._started = time.monotonic()
         self._view: JobView | None = None
         self._next_progress = 0.0
@@ -62,15 +64,19 @@ class LineDisplay:
             self._view = None
 
     def refresh(self) -> None:
-        """Print the progress if it has changed and the last time is a while ago."""
+        """Print the progress and what replicas wait for, where it has changed, every few seconds at most."""
         moment = time.monotonic()
         if self._view is None or moment < self._next_progress:
             return
+        waiting = self._view.waiting(self._now())
         line = describe_progress(self._view.replicas.values())
-        if line and line != self._last:
+        lines = [each for each in waiting if each not in self._waiting]
+        lines += [line] if line and line != self._last else []
+        self._waiting, self._last = waiting, line
+        if lines:
             self._next_progress = moment + PROGRESS_SECONDS
-            self._last = line
-            self.say(line)
+        for each in lines:
+            self.say(each)
 
 
 class TableDisplay:
@@ -88,9 +94,12 @@ class TableDisplay:
     @contextlib.contextmanager
     def showing(self, view: JobView) -> Iterator[None]:
         """Draw the table of `view` while the context lasts; its last state stays on the screen."""
-        live = Live(
-            get_renderable=lambda: render(view, self._now()), console=self._console, auto_refresh=False
-        )
+
+        def rendered() -> Group:
+            size = self._console.size
+            return render(view, self._now(), width=size.width, height=size.height)
+
+        live = Live(get_renderable=rendered, console=self._console, auto_refresh=False)
         with live:
             self._live = live
             try:

@@ -9,7 +9,7 @@ from fleet_operator.api import JobState
 from fleet_operator.plan.failure import failure_sentence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from fleet_operator.api import FleetJob, Role
     from fleet_operator.cli.replica import ReplicaView
@@ -56,6 +56,27 @@ def describe_progress(replicas: Iterable[ReplicaView]) -> str:
         rate = "" if progress.samples_per_second is None else f", {progress.samples_per_second:.0f} samples/s"
         parts.append(f"{replica.name} step {progress.step}{total}{loss}{rate}")
     return "; ".join(parts)
+
+
+def names(replicas: Sequence[ReplicaView]) -> str:
+    """Name replicas of one role: trainer-1, or trainers 0-3 and 7."""
+    if len(replicas) == 1:
+        return replicas[0].name
+    spans = list[list[int]]()
+    for index in sorted(replica.index for replica in replicas):
+        if spans and index == spans[-1][-1] + 1:
+            spans[-1][1:] = [index]
+        else:
+            spans.append([index])
+    told = ["-".join(map(str, span)) for span in spans]
+    return f"{replicas[0].role.value}s {' and '.join(filter(None, (', '.join(told[:-1]), told[-1])))}"
+
+
+def clock(seconds: float) -> str:
+    """Return a length of time as a clock shows it: 0:07, 2:05, 1:02:00."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def duration(seconds: float) -> str:

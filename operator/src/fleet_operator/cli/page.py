@@ -7,7 +7,7 @@ from datetime import timedelta
 from html import escape
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import ConditionType, JobState
+from fleet_operator.api import ConditionType
 from fleet_operator.cli.lines import ABSENT, duration
 from fleet_operator.cluster.local_log import printable
 
@@ -64,7 +64,7 @@ def render_page(result: RunResult, picture: Picture | str, logs: Mapping[str, Se
     """
     view = result.view
     replicas = sorted(view.replicas.values(), key=lambda replica: _trouble(replica, result))
-    state = (view.status.state or JobState.PENDING).value
+    state = result.state
     parts = [
         _HEAD.format(title=escape(f"{view.job.name}: {state}")),
         f'<h1>{escape(view.job.name)}: <span class="{state}">{state}</span></h1>\n',

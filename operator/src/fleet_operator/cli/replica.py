@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fleet_operator.api import Role
 from fleet_operator.plan.model import PodPhase
+from fleet_operator.plan.progress import job_progress
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from fleet_operator.api import Role
+    from fleet_operator.api import JobProgress
     from fleet_operator.cluster.local_pod import LocalPod
     from fleet_operator.plan.progress import Progress
+
+PATIENCE_SECONDS = 5.0
+"""For how long nobody is told what a replica waits for that has just started."""
+
+SILENT_SECONDS = 60.0
+"""For how long a script that need not use `fleet` is thought to import its modules."""
+
+PACE_READINGS = 60
+"""Over how many readings, one a second, the pace is measured that the estimate rests on."""
+
+IMPORTS = "importing torch, or what else its script does before fleet.init()"
 
 
 @dataclass(slots=True)
@@ -24,9 +38,13 @@ class ReplicaView:
     pod: LocalPod | None = None  # the newest life
     lives: int = 0
     restarting: bool = False
+    stopped: bool = False  # whether its newest life was ended by the run or the plan, not by itself
     exit_codes: list[int] = field(default_factory=list)
     started_at: datetime | None = None
     progress: Progress | None = None
+    uses_fleet: bool = False  # whether its script has to, and so will answer
+    heard: bool = False  # whether its newest life has answered
+    readings: deque[tuple[datetime, int]] = field(default_factory=lambda: deque(maxlen=PACE_READINGS))
 
     @property
     def name(self) -> str:
@@ -40,7 +58,7 @@ class ReplicaView:
 
     @property
     def state(self) -> str:
-        """Its state in one word or two."""
+        """Its state in one word."""
         pod = self.pod
         if self.restarting:
             return "Restarting"
@@ -49,10 +67,73 @@ class ReplicaView:
         if pod.phase is PodPhase.RUNNING:
             if pod.deleted_at is not None:
                 return "Stopping"
-            return "Running" if pod.ready else "Starting"
+            return "Starting" if not pod.ready or self._is_joining else "Running"
         if pod.phase is PodPhase.FAILED:
-            return f"Failed ({pod.exit_code})"
+            return "Stopped" if self.stopped else "Failed"
         return {PodPhase.SUCCEEDED: "Succeeded"}.get(pod.phase, "Starting")
+
+    @property
+    def _is_joining(self) -> bool:
+        """Whether a trainer that runs has not come to its training yet."""
+        if self.role is Role.PSERVER:
+            return False  # it is ready: it listens
+        return self._waits_for is not None if self.heard else self.uses_fleet
+
+    @property
+    def _waits_for(self) -> str | None:
+        return self.progress.waits_for if self.progress is not None else None
+
+    def waiting(self, now: datetime) -> str | None:
+        """Return what keeps it from training or serving, once that has taken a few seconds."""
+        pod = self.pod
+        if pod is None or pod.phase is not PodPhase.RUNNING or pod.deleted_at is not None:
+            return None
+        seconds = 0.0 if pod.started_at is None else (now - pod.started_at).total_seconds()
+        if seconds < PATIENCE_SECONDS:
+            return None
+        if pod.ready and self.role is Role.PSERVER:
+            return None
+        if self.heard and self._waits_for is not None:
+            return f"waiting for {self._waits_for}"
+        if not pod.ready:
+            return "not listening yet" if self.heard else IMPORTS
+        return IMPORTS if not self.heard and (self.uses_fleet or seconds < SILENT_SECONDS) else None
+
+    def hear(self, progress: Progress, now: datetime | None = None) -> None:
+        """Take in what its newest life has answered."""
+        self.heard = True
+        self.progress = progress.after(self.progress)
+        if now is not None and progress.step is not None:
+            if self.readings and progress.step < self.readings[-1][1]:
+                self.readings.clear()
+            self.readings.append((now, progress.step))
+
+    def begin(self) -> None:
+        """Forget what was true of the life before."""
+        self.lives += 1
+        self.restarting = self.stopped = self.heard = False
+        self.readings.clear()
+
+    @property
+    def percentage(self) -> int | None:
+        """How much of its training it has done, where it knows how many steps there will be."""
+        told = self._job_progress
+        return None if told is None or self.role is not Role.TRAINER else told.percentage
+
+    @property
+    def eta_seconds(self) -> int | None:
+        """How long the rest will take, at the pace of the last minute."""
+        told = self._job_progress
+        return None if told is None else told.eta_seconds
+
+    @property
+    def _job_progress(self) -> JobProgress | None:
+        pace = None
+        if self.readings:
+            (earlier, before), (later, step) = self.readings[0], self.readings[-1]
+            seconds = (later - earlier).total_seconds()
+            pace = (step - before) / seconds if seconds > 0 else None
+        return None if self.progress is None else job_progress(self.progress, steps_per_second=pace)
 
     def elapsed_seconds(self, now: datetime) -> float | None:
         """Return how long it has been running, from its first start."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.api import ConditionType, JobState
+from fleet_operator.api import JobState
 from fleet_operator.cli.lines import duration
 from fleet_operator.cli.manifest import ManifestError
 from fleet_operator.errors import InvalidJob
@@ -21,21 +21,25 @@ INVALID_MANIFEST = "InvalidManifest"
 
 
 def to_json(result: RunResult) -> dict[str, Any]:
-    """Return the one object that ``--json`` prints."""
-    state = result.view.status.state or JobState.PENDING
+    """Return the one object that ``-o json`` prints."""
     return {
-        "state": state.value,
+        "state": result.state,
+        "reason": result.reason,
+        "message": result.message,
         "wall_seconds": round(result.wall_seconds, 3),
         "replicas": [
             {
                 "role": replica.role.value,
                 "index": replica.index,
+                "state": replica.state,
                 "exit_codes": list(replica.exit_codes),
                 "restarts": replica.restarts,
+                "log": str(result.logs / f"{replica.name}.log") if replica.lives else None,
             }
             for replica in result.view.replicas.values()
         ],
         "metrics": dict(sorted(result.view.metrics.items())),
+        "logs": str(result.logs),
     }
 
 
@@ -56,14 +60,9 @@ def refusal_to_json(error: OperatorError) -> dict[str, Any]:
 def to_text(result: RunResult) -> str:
     """Return the summary that a run ends with."""
     view = result.view
-    state = (view.status.state or JobState.PENDING).value
-    stopped = ", stopped before its end" if result.stopped_by and result.exit_status else ""
-    lines = [f"{view.job.name}: {state}{stopped}, {duration(result.wall_seconds)}"]
-    if result.problem is not None:
-        lines.append(f"  {result.problem}")
-    failed = view.status.condition(ConditionType.FAILED)
-    if failed is not None and view.status.is_true(ConditionType.FAILED):
-        lines.append(f"  {failed.message}")
+    lines = [f"{view.job.name}: {result.state}, {duration(result.wall_seconds)}"]
+    if result.state != JobState.SUCCEEDED and result.message:
+        lines.append(f"  {result.message}")
     width = max(len(replica.name) for replica in view.replicas.values())
     lines += [f"  {replica.name:{width}}  {_lives(replica)}" for replica in view.replicas.values()]
     lines += _overruns(view.replicas.values()) + _non_finite(view.replicas.values())
@@ -97,5 +96,6 @@ def _lives(replica: ReplicaView) -> str:
         return "ended with the run" if replica.lives else "was not started"
     noun = "exit code" if len(replica.exit_codes) == 1 else "exit codes"
     codes = ", ".join(map(str, replica.exit_codes))
+    stopped = "stopped, " if replica.stopped else ""
     times = {0: "", 1: "; restarted once"}.get(replica.restarts, f"; restarted {replica.restarts} times")
-    return f"{noun} {codes}{times}"
+    return f"{stopped}{noun} {codes}{times}"

@@ -97,6 +97,36 @@ class RunResult:
         return next(of_pod, None)
 
     @property
+    def state(self) -> str:
+        """The job's state in one word; Stopped where the run was stopped before the job had finished."""
+        if self.problem is not None and not self.view.status.finished:
+            return JobState.FAILED.value
+        return self.view.state if self.view.status.finished or not self.stopped_by else "Stopped"
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is in this state, in one word for programs."""
+        return self._told()[0]
+
+    @property
+    def message(self) -> str | None:
+        """Why it is in this state, in one sentence for people."""
+        return self._told()[1]
+
+    def _told(self) -> tuple[str | None, str | None]:
+        if self.view.status.finished:
+            condition = self.view.status.explanation
+            return (None, None) if condition is None else (condition.reason, condition.message)
+        if self.problem is not None:
+            return "RunFailed", self.problem
+        if not self.stopped_by:
+            return None, None
+        if self.stopped_by == TIMED_OUT:
+            return "Timeout", "the run was stopped after --timeout, before the job had finished"
+        name = signal.Signals(self.stopped_by - 128).name
+        return name, f"the run was stopped by {name}, before the job had finished"
+
+    @property
     def exit_status(self) -> int:
         """The truth in one number: 0 only for a job that has succeeded."""
         if self.view.status.state is JobState.SUCCEEDED:
@@ -310,7 +340,7 @@ class Run:
             answers = await asyncio.gather(*(fetch_progress(pod.host, METRICS_PORT) for _, pod in asked))
             for (replica, pod), progress in zip(asked, answers, strict=True):
                 if progress is not None:
-                    self._view.progressed(replica, pod.uid, progress)
+                    self._view.progressed(replica, pod.uid, progress, now())
             self._take_scalars()
             await asyncio.sleep(POLL_SECONDS)
 

@@ -1,15 +1,31 @@
-"""The live table of a run."""
+"""Pure: the live table of a run, as wide and as high as the terminal that shows it.
+
+Servers and trainers have a table each, under a bar that says how far trainer 0 is. What does not fit is left
+out column by column: a replica's name, its state and its step are always whole. With more replicas than
+rows those in trouble are shown, then as many of the others as fit; a last row counts the rest.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich.console import Group
+from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
-from fleet_operator.cli.lines import ABSENT, duration
+from fleet_operator.api import Role
+from fleet_operator.cli.lines import ABSENT, clock
+from fleet_operator.cli.summary import size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from datetime import datetime
+
+    from rich.console import RenderableType
 
     from fleet_operator.cli.replica import ReplicaView
     from fleet_operator.cli.view import JobView
@@ -18,36 +34,170 @@ STYLES = {
     "Running": "green",
     "Succeeded": "bold green",
     "Restarting": "yellow",
+    "Starting": "yellow",
     "Stopping": "yellow",
+    "Stopped": "cyan",
     "Failed": "bold red",
+}
+TROUBLE = ("Failed", "Restarting", "Stopping", "Starting", "Waiting")
+"""States that are shown first where there are more replicas than rows, the gravest first."""
+
+GAP = 2  # columns between two cells
+LEAST_ROWS = 2  # of a table, on however low a terminal
+BAR_COLUMNS = 40  # at most
+MOST_WAITING = 4  # lines about what replicas wait for
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """What a table shows of each replica."""
+
+    heading: str
+    rank: int  # where not all columns fit, that of the highest rank is left out first; 0 stays
+    cell: Callable[[ReplicaView, datetime], str]
+    stays_empty: bool = True  # whether it is there before any replica has something to show in it
+
+
+def _step(replica: ReplicaView, _: datetime) -> str:
+    progress = replica.progress
+    if progress is None or progress.step is None:
+        return ABSENT
+    return f"{progress.step}" + ("" if progress.total_steps is None else f"/{progress.total_steps}")
+
+
+def _loss(replica: ReplicaView, _: datetime) -> str:
+    progress = replica.progress
+    return ABSENT if progress is None or progress.loss is None else f"{progress.loss:.4f}"
+
+
+def _rate(replica: ReplicaView, _: datetime) -> str:
+    rate = replica.progress.samples_per_second if replica.progress is not None else None
+    return ABSENT if rate is None else f"{rate:,.0f}"
+
+
+def _memory(replica: ReplicaView, _: datetime) -> str:
+    held = replica.progress.memory_bytes if replica.progress is not None else None
+    return ABSENT if held is None else size(held)
+
+
+def _rows(replica: ReplicaView, _: datetime) -> str:
+    tables = replica.progress.tables if replica.progress is not None else ()
+    return f"{sum(table.rows for table in tables):,}" if tables else ABSENT
+
+
+def _bytes(replica: ReplicaView, _: datetime) -> str:
+    """Return how large the parameters of a server are, its tables among them."""
+    progress = replica.progress
+    if progress is None or (progress.parameter_bytes is None and not progress.tables):
+        return ABSENT
+    return size((progress.parameter_bytes or 0) + sum(table.bytes for table in progress.tables))
+
+
+def _elapsed(replica: ReplicaView, now: datetime) -> str:
+    elapsed = replica.elapsed_seconds(now)
+    return ABSENT if elapsed is None else clock(elapsed)
+
+
+COLUMNS = {
+    Role.PSERVER: (
+        _Column("memory", 0, _memory),
+        _Column("rows", 1, _rows, stays_empty=False),
+        _Column("bytes", 2, _bytes, stays_empty=False),
+        _Column("elapsed", 3, _elapsed),
+    ),
+    Role.TRAINER: (
+        _Column("step", 0, _step),
+        _Column("loss", 1, _loss),
+        _Column("samples/s", 2, _rate),
+        _Column("elapsed", 3, _elapsed),
+    ),
 }
 
 
-def render(view: JobView, now: datetime) -> Table:
-    """Return the table of the job's replicas at this moment."""
-    state = view.status.state
-    table = Table(title=f"{view.job.name}: {state.value if state else 'Pending'}", title_justify="left")
-    for heading in ("replica", "state"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("step", "loss", "samples/s", "elapsed"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for replica in view.replicas.values():
-        style = STYLES.get(replica.state.split(" ")[0], "")
-        state_cell = f"[{style}]{replica.state}[/]" if style else replica.state
-        table.add_row(replica.name, state_cell, *_numbers(replica, now))
-    return table
+def render(view: JobView, now: datetime, *, width: int, height: int) -> Group:
+    """Return what a terminal of `width` columns and `height` rows shows of a job at this moment."""
+    title = Text(f"{view.job.name}: {view.state}", style=f"bold {STYLES.get(view.state, '')}".strip())
+    bar = _bar(view, width)
+    head = [title] if bar is None else [title, bar]
+    told = view.waiting(now)
+    if len(told) > MOST_WAITING:
+        told = [*told[: MOST_WAITING - 1], f"and {len(told) - MOST_WAITING + 1} more wait for something"]
+    waiting = [Text(line, style="yellow") for line in told]
+    roles = [
+        [replica for replica in view.replicas.values() if replica.role is role] for role in view.job.roles
+    ]
+    lines = len(head) + sum(math.ceil(len(line) / width) for line in waiting) + len(roles)
+    tables = [
+        _table(replicas, rows, now, width)
+        for replicas, rows in zip(roles, _shared(height - 1 - lines, [*map(len, roles)]), strict=True)
+    ]
+    return Group(*head, *tables, *waiting)
 
 
-def _numbers(replica: ReplicaView, now: datetime) -> tuple[str, str, str, str]:
-    progress = replica.progress
-    elapsed = replica.elapsed_seconds(now)
-    shown = ABSENT if elapsed is None else duration(elapsed)
-    if progress is None:
-        return ABSENT, ABSENT, ABSENT, shown
-    total = "" if progress.total_steps is None else f"/{progress.total_steps}"
-    return (
-        ABSENT if progress.step is None else f"{progress.step}{total}",
-        ABSENT if progress.loss is None else f"{progress.loss:.4f}",
-        ABSENT if progress.samples_per_second is None else f"{progress.samples_per_second:,.0f}",
-        shown,
-    )
+def _shared(rows: int, wanted: Sequence[int]) -> list[int]:
+    """Share the rows of a terminal between tables; one that wants less than its share leaves the rest."""
+    shares = dict[int, int]()
+    for place, number in sorted(enumerate(wanted), key=lambda each: each[1]):
+        fair = max(LEAST_ROWS, rows // (len(wanted) - len(shares)))
+        shares[place] = min(number, fair)
+        rows -= shares[place]
+    return [shares[place] for place in range(len(wanted))]
+
+
+def _bar(view: JobView, width: int) -> RenderableType | None:
+    """Return how far the job is, as its first trainer that knows how many steps there will be tells it."""
+    replica = next((each for each in view.replicas.values() if each.percentage is not None), None)
+    if replica is None or replica.percentage is None:
+        return None
+    eta = replica.eta_seconds
+    words = f"{replica.percentage}%" + ("" if eta is None else f"  ETA {clock(eta)}")
+    columns = min(BAR_COLUMNS, width - GAP - len(words))
+    grid = Table.grid(padding=(0, GAP, 0, 0))
+    grid.add_row(ProgressBar(total=100, completed=replica.percentage, width=max(1, columns)), words)
+    return grid
+
+
+def _table(replicas: Sequence[ReplicaView], rows: int, now: datetime, width: int) -> RenderableType:
+    """Return a table of at most so many rows, below its headings."""
+    shown = _chosen(replicas, rows) if rows < len(replicas) else replicas
+    columns = [
+        (column, [column.cell(replica, now) for replica in shown]) for column in COLUMNS[replicas[0].role]
+    ]
+    columns = [(each, cells) for each, cells in columns if each.stays_empty or {*cells} != {ABSENT}]
+    names, states = [replica.name for replica in shown], [_state(replica) for replica in shown]
+    heading = replicas[0].role.value
+
+    def widths() -> int:
+        headed = [(heading, names), ("state", states), *((each.heading, cells) for each, cells in columns)]
+        return sum(max(map(len, (head, *cells))) + GAP for head, cells in headed) - GAP
+
+    while widths() > width and (last := max(columns, key=lambda each: each[0].rank))[0].rank:
+        columns.remove(last)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for head in (heading, "state"):
+        table.add_column(head, no_wrap=True)
+    for column, _ in columns:
+        table.add_column(column.heading, justify="right", no_wrap=True)
+    for row, replica in enumerate(shown):
+        state = Text(states[row], style=STYLES.get(replica.state, ""))
+        table.add_row(names[row], state, *(cells[row] for _, cells in columns))
+    if len(shown) == len(replicas):
+        return table
+    kept = {replica.index for replica in shown}
+    counts = Counter(replica.state for replica in replicas if replica.index not in kept)
+    told = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    more = Text(f"and {counts.total()} more: {told}", style="dim", no_wrap=True, overflow="ellipsis")
+    return Group(table, more)
+
+
+def _chosen(replicas: Sequence[ReplicaView], rows: int) -> list[ReplicaView]:
+    """Return which replicas are shown where one row counts the rest: those in trouble before the others."""
+    rank = {state: position for position, state in enumerate(TROUBLE)}
+    ranked = sorted(replicas, key=lambda replica: rank.get(replica.state, len(TROUBLE)))
+    kept = {replica.index for replica in ranked[: max(1, rows - 1)]}
+    return [replica for replica in replicas if replica.index in kept]
+
+
+def _state(replica: ReplicaView) -> str:
+    failed = replica.state == "Failed" and replica.pod is not None
+    return f"Failed ({replica.pod.exit_code})" if failed and replica.pod else replica.state

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import Role
-from fleet_operator.cli.lines import consequence, describe_exit
+from fleet_operator.api import JobState, Mode, Role
+from fleet_operator.cli.lines import consequence, describe_exit, names
 from fleet_operator.cli.replica import ReplicaView
 from fleet_operator.plan.model import PodPhase
 from fleet_operator.plan.progress import Progress, parse_progress
@@ -35,7 +35,7 @@ class JobView:
         self.job = job
         self.interrupted = False
         self.replicas = {
-            (role, index): ReplicaView(role, index)
+            (role, index): ReplicaView(role, index, uses_fleet=job.spec.mode is Mode.PARAMETER_SERVER)
             for role in job.roles
             for index in range(job.replicas(role))
         }
@@ -45,6 +45,15 @@ class JobView:
     def status(self) -> FleetJobStatus:
         """The job's status."""
         return self.job.status
+
+    @property
+    def state(self) -> str:
+        """The job's state in one word; one that the run has stopped before its end is told as Stopped."""
+        state = self.status.state or JobState.PENDING
+        if state.final or not self.interrupted:
+            return state.value
+        alive = any(each.pod is not None and not each.pod.ended for each in self.replicas.values())
+        return "Stopping" if alive else "Stopped"
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -70,10 +79,20 @@ class JobView:
         elif pod.ready and not before.ready:
             self._say(f"{replica.name} is ready")
 
-    def progressed(self, replica: ReplicaView, uid: str, progress: Progress) -> None:
+    def progressed(
+        self, replica: ReplicaView, uid: str, progress: Progress, now: datetime | None = None
+    ) -> None:
         """Take in what a replica answered, unless it has ended meanwhile."""
         if replica.pod is not None and replica.pod.uid == uid and not replica.pod.ended:
-            replica.progress = progress.after(replica.progress)
+            replica.hear(progress, now)
+
+    def waiting(self, now: datetime) -> list[str]:
+        """Return a line for each thing that replicas have waited for since some seconds, naming these."""
+        groups = dict[tuple[Role, str], list[ReplicaView]]()
+        for replica in self.replicas.values():
+            if (what := replica.waiting(now)) is not None:
+                groups.setdefault((replica.role, what), []).append(replica)
+        return [f"{names(replicas)}: {what}" for (_, what), replicas in groups.items()]
 
     def status_written(self, before: FleetJob, after: FleetJob) -> None:
         """Take in a new status, and say what it does about failures."""
@@ -99,8 +118,7 @@ class JobView:
                 self._say(describe_exit(pod, self.job))
 
     def _new_life(self, replica: ReplicaView, before: LocalPod | None, pod: LocalPod) -> None:
-        replica.lives += 1
-        replica.restarting = False
+        replica.begin()
         if before is not None and before.attempt.job != pod.attempt.job:
             replica.progress = None  # the whole job starts anew: the curve does as well
 
@@ -112,6 +130,7 @@ class JobView:
                 replica.progress = last.after(replica.progress)
             self._say(f"{replica.name} has finished")
         elif pod.deleted_at is not None or self.interrupted:
+            replica.stopped = True
             self._say(f"{replica.name} was stopped (exit code {pod.exit_code})")
         else:
             self._failures.append(pod)

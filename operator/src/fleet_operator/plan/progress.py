@@ -43,8 +43,8 @@ MAX_ETA_SECONDS = 10 * 365 * 24 * 3600
 MAX_TABLES = 10
 """Of how many tables the status tells; a replica tells of the largest first."""
 
-MAX_TABLE_NAME = 100
-"""Longer names are cut: they are the script's."""
+MAX_WORDS = 100
+"""Longer names of tables are cut, which are the script's, and what a replica says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,9 @@ class Progress:
     steps_past: int = 0  # made after the others had completed, by a trainer that joined late
     non_finite: int = 0  # parameters that hold NaN or infinity at the end
     tables: tuple[TableStatistics, ...] = ()  # the largest first
+    memory_bytes: int | None = None  # of its process
+    parameter_bytes: int | None = None  # of the dense parameters that a server holds
+    waits_for: str | None = None  # before it trains or serves
 
     def after(self, earlier: Progress | None) -> Progress:
         """Return this with the points of the curve that only an earlier snapshot of the same life has."""
@@ -90,6 +93,9 @@ def parse_progress(text: str) -> Progress | None:
         steps_past=_counted(document.get("counters"), STEPS_PAST),
         non_finite=_counted(document.get("counters"), NON_FINITE),
         tables=_tables(document.get("tables")),
+        memory_bytes=_whole(document.get("memoryBytes")),
+        parameter_bytes=_whole(document.get("parameterBytes")),
+        waits_for=_words(document.get("waitsFor")),
     )
 
 
@@ -172,13 +178,20 @@ def _counted(counters: Any, name: str) -> int:
     return _whole(counters.get(name)) or 0 if isinstance(counters, dict) else 0
 
 
+def _words(text: Any) -> str | None:
+    """Return a text as people can be shown it: short, and without what moves a terminal's cursor."""
+    if not isinstance(text, str):
+        return None
+    return "".join(each if each.isprintable() else "?" for each in text[:MAX_WORDS])
+
+
 def _tables(tables: Any) -> tuple[TableStatistics, ...]:
     found = []
     for table in tables[:MAX_TABLES] if isinstance(tables, list) else ():
         told = table if isinstance(table, dict) else {}
         name, rows, size = told.get("name"), _whole(told.get("rows")), _whole(told.get("bytes"))
         if isinstance(name, str) and rows is not None and size is not None:
-            shown = "".join(each if each.isprintable() else "?" for each in name[:MAX_TABLE_NAME])
+            shown = _words(name) or ""
             skew = _number(told.get("shardSkew"))
             found.append(
                 TableStatistics(

@@ -12,7 +12,7 @@ from fleet.process.progress import Progress
 
 @pytest.fixture
 def subject():
-    return Progress(lambda: 0.0)
+    return Progress(lambda: 0.0, lambda: 4096)
 
 
 def test_what_was_never_reported_is_null(subject):
@@ -24,6 +24,9 @@ def test_what_was_never_reported_is_null(subject):
         "loss": None,
         "samples": None,
         "samplesPerSecond": None,
+        "memoryBytes": 4096,
+        "parameterBytes": None,
+        "waitsFor": None,
         "metrics": {},
         "history": [],
         "counters": {},
@@ -45,11 +48,27 @@ def test_reports_replace_and_counters_add(subject):
         "loss": 0.25,
         "samples": 128,
         "samplesPerSecond": None,
+        "memoryBytes": 4096,
+        "parameterBytes": None,
+        "waitsFor": None,
         "metrics": {"test_accuracy": 0.9},
         "history": [[1, 0.5], [2, 0.25]],
         "counters": {"bytes_sent": 150},
         "tables": [],
     }
+
+
+def test_a_replica_says_what_it_waits_for_and_a_server_what_it_holds(subject):
+    subject.waits_for("pserver-1 to listen")
+    subject.holds(800)
+    told = subject.snapshot()
+    assert (told["waitsFor"], told["parameterBytes"]) == ("pserver-1 to listen", 800)
+    subject.waits_for(None)
+    assert subject.snapshot()["waitsFor"] is None
+
+
+def test_the_memory_is_that_of_this_process():
+    assert (Progress().snapshot()["memoryBytes"] or 0) > 1 << 20
 
 
 def test_of_many_tables_the_largest_are_told(subject):
@@ -98,7 +117,7 @@ def test_a_bad_report_names_the_argument_and_changes_nothing(subject, report, me
     with pytest.raises(ConfigurationError) as error:
         subject.report(**report)
     assert message in str(error.value)
-    assert subject.snapshot() == Progress().snapshot()
+    assert subject.snapshot() == Progress(memory=lambda: 4096).snapshot()
 
 
 def test_threads_lose_no_count(subject):

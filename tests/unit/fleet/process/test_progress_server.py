@@ -18,8 +18,9 @@ from tests.support.processes import wait_for
 
 
 def test_prometheus_text():
-    subject = Progress()
+    subject = Progress(memory=lambda: 4096)
     subject.identify("PSERVER", 0)
+    subject.holds(20)
     subject.report(step=3, loss=0.5, test_accuracy=0.9)
     subject.count("bytes_sent", 7)
     text = prometheus_text(subject.snapshot(), {"FLEET_JOB_NAME": 'a"b', "FLEET_RESTARTS": "2"})
@@ -28,6 +29,8 @@ def test_prometheus_text():
         r'fleet_replica_info{job="a\"b",role="PSERVER",index="0",attempt="2"} 1',
         "fleet_step 3",
         "fleet_loss 0.5",
+        "fleet_memory_bytes 4096",
+        "fleet_parameter_bytes 20",
         'fleet_metric{name="test_accuracy"} 0.9',
         "fleet_bytes_sent_total 7",
     ]

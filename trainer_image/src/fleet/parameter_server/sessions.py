@@ -93,7 +93,9 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
         cross_step=strategy.cross_step,
         non_finite=strategy.non_finite,
     )
+    progress.waits_for("the parameter servers to let it join")
     trainer.start(look, partial(_end_if_completed, plan.trainer_id))
+    progress.waits_for(None)
     progress.follow(partial(_steps_made, weakref.ref(trainer)))
     lifecycle.joined()
     atexit.register(_remind, weakref.ref(trainer), settings.deadline_seconds)
@@ -173,6 +175,8 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
     end_if_finished(os.environ)
     server = Server(plan, source.parameters, job, settings, state_of(source))
     directory = model_dir or os.environ.get("FLEET_CHECKPOINT_DIR", "").strip()
+    if directory:
+        progress.waits_for("its checkpoint to be read")
     if directory and server.keeper.load(directory) is None and model_dir:
         raise CheckpointError(
             f"{model_dir} has no checkpoint; expected a directory with a {MANIFEST_NAME}, or numbered ones "
@@ -180,6 +184,7 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
         )
     release(source)
     server.start()
+    progress.waits_for(None)
     lifecycle.joined()
     return server
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from fleet.errors import DeadlineExceededError
 from fleet.parameter_server.naming import name_servers
+from fleet.process import progress
 
 __all__ = ["FIRST_WORD_SECONDS", "WaitLog", "split_endpoint", "wait_for_ports"]
 
@@ -110,6 +111,7 @@ def wait_for_ports(
         if not missing:
             return
         named = name_servers(missing)
+        progress.waits_for(f"{named} to listen")
         log.note("ports", lambda: f"waiting for {named} to listen ({reason})")  # noqa: B023
         if time.monotonic() >= deadline:
             raise DeadlineExceededError(

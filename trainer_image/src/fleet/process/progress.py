@@ -11,6 +11,8 @@ child closes its copy of the listening socket and starts with counters of its ow
 import math
 import os
 import re
+import resource
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +27,7 @@ __all__ = [
     "close",
     "count",
     "follow",
+    "holds",
     "identify",
     "made",
     "report",
@@ -32,6 +35,7 @@ __all__ = [
     "show_tables",
     "snapshot",
     "start_server",
+    "waits_for",
 ]
 
 NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
@@ -50,10 +54,19 @@ class Progress:
     ----------
     clock : callable
         Seconds of a monotonic clock; only the rate of samples depends on it.
+    memory : callable
+        Returns how many bytes of memory this process has, None where nobody knows.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        memory: Callable[[], int | None] = lambda: _resident_bytes(),
+    ) -> None:
         self._clock = clock
+        self._memory = memory
+        self._waits_for: str | None = None
+        self._parameter_bytes: int | None = None
         self._lock = threading.Lock()
         self._replica: tuple[str | None, int | None] = (None, None)
         self._count_made: Callable[[], int] | None = None
@@ -80,6 +93,16 @@ class Progress:
         """Tell of embedding tables; see :func:`show_tables`."""
         with self._lock:
             self._tables = tables
+
+    def waits_for(self, what: str | None) -> None:
+        """Say what keeps this replica from training; see :func:`waits_for`."""
+        with self._lock:
+            self._waits_for = what
+
+    def holds(self, num_bytes: int) -> None:
+        """Say how large a server's dense parameters are; see :func:`holds`."""
+        with self._lock:
+            self._parameter_bytes = num_bytes
 
     def made(self) -> int | None:
         """Return how many steps the runtime has made; see :func:`made`."""
@@ -129,6 +152,9 @@ class Progress:
                 "step": self._current_step(),
                 "loss": _finite(self._reported["loss"]),
                 "samplesPerSecond": self._rate.per_second(),
+                "memoryBytes": self._memory(),
+                "parameterBytes": self._parameter_bytes,
+                "waitsFor": self._waits_for,
                 "metrics": {name: _finite(value) for name, value in self._metrics.items()},
                 "history": self._curve.points(),
                 "counters": dict(self._counters),
@@ -141,6 +167,15 @@ class Progress:
             return int(step)
         self._made = (self._count_made() if self._count_made is not None else 0) or self._made
         return self._made or None
+
+
+def _resident_bytes() -> int | None:
+    """Return how many bytes of this process are in memory; where there is no /proc, how many were at most."""
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  each second: a Path costs more than the read
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if sys.platform == "darwin" else None
 
 
 def _count_of(name: str, value: Any) -> int | None:
@@ -247,6 +282,16 @@ def show_tables(tables: Callable[[], Tables]) -> None:
         thread may call it, and it must not wait.
     """
     _progress.show_tables(tables)
+
+
+def waits_for(what: str | None) -> None:
+    """Say what this replica waits for before it trains or serves, such as a server; None: for nothing."""
+    _progress.waits_for(what)
+
+
+def holds(num_bytes: int) -> None:
+    """Say how many bytes the dense parameters of a server have."""
+    _progress.holds(num_bytes)
 
 
 def made() -> int | None:

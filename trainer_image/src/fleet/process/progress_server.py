@@ -32,6 +32,8 @@ GAUGES = {
     "loss": ("fleet_loss", "The loss that the script reported last."),
     "samples": ("fleet_samples", "Samples trained on so far."),
     "samplesPerSecond": ("fleet_samples_per_second", "Samples per second, over the last ten seconds."),
+    "memoryBytes": ("fleet_memory_bytes", "Bytes of this process that are in memory."),
+    "parameterBytes": ("fleet_parameter_bytes", "Bytes of the dense parameters that this server holds."),
 }
 
 TABLES = {
@@ -76,7 +78,7 @@ def prometheus_text(state: Mapping[str, Any], environ: Mapping[str, str]) -> str
         f"fleet_replica_info{{{info}}} 1",
     ]
     for key, (name, about) in GAUGES.items():
-        if state[key] is not None:
+        if state.get(key) is not None:
             lines += [f"# HELP {name} {about}", f"# TYPE {name} gauge", f"{name} {state[key]!r}"]
     reported = {name: value for name, value in state["metrics"].items() if value is not None}
     if reported:

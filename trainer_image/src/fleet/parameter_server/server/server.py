@@ -162,6 +162,7 @@ class Server:
         )
         self._control.start()
         self._trainers.pool.start()
+        progress.holds(sum(self._shard.block_bytes.values()))
         if len(self._shard.tables):
             progress.show_tables(self._shard.tables.statistics)
             if library() is None:

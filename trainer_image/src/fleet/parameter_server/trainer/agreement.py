@@ -153,6 +153,7 @@ def join(
     """
     replies, log, beats = [], WaitLog(), list[object]()
     for server, control in enumerate(controls):
+        progress.waits_for(f"parameter server {control.endpoint} to let it join")
         remaining = max(1.0, deadline - time.monotonic())
 
         def waiting(server: int = server, endpoint: str = control.endpoint) -> None:
