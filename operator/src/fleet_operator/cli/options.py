@@ -30,7 +30,7 @@ def refusals_told(output: Output) -> Iterator[None]:
 
     try:
         yield
-    except OperatorError as error:
+    except (OperatorError, OSError) as error:
         if output is Output.JSON:
             import json
 

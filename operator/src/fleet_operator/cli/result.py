@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 from fleet_operator.api import JobState
 from fleet_operator.cli.lines import duration
 from fleet_operator.cli.manifest import ManifestError
-from fleet_operator.errors import InvalidJob
+from fleet_operator.errors import InvalidJob, OperatorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fleet_operator.cli.replica import ReplicaView
     from fleet_operator.cli.run import RunResult
-    from fleet_operator.errors import OperatorError
 
 INVALID = 2  # the exit status where what a person gave cannot be used
 INVALID_MANIFEST = "InvalidManifest"
@@ -43,9 +42,10 @@ def to_json(result: RunResult) -> dict[str, Any]:
     }
 
 
-def refusal_to_json(error: OperatorError) -> dict[str, Any]:
-    """Return the one object that ``-o json`` prints where a manifest or an option cannot be used."""
-    state = "Invalid" if error.exit_status == INVALID else JobState.FAILED.value
+def refusal_to_json(error: OperatorError | OSError) -> dict[str, Any]:
+    """Return the one object that ``-o json`` prints where nothing has run."""
+    invalid = isinstance(error, OperatorError) and error.exit_status == INVALID
+    state = "Invalid" if invalid else JobState.FAILED.value
     refused: dict[str, Any] = {"state": state, "reason": type(error).__name__, "message": str(error)}
     match error:
         case InvalidJob():

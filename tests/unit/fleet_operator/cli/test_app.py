@@ -187,6 +187,16 @@ def test_an_option_that_is_refused_is_an_object_for_programs(fleetjob, write):
     assert refused["message"].endswith("the job has no volume data (it has: none)")
 
 
+def test_a_folder_that_cannot_be_made_is_an_object_for_programs(fleetjob, write, tmp_path):
+    (tmp_path / "file").touch()
+    manifest = write(job_manifest("pass"))
+    status, out, _ = fleetjob(
+        "run", "-o", "json", "--log-dir", str(tmp_path / "file" / "logs"), "-f", manifest
+    )
+    refused = json.loads(out)
+    assert (status, refused["state"], refused["reason"]) == (1, "Failed", "NotADirectoryError")
+
+
 def test_a_valid_manifest_is_an_object_for_programs(fleetjob, write):
     job = job_manifest("pass", env=[{"name": "PADDLE_TRAINER_ID", "value": "3"}])
     status, out, err = fleetjob("validate", "-o", "json", "-f", write(job))
