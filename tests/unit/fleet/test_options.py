@@ -338,6 +338,7 @@ class _Completed:
     """A trainer that asks no server for anything."""
 
     completed = True
+    current_step = 0
 
     def start(self, look: Callable[[], None], told: Callable[[tuple[int, ...]], None]) -> None:
         look()

@@ -42,8 +42,10 @@ img {{ max-width: 100%; }}
 p {{ overflow-wrap: anywhere; }}
 pre {{ overflow-y: auto; max-height: 24rem; padding: .6rem; background: #8881; font-size: .85rem; }}
 pre {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
-.Succeeded {{ color: #1a7f37; }} .Failed {{ color: #cf222e; }}
-@media (prefers-color-scheme: dark) {{ .Succeeded {{ color: #56d364; }} .Failed {{ color: #ff7b72; }} }}
+.Succeeded {{ color: #1a7f37; }} .Failed {{ color: #cf222e; }} .Stopped {{ color: #0b7285; }}
+@media (prefers-color-scheme: dark) {{
+.Succeeded {{ color: #56d364; }} .Failed {{ color: #ff7b72; }} .Stopped {{ color: #66d9e8; }}
+}}
 </style>
 </head>
 <body>
@@ -79,7 +81,7 @@ def render_page(result: RunResult, picture: Picture | str, logs: Mapping[str, Se
         if replica.name in logs:
             text = "\n".join(printable(line) for line in logs[replica.name])
             parts.append(
-                f'<h2 class="{_kind(replica.state)}">{replica.name}: {escape(replica.state)}</h2>\n'
+                f'<h2 class="{replica.state}">{replica.name}: {escape(replica.state)}</h2>\n'
                 f'<p>The last lines of <a href="{replica.name}.log">{replica.name}.log</a>:</p>\n'
                 f"<pre>{escape(text)}</pre>\n"
             )
@@ -90,12 +92,7 @@ def _trouble(replica: ReplicaView, result: RunResult) -> int:
     """Return the place of a replica: the failure that ended the job, other failures, all else."""
     if replica is result.failing:
         return 0
-    return 1 if _kind(replica.state) == "Failed" else 2
-
-
-def _kind(state: str) -> str:
-    """Return the class of a state, without the exit code that may follow it."""
-    return state.partition(" ")[0]
+    return 1 if replica.state == "Failed" else 2
 
 
 def _sentences(result: RunResult) -> Iterable[str]:
@@ -142,8 +139,7 @@ def _table(name: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 def _cell(text: str) -> str:
-    kind = _kind(text)
-    colour = f' class="{kind}"' if kind in ("Succeeded", "Failed") else ""
+    colour = f' class="{text}"' if text in ("Succeeded", "Failed", "Stopped") else ""
     return f"<td{colour}>{escape(text)}</td>"
 
 
