@@ -4,6 +4,7 @@ A pod on its node's network sees the node's bridges and the ends of other pods' 
 NCCL would take one by its name or its order. The operator tells such a pod its address, by which its peers
 reach it (``FLEET_POD_IP``). The interpreter calls `choose_interface` when it starts (from
 ``fleet_interface.pth``), so that a script for torchrun needs no line of ours; no name is resolved for it.
+Only the image has this hook: installed with the wheel, it would run in every Python of the environment.
 """
 
 from __future__ import annotations

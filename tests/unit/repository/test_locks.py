@@ -63,7 +63,9 @@ def test_the_operators_image_holds_neither_torch_nor_the_kubernetes_client():
     names = {name.partition("==")[0] for name in pins(Path("operator/requirements.lock"))}
     assert names.isdisjoint({"torch", "kubernetes"})
     assert {"kopf", "aiohttp"} <= names
-    assert "uvloop" not in names  # docs/adr/0044
+    # On uvloop a TLS connection that aiohttp gives up while it is made may leave its file descriptor in use
+    # (MagicStack/uvloop 471, 646, 653); tests/controlplane/test_cut_off.py fails there.
+    assert "uvloop" not in names
 
 
 @pytest.mark.parametrize("lock", [WHOLE, *PARTS], ids=str)

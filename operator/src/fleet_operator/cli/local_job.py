@@ -76,6 +76,8 @@ def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = Fal
         raise InvalidJob(f"{job.name}, as a run on this machine,", problems)
     metadata = {"uid": str(uuid.uuid4()), "resource_version": "1", "creation_timestamp": now()}
     spec = job.spec
+    # In order, a run would wait for the import of torch twice. On a cluster InOrder remains the default:
+    # there trainers would hold their nodes while servers still pull their image.
     if "startup_policy" not in spec.model_fields_set:
         spec = spec.model_copy(update={"startup_policy": StartupPolicy.ANY_ORDER})
     if no_restart:

@@ -1,6 +1,7 @@
 """Pure: what stands for a pod's volumes on this machine, and the paths that change with it.
 
-Without privileges a process has no mounts of its own, so no folder can be where a pod has its volume. What
+Without privileges a process has no mounts of its own, so no folder can be where a pod has its volume (user
+namespaces would allow it, but many distributions and most containers forbid them). What
 tells a script where that is changes instead: each path in the command, the args and the variables that lies
 in a mount becomes the path in the folder. A path that only the script itself knows cannot be changed.
 """

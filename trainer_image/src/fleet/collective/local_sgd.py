@@ -95,6 +95,9 @@ class ParameterAverager(Synchronizer):
     def settle(self, what: str) -> None:
         """Average the parameters and what the optimizer keeps; see `Synchronizer`.
 
+        A checkpoint has one part for all trainers. With trainer 0's own momentum, a resumed job would train
+        differently from one that was not interrupted.
+
         Raises
         ------
         ConfigurationError

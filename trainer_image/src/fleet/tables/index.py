@@ -5,7 +5,8 @@ knows its id; so an id that is found costs two random reads, and an index takes 
 that numbers of rows leave free hold a mark, which is more of the id's hash: a place of another id is known by
 it, nearly always, without a read of that id. Every call takes many ids at once: those that are not in their
 first bucket, one in twenty or so, go on to the next together. Where a C compiler was there when the package
-was installed, `kernels/find_rows.c` finds the same rows, one after the other.
+was installed, `kernels/find_rows.c` finds the same rows, one after the other. A mark has one bit less with
+each doubling of the rows: 10 bits at a million rows of one table on one server, 3 at a hundred million.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """The payloads of frames about tables: ids, and rows of float32; little endian.
 
 Ids come in ascending order, each once, so they travel as the first one and the gaps to the next, which are as
-wide as the largest needs.
+wide as the largest needs: gaps of one width are packed and read by vector code.
 
 =======  ================  ================================================================
 offset   bytes             what

@@ -3,7 +3,8 @@
 A thread that receives from a trainer finds out what the gradient makes possible, and hands it over: the next
 gradient is received meanwhile. So one trainer keeps several cores busy, and many keep no more than there are.
 What a small gradient makes possible the thread that receives does itself: to wake another one would take
-longer. So it does with gradients in shared memory, of which nothing is received.
+longer. So it does with gradients in shared memory, of which nothing is received, and in the modes without a
+barrier, where the buffer is free for the next gradient only once this one is applied.
 """
 
 import queue

@@ -4,6 +4,7 @@ A write from a socket moves no version counter, and autograd and the user's code
 while new ones arrive. So they land beside, or stay in memory which a server shares, and `adopt` copies them
 to where the parameter lies. That place never changes: whoever has another view of it, an entry of a
 ``state_dict()`` or a numpy array, sees whole values, the old ones before `adopt` and the new ones after.
+Two memories that change places would save the copy, but such a view would show the values of a step before.
 """
 
 import threading
