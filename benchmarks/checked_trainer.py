@@ -51,7 +51,7 @@ def _count(counted: Counted) -> None:
     unchanged = vars(SentGradient)["unchanged"]
     setattr(SentGradient, "unchanged", property(counted.around(unchanged.fget)))  # noqa: B010
     setattr(ParameterStore, "check_kept", counted.around(ParameterStore.check_kept))  # noqa: B010
-    setattr(Mark, "of", staticmethod(counted.around(Mark.of)))  # noqa: B010
+    setattr(Mark, "take", counted.around(Mark.take))  # noqa: B010
 
 
 def main(transport: str, rounds: int) -> None:

@@ -78,6 +78,17 @@ def test_training_goes_on_from_what_was_written(name):
         torch.testing.assert_close(model.get_parameter(parameter), value, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "geo"])
+def test_one_number_that_is_written_late_and_not_pushed_is_an_error(name):
+    with joined(config=config(name)) as [(trainer, model)]:
+        for _ in range(9):
+            make_step(trainer, model)
+        model[0].weight.data[17, 2] = 5.0
+        backward(model)
+        with pytest.raises(FleetError, match=r"0\.weight was written to .*fleet\.push_parameters\(\)"):
+            trainer.step()
+
+
 def test_in_sync_mode_the_first_trainers_values_are_everybodys_and_a_difference_is_said(caplog):
     with joined(trainers=2) as made:
         (zero, model_zero), (one, model_one) = made

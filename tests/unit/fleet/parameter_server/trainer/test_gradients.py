@@ -206,9 +206,14 @@ def test_gradients_that_stay_as_they_were_sent_pass_in_every_round(layout):
         setup.flow.step()
 
 
-def test_a_gradient_that_the_arena_carries_is_compared_in_the_first_rounds():
+@pytest.mark.parametrize("rounds", [0, 5])
+def test_a_small_gradient_that_the_arena_carries_is_compared_too(rounds):
     convolution = torch.nn.Conv2d(2, 3, 2, bias=False).to(memory_format=torch.channels_last)
     setup = Setup(model=convolution)
+    for _ in range(rounds):
+        convolution(torch.ones(1, 2, 3, 3)).sum().backward()
+        setup.flow.step()
+        convolution.zero_grad()
     convolution(torch.ones(1, 2, 3, 3)).sum().backward()
     assert convolution.weight.grad is not None
     convolution.weight.grad.data.mul_(0.5)
@@ -361,20 +366,42 @@ def test_a_script_that_begins_to_change_gradients_later_is_told_the_remedy():
         setup.flow.step()
 
 
-def test_a_script_that_begins_to_clamp_by_data_is_told_within_four_steps():
+def change_one_number(model: Any) -> None:
+    model[0].weight.grad.data[3, 2] = 5.0
+
+
+def clamp(model: Any) -> None:
+    model[0].weight.grad.data.clamp_(-1e-9, 1e-9)
+
+
+@pytest.mark.parametrize("steps", [3, 4, 5, 6])
+@pytest.mark.parametrize("change", [clamp, change_one_number])
+def test_a_script_that_begins_to_change_gradients_of_a_small_model_by_data_is_told_at_once(change, steps):
+    setup = Setup(overlap=None)
+    for _ in range(steps):
+        is_early(setup)
+    setup.model.zero_grad()
+    setup.backward()
+    change(setup.model)
+    with pytest.raises(FleetError, match=r"gradient of 0\.weight was changed after"):
+        setup.flow.step()
+
+
+def test_a_script_that_begins_to_change_one_number_of_a_large_gradient_is_told_within_one_turn(monkeypatch):
+    monkeypatch.setattr("fleet.parameter_server.trainer.marks.ROUND_BYTES", 20_000)  # of 81 KB
     setup = Setup(overlap=None)
     for _ in range(5):
         is_early(setup)
 
-    def clamp_four_times() -> None:
-        for _ in range(4):
+    def change_in_each_step_of_a_turn() -> None:
+        for _ in range(5):
             setup.model.zero_grad()
             setup.backward()
-            setup.model[1].weight.grad.data.clamp_(-1e-9, 1e-9)
+            change_one_number(setup.model)
             setup.flow.step()
 
-    with pytest.raises(FleetError, match=r"gradient of 1\.weight was changed after"):
-        clamp_four_times()
+    with pytest.raises(FleetError, match=r"gradient of 0\.weight was changed after"):
+        change_in_each_step_of_a_turn()
 
 
 def test_gradients_leave_without_the_scale_that_a_scaler_has_given_them():

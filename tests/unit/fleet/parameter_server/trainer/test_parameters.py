@@ -165,6 +165,49 @@ def test_a_parameter_that_the_script_has_written_to_is_named(model, write, round
     store.check_kept()
 
 
+@pytest.mark.parametrize("rounds", [1, 4, 10])
+@pytest.mark.parametrize(
+    "weight",
+    [
+        pytest.param(lambda: torch.randn(200, 100), id="plain"),
+        pytest.param(lambda: torch.randn(100, 200).t(), id="not-contiguous"),
+    ],
+)
+def test_one_number_of_a_small_model_that_is_written_past_autograd_is_noticed_in_every_round(weight, rounds):
+    model: Any = torch.nn.Module()
+    model.weight = torch.nn.Parameter(weight())
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()), guarded=True)
+    model.weight.grad = torch.zeros(200, 100)
+    for round_ in range(rounds):
+        for block in blocks:
+            land(store, block, 1.0 + round_)
+        store.adopt()
+        store.check_kept()
+    model.weight.data[3, 2] = 5.0 + rounds
+    with pytest.raises(FleetError, match="parameter weight was written to"):
+        store.check_kept()
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_weights_that_come_back_but_for_rounding_in_one_place_and_to_the_bit_in_another_are_no_error(rounds):
+    model: Any = torch.nn.Linear(100, 200)
+    blocks = blocks_of(model)
+    store = ParameterStore(blocks, dict(model.named_parameters()), guarded=True)
+    for _ in range(rounds):
+        model.zero_grad()
+        model(torch.ones(1, 100)).sum().backward()
+        for block, value in zip(blocks, (0.1, 0.0, 0.1), strict=True):
+            land(store, block, value)
+        store.adopt()
+        add_and_subtract(model)
+        assert bool((model.weight != 0.1).any())
+        store.check_kept()
+    model.weight.data[150, 3] = 0.2
+    with pytest.raises(FleetError, match="parameter weight was written to"):
+        store.check_kept()
+
+
 @torch.no_grad()
 def add_and_subtract(model: Any) -> None:
     """Move weights away and back, as sharpness-aware training does: they come back but for rounding."""
@@ -227,7 +270,10 @@ def test_what_is_written_where_nobody_steps_stays(model, rounds):
 
 
 @pytest.mark.parametrize("rounds", [1, 7])
-def test_a_parameter_that_is_laid_out_otherwise_is_compared_where_its_version_has_moved(rounds):
+def test_a_large_parameter_that_is_laid_out_otherwise_is_compared_where_its_version_has_moved(
+    rounds, monkeypatch
+):
+    monkeypatch.setattr("fleet.parameter_server.trainer.marks.ROUND_BYTES", 4096)
     model: Any = torch.nn.Module()
     model.weight = torch.nn.Parameter(torch.randn(100, 200).t())
     blocks = blocks_of(model)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError, FleetError
-from fleet.parameter_server.trainer.marks import Mark, covers_all, version_of
+from fleet.parameter_server.trainer.marks import Mark, covers_all, part_of, version_of
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, copy_bytes, dtype_of
 from fleet.transpiler.block import PlannedBlock
 
@@ -75,12 +75,17 @@ class ParameterStore:
 
     def place(self, blocks: Sequence[PlannedBlock]) -> None:
         """Let these blocks land from now on, which are of the same parameters; called before any has."""
+        part = part_of(self.parameters.values())
         by_name: dict[str, list[PlannedBlock]] = {}
         for block in blocks:
             by_name.setdefault(block.param, []).append(block)
         self._memories = {
             name: _ParameterMemory(
-                name, self.parameters[name], run, partial(self._make_landing, name), guarded=self._guarded
+                name,
+                self.parameters[name],
+                run,
+                partial(self._make_landing, name),
+                part if self._guarded else None,
             )
             for name, run in by_name.items()
         }
@@ -171,7 +176,10 @@ class ParameterStore:
 
 
 class _ParameterMemory:
-    """One parameter, with the buffers in which its next values land."""
+    """One parameter, with the buffers in which its next values land.
+
+    Of what it holds then a `part` is compared in each round, as of `Mark`; None: the script may write to it.
+    """
 
     def __init__(
         self,
@@ -179,8 +187,7 @@ class _ParameterMemory:
         parameter: Parameter,
         blocks: Sequence[PlannedBlock],
         make_landing: Callable[[], Tensor],
-        *,
-        guarded: bool,
+        part: float | None,
     ) -> None:
         self.blocks = blocks
         self.parameter = parameter
@@ -193,9 +200,12 @@ class _ParameterMemory:
         self._landing: Tensor | None = None
         self._adopted = 0
         """How many times values were adopted."""
-        self._guarded = guarded
-        self._kept: Mark | None = None
+        self._mark = Mark(part) if part is not None else None
         """Of the values adopted last."""
+        self._small = part == 1.0 and parameter.device.type == "cpu"
+        """Whether a copy in each round is cheap."""
+        self._is_kept = False
+        """Whether the mark is to be checked."""
         self._lay: tuple[int, memoryview] | None = None
         """Where they lie, if the parameter's memory holds its bytes as they travel."""
         self._version = 0
@@ -235,7 +245,7 @@ class _ParameterMemory:
                     whole[self._ranges[block]],
                 )
             torch.autograd.graph.increment_version(parameter)
-            self._mark(whole, parameter.data_ptr())
+            self._take(whole, parameter.data_ptr())
             return
         for block, found in elsewhere.items():
             copy_bytes(found, self.landing(block))
@@ -244,25 +254,33 @@ class _ParameterMemory:
             if kept.id in unchanged:
                 flat[kept.begin : kept.end].copy_(value[kept.begin : kept.end])
         parameter.copy_(self.landed)
-        self._mark(bytes_of(self.landed))
+        self._take(bytes_of(self.landed))
 
     def keep(self) -> None:
-        self._mark(self._bytes(), self.parameter.data_ptr() if self._plain else None)
+        self._take(self._bytes(), self.parameter.data_ptr() if self._plain else None)
 
     def forget(self) -> None:
-        self._kept = None
+        self._is_kept = False
 
     def check_kept(self) -> None:
-        """Check the mark; past the first rounds without a copy, where no version counter has moved."""
-        if self._kept is None:
+        """Check the mark.
+
+        Of a large model past the first rounds only what takes no copy, or has another version.
+        """
+        if self._mark is None or not self._is_kept:
             return
         if self._lay is not None and self._lay[0] == self.parameter.data_ptr():
             content = self._lay[1]
-        elif version_of(self.parameter) != self._version or self._plain or covers_all(self._adopted - 1):
+        elif (
+            version_of(self.parameter) != self._version
+            or self._plain
+            or self._small
+            or covers_all(self._adopted - 1)
+        ):
             content = self._bytes()
         else:
             return
-        if self._kept.matches(content) or self._kept.matches_but_for_rounding(content, self.parameter.dtype):
+        if self._mark.matches(content) or self._mark.matches_but_for_rounding(content, self.parameter.dtype):
             return
         raise FleetError(
             f"the parameter {self._name} was written to after its values had come from the parameter "
@@ -276,8 +294,11 @@ class _ParameterMemory:
         parameter = self.parameter.detach()
         return bytes_of(parameter if self._plain else parameter.cpu().contiguous())
 
-    def _mark(self, content: memoryview, address: int | None = None) -> None:
-        if self._guarded:
-            self._lay = (address, content) if address is not None else None
-            self._kept, self._version = Mark.of(content, self._adopted), version_of(self.parameter)
-            self._adopted += 1
+    def _take(self, content: memoryview, address: int | None = None) -> None:
+        """Mark the present value, if the script may not write to it."""
+        if self._mark is None:
+            return
+        self._lay = (address, content) if address is not None else None
+        self._mark.take(content, self._adopted)
+        self._is_kept, self._version = True, version_of(self.parameter)
+        self._adopted += 1
