@@ -188,6 +188,35 @@ def test_in_geo_a_row_gradient_that_is_no_number_is_refused_with_its_row():
             wrapped.step()
 
 
+MODES = {
+    "sync": None,
+    "async": DistributeTranspilerConfig(sync_mode=False, runtime_split_send_recv=True),
+    "half-async": DistributeTranspilerConfig(sync_mode=False),
+    "geo": GEO,
+}
+
+
+@models
+@pytest.mark.parametrize("mode", MODES)
+def test_a_row_that_becomes_no_number_in_any_step_is_told_of_then_and_at_the_end(mode, model, caplog):
+    """In step 6, which dense gradients are not looked at in."""
+    with joined(1, model=model, optimizer=SGD[0], config=MODES[mode]) as ((trainer, net, wrapped),):
+        for step in range(8):
+            wrapped.zero_grad()
+            rows = net.embedding(torch.tensor([[3, 7]])).flatten(1)[0, DIM:] * (
+                float("nan") if step == 6 else 1.0
+            )
+            if step != 7:
+                rows.sum().backward()
+            wrapped.step()
+        name = "clicks" if model is on_servers else "embedding.weight"
+        said = f"the gradient of row 7 of table {name} holds NaN or infinity on trainer 0 in step 6"
+        assert caplog.text.count(said) == 1
+        trainer.complete()
+    assert "the training ends after step 8 with NaN or infinity in 1 of " in caplog.text
+    assert f"table {name} (row 7 in step 6)" in caplog.text
+
+
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a frame take ten rows."""
     for module in ("rows", "local_tables"):

@@ -82,10 +82,10 @@ class DistributedStrategy:
         only.
     non_finite : str
         What is done about a gradient that holds NaN or infinity. ``warn``: a sentence in the log, once; it is
-        looked for in the first steps and in every sixteenth. ``stop``: an error before it leaves the trainer.
-        ``skip``: no trainer makes that step; in the asynchronous modes this trainer makes none. To stop or to
-        skip, each step passes over its gradients once more, and with parameter servers all of them leave in
-        `optimizer.step()`.
+        looked for in the first steps and in every sixteenth, in rows of tables in every step. ``stop``: an
+        error before it leaves the trainer. ``skip``: no trainer makes that step; in the asynchronous modes
+        this trainer makes none. To stop or to skip, each step passes over its gradients once more, and with
+        parameter servers all of them leave in `optimizer.step()`.
     transpiler : DistributeTranspilerConfig
         How parameters are cut into blocks and dispatched.
 

@@ -4,6 +4,7 @@ One NaN in a gradient makes its weights NaN, and soon all of them; the training 
 """
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -26,6 +27,7 @@ SKIPPED: Final = "steps_skipped"
 OfRows = Mapping[str, tuple[NDArray[np.int64], Tensor]]
 """Gradients by table: ids, and a row for each."""
 NO_ROWS: Final[OfRows] = {}
+NO_LOST_ROWS: Final[Mapping[str, str]] = {}
 
 _FIRST_STEPS: Final = 4
 _SAMPLED_STEPS: Final = 16
@@ -39,7 +41,8 @@ class FiniteCheck:
 
     To warn, it looks in the first steps and in every sixteenth, as weights that are lost once stay so: that
     passes over the gradients once more, and on a GPU waits for them. To stop or to skip, it looks in every
-    step.
+    step. Rows of tables it looks at in every step: they are few, just merged and in memory of the host, and a
+    row that is lost shows nowhere else if no batch has it again.
 
     Parameters
     ----------
@@ -57,10 +60,13 @@ class FiniteCheck:
         self._made = made
         self._step = 0
         self._warned = False
+        self._warned_of_rows = False
+        self.lost_rows: dict[str, str] = {}
+        """By table, which of its rows was the first to be stepped with such a gradient, and when."""
 
     @property
     def looks(self) -> bool:
-        """Whether the gradients of the next step are looked at."""
+        """Whether the gradients of the next step are looked at, beside those of rows."""
         often = self.action != "warn"
         return often or not (self._warned or (self._step >= _FIRST_STEPS and self._step % _SAMPLED_STEPS))
 
@@ -72,7 +78,7 @@ class FiniteCheck:
         gradients : mapping of name to Tensor
             Of any dtype and device, sparse ones too.
         of_rows : mapping of name to (ids, Tensor)
-            Those of tables, with a row for each id.
+            Those of tables, with a row for each id; looked at in every step.
 
         Raises
         ------
@@ -81,13 +87,15 @@ class FiniteCheck:
         """
         looks = self.looks
         self._step += 1
-        if not looks:
+        lost = _lost_rows(of_rows)
+        dense = looks and not _are_finite(list(gradients.values()))
+        if not dense and not lost:
             return True
-        if _are_finite([*gradients.values(), *(rows for _, rows in of_rows.values())]):
-            return True
-        name = _first_of(gradients, of_rows)
+        names = [_first_of(gradients)] if dense else []
+        names += [f"row {row} of table {table}" for table, row in lost.items()][:1]
         found = (
-            f"the gradient of {name} holds NaN or infinity on trainer {self._trainer} in step {self._made()}"
+            f"the gradient of {' and that of '.join(names)} holds NaN or infinity on trainer {self._trainer} "
+            f"in step {self._made()}"
         )
         if self.action == "stop":
             raise FleetError(
@@ -95,14 +103,20 @@ class FiniteCheck:
             )
         if self.action == "skip":
             progress.count(SKIPPED)
-        if not self._warned:
+        else:
+            for table, row in lost.items():
+                self.lost_rows.setdefault(table, f"row {row} in step {self._made()}")
+        if (dense and not self._warned) or (lost and not self._warned_of_rows):
             does = "such steps are left out" if self.action == "skip" else "the weights become the same"
             _log.warning("%s; %s, and this is said once. Else %s", found, does, _HELP)
-            self._warned = True
+        self._warned |= dense
+        self._warned_of_rows |= bool(lost)
         return self.action != "skip"
 
 
-def tell_of_weights(parameters: Mapping[str, Tensor], step: int | None) -> None:
+def tell_of_weights(
+    parameters: Mapping[str, Tensor], step: int | None, lost_rows: Mapping[str, str] = NO_LOST_ROWS
+) -> None:
     """Warn, and count, if parameters hold NaN or infinity as their training ends.
 
     Parameters
@@ -111,8 +125,11 @@ def tell_of_weights(parameters: Mapping[str, Tensor], step: int | None) -> None:
         With the values that the training has come to.
     step : int, optional
         How many steps it has made.
+    lost_rows : mapping of name to str
+        As of `FiniteCheck`: tables whose rows nobody reads all of, so that what has been found counts.
     """
     lost = [name for name, value in parameters.items() if not bool(torch.isfinite(value).all())]
+    lost += [f"table {name} ({which})" for name, which in lost_rows.items()]
     if not lost:
         return
     progress.count(COUNTER, len(lost))
@@ -122,23 +139,32 @@ def tell_of_weights(parameters: Mapping[str, Tensor], step: int | None) -> None:
         " no use. The loss shows where it went wrong: %s",
         "" if step is None else f" after step {step}",
         len(lost),
-        len(parameters),
+        len(parameters.keys() | lost_rows.keys()),
         ", ".join(lost[:_NAMED]),
         more,
         _HELP,
     )
 
 
-def _first_of(gradients: Mapping[str, Tensor], of_rows: OfRows) -> str:
-    """Name the first gradient that is not finite; of a table with the row's id."""
-    for name, each in gradients.items():
-        if not bool(torch.isfinite(_numbers(each)).all()):
-            return name
+def _first_of(gradients: Mapping[str, Tensor]) -> str:
+    """Name the first gradient that is not finite."""
+    lost = (name for name, each in gradients.items() if not bool(torch.isfinite(_numbers(each)).all()))
+    return next(lost, "some parameter")
+
+
+def _lost_rows(of_rows: OfRows) -> dict[str, int]:
+    """Return by table the first row whose gradient is not finite.
+
+    NaN and infinity stay in a sum, which is the fastest pass that there is; where it is not finite, it may
+    also be too large.
+    """
+    first = {}
     for name, (ids, rows) in of_rows.items():
-        lost = (~torch.isfinite(rows).all(dim=1)).nonzero()
-        if len(lost):
-            return f"row {ids[int(lost[0])]} of table {name}"
-    return "some parameter"
+        if not math.isfinite(rows.sum().item()):
+            lost = (~torch.isfinite(rows).all(dim=1)).nonzero()
+            if len(lost):
+                first[name] = int(ids[int(lost[0])])
+    return first
 
 
 def _numbers(gradient: Tensor) -> Tensor:

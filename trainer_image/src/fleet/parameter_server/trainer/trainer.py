@@ -89,13 +89,14 @@ class Trainer:
         self.barriers = self._client.barriers
         """Where this trainer waits for the others."""
         self.checkpoints = TrainerCheckpoints(self._client, source, steps_locally=self.steps_locally)
+        self._finite = FiniteCheck(non_finite, plan.trainer_id, lambda: self.current_step)
         self.steps = Steps(
             self._kind,
             self._client.session,
             source,
             overlap=overlap,
             cross_step=cross_step,
-            finite=FiniteCheck(non_finite, plan.trainer_id, lambda: self.current_step),
+            finite=self._finite,
             rows=self._client.rows,
         )
 
@@ -253,6 +254,7 @@ class Trainer:
         self.checkpoints.background.wait()
         status, other_values = self.checkpoints.load(directory)
         if other_values:
+            self._finite.lost_rows.clear()
             self.steps.restart()
         return status
 
@@ -276,7 +278,7 @@ class Trainer:
         self.steps.stop()
         if self._joined_at:
             note_steps_past(self.plan.trainer_id, self._client.calls)
-        tell_of_weights(self._source.parameters, self.current_step)
+        tell_of_weights(self._source.parameters, self.current_step, self._finite.lost_rows)
         known = self._client.complete()
         self.completed = True
         _log.info("trainer %d has completed, at step %d", self.plan.trainer_id, self.current_step)
