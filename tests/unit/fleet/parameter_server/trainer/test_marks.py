@@ -57,6 +57,7 @@ def test_what_a_round_covers_of_a_large_model_is_what_it_may_cost():
     assert part_of(small) == 1.0
     assert part_of([]) == 1.0
     large = [*small, torch.empty(3 * ROUND_BYTES // 4, dtype=torch.int8).view(torch.float32)]
+    assert part_of([torch.empty(1 << 40, device="meta")]) == 0.02
     part = part_of(large)
     covered = 0
     for each in large:
