@@ -132,7 +132,28 @@ def in_turn(model: Any, optimizer: Any) -> None:
         of_layer[0 if step % 2 else 1].step()
 
 
-@pytest.mark.parametrize("alone", [scaled, scaled_and_clipped, accumulated, clamped, written, in_turn])
+def sharpness_aware(model: Any, optimizer: Any) -> None:
+    """Take the gradient of each half a little uphill of the weights that both share."""
+    for step in range(own_loops.STEPS):
+
+        def backward(trainer: int, step: int = step) -> None:
+            own_loops.loss_of(model, step, trainer).backward()
+            kept = {name: value.clone() for name, value in model.state_dict().items()}
+            uphill = own_loops.ascents(model)
+            with torch.no_grad():
+                for parameter, each in zip(model.parameters(), uphill, strict=True):
+                    parameter.add_(each)
+            model.zero_grad()
+            own_loops.loss_of(model, step, trainer).backward()
+            model.load_state_dict(kept)
+
+        set_mean(model, backward)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "alone", [scaled, scaled_and_clipped, accumulated, clamped, written, in_turn, sharpness_aware]
+)
 def test_a_loop_trains_as_in_one_process(trained, alone):
     with one_torch_thread():
         model, optimizer = own_loops.build()
