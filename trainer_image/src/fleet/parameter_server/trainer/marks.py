@@ -7,6 +7,7 @@ round. Rounds are the same on every trainer, so that none is slower than the oth
 """
 
 import math
+import mmap
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ _ROUNDINGS: Final = 8
 """By how many units in the last place a number may differ that something was added to and taken from."""
 _SMALL: Final = 2.0**-7
 """The units are at least those of this number: what was added may be larger than all numbers of a tensor."""
-_JUDGED_BYTES: Final = 1 << 18
+_AT_ONCE_BYTES: Final = 1 << 18
 """How many are judged at once, so that what is computed of them stays in the cache."""
 
 
@@ -55,7 +56,7 @@ class Mark:
         self._part = part
         self._copies = copies
         self._begin = 0
-        self._held = bytearray()
+        self._held: bytearray | mmap.mmap = bytearray()
         self._crc: int | None = None
 
     def take(self, content: memoryview, round_: int) -> None:
@@ -69,6 +70,8 @@ class Mark:
                     self._crc = zlib.crc32(content)
                     return
                 stretch = length
+                if not isinstance(self._held, mmap.mmap):  # which goes back to the kernel, unlike the heap
+                    self._held = mmap.mmap(-1, length)
             turns = math.ceil(length / stretch) if length else 1
             self._begin = min(round_ % turns * stretch, length - stretch)  # all of one length
             content = content[self._begin : self._begin + stretch]
@@ -81,7 +84,14 @@ class Mark:
         """Whether the memory holds what it held."""
         if self._crc is not None:
             return zlib.crc32(content) == self._crc
-        return self._held == self._covered(content)  # compares bytes; views would number by number
+        covered = self._covered(content)
+        if isinstance(self._held, bytearray):
+            return self._held == covered  # compares bytes; views would number by number
+        held = memoryview(self._held)
+        return len(held) == len(covered) and all(
+            bytearray(held[begin : begin + _AT_ONCE_BYTES]) == covered[begin : begin + _AT_ONCE_BYTES]
+            for begin in range(0, len(held), _AT_ONCE_BYTES)
+        )
 
     def matches_but_for_rounding(self, content: memoryview, dtype: torch.dtype) -> bool:
         """Whether memory that does not match differs as numbers do from which a sum was subtracted again.
@@ -92,9 +102,9 @@ class Mark:
         if self._crc is not None or len(present) != len(self._held) or not dtype.is_floating_point:
             return False
         off, largest = 0.0, _SMALL
-        for begin in range(0, len(present), _JUDGED_BYTES):
+        for begin in range(0, len(present), _AT_ONCE_BYTES):
             before, now = (
-                torch.frombuffer(each[begin : begin + _JUDGED_BYTES], dtype=dtype).double()
+                torch.frombuffer(each[begin : begin + _AT_ONCE_BYTES], dtype=dtype).double()
                 for each in (memoryview(self._held), present)
             )
             differ = (now != before) & ~(now.isnan() & before.isnan())
