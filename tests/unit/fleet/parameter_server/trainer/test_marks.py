@@ -12,7 +12,7 @@ from fleet.parameter_server.transport.arena import bytes_of
 
 
 def marked(content: memoryview, round_: int, part: float = 1.0, *, copies: bool = True) -> Mark:
-    mark = Mark(part, copies=copies)
+    mark = Mark(len(content), part, copies=copies)
     mark.take(content, round_)
     return mark
 
@@ -25,7 +25,7 @@ def test_a_changed_byte_of_much_memory_is_noticed_at_once_in_the_first_rounds_an
     content = bytearray(length)
     changed = data.draw(st.integers(0, length - 1))
     first = data.draw(st.integers(0, 20))
-    mark = Mark(0.001, copies=copies)  # which is 1 KiB a round
+    mark = Mark(length, 0.001, copies=copies)  # which is 1 KiB a round
     noticed = []
     for round_ in range(first, first + -(-length // 1024)):
         mark.take(memoryview(content), round_)

@@ -37,7 +37,7 @@ _ROUNDINGS: Final = 8
 _SMALL: Final = 2.0**-7
 """The units are at least those of this number: what was added may be larger than all numbers of a tensor."""
 _AT_ONCE_BYTES: Final = 1 << 18
-"""How many are judged at once, so that what is computed of them stays in the cache."""
+"""How many are compared or judged at once, so that what is computed of them stays in the cache."""
 
 
 class Mark:
@@ -45,6 +45,9 @@ class Mark:
 
     Parameters
     ----------
+    length : int
+        How many bytes the memory has. What a stretch takes is allocated at once: among the gradients that
+        come and go, it would cut up the heap.
     part : float
         How much of the memory a round past the first covers.
     copies : bool
@@ -52,44 +55,46 @@ class Mark:
         take its CRC-32, which takes no memory, and does not tell rounding from writing.
     """
 
-    def __init__(self, part: float = 1.0, *, copies: bool = True) -> None:
+    def __init__(self, length: int, part: float = 1.0, *, copies: bool = True) -> None:
         self._part = part
         self._copies = copies
         self._begin = 0
-        self._held: bytearray | mmap.mmap = bytearray()
+        self._stretch = bytearray(_stretch_of(length, part))
+        self._whole: mmap.mmap | None = None
+        """In a first round all of larger memory; it goes back to the kernel afterwards, unlike the heap."""
         self._crc: int | None = None
 
     def take(self, content: memoryview, round_: int) -> None:
         """Mark these bytes, or the stretch of them whose turn it is in a round; rounds count from 0."""
-        self._crc = None
-        if self._part < 1.0:
-            length = len(content)
-            stretch = min(length, math.ceil(length * self._part / _UNIT_BYTES) * _UNIT_BYTES)
-            if stretch < length and covers_all(round_):
-                if not self._copies:
-                    self._crc = zlib.crc32(content)
-                    return
-                stretch = length
-                if not isinstance(self._held, mmap.mmap):  # which goes back to the kernel, unlike the heap
-                    self._held = mmap.mmap(-1, length)
-            turns = math.ceil(length / stretch) if length else 1
-            self._begin = min(round_ % turns * stretch, length - stretch)  # all of one length
+        length, self._crc = len(content), None
+        stretch = _stretch_of(length, self._part)
+        if stretch < length and covers_all(round_):
+            if not self._copies:
+                self._crc = zlib.crc32(content)
+                return
+            if self._whole is None or len(self._whole) != length:
+                self._whole = mmap.mmap(-1, length)
+            memoryview(self._whole)[:] = content
+            return
+        self._whole = None
+        if len(self._stretch) != stretch:  # the script has put other memory in its place
+            self._stretch = bytearray(stretch)
+        if stretch < length:
+            self._begin = min(round_ % math.ceil(length / stretch) * stretch, length - stretch)
             content = content[self._begin : self._begin + stretch]
-        if len(self._held) == len(content):
-            memoryview(self._held)[:] = content
         else:
-            self._held = bytearray(content)
+            self._begin = 0
+        memoryview(self._stretch)[:] = content
 
     def matches(self, content: memoryview) -> bool:
         """Whether the memory holds what it held."""
         if self._crc is not None:
             return zlib.crc32(content) == self._crc
-        covered = self._covered(content)
-        if isinstance(self._held, bytearray):
-            return self._held == covered  # compares bytes; views would number by number
-        held = memoryview(self._held)
-        return len(held) == len(covered) and all(
-            bytearray(held[begin : begin + _AT_ONCE_BYTES]) == covered[begin : begin + _AT_ONCE_BYTES]
+        if self._whole is None:
+            return self._stretch == self._covered(content)  # compares bytes; views would number by number
+        held = memoryview(self._whole)
+        return len(held) == len(content) and all(
+            bytearray(held[begin : begin + _AT_ONCE_BYTES]) == content[begin : begin + _AT_ONCE_BYTES]
             for begin in range(0, len(held), _AT_ONCE_BYTES)
         )
 
@@ -98,14 +103,15 @@ class Mark:
 
         All that the mark covers is judged; False where it has no copy of that.
         """
-        present = self._covered(content)
-        if self._crc is not None or len(present) != len(self._held) or not dtype.is_floating_point:
+        held = memoryview(self._stretch if self._whole is None else self._whole)
+        present = content if self._whole is not None else self._covered(content)
+        if self._crc is not None or len(present) != len(held) or not dtype.is_floating_point:
             return False
         off, largest = 0.0, _SMALL
         for begin in range(0, len(present), _AT_ONCE_BYTES):
             before, now = (
                 torch.frombuffer(each[begin : begin + _AT_ONCE_BYTES], dtype=dtype).double()
-                for each in (memoryview(self._held), present)
+                for each in (held, present)
             )
             differ = (now != before) & ~(now.isnan() & before.isnan())
             by = (now[differ] - before[differ]).abs()
@@ -116,7 +122,12 @@ class Mark:
         return off <= _ROUNDINGS * torch.finfo(dtype).eps * largest
 
     def _covered(self, content: memoryview) -> memoryview:
-        return content if self._part >= 1.0 else content[self._begin : self._begin + len(self._held)]
+        return content[self._begin : self._begin + len(self._stretch)]
+
+
+def _stretch_of(length: int, part: float) -> int:
+    """Return how many bytes of so many a round past the first covers."""
+    return length if part >= 1.0 else min(length, math.ceil(length * part / _UNIT_BYTES) * _UNIT_BYTES)
 
 
 def version_of(tensor: Tensor) -> int:
@@ -176,7 +187,7 @@ class Recorder:
         """How many steps have been made."""
         self._parameters = parameters
         self._part = part_of(parameters.values())
-        self._marks = {name: Mark(self._part, copies=False) for name in parameters}
+        self._marks = {name: Mark(each.nbytes, self._part, copies=False) for name, each in parameters.items()}
         self._staging: Arena[str] | None = None
 
     def record(self, name: str, gradient: Tensor, *, marked: bool) -> SentGradient:

@@ -200,7 +200,7 @@ class _ParameterMemory:
         self._landing: Tensor | None = None
         self._adopted = 0
         """How many times values were adopted."""
-        self._mark = Mark(part) if part is not None else None
+        self._mark = Mark(parameter.nbytes, part) if part is not None else None
         """Of the values adopted last."""
         self._small = part == 1.0 and parameter.device.type == "cpu"
         """Whether a copy in each round is cheap."""
