@@ -1,5 +1,6 @@
 """A process in which no descriptor is left."""
 
+import gc
 import os
 import resource
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ __all__ = ["no_descriptor_left"]
 @contextmanager
 def no_descriptor_left() -> Iterator[None]:
     """Open something until the system refuses to."""
+    gc.collect()  # what other tests have left would be closed meanwhile
     before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
     highest = max(int(each) for each in os.listdir("/proc/self/fd"))  # noqa: PTH208 (no path is wanted)
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, before[1]))

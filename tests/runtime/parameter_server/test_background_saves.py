@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fleet.checkpoint import Checkpoint, TrainStatus, find_checkpoint, write_shard
 from fleet.errors import DiskFullError, FleetError
@@ -126,6 +127,9 @@ def test_a_full_disk_pauses_saving_with_a_warning_and_ends_nobody(tmp_path, monk
 @pytest.mark.parametrize("kept", [False, True], ids=["none-is-kept", "some-are-kept-for-saves"])
 def test_a_process_without_descriptors_pauses_saving_unless_some_are_kept(tmp_path, caplog, kept):
     caplog.set_level("INFO", "fleet.checkpoint")
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.sum().backward()  # torch opens files of its own at the first step of a process
+    torch.optim.SGD([weight]).step()
     with loopback() as job, contextlib.ExitStack() as afterwards:
         trainer, model, _ = job.make_trainer()
         trainer.start()

@@ -11,7 +11,7 @@ from typing import Final
 from fleet.checkpoint.cleaning import remove_checkpoint
 from fleet.checkpoint.manifest import MANIFEST_NAME, REPLACED_NAME, Manifest
 from fleet.checkpoint.reader import Checkpoint
-from fleet.errors import CheckpointError
+from fleet.errors import CheckpointError, DiskFullError, no_room
 
 __all__ = [
     "CHECKPOINT_PREFIX",
@@ -44,10 +44,10 @@ def _names_in(folder: Path) -> list[str]:
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not folder.is_symlink():
             return []  # the first save makes it
-        raise CheckpointError(
-            f"{folder} cannot be looked into for checkpoints ({error.strerror}); expected a folder that this "
-            "process may read"
-        ) from error
+        sentence = f"{folder} cannot be looked into for checkpoints ({error.strerror})"
+        if no_room(error):  # without a descriptor a save is left out, as on a full disk
+            raise DiskFullError(sentence) from error
+        raise CheckpointError(f"{sentence}; expected a folder that this process may read") from error
 
 
 def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -> Checkpoint | None:
