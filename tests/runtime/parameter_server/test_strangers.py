@@ -66,7 +66,9 @@ def job() -> Iterator[Loopback]:
 @contextlib.contextmanager
 def calling(endpoint: str, key: bytes = b"", server: int = 0) -> Iterator[Any]:
     """Open a channel to a server as somebody with this key, or without one; give its stub."""
-    with open_channel(endpoint, prover_of(key, server)) as channel:
+    # On a slow machine gRPC takes the connection for a long one, and makes room for all of a stream.
+    fixed_windows = (("grpc.http2.bdp_probe", 0),)
+    with open_channel(endpoint, prover_of(key, server), fixed_windows) as channel:
         yield control_pb2_grpc.ParameterServerStub(channel)
 
 
@@ -233,7 +235,7 @@ def test_streams_that_nobody_takes_keep_no_sign_of_life_waiting_and_end():
         stub.Stats(control_pb2.StatsRequest(), timeout=10)
         taken = list(stub.State(request, timeout=60))  # once those before it have ended
         assert sum(len(piece.data) for piece in taken) == 4 * (2000 * 2000 + 2000)
-        assert any(was_cancelled(stream) for stream in streams)  # nearly always the first
+        assert any(was_cancelled(stream) for stream in streams)
 
 
 def was_cancelled(stream: Any) -> bool:
