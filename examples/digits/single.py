@@ -50,8 +50,8 @@ def main() -> None:
             loss.backward()
             optimizer.step()
         step = (epoch + 1) * len(loader)
-        correct = accuracy(model, *test)
-        print(f"step {step} of {total}: loss {loss.item():.4f}, test accuracy {correct:.4f}")
+        score = accuracy(model, *test)
+        print(f"step {step} of {total}: loss {loss.item():.4f}, test accuracy {score:.4f}")
     print(f"test accuracy: {accuracy(model, *test):.4f}")
 
 

@@ -57,8 +57,8 @@ def main() -> None:
             loss.backward()
             optimizer.step()
         step = (epoch + 1) * len(loader)
-        correct = accuracy(model, *test)
-        fleet.report(step=step, total_steps=total, loss=loss, samples=step * BATCH, test_accuracy=correct)
+        score = accuracy(model, *test)
+        fleet.report({"test_accuracy": score}, step=step, total_steps=total, loss=loss, samples=step * BATCH)
     fleet.stop_worker()
     print(f"test accuracy: {accuracy(model, *test):.4f}")
 

@@ -66,7 +66,7 @@ def main() -> None:
     executor.close()
     with torch.no_grad():
         error = squared_error(model, x[:TEST_SAMPLES], y[:TEST_SAMPLES]).item()
-    fleet.report(test_error=error)
+    fleet.report({"test_error": error})
     print(f"test error: {error:.4f}, where always guessing the mean gives about 1")
 
 

@@ -83,7 +83,7 @@ def rows_of(collection: names.nn.EmbeddingBagCollection) -> dict[str, torch.Tens
     with torch.no_grad():
         return {
             table.name: names.nn.DistributedEmbedding(table.num_embeddings, DIM, table=table)(
-                torch.arange(table.num_embeddings)
+                torch.arange(table.num_embeddings or 0)
             )
             for table in collection.distributed_tables
         }

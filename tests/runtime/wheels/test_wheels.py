@@ -46,7 +46,7 @@ else:
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
         loss.backward()
         optimizer.step()
-    fleet.report(step=60, last_loss=loss)
+    fleet.report(step=60, metrics={"last_loss": loss})
     fleet.stop_worker()
     print("trained by", package.__file__)
 """
@@ -91,7 +91,10 @@ def test_the_command_line_starts(python: Path, tmp_path: Path):
 
 def test_the_package_is_the_wheels(python: Path, tmp_path: Path):
     imported = called(python, "-c", "import fleet; print(fleet.__file__)", cwd=tmp_path)
-    assert Path(imported.strip()).is_relative_to(python.parents[1])
+    package = Path(imported.strip()).parent
+    assert package.is_relative_to(python.parents[1])
+    assert (package / "py.typed").exists()
+    assert (package / "typed.py").exists()  # or type checkers find no public name
 
 
 def test_a_job_trains_where_the_repository_is_not(python: Path, tmp_path: Path):

@@ -6,56 +6,13 @@ the modules that need torch import it.
 
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from fleet.errors import meant
 from fleet.process import lifecycle as lifecycle  # its import makes report() serve itself in a plain script
-from fleet.process.progress import report
 
 if TYPE_CHECKING:
-    from fleet.averaging import LocalSGD, PowerSGD
-    from fleet.checkpoint import TrainStatus
-    from fleet.errors import (
-        CheckpointError,
-        ConfigurationError,
-        DeadlineExceededError,
-        FleetError,
-        PeerLostError,
-        ProtocolError,
-        RoleError,
-        StateLostError,
-        TranspileError,
-    )
-    from fleet.executor.executor import Executor
-    from fleet.executor.parallel import ParallelExecutor
-    from fleet.executor.place import CPUPlace, CUDAPlace
-    from fleet.loop import epochs, prefetch, steps
-    from fleet.program import (
-        Block,
-        ClipGradByGlobalNorm,
-        ClipGradByNorm,
-        ClipGradByValue,
-        Operator,
-        Program,
-        Variable,
-        default_main_program,
-        default_startup_program,
-    )
-    from fleet.strategy import (
-        DistributedStrategy,
-        StrategyFactory,
-        create_async_strategy,
-        create_geo_strategy,
-        create_half_async_strategy,
-        create_sync_strategy,
-    )
-    from fleet.transpiler import (
-        DistributedMode,
-        DistributeTranspiler,
-        DistributeTranspilerConfig,
-        HashName,
-        PSDispatcher,
-        RoundRobin,
-    )
+    from fleet.typed import *  # noqa: F403
 
 __version__ = "0.1.0"
 
@@ -64,112 +21,62 @@ if "torch" in sys.modules:  # a script that is about to build its optimizer, may
 
     defer_dynamo()
 
-_MODULE_OF = {
-    **dict.fromkeys(("LocalSGD", "PowerSGD"), "fleet.averaging"),
-    "TrainStatus": "fleet.checkpoint",
-    **dict.fromkeys(
-        (
-            "CheckpointError",
-            "ConfigurationError",
-            "DeadlineExceededError",
-            "FleetError",
-            "PeerLostError",
-            "ProtocolError",
-            "RoleError",
-            "StateLostError",
-            "TranspileError",
-        ),
-        "fleet.errors",
+_NAMES_IN = {
+    "averaging": ("LocalSGD", "PowerSGD"),
+    "checkpoint": ("TrainStatus",),
+    "errors": (
+        "CheckpointError",
+        "ConfigurationError",
+        "DeadlineExceededError",
+        "FleetError",
+        "PeerLostError",
+        "ProtocolError",
+        "RoleError",
+        "StateLostError",
+        "TranspileError",
     ),
-    "Executor": "fleet.executor.executor",
-    "ParallelExecutor": "fleet.executor.parallel",
-    **dict.fromkeys(("epochs", "prefetch", "steps"), "fleet.loop"),
-    **dict.fromkeys(("CPUPlace", "CUDAPlace"), "fleet.executor.place"),
-    **dict.fromkeys(
-        (
-            "Block",
-            "ClipGradByGlobalNorm",
-            "ClipGradByNorm",
-            "ClipGradByValue",
-            "Operator",
-            "Program",
-            "Variable",
-            "default_main_program",
-            "default_startup_program",
-        ),
-        "fleet.program",
+    "executor.executor": ("Executor",),
+    "executor.parallel": ("ParallelExecutor",),
+    "executor.place": ("CPUPlace", "CUDAPlace"),
+    "loop": ("epochs", "prefetch", "steps"),
+    "process.progress": ("report",),
+    "program": (
+        "Block",
+        "ClipGradByGlobalNorm",
+        "ClipGradByNorm",
+        "ClipGradByValue",
+        "Operator",
+        "Program",
+        "Variable",
+        "default_main_program",
+        "default_startup_program",
     ),
-    **dict.fromkeys(
-        (
-            "DistributedStrategy",
-            "StrategyFactory",
-            "create_async_strategy",
-            "create_geo_strategy",
-            "create_half_async_strategy",
-            "create_sync_strategy",
-        ),
-        "fleet.strategy",
+    "strategy": (
+        "DistributedStrategy",
+        "StrategyFactory",
+        "create_async_strategy",
+        "create_geo_strategy",
+        "create_half_async_strategy",
+        "create_sync_strategy",
     ),
-    **dict.fromkeys(
-        (
-            "DistributedMode",
-            "DistributeTranspiler",
-            "DistributeTranspilerConfig",
-            "HashName",
-            "PSDispatcher",
-            "RoundRobin",
-        ),
-        "fleet.transpiler",
+    "transpiler": (
+        "DistributeTranspiler",
+        "DistributeTranspilerConfig",
+        "DistributedMode",
+        "HashName",
+        "PSDispatcher",
+        "RoundRobin",
     ),
 }
-
-__all__ = [
-    "Block",
-    "CPUPlace",
-    "CUDAPlace",
-    "CheckpointError",
-    "ClipGradByGlobalNorm",
-    "ClipGradByNorm",
-    "ClipGradByValue",
-    "ConfigurationError",
-    "DeadlineExceededError",
-    "DistributeTranspiler",
-    "DistributeTranspilerConfig",
-    "DistributedMode",
-    "DistributedStrategy",
-    "Executor",
-    "FleetError",
-    "HashName",
-    "LocalSGD",
-    "Operator",
-    "PSDispatcher",
-    "ParallelExecutor",
-    "PeerLostError",
-    "PowerSGD",
-    "Program",
-    "ProtocolError",
-    "RoleError",
-    "RoundRobin",
-    "StateLostError",
-    "StrategyFactory",
-    "TrainStatus",
-    "TranspileError",
-    "Variable",
-    "create_async_strategy",
-    "create_geo_strategy",
-    "create_half_async_strategy",
-    "create_sync_strategy",
-    "default_main_program",
-    "default_startup_program",
-    "epochs",
-    "prefetch",
-    "report",
-    "steps",
-]
-
+"""The public names, by module. For type checkers, ``make docs`` writes `fleet.typed` from them."""
 
 _PACKAGES = ("nn", "tables")
-"""What scripts say as ``fleet.nn.DistributedEmbedding``; each is imported when it is used."""
+"""What scripts say as ``fleet.nn.DistributedEmbedding``."""
+
+NAMES = {name: f"fleet.{module}" for module, names in _NAMES_IN.items() for name in names}
+__all__ = sorted(NAMES)
+NAMES |= dict.fromkeys(_PACKAGES, "fleet")
+"""Where each name comes from that scripts find here, and on the `fleet` of their job too."""
 
 _RUN_BY_AN_EXECUTOR = "run the program itself with fleet.Executor, in one process for each device"
 _LEFT_TO_PYTORCH = "PyTorch runs the model, and has settings of its own"
@@ -182,17 +89,29 @@ _NOT_HERE = {
 """The original's names that scripts may use and that are not here, and what to do instead."""
 
 
-def __getattr__(name: str) -> Any:
+def unknown_name(name: str, problem: str) -> AttributeError:
+    """Return the error of a name that is not here; of one of the original's it says what to do instead."""
     if name in _NOT_HERE:
-        raise AttributeError(f"fleet has no {name}: {_NOT_HERE[name]}")
-    if name in _PACKAGES:
-        return import_module(f"fleet.{name}")
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
-    return value
+        problem = f"fleet has no {name}: {_NOT_HERE[name]}"
+    return AttributeError(problem, name=name, obj=None)  # of an obj, Python would add a guess of its own
+
+
+if not TYPE_CHECKING:  # type checkers take a name that is not in fleet.typed for a mistake
+
+    def __getattr__(name: str) -> object:
+        if name in _PACKAGES:
+            return import_module(f"fleet.{name}")
+        if name in NAMES:
+            value = globals()[name] = getattr(import_module(NAMES[name]), name)
+            return value
+        close = meant(name, NAMES, cutoff=0.8)  # else main_program would mean default_main_program
+        raise unknown_name(
+            name,
+            f"module 'fleet' has no attribute {name!r}{close}; init(), distributed_optimizer() and the other "
+            "calls of a job are those of the object that a script imports by 'from fleet.parameter_server "
+            "import fleet' or, for collective training, 'from fleet.collective import fleet'",
+        )
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *NAMES})

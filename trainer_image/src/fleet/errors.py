@@ -20,6 +20,7 @@ so the reserved codes below are part of the contract between the two distributio
 """
 
 import errno
+from collections.abc import Iterable
 from typing import ClassVar
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "StateLostError",
     "TranspileError",
     "disk_error",
+    "meant",
     "no_room",
 ]
 
@@ -89,6 +91,14 @@ def no_room(raised: Exception) -> bool:
 def disk_error(raised: Exception, sentence: str) -> FleetError:
     """Return a sentence about what a disk has refused as the error that it is."""
     return (DiskFullError if no_room(raised) else FleetError)(sentence)
+
+
+def meant(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return a question about the name that a mistyped one may have meant; empty where none is close."""
+    from difflib import get_close_matches  # imported on the way to an error, and not by every process
+
+    close = get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 class RoleError(ConfigurationError):

@@ -7,19 +7,20 @@ says anything, the job decides (`FLEET_SYNC_MODE`).
 
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from fleet.averaging import LocalSGD, PowerSGD
-from fleet.errors import ConfigurationError, TranspileError
+from fleet.errors import ConfigurationError, TranspileError, meant
 from fleet.options import Where, refusal
 from fleet.originals import ORIGINALS
 from fleet.program.clip import GradClip, check_grad_clip
 from fleet.role_maker.variables import SYNC_MODES
-from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode, meant
+from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 
 __all__ = [
     "DistributedStrategy",
     "StrategyFactory",
+    "StrategyFields",
     "create_async_strategy",
     "create_geo_strategy",
     "create_half_async_strategy",
@@ -118,12 +119,14 @@ class DistributedStrategy:
     def __post_init__(self) -> None:
         self.check()
 
-    def __setattr__(self, name: str, value: object) -> None:
-        check = _CHECKS.get(name)
-        if check is None:
-            raise AttributeError(_unknown(name))
-        check(name, value)
-        object.__setattr__(self, name, value)
+    if not TYPE_CHECKING:  # to type checkers, a class that has it has every field
+
+        def __setattr__(self, name: str, value: object) -> None:
+            check = _CHECKS.get(name)
+            if check is None:
+                raise AttributeError(_unknown(name))
+            check(name, value)
+            object.__setattr__(self, name, value)
 
     def check(self) -> None:
         """Check the fields together.
@@ -305,48 +308,123 @@ def strategy_of(given: DistributedStrategy | DistributeTranspilerConfig | None) 
     return given
 
 
-def create_sync_strategy(**fields: Any) -> DistributedStrategy:
-    """Return a strategy for synchronous training.
+class StrategyFields(TypedDict, total=False):
+    """The fields of a `DistributedStrategy` but those of its mode, for who calls ``create_..._strategy``."""
+
+    overlap: bool | None
+    cross_step: bool
+    server_kernels: str
+    transport: str
+    wire_dtype: str | None
+    local_sgd: LocalSGD | None
+    power_sgd: PowerSGD | None
+    broadcast_buffers: bool
+    grad_clip: GradClip | None
+    non_finite: str
+    transpiler: DistributeTranspilerConfig
+
+
+def create_sync_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrategy:
+    """Return a strategy for synchronous training: each step waits for the gradients of all trainers.
 
     Parameters
     ----------
     **fields
-        As of `DistributedStrategy`, `transpiler` included: its fields of the mode are set here.
+        As of `DistributedStrategy`, but for `sync_mode` and `mode`. Of `transpiler`, the fields that say the
+        mode are set here.
+
+    Returns
+    -------
+    DistributedStrategy
+        With `sync_mode` True.
+
+    Raises
+    ------
+    TypeError
+        There is no such field; the message names the one that may be meant.
+    ConfigurationError
+        A value is unknown, or contradicts another; the message names the field.
+
+    Notes
+    -----
+    The original's is ``StrategyFactory.create_sync_strategy()``.
     """
     return _create(DistributedMode.SYNC, fields)
 
 
-def create_async_strategy(**fields: Any) -> DistributedStrategy:
+def create_async_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrategy:
     """Return a strategy for asynchronous training, in which each gradient is applied when it comes.
 
     Parameters
     ----------
     **fields
         As of `create_sync_strategy`.
+
+    Returns
+    -------
+    DistributedStrategy
+        With `sync_mode` False, and a `transpiler` that asks for the mode.
+
+    Raises
+    ------
+    TypeError, ConfigurationError
+        As `create_sync_strategy`.
+
+    Notes
+    -----
+    The original's is ``StrategyFactory.create_async_strategy()``.
     """
     return _create(DistributedMode.ASYNC, fields)
 
 
-def create_half_async_strategy(**fields: Any) -> DistributedStrategy:
+def create_half_async_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrategy:
     """Return a strategy for half-asynchronous training, in which trainers do not wait for servers either.
 
     Parameters
     ----------
     **fields
         As of `create_sync_strategy`.
+
+    Returns
+    -------
+    DistributedStrategy
+        With `sync_mode` False, and a `transpiler` that asks for the mode.
+
+    Raises
+    ------
+    TypeError, ConfigurationError
+        As `create_sync_strategy`.
+
+    Notes
+    -----
+    The original's is ``StrategyFactory.create_half_async_strategy()``.
     """
     return _create(DistributedMode.HALF_ASYNC, fields)
 
 
-def create_geo_strategy(update_frequency: int = 100, **fields: Any) -> DistributedStrategy:
+def create_geo_strategy(update_frequency: int = 100, **fields: Unpack[StrategyFields]) -> DistributedStrategy:
     """Return a strategy for GEO: trainers step by themselves and exchange what has changed.
 
     Parameters
     ----------
     update_frequency : int
-        After how many steps.
+        After how many steps of a trainer it exchanges.
     **fields
         As of `create_sync_strategy`.
+
+    Returns
+    -------
+    DistributedStrategy
+        With `sync_mode` False, and a `transpiler` that asks for the mode.
+
+    Raises
+    ------
+    TypeError, ConfigurationError
+        As `create_sync_strategy`.
+
+    Notes
+    -----
+    The original's is ``StrategyFactory.create_geo_strategy(update_frequency=100)``.
     """
     return _create(DistributedMode.GEO, fields, geo_sgd_need_push_nums=update_frequency)
 
@@ -360,12 +438,10 @@ class StrategyFactory:
     create_geo_strategy = staticmethod(create_geo_strategy)
 
 
-def _create(mode: DistributedMode, fields: dict[str, Any], **of_config: Any) -> DistributedStrategy:
-    config = fields.pop("transpiler", None)
-    config = _config_for(mode, config if config is not None else DistributeTranspilerConfig())
-    return DistributedStrategy(
-        sync_mode=mode is DistributedMode.SYNC, transpiler=replace(config, **of_config), **fields
-    )
+def _create(mode: DistributedMode, fields: StrategyFields, **of_config: Any) -> DistributedStrategy:
+    config = _config_for(mode, fields.get("transpiler") or DistributeTranspilerConfig())
+    fields["transpiler"] = replace(config, **of_config)
+    return DistributedStrategy(sync_mode=mode is DistributedMode.SYNC, **fields)
 
 
 def _config_for(mode: DistributedMode, config: DistributeTranspilerConfig) -> DistributeTranspilerConfig:

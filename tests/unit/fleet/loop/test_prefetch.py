@@ -8,8 +8,8 @@ from fleet.errors import ConfigurationError
 from tests.support.row_source import RowSource
 
 
-def table_of(source: RowSource, **options: int) -> fleet.nn.DistributedEmbedding:
-    embedding = fleet.nn.DistributedEmbedding(10, 2, name="t", **options)
+def table_of(source: RowSource, padding_idx: int | None = None) -> fleet.nn.DistributedEmbedding:
+    embedding = fleet.nn.DistributedEmbedding(10, 2, padding_idx, name="t")
     embedding.table.bind(source)
     return embedding
 

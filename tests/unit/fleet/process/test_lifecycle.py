@@ -322,7 +322,7 @@ def test_a_replica_that_ends_well_leaves_its_progress(replica, words):
     lifecycle.joined()
     report(step=3, total_steps=3, loss=0.5)
     lifecycle.finish({3, 1, 0})
-    report(test_accuracy=0.97)
+    report({"test_accuracy": 0.97})
     """
     assert ended(replica(body))[0] == 0
     state = json.loads(words.read_text())

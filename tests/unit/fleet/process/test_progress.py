@@ -37,7 +37,7 @@ def test_what_was_never_reported_is_null(subject):
 def test_reports_replace_and_counters_add(subject):
     subject.identify("TRAINER", 1)
     subject.report(step=1, total_steps=10, loss=0.5, samples=64)
-    subject.report(step=2, loss=torch.tensor(0.25), samples=128, test_accuracy=0.9)
+    subject.report(step=2, loss=torch.tensor(0.25), samples=128, metrics={"test_accuracy": 0.9})
     subject.count("bytes_sent", 100)
     subject.count("bytes_sent", 50)
     assert subject.snapshot() == {
@@ -93,7 +93,7 @@ def test_the_step_of_the_runtime_counts_until_the_script_reports_one(subject):
 
 def test_a_loss_that_is_not_finite_is_said_once_and_never_breaks_json(subject, caplog):
     for step in range(3):
-        subject.report(step=step, loss=float("nan"), gap=float("inf"))
+        subject.report(step=step, loss=float("nan"), metrics={"gap": float("inf")})
     state = subject.snapshot()
     assert (state["loss"], state["metrics"], state["history"]) == (None, {"gap": None}, [])
     json.dumps(state, allow_nan=False)
@@ -109,8 +109,10 @@ def test_a_loss_that_is_not_finite_is_said_once_and_never_breaks_json(subject, c
         ({"total_steps": "10"}, "total_steps is '10' (str); expected a whole number"),
         ({"loss": "low"}, "loss is 'low' (str); expected one number"),
         ({"loss": torch.zeros(2)}, "(Tensor); expected one number"),
-        ({"accuracy": None}, "accuracy is 'None' (NoneType); expected one number"),
-        ({"a b": 1}, "'a b' is no name for a metric"),
+        ({"metrics": {"accuracy": None}}, "accuracy is 'None' (NoneType); expected one number"),
+        ({"metrics": 0.97}, "metrics is 0.97; expected a mapping"),
+        ({"metrics": {3: 1}}, "3 is no name for a metric"),
+        ({"metrics": {"a b": 1}}, "'a b' is no name for a metric"),
     ],
 )
 def test_a_bad_report_names_the_argument_and_changes_nothing(subject, report, message):

@@ -21,7 +21,7 @@ def test_prometheus_text():
     subject = Progress(memory=lambda: 4096)
     subject.identify("PSERVER", 0)
     subject.holds(20)
-    subject.report(step=3, loss=0.5, test_accuracy=0.9)
+    subject.report(step=3, loss=0.5, metrics={"test_accuracy": 0.9})
     subject.count("bytes_sent", 7)
     text = prometheus_text(subject.snapshot(), {"FLEET_JOB_NAME": 'a"b', "FLEET_RESTARTS": "2"})
     lines = [line for line in text.splitlines() if not line.startswith("#")]

@@ -14,7 +14,7 @@ def long_state(metrics: int = 0, counters: int = 0) -> dict[str, Any]:
     for step in range(5000):
         subject.report(step=step, total_steps=5000, loss=2.302585092994046 / (step + 1), samples=64 * step)
     for i in range(metrics):
-        subject.report(**{f"metric_{i}": i / 3})  # type: ignore[arg-type]
+        subject.report({f"metric_{i}": i / 3})
     for i in range(counters):
         subject.count(f"a_counter_with_a_long_name_{i}", 123456789)
     return subject.snapshot()
@@ -41,7 +41,7 @@ def test_what_is_too_long_loses_points_then_counters_then_metrics(metrics, count
 def test_tables_are_told_last_too_if_they_fit():
     def told(length: int) -> Any:
         subject = Progress()
-        subject.report(loss=1, auc=0.5)
+        subject.report(loss=1, metrics={"auc": 0.5})
         subject.count("non_finite_parameters")
         subject.show_tables(lambda: [{"name": "t" * length, "rows": 1, "bytes": each} for each in range(20)])
         state = json.loads(termination.progress_message(subject.snapshot()))

@@ -2,14 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 from torch.nn import Module
 
 import fleet as package
 from fleet.checkpoint import SavingCalls
-from fleet.errors import ConfigurationError
+from fleet.errors import ConfigurationError, meant
 from fleet.facade.numbers import check_operation, like, numbers_of
 from fleet.facade.role import RoleCalls
 from fleet.loop import LoopCalls
@@ -19,19 +19,28 @@ from fleet.program import Program
 
 __all__ = ["FleetCalls"]
 
+if TYPE_CHECKING:
+    from fleet.typed import _PublicNames as PublicNames
+else:
 
-class FleetCalls(RoleCalls, SavingCalls, LoopCalls):
+    class PublicNames:
+        """The public names of the package as attributes, as in ``fleet.report``."""
+
+        def __getattr__(self, name: str) -> object:
+            if name in package.NAMES:
+                return getattr(package, name)
+            raise package.unknown_name(name, f"fleet has no attribute {name!r}{meant(name, dir(self))}")
+
+        def __dir__(self) -> list[str]:
+            return sorted({*super().__dir__(), *package.NAMES})
+
+
+class FleetCalls(RoleCalls, SavingCalls, LoopCalls, PublicNames):
     """The way to train in a job. The heir says what differs between the two kinds."""
 
     def __init__(self) -> None:
         super().__init__()
         self._describe: Callable[..., None] | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        """Resolve what is no method here as a public name of the package, as in ``fleet.report``."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(package, name)
 
     def all_reduce_worker(
         self, values: Any, output: npt.NDArray[Any] | None = None, mode: str = "sum"

@@ -111,12 +111,12 @@ class Progress:
 
     def report(
         self,
+        metrics: Mapping[str, Number] | None = None,
         *,
         step: int | None = None,
         total_steps: int | None = None,
         loss: Number | None = None,
         samples: int | None = None,
-        **metrics: Number,
     ) -> None:
         """Replace the given values; see :func:`report`."""
         given = {
@@ -125,7 +125,7 @@ class Progress:
             "loss": None if loss is None else _number_of("loss", loss),
             "samples": _count_of("samples", samples),
         }
-        checked = {name: _number_of(_checked_name(name), value) for name, value in metrics.items()}
+        checked = _metrics_of(metrics)
         now = self._clock()
         with self._lock:
             self._reported |= {name: value for name, value in given.items() if value is not None}
@@ -200,8 +200,18 @@ def _number_of(name: str, value: Any) -> float:
         raise ConfigurationError(f"fleet.report: {name} is {found}; expected one number") from error
 
 
-def _checked_name(name: str) -> str:
-    if NAME.fullmatch(name) is None:
+def _metrics_of(given: Any) -> dict[str, float]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigurationError(
+            f"fleet.report: metrics is {given!r}; expected a mapping, as {{'test_accuracy': 0.97}}"
+        )
+    return {name: _number_of(_checked_name(name), value) for name, value in given.items()}
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str) or NAME.fullmatch(name) is None:
         raise ConfigurationError(
             f"fleet.report: {name!r} is no name for a metric; expected letters, digits and underscores"
         )
@@ -226,17 +236,20 @@ def before_first_report(act: Callable[[], None]) -> None:
 
 
 def report(
+    metrics: Mapping[str, Number] | None = None,
     *,
     step: int | None = None,
     total_steps: int | None = None,
     loss: Number | None = None,
     samples: int | None = None,
-    **metrics: Number,
 ) -> None:
     """Tell everybody who watches this job how far this replica has come.
 
     Parameters
     ----------
+    metrics : mapping of str to number or tensor of one element, optional
+        Whatever the script finds worth showing, for example ``{"test_accuracy": 0.97}``. The last value of a
+        name counts. A name has letters, digits and underscores.
     step, total_steps : int, optional
         The step just made and how many there will be. Without a step, the one that the runtime has made.
     loss : number or tensor of one element, optional
@@ -244,8 +257,6 @@ def report(
         most 512 points: of a longer run every second, fourth, … report.
     samples : int, optional
         How many samples this replica has trained on since it began; their rate is computed from it.
-    **metrics : number or tensor of one element
-        Anything else worth showing, for example ``test_accuracy=0.97``. The last value of a name counts.
 
     Raises
     ------
@@ -256,7 +267,7 @@ def report(
     act, _before_first_report = _before_first_report, None
     if act is not None:
         act()
-    _progress.report(step=step, total_steps=total_steps, loss=loss, samples=samples, **metrics)
+    _progress.report(metrics, step=step, total_steps=total_steps, loss=loss, samples=samples)
 
 
 def follow(made: Callable[[], int]) -> None:

@@ -4,15 +4,14 @@ import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from fleet.errors import TranspileError
+from fleet.errors import TranspileError, meant
 from fleet.options import Where, refusal
 from fleet.transpiler.dispatch import HashName, PSDispatcher, RoundRobin
 
-__all__ = ["DistributeTranspilerConfig", "DistributedMode", "TrainingMode", "meant"]
+__all__ = ["DistributeTranspilerConfig", "DistributedMode", "TrainingMode"]
 
 _SMALLEST_BLOCK = 8192
 _DISPATCHERS: dict[str, type[PSDispatcher]] = {each.__name__: each for each in (RoundRobin, HashName)}
@@ -112,13 +111,15 @@ class DistributeTranspilerConfig:
             raise TypeError(_unknown(unknown[0], known))
         return object.__new__(cls)  # super() is of no use in a dataclass with slots
 
-    def __setattr__(self, name: str, value: object) -> None:
-        known = [field.name for field in fields(self)]
-        if name not in known:
-            raise AttributeError(_unknown(name, known))
-        if name == "split_method" and isinstance(value, str):
-            value = _DISPATCHERS.get(value, value)
-        object.__setattr__(self, name, value)
+    if not TYPE_CHECKING:  # to type checkers, a class that has it has every field
+
+        def __setattr__(self, name: str, value: object) -> None:
+            known = [field.name for field in fields(self)]
+            if name not in known:
+                raise AttributeError(_unknown(name, known))
+            if name == "split_method" and isinstance(value, str):
+                value = _DISPATCHERS.get(value, value)
+            object.__setattr__(self, name, value)
 
     def check(self) -> None:
         """Check every field.
@@ -237,12 +238,6 @@ class DistributeTranspilerConfig:
                     "set config.sync_mode = False too, or leave it at False"
                 )
         return DistributedMode.SYNC
-
-
-def meant(name: str, known: list[str]) -> str:
-    """Return a question about the name that a mistyped one may have meant; empty where none is close."""
-    close = get_close_matches(name, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _unknown(name: str, known: list[str]) -> str:
