@@ -22,6 +22,10 @@ class LocalSGD:
     ------
     ConfigurationError
         One is no whole number of at least 1.
+
+    Notes
+    -----
+    Stich 2019, arXiv:1805.09767; with `begin_step`, Lin et al. 2020 (post-local SGD), arXiv:1808.07217.
     """
 
     k_steps: int = 1
@@ -32,7 +36,18 @@ class LocalSGD:
             _check_whole(f"LocalSGD.{name}", getattr(self, name), 1)
 
     def is_due(self, step: int) -> bool:
-        """Whether parameters are averaged after a step, counted from 1."""
+        """Whether parameters are averaged after a step.
+
+        Parameters
+        ----------
+        step : int
+            Counted from 1.
+
+        Returns
+        -------
+        bool
+            Whether this step ends with an average.
+        """
         return step < self.begin_step or step % self.k_steps == 0
 
 

@@ -94,6 +94,11 @@ class DistributedStrategy:
     ------
     ConfigurationError
         A value that is unknown or not supported yet; the message names the field.
+
+    Notes
+    -----
+    The original's ``DistributedStrategy`` holds a transpiler's config and how trainers send; ours has what
+    PyTorch, collective training and the servers' kernels need besides.
     """
 
     sync_mode: bool | None = None
@@ -167,6 +172,11 @@ class DistributedStrategy:
 
     def check_works(self, where: Where) -> None:
         """Check that a way to train carries out every field that is not at its default.
+
+        Parameters
+        ----------
+        where : Where
+            The way to train: `fleet.options.Where`.
 
         Raises
         ------
@@ -269,7 +279,18 @@ class DistributedStrategy:
         return resolved
 
     def where(self, *, by_executor: bool = False) -> Where:
-        """Return which way to train with parameter servers a resolved strategy asks for."""
+        """Return which way to train with parameter servers a resolved strategy asks for.
+
+        Parameters
+        ----------
+        by_executor : bool
+            Whether an `Executor` runs the steps, and not a loop of the script's own.
+
+        Returns
+        -------
+        Where
+            What `check_works` takes.
+        """
         asked = self.transpiler.asks_for() or DistributedMode.SYNC
         name = "own" if self.mode is not None else asked.name.lower()
         return Where(servers=True, mode=name, by_executor=by_executor)
@@ -430,7 +451,12 @@ def create_geo_strategy(update_frequency: int = 100, **fields: Unpack[StrategyFi
 
 
 class StrategyFactory:
-    """The four strategies under the original's name."""
+    """The four strategies under the original's name.
+
+    Notes
+    -----
+    ``fluid.incubate.fleet.parameter_server.distribute_transpiler.distributed_strategy.StrategyFactory``.
+    """
 
     create_sync_strategy = staticmethod(create_sync_strategy)
     create_async_strategy = staticmethod(create_async_strategy)

@@ -202,10 +202,12 @@ class SavingCalls(ABC):
 
         Parameters
         ----------
-        executor, path, main_program, fs
+        executor, path
             As in `save_check_point`.
         trainer_id : int, optional
             As in the original; not needed.
+        main_program, fs
+            As in `save_check_point`.
         ignore_empty : bool
             False makes a folder without a checkpoint an error.
 
@@ -289,13 +291,15 @@ class SavingCalls(ABC):
 
         Parameters
         ----------
-        executor, main_program
-            As in `save_persistables`.
+        executor : Executor, optional
+            As in the original; not needed.
         dirname : path
             The directory, as this trainer sees it: the job's checkpoints may be on the servers alone.
         feeded_var_names : sequence of str, optional
         target_vars : sequence, optional
             Names of what goes in and what comes out, or their Variables; noted in the file's description.
+        main_program : Program, optional
+            As in `save_persistables`.
         table_ids : mapping of str to int[n], optional
             By the name of each table on the servers, the ids that are served: the file has ``{table}.ids``,
             int64[m], ascending and each once, and ``{table}.rows``, float32[m, dimension]. It is needed

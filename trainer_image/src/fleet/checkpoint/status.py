@@ -20,6 +20,10 @@ class TrainStatus:
     state : mapping
         Whatever else the script wants to find again, such as ``{"scheduler": scheduler.state_dict()}``:
         numbers, strings, None, tensors and arrays, and lists, tuples and dicts of these.
+
+    Notes
+    -----
+    The original's ``fluid.incubate.fleet.collective.TrainStatus``, whose whole is `epoch_no`.
     """
 
     epoch_no: int = -1

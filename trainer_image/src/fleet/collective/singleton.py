@@ -50,7 +50,12 @@ _log = logging.getLogger(__name__)
 
 
 class Fleet(FleetCalls):
-    """The place of this process in a collective job. Every trainer is a worker; there are no servers."""
+    """The place of this process in a collective job. Every trainer is a worker; there are no servers.
+
+    Notes
+    -----
+    The original's ``fluid.incubate.fleet.collective.Collective``, whose singleton is called ``fleet``, too.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +109,23 @@ class Fleet(FleetCalls):
         )
 
     def is_server(self, model_dir: str | os.PathLike[str] | None = None) -> bool:
-        """Return False: a collective job has no servers, and so none that begins with a checkpoint."""
+        """Say that this process holds no parameters: a collective job has no servers.
+
+        Parameters
+        ----------
+        model_dir : None
+            As of the other fleet; anything else is refused.
+
+        Returns
+        -------
+        bool
+            False.
+
+        Raises
+        ------
+        ConfigurationError
+            `model_dir` is given.
+        """
         if model_dir is not None:
             raise ConfigurationError(
                 f"is_server: model_dir is {str(model_dir)!r}, and a collective job has no servers that would "
@@ -118,7 +139,13 @@ class Fleet(FleetCalls):
         return self._distributed[0][1].steps.number if self._distributed else 0
 
     def server_index(self) -> int:
-        """Raise: no process of a collective job is a server."""
+        """Raise: no process of a collective job is a server.
+
+        Raises
+        ------
+        ConfigurationError
+            Always.
+        """
         raise ConfigurationError(
             "server_index: a collective job has no servers; expected fleet.is_server() first"
         )
@@ -127,23 +154,56 @@ class Fleet(FleetCalls):
         self,
         model_dir: str | os.PathLike[str] | None = None,  # noqa: ARG002 (as on the other fleet)
     ) -> None:
-        """Raise: no process of a collective job is a server."""
+        """Raise: no process of a collective job is a server.
+
+        Parameters
+        ----------
+        model_dir : path, optional
+            As of the other fleet.
+
+        Raises
+        ------
+        ConfigurationError
+            Always.
+        """
         raise ConfigurationError(
             "init_server: a collective job has no servers; expected fleet.is_server() first"
         )
 
     def run_server(self) -> None:
-        """Raise: no process of a collective job is a server."""
+        """Raise: no process of a collective job is a server.
+
+        Raises
+        ------
+        ConfigurationError
+            Always.
+        """
         raise ConfigurationError(
             "run_server: a collective job has no servers; expected fleet.is_server() first"
         )
 
     def init_worker(self) -> None:
-        """Wait until every trainer is here."""
+        """Wait until every trainer is here.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init`` was not called, or ``fleet.stop_worker`` was.
+        PeerLostError
+            A trainer is gone, or does not come before the deadline; the message names it.
+        """
         self.barrier_worker()
 
     def stop_worker(self) -> None:
-        """Wait until every trainer is here, leave the group, and leave the progress as the last words."""
+        """Wait until every trainer is here, leave the group, and leave the progress as the last words.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init`` was not called, or ``fleet.stop_worker`` was.
+        PeerLostError
+            A trainer is gone, or does not come before the deadline; the message names it.
+        """
         group = self._started_group()
         for training in self._trainings:
             training.background.end()
@@ -164,7 +224,15 @@ class Fleet(FleetCalls):
         lifecycle.finish(trainers)
 
     def barrier_worker(self) -> None:
-        """Wait until every trainer has called this."""
+        """Wait until every trainer has called this.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init`` was not called, or ``fleet.stop_worker`` was.
+        PeerLostError
+            A trainer is gone, or does not come before the deadline; the message names it.
+        """
         self._started_group().barrier("a barrier")
 
     def push_parameters(self) -> None:
@@ -183,7 +251,13 @@ class Fleet(FleetCalls):
 
     @property
     def main_program(self) -> Program:
-        """What a trainer runs at each step, after ``minimize``."""
+        """What a trainer runs at each step, after ``minimize``.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.minimize`` was not called.
+        """
         if self._program is None:
             raise ConfigurationError("fleet.main_program: fleet.minimize(loss_fn) was not called")
         return self._program

@@ -72,6 +72,11 @@ class Executor:
     place : CPUPlace or CUDAPlace, optional
         Where a trainer's model computes; the CPU otherwise. A parameter server computes on the CPU.
 
+    Notes
+    -----
+    The original's ``fluid.Executor``. This one runs the PyTorch model and optimizer that a program was
+    captured from.
+
     Examples
     --------
     ::

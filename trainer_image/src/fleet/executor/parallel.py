@@ -39,6 +39,10 @@ class ParallelExecutor:
     ConfigurationError
         They differ from what the program was transpiled for, or it has no such variable; or there is no GPU;
         or an argument asks for what is not carried out.
+
+    Notes
+    -----
+    The original's ``fluid.ParallelExecutor``.
     """
 
     def __init__(
@@ -83,7 +87,29 @@ class ParallelExecutor:
         feed_dict: Feed | None = None,
         **originals: Any,
     ) -> list[npt.NDArray[Any]]:
-        """Make one step; see `Executor.run`. `feed_dict` is the original's older name of `feed`."""
+        """Make one step; see `Executor.run`.
+
+        Parameters
+        ----------
+        fetch_list : sequence of str or Variable, optional
+            What to return.
+        feed : mapping of str to array, or sequence of one such mapping, optional
+            The batch, by variable.
+        feed_dict : mapping of str to array, optional
+            The original's older name of `feed`.
+        **originals
+            The original's further arguments, which are refused by name.
+
+        Returns
+        -------
+        list of numpy.ndarray
+            The values of `fetch_list`.
+
+        Raises
+        ------
+        ConfigurationError
+            As `Executor.run`; or `feed` and `feed_dict` are both given.
+        """
         check_arguments("ParallelExecutor.run", originals, PARALLEL_RUN)
         if feed is not None and feed_dict is not None:
             raise ConfigurationError(

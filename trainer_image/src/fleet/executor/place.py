@@ -7,7 +7,12 @@ __all__ = ["CPUPlace", "CUDAPlace", "Place"]
 
 @dataclass(frozen=True, slots=True)
 class CPUPlace:
-    """The processor of this machine."""
+    """The processor of this machine.
+
+    Notes
+    -----
+    The original's ``fluid.CPUPlace``.
+    """
 
     @property
     def device(self) -> str:
@@ -17,7 +22,17 @@ class CPUPlace:
 
 @dataclass(frozen=True, slots=True)
 class CUDAPlace:
-    """A GPU of this machine, by its number among the visible ones."""
+    """A GPU of this machine.
+
+    Attributes
+    ----------
+    device_id : int
+        Its number among the visible GPUs (``CUDA_VISIBLE_DEVICES``), from 0 on.
+
+    Notes
+    -----
+    The original's ``fluid.CUDAPlace``.
+    """
 
     device_id: int = 0
 

@@ -93,7 +93,23 @@ class FleetCalls(RoleCalls, SavingCalls, LoopCalls, PublicNames):
         parameter_list: object = None,
         no_grad_set: object = None,
     ) -> None:
-        """Describe the training step as a program; the same as the distributed optimizer's ``minimize``."""
+        """Describe the training step as a program; the same as the distributed optimizer's ``minimize``.
+
+        Parameters
+        ----------
+        loss_fn : callable
+            As of `Program.capture`: called as ``loss_fn(model, **feed)``, it returns the loss, a tensor of
+            one element, or a dict of tensors with ``loss`` among them.
+        startup_program, parameter_list, no_grad_set : None
+            The original's further arguments, which are refused by name unless they are None.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.distributed_optimizer`` was not called, or was given no model; or an argument is refused.
+        TranspileError
+            The step cannot be captured; the message says what.
+        """
         if self._describe is None:
             raise ConfigurationError("fleet.minimize was called before fleet.distributed_optimizer")
         self._describe(loss_fn, startup_program, parameter_list, no_grad_set)

@@ -28,19 +28,63 @@ class RoleCalls:
         self._role: Role | None = None
 
     def is_worker(self) -> bool:
-        """Whether this process trains; in a collective job every process does."""
+        """Whether this process trains; in a collective job every process does.
+
+        Returns
+        -------
+        bool
+            True of a trainer.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init`` was not called.
+        """
         return self._started_role().is_worker
 
     def is_first_worker(self) -> bool:
-        """Whether this process is trainer 0, which acts for all where one must."""
+        """Whether this process is trainer 0, which acts for all where one must.
+
+        Returns
+        -------
+        bool
+            True of trainer 0.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init`` was not called.
+        """
         return self._started_role().is_first_worker
 
     def worker_index(self) -> int:
-        """Return this trainer's index; in a collective job its rank."""
+        """Return this trainer's index; in a collective job its rank.
+
+        Returns
+        -------
+        int
+            From 0 on.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init`` was not called.
+        """
         return self._started_role().index
 
     def worker_num(self) -> int:
-        """Return the number of trainers."""
+        """Return the number of trainers.
+
+        Returns
+        -------
+        int
+            At least 1.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init`` was not called.
+        """
         return self._started_role().worker_num
 
     @overload
@@ -51,11 +95,37 @@ class RoleCalls:
         """Return every trainer's host:port, as a list or comma separated.
 
         Beside parameter servers there is none, as trainers do not listen there.
+
+        Parameters
+        ----------
+        to_string : bool
+            Return one text, comma separated, in place of a list.
+
+        Returns
+        -------
+        list of str, or str
+            As host:port.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init`` was not called.
         """
         return _listed(self._started_role().worker_endpoints, to_string)
 
     def server_num(self) -> int:
-        """Return the number of parameter servers: 0 in a collective job."""
+        """Return the number of parameter servers: 0 in a collective job.
+
+        Returns
+        -------
+        int
+            At least 1 beside parameter servers.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init`` was not called.
+        """
         return self._started_role().server_num
 
     @overload
@@ -63,11 +133,43 @@ class RoleCalls:
     @overload
     def server_endpoints(self, to_string: Literal[True]) -> str: ...
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return every server's host:port, as a list or comma separated: none in a collective job."""
+        """Return every server's host:port, as a list or comma separated: none in a collective job.
+
+        Parameters
+        ----------
+        to_string : bool
+            Return one text, comma separated, in place of a list.
+
+        Returns
+        -------
+        list of str, or str
+            As host:port.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init`` was not called.
+        """
         return _listed(self._started_role().server_endpoints, to_string)
 
     def split_files(self, files: Sequence[File]) -> list[File]:
-        """Return this trainer's share: contiguous blocks, what remains goes to the lowest indexes."""
+        """Return this trainer's share: contiguous blocks, what remains goes to the lowest indexes.
+
+        Parameters
+        ----------
+        files : sequence of str or path
+            The same on every trainer, in the same order.
+
+        Returns
+        -------
+        list of str or path
+            May be empty, where there are fewer files than trainers.
+
+        Raises
+        ------
+        ConfigurationError
+            `files` is no list of names, this process is a parameter server, or ``fleet.init`` was not called.
+        """
         role = self._started_role()
         if not role.is_worker:
             raise ConfigurationError(

@@ -254,6 +254,23 @@ def epochs(
 
     In a process that trains by itself, without parameter servers and without other trainers, that is all of
     them.
+
+    Parameters
+    ----------
+    epochs, loader, scheduler, step_scheduler, batches_per_step, seed
+        As of `LoopCalls.epochs`.
+
+    Yields
+    ------
+    epoch : int
+        From 0 on.
+    batches : iterable
+        What is left of the epoch.
+
+    Raises
+    ------
+    ConfigurationError
+        As of `LoopCalls.epochs`.
     """
     return _process.epochs(
         epochs,
@@ -272,7 +289,23 @@ def steps(
     batches_per_step: int = 1,
     seed: int = 0,
 ) -> Iterator[Batch]:
-    """Iterate over the batches that are left of a single pass; see `LoopCalls.steps`."""
+    """Iterate over the batches that are left of a single pass; see `LoopCalls.steps`.
+
+    Parameters
+    ----------
+    batches, scheduler, batches_per_step, seed
+        As of `LoopCalls.steps`.
+
+    Yields
+    ------
+    batch
+        As it comes from `batches`.
+
+    Raises
+    ------
+    ConfigurationError
+        As of `LoopCalls.steps`.
+    """
     return _process.steps(batches, scheduler, batches_per_step=batches_per_step, seed=seed)
 
 

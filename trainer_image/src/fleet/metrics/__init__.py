@@ -20,7 +20,23 @@ class Metrics:
         self._reduce = reduce
 
     def auc(self, buckets: int = BUCKETS) -> AUC:
-        """Return an `AUC` over all trainers."""
+        """Return an `AUC` over all trainers.
+
+        Parameters
+        ----------
+        buckets : int
+            Into how many equal parts 0 to 1 is cut; samples are counted by the part of their score.
+
+        Returns
+        -------
+        AUC
+            Without any sample yet.
+
+        Raises
+        ------
+        ConfigurationError
+            There is no bucket.
+        """
         return AUC(self._reduce, buckets)
 
     def accuracy(self) -> Accuracy:

@@ -61,7 +61,18 @@ class Sum:
         self._total = 0.0
 
     def update(self, values: Any) -> None:
-        """Add numbers of this trainer: a number, an array or a tensor."""
+        """Add numbers of this trainer.
+
+        Parameters
+        ----------
+        values : number, array or tensor of any shape
+            What is added up, as float64.
+
+        Raises
+        ------
+        ConfigurationError
+            These are no numbers.
+        """
         self._total += float(flat("Sum", "values", values).sum(dtype=np.float64))
 
     def compute(self) -> float:

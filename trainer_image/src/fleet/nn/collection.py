@@ -149,7 +149,18 @@ class EmbeddingBagCollection(Module):
         return KeyedTensor(self._names, lengths, torch.cat(pooled, dim=1))
 
     def prefetch(self, features: KeyedIds) -> None:
-        """Ask for the rows with which this module is called for the next batch; see `fleet.prefetch`."""
+        """Ask for the rows with which this module is called for the next batch; see `fleet.prefetch`.
+
+        Parameters
+        ----------
+        features : KeyedIds
+            Of the next batch.
+
+        Raises
+        ------
+        ConfigurationError
+            A feature is missing, an id is out of range, or nothing serves the tables yet.
+        """
         batch = _Batch(features, is_weighted=False)
         for config, table in zip(self._configs, self._tables, strict=True):
             if config.feature_names:

@@ -106,7 +106,18 @@ class DistributedEmbedding(Module):
         return take(rows, positions)
 
     def prefetch(self, ids: Tensor) -> None:
-        """Ask for the rows with which this module is called for the next batch; see `fleet.prefetch`."""
+        """Ask for the rows with which this module is called for the next batch; see `fleet.prefetch`.
+
+        Parameters
+        ----------
+        ids : integer tensor of any shape
+            Of the next batch.
+
+        Raises
+        ------
+        ConfigurationError
+            An id is out of range, or nothing serves the table yet.
+        """
         self.table.prefetch(ids, padding=self.padding_idx)
 
     def extra_repr(self) -> str:

@@ -20,14 +20,18 @@ class DistributedEmbeddingBag(DistributedEmbedding):
 
     Parameters
     ----------
-    num_embeddings, embedding_dim, max_norm, padding_idx, name, first_values, seed, rule, options, table
-        As of `DistributedEmbedding`. An id that is padding is in no bag.
+    num_embeddings, embedding_dim, max_norm
+        As of `DistributedEmbedding`.
     scale_grad_by_freq : bool
         Refused: how often an id comes is not known of the other trainers.
     mode : str
         ``mean``, ``sum`` or ``max``.
     include_last_offset : bool
         Whether offsets end with that of the end of the last bag.
+    padding_idx : int, optional
+        As of `DistributedEmbedding`; an id that is padding is in no bag.
+    name, first_values, seed, rule, options, table
+        As of `DistributedEmbedding`.
 
     Raises
     ------

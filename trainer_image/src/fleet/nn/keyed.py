@@ -72,6 +72,24 @@ class KeyedTensor:
 
     @staticmethod
     def regroup(keyed: Sequence["KeyedTensor"], groups: Sequence[Sequence[str]]) -> list[Tensor]:
-        """Return for each group of names their vectors side by side; float[batch, sum of the lengths]."""
+        """Return the vectors of each group of names side by side.
+
+        Parameters
+        ----------
+        keyed : sequence of KeyedTensor
+            Of one batch; float32[batch, lengths] each.
+        groups : sequence of sequences of str
+            Names, of any of them.
+
+        Returns
+        -------
+        list of Tensor
+            For each group float32[batch, sum of its lengths].
+
+        Raises
+        ------
+        KeyError
+            There is no such name.
+        """
         named: Mapping[str, Any] = {name: value for each in keyed for name, value in each.to_dict().items()}
         return [torch.cat([named[name] for name in group], dim=1) for group in groups]

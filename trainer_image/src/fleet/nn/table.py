@@ -88,13 +88,42 @@ class RowSource(Protocol):
     """Where the rows of tables come from, and where their gradients go: a trainer's session."""
 
     def look_up(self, name: str, ids: NDArray[np.int64]) -> Tensor:
-        """Return the rows of distinct ids of the table of this name: float32[n, dimension], on the host."""
+        """Return the rows of ids.
+
+        Parameters
+        ----------
+        name : str
+            The table's.
+        ids : int64[n]
+            None of them twice.
+
+        Returns
+        -------
+        float32[n, dimension]
+            On the host.
+        """
 
     def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
-        """Ask for rows that the next batch needs, without waiting for them."""
+        """Ask for rows that the next batch needs, without waiting for them.
+
+        Parameters
+        ----------
+        name : str
+            The table's.
+        ids : int64[n]
+            None of them twice.
+        """
 
     def touched(self, name: str, touched: Touched) -> None:
-        """Take note that rows have a gradient; called once a look-up, in the backward pass."""
+        """Take note that rows have a gradient; called once a look-up, in the backward pass.
+
+        Parameters
+        ----------
+        name : str
+            The table's.
+        touched : Touched
+            The ids, and the rows that have the gradient.
+        """
 
 
 @dataclass(eq=False)
@@ -194,7 +223,13 @@ class DistributedTable:
         )
 
     def bind(self, source: RowSource) -> None:
-        """Read rows from a trainer's session from now on."""
+        """Read rows from a trainer's session from now on.
+
+        Parameters
+        ----------
+        source : RowSource
+            The session.
+        """
         self._source = source
 
     def look_up(self, ids: Tensor, *, padding: int | None = None, what: str = "") -> LookedUp:
@@ -231,12 +266,38 @@ class DistributedTable:
         return LookedUp(rows, to_device(torch.from_numpy(positions.reshape(ids.shape)), ids.device))
 
     def prefetch(self, ids: Tensor, *, padding: int | None = None) -> None:
-        """Ask for the distinct rows of the next batch, without waiting for them; raises as `look_up`."""
+        """Ask for the distinct rows of the next batch, without waiting for them.
+
+        Parameters
+        ----------
+        ids : integer tensor of any shape
+            Of the next batch.
+        padding : int, optional
+            An id whose row is not needed.
+
+        Raises
+        ------
+        ConfigurationError
+            As of `look_up`.
+        """
         distinct, _ = distinct_ids(self._checked(ids, ""))
         self._bound().prefetch(self.name, distinct if padding is None else distinct[distinct != padding])
 
     def check(self, ids: Tensor, what: str) -> None:
-        """Refuse ids that cannot be looked up, as `look_up` does."""
+        """Refuse ids that cannot be looked up, as `look_up` does.
+
+        Parameters
+        ----------
+        ids : integer tensor of any shape
+            What is to be looked up.
+        what : str
+            What the error says the ids are.
+
+        Raises
+        ------
+        ConfigurationError
+            They are no integers, or one is out of range.
+        """
         self._checked(ids, what)
 
     def _bound(self) -> RowSource:

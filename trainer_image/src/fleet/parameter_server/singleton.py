@@ -33,6 +33,11 @@ __all__ = ["Fleet"]
 class Fleet(Saving):
     """The place of this process in a job with parameter servers, and the way to train in it.
 
+    Notes
+    -----
+    The original's ``DistributedTranspiler`` of
+    ``fluid.incubate.fleet.parameter_server.distribute_transpiler``, whose singleton is called ``fleet``, too.
+
     Examples
     --------
     ::
@@ -86,18 +91,45 @@ class Fleet(Saving):
         ----------
         model_dir : path, optional
             As the original's documentation has it: what `init_server` begins with, where it names nothing.
+
+        Returns
+        -------
+        bool
+            True of a parameter server.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init`` was not called.
         """
         if model_dir is not None:
             self._model_dir = os.fspath(model_dir)
         return self._started_role().is_server
 
     def server_index(self) -> int:
-        """Return this server's index."""
+        """Return this server's index.
+
+        Returns
+        -------
+        int
+            From 0 on.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init`` was not called.
+        """
         return self._started_role().index
 
     @property
     def main_program(self) -> Program:
-        """What this replica runs at each step, after ``minimize``; of a server, what it serves."""
+        """What this replica runs at each step, after ``minimize``; of a server, what it serves.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init`` or ``fleet.distributed_optimizer`` was not called.
+        """
         transpiler, role = self._started_transpiler(), self._started_role()
         if role.is_server:
             return transpiler.get_pserver_program(role.current_endpoint)
@@ -121,7 +153,13 @@ class Fleet(Saving):
 
     @property
     def startup_program(self) -> Program:
-        """What prepares `main_program`."""
+        """What prepares `main_program`.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init`` or ``fleet.distributed_optimizer`` was not called.
+        """
         transpiler, role = self._started_transpiler(), self._started_role()
         if role.is_server:
             return transpiler.get_startup_program(role.current_endpoint)
@@ -238,7 +276,15 @@ class Fleet(Saving):
         self._optimizer.bind(self._trainer)
 
     def barrier_worker(self) -> None:
-        """Wait until every trainer that has not completed calls this."""
+        """Wait until every trainer that has not completed calls this.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init_worker`` was not called.
+        DeadlineExceededError
+            A trainer did not call this; the message names it.
+        """
         self._started_trainer().barriers.barrier()
 
     def push_parameters(self) -> None:
@@ -261,7 +307,15 @@ class Fleet(Saving):
         self._started_trainer().push()
 
     def stop_worker(self) -> None:
-        """Tell the servers that this trainer has finished; the model keeps the last values."""
+        """Tell the servers that this trainer has finished; the model keeps the last values.
+
+        Raises
+        ------
+        ConfigurationError
+            ``fleet.init_worker`` was not called.
+        PeerLostError
+            A server does not answer before the deadline.
+        """
         trainer = self._started_trainer()
         if not lifecycle.refuses("fleet.stop_worker()"):
             lifecycle.finish(trainer.complete())

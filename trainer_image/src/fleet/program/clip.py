@@ -35,6 +35,10 @@ class ClipGradByValue:
     max : float
     min : float, optional
         ``-max`` otherwise.
+
+    Notes
+    -----
+    The original's ``fluid.clip.GradientClipByValue``.
     """
 
     max: float
@@ -64,6 +68,10 @@ class ClipGradByNorm:
     Attributes
     ----------
     clip_norm : float
+
+    Notes
+    -----
+    The original's ``fluid.clip.GradientClipByNorm``.
     """
 
     clip_norm: float
@@ -79,6 +87,10 @@ class ClipGradByGlobalNorm:
     Attributes
     ----------
     clip_norm : float
+
+    Notes
+    -----
+    The original's ``fluid.clip.GradientClipByGlobalNorm``.
     """
 
     clip_norm: float

@@ -47,7 +47,27 @@ class OpRole(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A named tensor. Data fed at run time has the shape ``(-1,)`` and the dtype ``any``: both unknown."""
+    """A named tensor. Data fed at run time has the shape ``(-1,)`` and the dtype ``any``: both unknown.
+
+    Attributes
+    ----------
+    name : str
+        Unique in its block.
+    shape : tuple of int
+        In elements.
+    dtype : str
+        As numpy names it, such as ``float32``.
+    persistable : bool
+        Whether it is there from one step to the next, as parameters and optimizer state are.
+    is_parameter : bool
+        Whether the optimizer trains it.
+    is_data : bool
+        Whether it is fed at run time.
+
+    Notes
+    -----
+    The original's ``fluid.framework.Variable``, without its operators.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -64,7 +84,19 @@ class Variable:
 
 @dataclass(frozen=True)
 class Operator:
-    """One step: variables by slot in, variables by slot out, and plain values as attributes."""
+    """One step: variables by slot in, variables by slot out, and plain values as attributes.
+
+    Attributes
+    ----------
+    type : str
+        What it does, such as ``sgd`` or ``send``.
+    inputs, outputs : mapping of slot to tuple of variable names
+    attrs : mapping of attribute name to plain value
+
+    Notes
+    -----
+    The original's ``fluid.framework.Operator``.
+    """
 
     type: str
     inputs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -97,24 +129,89 @@ class Operator:
         return [name for names in self.outputs.values() for name in names]
 
     def input(self, slot: str) -> list[str]:
-        """Return the variables in an input slot; ValueError when there is no such slot."""
+        """Return the variables in an input slot.
+
+        Parameters
+        ----------
+        slot : str
+            One of `input_names`.
+
+        Returns
+        -------
+        list of str
+            Names of variables.
+
+        Raises
+        ------
+        ValueError
+            There is no such slot.
+        """
         return list(self._lookup("input slot", self.inputs, slot))
 
     def output(self, slot: str) -> list[str]:
-        """Return the variables in an output slot; ValueError when there is no such slot."""
+        """Return the variables in an output slot.
+
+        Parameters
+        ----------
+        slot : str
+            One of `output_names`.
+
+        Returns
+        -------
+        list of str
+            Names of variables.
+
+        Raises
+        ------
+        ValueError
+            There is no such slot.
+        """
         return list(self._lookup("output slot", self.outputs, slot))
 
     def has_attr(self, name: str) -> bool:
-        """Whether the operator has an attribute of this name."""
+        """Whether the operator has an attribute of this name.
+
+        Parameters
+        ----------
+        name : str
+            The attribute's name.
+        """
         return name in self.attrs
 
     def attr(self, name: str) -> Any:
-        """Return an attribute's value; ValueError when there is none of this name."""
+        """Return an attribute's value.
+
+        Parameters
+        ----------
+        name : str
+            One of `attr_names`.
+
+        Returns
+        -------
+        bool, int, float, str, list, dict or None
+            A list is a copy.
+
+        Raises
+        ------
+        ValueError
+            There is no attribute of this name.
+        """
         value = self._lookup("attribute", self.attrs, name)
         return list(value) if isinstance(value, list) else value
 
     def renamed(self, names: Mapping[str, str]) -> "Operator":
-        """Return this operator with variables renamed, old to new, in every slot."""
+        """Return this operator with variables renamed in every slot.
+
+        Parameters
+        ----------
+        names : mapping of str to str
+            Old names to new ones; a variable that is not in it keeps its name.
+
+        Returns
+        -------
+        Operator
+            A copy.
+        """
 
         def rename(slots: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
             return {slot: tuple(names.get(name, name) for name in held) for slot, held in slots.items()}
@@ -131,7 +228,25 @@ class Operator:
 
 @dataclass
 class Block:
-    """An ordered list of operators and the variables they name."""
+    """An ordered list of operators and the variables they name.
+
+    Attributes
+    ----------
+    program : Program
+        The one that has the block.
+    idx : int
+        The block's position in the program.
+    parent_idx : int
+        The position of the block whose variables are known here too; -1 where there is none.
+    vars : dict of str to Variable
+        In order of creation.
+    ops : list of Operator
+        In order of execution.
+
+    Notes
+    -----
+    The original's ``fluid.framework.Block``.
+    """
 
     program: "ProgramData" = field(repr=False, compare=False)
     idx: int
@@ -140,7 +255,23 @@ class Block:
     ops: list[Operator] = field(default_factory=list)
 
     def var(self, name: str) -> Variable:
-        """Return a variable of this block or, failing that, of its parents; ValueError when unknown."""
+        """Return a variable of this block or, failing that, of its parents.
+
+        Parameters
+        ----------
+        name : str
+            The variable's name.
+
+        Returns
+        -------
+        Variable
+            Of the nearest block that declares it.
+
+        Raises
+        ------
+        ValueError
+            No block up to the outermost one declares it.
+        """
         block: Block = self
         while name not in block.vars:
             if block.parent_idx < 0:
@@ -149,7 +280,13 @@ class Block:
         return block.vars[name]
 
     def has_var(self, name: str) -> bool:
-        """Whether this very block declares a variable of this name."""
+        """Whether this very block declares a variable of this name.
+
+        Parameters
+        ----------
+        name : str
+            The variable's name.
+        """
         return name in self.vars
 
     def all_parameters(self) -> list[Variable]:
@@ -157,14 +294,41 @@ class Block:
         return [variable for variable in self.vars.values() if variable.is_parameter]
 
     def create_var(self, variable: Variable) -> Variable:
-        """Declare a variable; ValueError when the name is taken."""
+        """Declare a variable.
+
+        Parameters
+        ----------
+        variable : Variable
+            What to declare.
+
+        Returns
+        -------
+        Variable
+            The same.
+
+        Raises
+        ------
+        ValueError
+            The block has a variable of this name.
+        """
         if variable.name in self.vars:
             raise ValueError(f"block {self.idx} has a variable {variable.name!r} already")
         self.vars[variable.name] = variable
         return variable
 
     def rename_vars(self, names: Mapping[str, str]) -> None:
-        """Rename variables, old to new, here and in this block's operators."""
+        """Rename variables, here and in this block's operators.
+
+        Parameters
+        ----------
+        names : mapping of str to str
+            Old names to new ones; a variable that is not in it keeps its name.
+
+        Raises
+        ------
+        ValueError
+            Two variables would have one name.
+        """
         renamed = [
             replace(variable, name=names.get(variable.name, variable.name)) for variable in self.vars.values()
         ]
@@ -209,7 +373,25 @@ class Block:
         outputs: Mapping[str, Iterable[str]] | None = None,
         attrs: Mapping[str, Attribute] | None = None,
     ) -> Operator:
-        """Insert an operator before the one at `index`; otherwise as `append_op`."""
+        """Insert an operator before another one.
+
+        Parameters
+        ----------
+        index : int
+            The position in `ops` that the operator takes.
+        type, inputs, outputs, attrs
+            As of `append_op`.
+
+        Returns
+        -------
+        Operator
+            The operator, now in the block.
+
+        Raises
+        ------
+        ValueError
+            A variable is not declared.
+        """
         op = Operator(
             type,
             {slot: tuple(names) for slot, names in (inputs or {}).items()},
@@ -295,7 +477,23 @@ class ProgramData:
         self.mode: object | None = None
 
     def attr(self, name: str) -> Any:
-        """Return one of `attrs`; ValueError when there is none of this name."""
+        """Return one of `attrs`.
+
+        Parameters
+        ----------
+        name : str
+            The attribute's name.
+
+        Returns
+        -------
+        bool, int, float, str, list, dict or None
+            Its value.
+
+        Raises
+        ------
+        ValueError
+            There is no attribute of this name.
+        """
         if name not in self.attrs:
             raise ValueError(
                 f"the program has no attribute {name!r}; it has {', '.join(self.attrs) or 'none'}"
@@ -312,11 +510,38 @@ class ProgramData:
         return self.blocks[0]
 
     def block(self, index: int) -> Block:
-        """Return the block of this index."""
+        """Return the block of this index.
+
+        Parameters
+        ----------
+        index : int
+            Its position in the program; 0 is the global block's.
+
+        Returns
+        -------
+        Block
+            That block.
+
+        Raises
+        ------
+        IndexError
+            There are not as many blocks.
+        """
         return self.blocks[index]
 
     def create_block(self, parent_idx: int = 0) -> Block:
-        """Append an empty block."""
+        """Append an empty block.
+
+        Parameters
+        ----------
+        parent_idx : int
+            The position of the block whose variables are known in the new one too.
+
+        Returns
+        -------
+        Block
+            The new block, at the end.
+        """
         self.blocks.append(Block(self, len(self.blocks), parent_idx))
         return self.blocks[-1]
 

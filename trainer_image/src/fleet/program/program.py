@@ -34,6 +34,10 @@ class Program(ProgramData):
         The PyTorch objects behind it; not part of what the program says.
     mode : object or None
         A training mode of the user's own that the program was transpiled for; not part of what it says.
+
+    Notes
+    -----
+    The original's ``fluid.framework.Program``. Here it is captured from a PyTorch model and its optimizer.
     """
 
     @property
@@ -59,6 +63,16 @@ class Program(ProgramData):
     def clone(self, for_test: bool = False) -> Self:
         """Return an independent copy over the same source; its startup program is copied too.
 
+        Parameters
+        ----------
+        for_test : bool
+            Must be False.
+
+        Returns
+        -------
+        Program
+            Equal to this one.
+
         Raises
         ------
         ConfigurationError
@@ -77,7 +91,18 @@ class Program(ProgramData):
         return fingerprint_of(agreement_of(self))
 
     def to_string(self, *, with_details: bool = False) -> str:
-        """Return the program as text that reads like code; details are output slots and book-keeping."""
+        """Return the program as text that reads like code.
+
+        Parameters
+        ----------
+        with_details : bool
+            Show output slots and book-keeping too.
+
+        Returns
+        -------
+        str
+            One line for each variable and operator.
+        """
         return format_program(self, with_details=with_details)
 
     def difference(self, other: "Program") -> str:
@@ -211,10 +236,20 @@ _defaults: dict[str, Program] = {}
 
 
 def default_main_program() -> Program:
-    """Return the program of the latest `Program.capture`; an empty one before the first."""
+    """Return the program of the latest `Program.capture`; an empty one before the first.
+
+    Notes
+    -----
+    The original's ``fluid.default_main_program``.
+    """
     return _defaults.setdefault("main", Program())
 
 
 def default_startup_program() -> Program:
-    """Return the startup program of the latest `Program.capture`; an empty one before the first."""
+    """Return the startup program of the latest `Program.capture`; an empty one before the first.
+
+    Notes
+    -----
+    The original's ``fluid.default_startup_program``.
+    """
     return _defaults.setdefault("startup", Program())

@@ -16,7 +16,22 @@ class RoleKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """Which life of which job a replica belongs to: it stands in every message between replicas."""
+    """Which life of which job a replica belongs to: it stands in every message between replicas.
+
+    Attributes
+    ----------
+    name : str
+        The FleetJob's; ``local`` of a job that somebody started by hand.
+    uid : str
+        The FleetJob's; empty where there is none.
+    attempt : int
+        How often this replica has been started before.
+    life : str
+        The life of the job in which its training began; to a trainer beside servers it is told only where
+        nobody has seen how its process before ended.
+    key : bytes
+        What proves to the others that this is a replica of the job; empty where it was given none.
+    """
 
     name: str = "local"
     uid: str = ""

@@ -112,7 +112,18 @@ class TableConfig:
         return options
 
     def check_ids(self, ids: NDArray[np.int64]) -> None:
-        """Raise ConfigurationError where an id is out of range; the message names it and its position."""
+        """Check that ids are those of rows that the table may have.
+
+        Parameters
+        ----------
+        ids : int64[n]
+            To be looked up or updated.
+
+        Raises
+        ------
+        ConfigurationError
+            One is out of range; the message names it and its position.
+        """
         limit = self.num_embeddings
         if limit is None or ids.size == 0:
             return

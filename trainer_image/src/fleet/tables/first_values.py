@@ -45,7 +45,18 @@ def generator_key(seed: int, table: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Constant:
-    """The same value everywhere."""
+    """The same value everywhere.
+
+    Attributes
+    ----------
+    value : float
+        The value.
+
+    Raises
+    ------
+    ConfigurationError
+        It is no finite number.
+    """
 
     value: float = 0.0
 
@@ -60,7 +71,22 @@ class Constant:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Evenly between `low` and `high`, in steps of 2**-24 of their difference."""
+    """Evenly between `low` and `high`, in steps of 2**-24 of their difference.
+
+    Attributes
+    ----------
+    low, high : float
+        The bounds.
+
+    Raises
+    ------
+    ConfigurationError
+        One is no finite number.
+
+    Notes
+    -----
+    Random words are those of Philox (Salmon et al. 2011), by table, id and position: the same on any servers.
+    """
 
     low: float
     high: float
@@ -76,7 +102,22 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Of a normal distribution, as ``torch.nn.Embedding`` begins; Box and Muller's transform."""
+    """Of a normal distribution, as ``torch.nn.Embedding`` begins; Box and Muller's transform.
+
+    Attributes
+    ----------
+    mean, std : float
+        Of the distribution.
+
+    Raises
+    ------
+    ConfigurationError
+        One is no finite number.
+
+    Notes
+    -----
+    Random words are those of Philox (Salmon et al. 2011), by table, id and position: the same on any servers.
+    """
 
     mean: float = 0.0
     std: float = 1.0

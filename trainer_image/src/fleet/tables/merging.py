@@ -28,7 +28,20 @@ class RowGradients:
 
     @classmethod
     def of(cls, ids: NDArray[np.int64], values: NDArray[np.float32]) -> "RowGradients":
-        """Return gradients whose values lie in an array, which they share."""
+        """Return gradients whose values lie in an array, which they share.
+
+        Parameters
+        ----------
+        ids : int64[n]
+            Of the rows.
+        values : float32[n, dimension]
+            Their gradients.
+
+        Returns
+        -------
+        RowGradients
+            Changes with the array.
+        """
         return cls(ids, torch.from_numpy(values))
 
 

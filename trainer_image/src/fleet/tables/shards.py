@@ -61,6 +61,16 @@ class Placement:
     def over(cls, num_servers: int) -> "Placement":
         """Return the placement that a job begins with: runs of shards, as even as can be.
 
+        Parameters
+        ----------
+        num_servers : int
+            From 1 to 256, which is the number of shards.
+
+        Returns
+        -------
+        Placement
+            Of version 0.
+
         Raises
         ------
         ConfigurationError
@@ -73,11 +83,33 @@ class Placement:
         return cls(tuple(shard * num_servers // SHARDS for shard in range(SHARDS)))
 
     def shards_of(self, server: int) -> tuple[int, ...]:
-        """Return the virtual shards that a server holds."""
+        """Return the virtual shards that a server holds.
+
+        Parameters
+        ----------
+        server : int
+            The server's index.
+
+        Returns
+        -------
+        tuple of int
+            Ascending.
+        """
         return tuple(shard for shard, of in enumerate(self.servers) if of == server)
 
     def positions(self, ids: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
-        """Return by server where in `ids` its own are, in their order; a server without any is left out."""
+        """Return by server where in `ids` its own are, in their order; a server without any is left out.
+
+        Parameters
+        ----------
+        ids : int64[n]
+            Of one table.
+
+        Returns
+        -------
+        dict of int to int64[m]
+            Positions in `ids`, ascending, by the index of a server.
+        """
         if not ids.size:
             return {}
         if len(set(self.servers)) == 1:

@@ -67,7 +67,18 @@ class Storage(Protocol):
     """Where the rows of a table lie."""
 
     def rows(self, width: int) -> RowStore:
-        """Return room for rows of so many words."""
+        """Return room for rows of so many words.
+
+        Parameters
+        ----------
+        width : int
+            In words of 32 bits.
+
+        Returns
+        -------
+        RowStore
+            Without any row yet.
+        """
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,18 @@ class Memory:
     """Rows lie in memory."""
 
     def rows(self, width: int) -> RowStore:
-        """Return room for rows of so many words."""
+        """Return room for rows of so many words.
+
+        Parameters
+        ----------
+        width : int
+            In words of 32 bits.
+
+        Returns
+        -------
+        RowStore
+            Without any row yet.
+        """
         return _InMemory(width)
 
 
@@ -104,6 +126,16 @@ class LocalDisk:
 
     def rows(self, width: int) -> RowStore:
         """Return room for rows of so many words.
+
+        Parameters
+        ----------
+        width : int
+            In words of 32 bits.
+
+        Returns
+        -------
+        RowStore
+            Without any row yet.
 
         Raises
         ------

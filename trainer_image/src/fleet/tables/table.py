@@ -158,6 +158,16 @@ class Table:
         """Put rows in the place of those of their ids; slots and marks that are not given begin anew.
 
         What the table's rules remember is put in the place of what they remember of the same ids or shards.
+
+        Parameters
+        ----------
+        loaded : TableRows
+            The rows, and what was saved with them.
+
+        Raises
+        ------
+        ConfigurationError
+            An id is out of range.
         """
         self.config.check_ids(loaded.ids)
         rows = self._memory.find(loaded.ids)
@@ -173,7 +183,12 @@ class Table:
                 found.load({name.removeprefix(f"{rule}."): loaded.policies[name] for name in names})
 
     def remove(self, ids: NDArray[np.int64]) -> None:
-        """Forget the rows of ids, none of which comes twice; those that have none are passed over.
+        """Forget the rows of ids; those that have none are passed over.
+
+        Parameters
+        ----------
+        ids : int64[n]
+            None of them twice.
 
         Raises
         ------

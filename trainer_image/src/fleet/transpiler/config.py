@@ -19,7 +19,12 @@ _log = logging.getLogger(__name__)
 
 
 class DistributedMode(IntEnum):
-    """How trainers and servers keep step; the numbers are `listen_and_serv`'s `distributed_mode`."""
+    """How trainers and servers keep step; the numbers are `listen_and_serv`'s `distributed_mode`.
+
+    Notes
+    -----
+    The original's ``DistributedMode`` of ``fluid.transpiler.distribute_transpiler``.
+    """
 
     SYNC = 0
     ASYNC = 1
@@ -79,10 +84,14 @@ class DistributeTranspilerConfig:
         deadline for starting at most (`FLEET_START_DEADLINE_SECONDS`, else `FLAGS_rpc_deadline`).
     print_log : bool
         Log where each block goes.
+    nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks
+        Refused: in collective training all gradients travel through one communicator, on one level.
+    collective_mode : str or None
+        ``grad_allreduce``, what collective training does anyway, or ``local_sgd``.
 
     Notes
     -----
-    The other fields are the original's too, for collective training. Which field is carried out where says
+    The original's ``fluid.transpiler.DistributeTranspilerConfig``. Which field is carried out where says
     `fleet.options`; elsewhere a value other than the default is an error that names the field.
     """
 
@@ -178,6 +187,16 @@ class DistributeTranspilerConfig:
 
     def distributed_mode(self, sync_mode: bool) -> DistributedMode:
         """Return the mode that these fields and transpile's `sync_mode` give together.
+
+        Parameters
+        ----------
+        sync_mode : bool
+            As ``DistributeTranspiler.transpile`` was given it.
+
+        Returns
+        -------
+        DistributedMode
+            What trainers and servers follow.
 
         Raises
         ------

@@ -27,6 +27,10 @@ class PSDispatcher(ABC):
     ----------
     pserver_endpoints : sequence of str
         The servers.
+
+    Notes
+    -----
+    The original's ``fluid.transpiler.ps_dispatcher.PSDispatcher``.
     """
 
     def __init__(self, pserver_endpoints: Sequence[str]) -> None:
@@ -44,14 +48,41 @@ class PSDispatcher(ABC):
 
     @abstractmethod
     def dispatch(self, varlist: Sequence[Named]) -> list[str]:
-        """Return one endpoint for each block. The same on every process of the job: no chance, no clock."""
+        """Return one endpoint for each block. The same on every process of the job: no chance, no clock.
+
+        Parameters
+        ----------
+        varlist : sequence
+            The blocks, each with a `name`.
+
+        Returns
+        -------
+        list of str
+            Of each block, one of `eps`.
+        """
 
 
 class RoundRobin(PSDispatcher):
-    """One block to each server in turn."""
+    """One block to each server in turn.
+
+    Notes
+    -----
+    The original's ``fluid.transpiler.RoundRobin``.
+    """
 
     def dispatch(self, varlist: Sequence[Named]) -> list[str]:
-        """Return the next endpoints in turn."""
+        """Return the next endpoints in turn.
+
+        Parameters
+        ----------
+        varlist : sequence
+            The blocks, each with a `name`.
+
+        Returns
+        -------
+        list of str
+            Of each block, one of `eps`.
+        """
         first, self._step = self._step, self._step + len(varlist)
         return [self._eps[(first + position) % len(self._eps)] for position in range(len(varlist))]
 
@@ -60,8 +91,23 @@ class HashName(PSDispatcher):
     """Each block by its name, wherever it stands: adding a parameter moves no other.
 
     The hash is CRC-32, which every process computes alike; Python's own is salted per process.
+
+    Notes
+    -----
+    The original's ``fluid.transpiler.HashName``, whose hash is Python's own.
     """
 
     def dispatch(self, varlist: Sequence[Named]) -> list[str]:
-        """Return the endpoint that each name hashes to."""
+        """Return the endpoint that each name hashes to.
+
+        Parameters
+        ----------
+        varlist : sequence
+            The blocks, each with a `name`.
+
+        Returns
+        -------
+        list of str
+            Of each block, one of `eps`.
+        """
         return [self._eps[zlib.crc32(variable.name.encode()) % len(self._eps)] for variable in varlist]

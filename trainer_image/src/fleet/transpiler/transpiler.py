@@ -32,6 +32,10 @@ class DistributeTranspiler:
     mode : TrainingMode, optional
         A mode of your own, which then decides instead of the config; see `fleet.parameter_server.modes`.
 
+    Notes
+    -----
+    The original's ``fluid.transpiler.DistributeTranspiler``.
+
     Examples
     --------
     On every replica alike::
@@ -176,7 +180,23 @@ class DistributeTranspiler:
         return self.get_pserver_programs(endpoint)[0]
 
     def get_pserver_programs(self, endpoint: str) -> tuple[Program, Program]:
-        """Return `get_pserver_program` and `get_startup_program` of one endpoint."""
+        """Return `get_pserver_program` and `get_startup_program` of one endpoint.
+
+        Parameters
+        ----------
+        endpoint : str
+            One of the servers that `transpile` was given, as host:port.
+
+        Returns
+        -------
+        tuple of two Program
+            What the server serves, and what prepares it.
+
+        Raises
+        ------
+        TranspileError
+            There is no such server, or ``transpile`` was not called.
+        """
         layout = self._layout_with(endpoint)
         program = build_pserver_program(self._main, layout, endpoint)
         startup = build_pserver_startup(self._startup, self._main, layout, endpoint)

@@ -74,7 +74,33 @@ class Eviction(Protocol):
         """
 
     def due(self, touched: Touched, step: int) -> NDArray[np.bool_]:
-        """Return of which of the touched shards `leaving` is to be asked; bool[n]."""
+        """Return of which of the touched shards `leaving` is to be asked.
+
+        Parameters
+        ----------
+        touched : Touched
+            The shards; n of them.
+        step : int
+            How many updates the table has had, this one included.
+
+        Returns
+        -------
+        bool[n]
+            True of those that are to be asked about.
+        """
 
     def leaving(self, rows: ShardRows, step: int) -> NDArray[np.bool_]:
-        """Return which rows of a shard go; bool[n]."""
+        """Return which rows of a shard go.
+
+        Parameters
+        ----------
+        rows : ShardRows
+            All n of one shard.
+        step : int
+            How many updates the table has had, this one included.
+
+        Returns
+        -------
+        bool[n]
+            True of those that go.
+        """

@@ -13,7 +13,18 @@ class RowType(Protocol):
     """How values are stored in words of 32 bits."""
 
     def num_words(self, dimension: int) -> int:
-        """Return how many words a row takes."""
+        """Return how many words a row takes.
+
+        Parameters
+        ----------
+        dimension : int
+            How many values a row has.
+
+        Returns
+        -------
+        int
+            Of 32 bits each.
+        """
 
     def unpack(self, words: Tensor, dimension: int) -> Tensor:
         """Return values; float32[n, dimension].
@@ -26,7 +37,18 @@ class RowType(Protocol):
         """
 
     def pack(self, values: Tensor) -> Tensor:
-        """Return the words of values, each rounded to the nearest; float32[n, num_words]."""
+        """Return the words of values, each rounded to the nearest.
+
+        Parameters
+        ----------
+        values : float32[n, dimension]
+            The rows.
+
+        Returns
+        -------
+        float32[n, num_words]
+            Of any bits.
+        """
 
     def round_update(self, values: Tensor, ids: NDArray[np.int64], step: int, key: tuple[int, int]) -> Tensor:
         """Return values after an update, rounded to what can be stored; float32[n, dimension].
