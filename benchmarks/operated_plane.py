@@ -14,8 +14,8 @@ from benchmarks.audit import AuditLog
 from benchmarks.bare_client import job_manifest
 from benchmarks.pipes import hear
 from benchmarks.watched import Watched
-from fleet_operator.cluster.client import ApiClient, ApiError
-from fleet_operator.cluster.login import from_kubeconfig
+from fleet_operator.kubernetes.client import ApiClient, ApiError
+from fleet_operator.kubernetes.login import from_kubeconfig
 from tests.support.controlplane import ControlPlane
 from tests.support.daemons import die_with_parent
 from tests.support.operator_process import CRD, NAMESPACE, OperatorProcess, install

@@ -29,7 +29,7 @@ from benchmarks.bare_client import NUM_PODS, NUM_REPLICAS
 from benchmarks.goals import judge
 from benchmarks.operated_plane import JOBS, PODS, SLOW_SECONDS, OperatedPlane, submit
 from benchmarks.watched import GONE, Watched, behind
-from fleet_operator.cluster.client import ApiClient, ApiError
+from fleet_operator.kubernetes.client import ApiClient, ApiError
 
 __all__ = ["main"]
 

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from fleet_operator.cluster.client import ApiClient
+from fleet_operator.kubernetes.client import ApiClient
 
 __all__ = ["GONE", "Behind", "Watched", "behind"]
 

@@ -6,8 +6,8 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.cluster.client import ApiClient
-from fleet_operator.cluster.login import from_kubeconfig
+from fleet_operator.kubernetes.client import ApiClient
+from fleet_operator.kubernetes.login import from_kubeconfig
 
 if TYPE_CHECKING:
     from tests.support.controlplane import ControlPlane

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from fleet_operator.cluster.client import ApiClient
-from fleet_operator.cluster.connection import from_pod
-from fleet_operator.cluster.login import from_pod_loaded
+from fleet_operator.kubernetes.client import ApiClient
+from fleet_operator.kubernetes.login import from_pod, from_pod_loaded
 from tests.support.fleetjob import Fleetjob
 from tests.support.tunnel import Tunnel
 

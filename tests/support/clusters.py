@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from fleet_operator.build import ClusterHosts
-from fleet_operator.cluster.interface import ConflictError, Key
+from fleet_operator.cluster import ConflictError, Key
 from fleet_operator.plan.model import Observed
 
 if TYPE_CHECKING:

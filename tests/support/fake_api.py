@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from fleet_operator.cluster.client import ApiClient, ApiError
-from fleet_operator.cluster.connection import Connection
-from fleet_operator.cluster.resources import FEATURES
+from fleet_operator.kubernetes.client import ApiClient, ApiError
+from fleet_operator.kubernetes.login import Connection
+from fleet_operator.kubernetes.resources import FEATURES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping

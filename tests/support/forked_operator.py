@@ -13,7 +13,7 @@ import subprocess
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from fleet_operator.plan import quota
+from fleet_operator.plan.decide import quota
 from tests.support.operator_process import OperatorProcess
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ class _Forked:
 def _run(
     environment: dict[str, str], log: Path, offset: timedelta, silence_seconds: float, patience: timedelta
 ) -> None:
-    from fleet_operator.cluster import watch
     from fleet_operator.engine import SystemClock
+    from fleet_operator.kubernetes import reflector as watch
     from fleet_operator.startup import run_operator
 
     with log.open("ab", buffering=0) as file:

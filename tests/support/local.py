@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 
-from fleet_operator.cluster.local_log import without_times
+from fleet_operator.local.log import without_times
 from tests.support.processes import wait_for
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from aiohttp.test_utils import TestServer
 
 from fleet_operator.cli.logs import Logs, Wanted, print_with
 from fleet_operator.cli.session import Session
-from fleet_operator.cluster.client import ApiClient
-from fleet_operator.cluster.connection import Connection
+from fleet_operator.kubernetes.client import ApiClient
+from fleet_operator.kubernetes.login import Connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api import Role
 from fleet_operator.build import ClusterHosts, Start, build_pod
-from fleet_operator.cluster.events import EventRecorder
-from fleet_operator.cluster.interface import Key
-from fleet_operator.cluster.kubernetes import KubernetesCluster
-from fleet_operator.cluster.view import ClusterView
+from fleet_operator.cluster import Key
+from fleet_operator.kubernetes.cluster import KubernetesCluster
+from fleet_operator.kubernetes.events import EventRecorder
+from fleet_operator.kubernetes.informer_cache import ClusterView
 from fleet_operator.plan.model import Attempt, CreatePod
 from tests.support.clusters import FakeClock
 from tests.support.fake_api import FakeApi

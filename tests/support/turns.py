@@ -28,7 +28,7 @@ SHARING = (
     "test_collective_twins.py",
     "test_equality.py",
     "test_golden.py",
-    "test_local_address.py",
+    "test_addresses.py",
     "test_own_loops.py",
     "test_wheels.py",
     "test_wire_faults.py",

@@ -7,15 +7,15 @@
     ├── ManifestError               cli: a file cannot be read as one FleetJob: the user's mistake
     ├── ClusterRefusal              cli: the API server refused or did not answer, and what to do about it
     ├── SettingsError               an environment variable of the operator has a value that cannot be used
-    ├── ConnectionSettingsError     cluster: what says where the API server is cannot be used
+    ├── ConnectionSettingsError     kubernetes: what says where the API server is cannot be used
     ├── NotOpenedError              start-up: a port or a name in a certificate cannot be used
-    ├── NotSyncedError              cluster: the API server did not list in time what there is
-    ├── AddressError                cluster: this machine has no addresses for a local run
-    ├── GuardianLostError           cluster: the process that owns a local run has ended
+    ├── NotSyncedError              kubernetes: the API server did not list in time what there is
+    ├── AddressError                local: this machine has no addresses for a local run
+    ├── SupervisorLostError         local: the process that owns a local run has ended
     └── ClusterError                cluster: what was asked for was not done; another try follows
         ├── ConflictError           what a plan was decided on has changed since
         ├── NotLeadingError         engine: another operator may be at work by now
-        └── ApiError                the API server refused, or did not answer
+        └── ApiError                kubernetes: the API server refused, or did not answer
 """
 
 from __future__ import annotations

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import kopf
 
 from fleet_operator.api.names import API_VERSION, PLURAL
-from fleet_operator.cluster import watch
-from fleet_operator.cluster.client import open_session
+from fleet_operator.kubernetes import reflector
+from fleet_operator.kubernetes.client import open_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from kopf import BodyEssence
 
-    from fleet_operator.cluster.client import OnRequest
-    from fleet_operator.cluster.connection import Connection
+    from fleet_operator.kubernetes.client import OnRequest
+    from fleet_operator.kubernetes.login import Connection
 
 
 def registry_for(
@@ -100,7 +100,7 @@ class Backoffs:
 
     def __iter__(self) -> Iterator[float]:
         """Return what each request begins anew."""
-        return watch.backoff()
+        return reflector.backoff()
 
 
 def kopf_settings() -> kopf.OperatorSettings:
@@ -109,9 +109,9 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.persistence.diffbase_storage = NoEssence()
     settings.posting.enabled = False
     settings.scanning.disabled = True  # the CRD is there before the operator starts: `startup` waits for it
-    settings.watching.chunk_size = watch.PAGE
+    settings.watching.chunk_size = reflector.PAGE
     settings.watching.server_timeout = 300
-    settings.watching.inactivity_timeout = watch.SILENCE_SECONDS
+    settings.watching.inactivity_timeout = reflector.SILENCE_SECONDS
     settings.networking.connect_timeout = 5
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = Backoffs()

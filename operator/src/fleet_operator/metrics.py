@@ -19,16 +19,16 @@ from prometheus_client.registry import Collector
 
 from fleet_operator.api import ConditionType, FleetJob, JobState
 from fleet_operator.engine import Observer, Result
+from fleet_operator.plan.decide.failure_policy import FailReason
+from fleet_operator.plan.decide.run_policy import pending_since
 from fleet_operator.plan.model import CreatePod, DeletePod
-from fleet_operator.plan.pending import pending_since
-from fleet_operator.plan.restart import FailReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from prometheus_client.metrics_core import Metric
 
-    from fleet_operator.cluster.interface import Key
+    from fleet_operator.cluster import Key
     from fleet_operator.plan.model import Action
 
 PREFIX = "fleet_operator"

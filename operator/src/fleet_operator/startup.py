@@ -18,14 +18,12 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.cluster.client import ApiClient
-from fleet_operator.cluster.connection import ConnectionSettingsError
-from fleet_operator.cluster.limit import TokenBucket
-from fleet_operator.cluster.login import connect
-from fleet_operator.cluster.view import NotSyncedError
 from fleet_operator.engine import Election
 from fleet_operator.errors import OperatorError
 from fleet_operator.http_server import HttpServer
+from fleet_operator.kubernetes.client import ApiClient, TokenBucket
+from fleet_operator.kubernetes.informer_cache import NotSyncedError
+from fleet_operator.kubernetes.login import ConnectionSettingsError, connect
 from fleet_operator.logs import configure_logging
 from fleet_operator.metrics import Metrics
 from fleet_operator.settings import Settings, SettingsError
@@ -34,7 +32,7 @@ from fleet_operator.term import Term, unless
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fleet_operator.cluster.connection import Connection
+    from fleet_operator.kubernetes.login import Connection
 
 logger = logging.getLogger("fleet_operator.startup")  # also when it is run as a program
 

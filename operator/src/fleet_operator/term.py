@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import kopf
 
-from fleet_operator.cluster.events import EventRecorder
-from fleet_operator.cluster.interface import Key
-from fleet_operator.cluster.kubernetes import KubernetesCluster, metrics_readers
-from fleet_operator.cluster.progress import ProgressReader, targets
-from fleet_operator.cluster.view import ClusterView
+from fleet_operator.cluster import Key
 from fleet_operator.engine import Engine, SystemClock
 from fleet_operator.handlers import kopf_settings, registry_for
+from fleet_operator.kubernetes.cluster import KubernetesCluster, metrics_readers
+from fleet_operator.kubernetes.events import EventRecorder
+from fleet_operator.kubernetes.informer_cache import ClusterView
+from fleet_operator.kubernetes.progress import ProgressReader, targets
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
     from fleet_operator.api import FleetJob
-    from fleet_operator.cluster.client import ApiClient
-    from fleet_operator.cluster.connection import Connection
+    from fleet_operator.kubernetes.client import ApiClient
+    from fleet_operator.kubernetes.login import Connection
     from fleet_operator.metrics import Metrics
     from fleet_operator.settings import Settings
 

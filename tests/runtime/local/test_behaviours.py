@@ -13,8 +13,8 @@ from fleet_operator.api import ConditionType, Role, parse_job
 from fleet_operator.cli import run
 from fleet_operator.cli.local_job import RunOptions, prepare
 from fleet_operator.cli.run import run_job
-from fleet_operator.cluster import kubelet
-from fleet_operator.cluster.processes import ProcessCluster
+from fleet_operator.local import kubelet
+from fleet_operator.local.cluster import ProcessCluster
 from tests.support.behaviours import BEHAVIOURS, LIFE, is_pause
 from tests.support.local import Lines, job_manifest
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.timeout(60),
-    pytest.mark.skipif(sys.platform != "linux", reason="only on Linux can a guardian's descendants not hide"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="only on Linux can no descendant of a supervisor hide"
+    ),
 ]
 
 

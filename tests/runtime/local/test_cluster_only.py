@@ -12,8 +12,8 @@ import pytest
 from fleet_operator.api import Role, parse_job
 from fleet_operator.cli.local_job import RunOptions, prepare
 from fleet_operator.cli.run import run_job
-from fleet_operator.cluster.local_limits import not_applied
 from fleet_operator.errors import InvalidJob
+from fleet_operator.local.limits import not_applied
 from tests.support.cluster_only import CLUSTER_ONLY, filled
 from tests.support.local import Lines, job_manifest
 
@@ -43,7 +43,7 @@ def test_on_this_machine(case: ClusterOnly):
     assert len(problem.expected.split()) > 3, "a sentence says what to do"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux can a guardian's descendants not hide")
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux can no descendant of a supervisor hide")
 async def test_all_that_is_left_out_is_said_once_and_the_job_runs(tmp_path: Path):
     document = job_manifest("open('done', 'w')")
     left_out = {IMAGE}

@@ -386,13 +386,13 @@ def test_a_run_that_takes_too_long_is_stopped(tmp_path):
         assert (run.result()["state"], run.result()["reason"]) == ("Stopped", "Timeout")
 
 
-def test_the_death_of_the_guardian_ends_the_run(tmp_path):
+def test_the_death_of_the_supervisor_ends_the_run(tmp_path):
     with LocalRun(tmp_path / "run", job_manifest(SLEEP)) as run:
-        guardian = parent(parent(run.pid("trainer-0")))
-        assert parent(guardian) == run.process.pid
-        os.kill(guardian, signal.SIGKILL)
+        supervisor = parent(parent(run.pid("trainer-0")))
+        assert parent(supervisor) == run.process.pid
+        os.kill(supervisor, signal.SIGKILL)
         assert run.wait(20) == 1
-        assert "the guardian process of this run was killed" in run.stderr
+        assert "the supervisor process of this run was killed" in run.stderr
         assert (run.result()["state"], run.result()["reason"]) == ("Failed", "RunFailed")
         assert survivors(run.mark) == []
 

@@ -14,7 +14,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fleet_operator.api import Condition, ConditionStatus, ConditionType, FleetJobStatus, JobState
-from fleet_operator.cluster.interface import Key
+from fleet_operator.cluster import Key
 from fleet_operator.engine import Result
 from fleet_operator.metrics import Metrics
 from fleet_operator.plan.model import CreatePod, DeletePod

@@ -9,8 +9,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from kopf import Body
 
-from fleet_operator.cluster.connection import Connection
 from fleet_operator.handlers import kopf_settings, registry_for
+from fleet_operator.kubernetes.login import Connection
 
 pytestmark = pytest.mark.timeout(20)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fleet_operator.api import Condition, ConditionStatus, ConditionType, FleetJobStatus, JobState
-from fleet_operator.cluster.interface import Key
+from fleet_operator.cluster import Key
 from fleet_operator.engine import Result
 from fleet_operator.metrics import Metrics
 from fleet_operator.plan.model import CreatePod, CreateService, DeletePod

@@ -10,9 +10,9 @@ import kopf
 import pytest
 
 from fleet_operator import startup, term
-from fleet_operator.cluster.connection import Connection
 from fleet_operator.engine import NotLeadingError
 from fleet_operator.handlers import registry_for
+from fleet_operator.kubernetes.login import Connection
 from fleet_operator.settings import Settings
 from fleet_operator.startup import Operator, run_operator
 from tests.support.seen_cluster import api_with_a_job

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-import fleet_operator.plan.waiting
-from fleet_operator.plan.advice import ADVICE
-from fleet_operator.plan.restart import FailReason
+import fleet_operator.plan.tell.reasons
+from fleet_operator.plan.decide.failure_policy import FailReason
+from fleet_operator.plan.tell.reasons import ADVICE
 
 PAGE = Path("docs/operations.md").read_text()
-SOURCES = Path(inspect.getfile(fleet_operator.plan.waiting)).parents[1]
+SOURCES = Path(inspect.getfile(fleet_operator.plan.tell.reasons)).parents[2]
 
 
 def reasons_of_waiting() -> set[str]:
-    """Return the reasons that `plan/waiting.py` gives."""
-    tree = ast.parse(inspect.getsource(fleet_operator.plan.waiting))
+    """Return the reasons that `plan/tell/reasons.py` gives."""
+    tree = ast.parse(inspect.getsource(fleet_operator.plan.tell.reasons))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
-    named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Waiting"]
+    named = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "PendingReason"]
     firsts = [call.args[0] for call in named]
     return {str(first.value) for first in firsts if isinstance(first, ast.Constant)}
 

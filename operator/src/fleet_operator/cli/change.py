@@ -10,7 +10,7 @@ from fleet_operator.api import JobState
 from fleet_operator.api.names import PLURAL
 from fleet_operator.cli.session import MANAGER, ClusterRefusal
 from fleet_operator.cli.summary import Summary
-from fleet_operator.cluster.client import ApiError
+from fleet_operator.kubernetes.client import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -23,8 +23,8 @@ from fleet_operator.cli.result import to_json, to_text
 from fleet_operator.cli.run import run_job
 from fleet_operator.cli.scalars import Scalars
 from fleet_operator.cli.workdir import choose_workdirs
-from fleet_operator.cluster.local_log import last_lines, printable, tail
-from fleet_operator.plan.tracebacks import last_traceback
+from fleet_operator.local.log import last_lines, printable, tail
+from fleet_operator.plan.observe.termination_message import last_traceback
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
     from fleet_operator.cli.display import Display
     from fleet_operator.cli.run import RunResult
-    from fleet_operator.cluster.local_volumes import Given
+    from fleet_operator.local.container import Given
 
 CURVE = "loss.png"
 PAGE = "summary.html"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from fleet_operator.cluster.local_log import printable, split_time
+from fleet_operator.local.log import printable, split_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,10 +7,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.cluster.local_env import main_container
-from fleet_operator.cluster.local_limits import templates
-from fleet_operator.cluster.local_volumes import CHECKPOINT, Given, folders_of, places
 from fleet_operator.errors import OperatorError
+from fleet_operator.local.container import CHECKPOINT, Given, folders_of, main_container, places
+from fleet_operator.local.limits import templates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

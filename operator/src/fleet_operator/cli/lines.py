@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import JobState
-from fleet_operator.plan.failure import failure_sentence
+from fleet_operator.plan.decide.failures import failure_sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from fleet_operator.api import FleetJob, Role
     from fleet_operator.cli.replica import ReplicaView
-    from fleet_operator.cluster.local_pod import LocalPod
+    from fleet_operator.local.pod import LocalPod
 
 ABSENT = "-"
 """What tables show where there is nothing to show."""

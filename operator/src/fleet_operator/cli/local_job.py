@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import FailureAction, FailurePolicy, Mode, Role, StartupPolicy
 from fleet_operator.cli.clock import now
-from fleet_operator.cluster.local_address import Claim, claim_ports
-from fleet_operator.cluster.local_gpus import visible_gpus
-from fleet_operator.cluster.local_limits import refusals
-from fleet_operator.cluster.local_settings import LocalSettings
-from fleet_operator.cluster.local_volumes import Given
 from fleet_operator.errors import InvalidJob
+from fleet_operator.local.addresses import Claim, claim_ports
+from fleet_operator.local.container import Given
+from fleet_operator.local.limits import refusals
+from fleet_operator.local.pod import LocalSettings, visible_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

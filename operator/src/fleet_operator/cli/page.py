@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import ConditionType
 from fleet_operator.cli.lines import ABSENT, duration
-from fleet_operator.cluster.local_log import printable
+from fleet_operator.local.log import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import Role
 from fleet_operator.plan.model import PodPhase
-from fleet_operator.plan.progress import job_progress
+from fleet_operator.plan.observe.progress import job_progress
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from fleet_operator.api import JobProgress
-    from fleet_operator.cluster.local_pod import LocalPod
-    from fleet_operator.plan.progress import Progress
+    from fleet_operator.local.pod import LocalPod
+    from fleet_operator.plan.observe.progress import Progress
 
 PATIENCE_SECONDS = 5.0
 """For how long nobody is told what a replica waits for that has just started."""

@@ -2,7 +2,7 @@
 
 The engine drives the local cluster with the same plans as in Kubernetes. Beside it run, each in its own
 task: the replicas' progress, the table or the lines, and the wait for the end. However the run ends, no
-process is left: the cluster's `close` returns when the guardian has seen the last one go.
+process is left: the cluster's `close` returns when the supervisor has seen the last one go.
 """
 
 from __future__ import annotations
@@ -26,19 +26,14 @@ from fleet_operator.cli.clock import now
 from fleet_operator.cli.follow import Follower
 from fleet_operator.cli.local_job import RunOptions, claim_port, local_settings, without_cluster
 from fleet_operator.cli.view import JobView
-from fleet_operator.cluster.interface import Key
-from fleet_operator.cluster.local_address import (
-    Claim,
-    LocalHosts,
-    claim_addresses,
-    job_ports,
-)
-from fleet_operator.cluster.local_gpus import too_few
-from fleet_operator.cluster.local_guard import GuardianLostError
-from fleet_operator.cluster.local_limits import not_applied
-from fleet_operator.cluster.processes import ProcessCluster
-from fleet_operator.cluster.progress import fetch_progress
+from fleet_operator.cluster import Key
 from fleet_operator.engine import Engine, Observer, Result
+from fleet_operator.kubernetes.progress import fetch_progress
+from fleet_operator.local.addresses import Claim, LocalHosts, claim_addresses, job_ports
+from fleet_operator.local.cluster import ProcessCluster
+from fleet_operator.local.limits import not_applied
+from fleet_operator.local.pod import too_few
+from fleet_operator.local.supervisor_client import SupervisorLostError
 from fleet_operator.plan.model import PodPhase
 
 if TYPE_CHECKING:
@@ -55,7 +50,7 @@ TELL_FAILURE_SECONDS = (
 SERVERS_END_SECONDS = 30.0  # how long servers may take to end by themselves when no policy stops them
 CLEAN_UP_SECONDS = 60.0  # beyond the pods' own grace: by then the plan has removed what it removes
 STOP_GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL, at most, when the run is stopped
-LATE_SECONDS = 5.0  # what the guardian may need beyond the grace
+LATE_SECONDS = 5.0  # what the supervisor may need beyond the grace
 SILENT_SECONDS = 3.0  # how long the end of a finished job's processes is waited for in silence
 REFRESH_SECONDS = 0.25
 MAX_FAILED_PASSES = 6  # some six seconds with the engine's back-off
@@ -256,7 +251,7 @@ class Run:
         watchers = [
             asyncio.create_task(self._finished(), name="end of the job"),
             asyncio.create_task(self._stop.wait(), name="stop"),
-            asyncio.create_task(self._cluster.kubelet.guardian_lost(), name="guardian"),
+            asyncio.create_task(self._cluster.kubelet.supervisor_lost(), name="supervisor"),
             asyncio.create_task(self._poll(), name="progress"),
         ]
         try:
@@ -270,7 +265,7 @@ class Run:
                 self._display.say(f"not finished within {self._timeout_seconds:g} s: stopping the job")
             for task in done:
                 task.result()
-        except GuardianLostError as error:
+        except SupervisorLostError as error:
             self._problem = str(error)
         finally:
             self._view.interrupted = True

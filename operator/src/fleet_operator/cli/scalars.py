@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fleet_operator.cli.replica import ReplicaView
-    from fleet_operator.plan.progress import Progress
+    from fleet_operator.plan.observe.progress import Progress
 
 
 class ScalarsError(OperatorError):

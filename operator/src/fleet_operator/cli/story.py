@@ -10,7 +10,7 @@ from fleet_operator.api.names import KIND
 from fleet_operator.cli.clock import now
 from fleet_operator.cli.lines import ABSENT
 from fleet_operator.cli.summary import age
-from fleet_operator.cluster.resources import collection
+from fleet_operator.kubernetes.resources import collection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,14 +8,14 @@ from fleet_operator.api import JobState, Mode, Role
 from fleet_operator.cli.lines import consequence, describe_exit, names
 from fleet_operator.cli.replica import ReplicaView
 from fleet_operator.plan.model import PodPhase
-from fleet_operator.plan.progress import Progress, parse_progress
+from fleet_operator.plan.observe.progress import Progress, parse_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
     from fleet_operator.api import FleetJob, FleetJobStatus
-    from fleet_operator.cluster.local_pod import LocalPod
+    from fleet_operator.local.pod import LocalPod
     from fleet_operator.plan.model import Event
 
 

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fleet_operator.api import Mode, Role
 from fleet_operator.build import script_of
 from fleet_operator.cli.manifest import STDIN
-from fleet_operator.cluster.local_env import main_container, redirect
-from fleet_operator.cluster.local_limits import templates
-from fleet_operator.cluster.local_volumes import folders_of, places
 from fleet_operator.errors import InvalidJob, Problem
+from fleet_operator.local.container import folders_of, main_container, places, redirect
+from fleet_operator.local.limits import templates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

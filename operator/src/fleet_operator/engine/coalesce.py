@@ -13,7 +13,7 @@ from fleet_operator.plan.model import CreatePod, CreateService
 
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJob, FleetJobStatus
-    from fleet_operator.cluster.interface import Key
+    from fleet_operator.cluster import Key
     from fleet_operator.plan.model import Plan
 
 __all__ = ["COUNTS", "FIRST", "QUIET", "Coalescing"]

@@ -27,14 +27,14 @@ import random
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from fleet_operator.cluster.client import ApiError
-from fleet_operator.cluster.interface import ClusterError
+from fleet_operator.cluster import ClusterError
 from fleet_operator.engine.clock import SystemClock
 from fleet_operator.engine.lease import Lease
+from fleet_operator.kubernetes.client import ApiError
 
 if TYPE_CHECKING:
-    from fleet_operator.cluster.client import ApiClient
     from fleet_operator.engine.clock import Clock
+    from fleet_operator.kubernetes.client import ApiClient
 
 logger = logging.getLogger(__name__)
 

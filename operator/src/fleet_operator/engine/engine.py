@@ -1,6 +1,6 @@
 """The engine: workers that take keys off the queue and reconcile them, until they are told to stop.
 
-It drives any `fleet_operator.cluster.interface.Cluster`, an API server or this machine, and knows neither.
+It drives any `fleet_operator.cluster.Cluster`, an API server or this machine, and knows neither.
 Everything runs on one event loop; `enqueue` and `stop` are called from it.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from fleet_operator.cluster.interface import ClusterError
+from fleet_operator.cluster import ClusterError
 from fleet_operator.engine.clock import SystemClock
 from fleet_operator.engine.observer import Observer
 from fleet_operator.engine.outcome import Outcome, Result
@@ -21,7 +21,7 @@ from fleet_operator.plan import plan
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from fleet_operator.cluster.interface import Cluster, Key
+    from fleet_operator.cluster import Cluster, Key
     from fleet_operator.engine.clock import Clock
     from fleet_operator.engine.reconcile import Decide
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.cluster.client import ApiError
+from fleet_operator.kubernetes.client import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fleet_operator.cluster.client import ApiClient
     from fleet_operator.engine.clock import Clock
+    from fleet_operator.kubernetes.client import ApiClient
 
 __all__ = ["Lease"]
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
-    from fleet_operator.cluster.interface import Key
+    from fleet_operator.cluster import Key
     from fleet_operator.engine.outcome import Result
     from fleet_operator.plan.model import Action
 

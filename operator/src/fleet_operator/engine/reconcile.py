@@ -16,7 +16,7 @@ from datetime import timedelta
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from fleet_operator.cluster.interface import ClusterError, ConflictError
+from fleet_operator.cluster import ClusterError, ConflictError
 from fleet_operator.engine.coalesce import Coalescing
 from fleet_operator.engine.observer import Observer
 from fleet_operator.engine.outcome import Outcome, Result
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJob, FleetJobStatus
     from fleet_operator.build import Hosts
-    from fleet_operator.cluster.interface import Cluster, Key
+    from fleet_operator.cluster import Cluster, Key
     from fleet_operator.engine.clock import Clock
     from fleet_operator.plan.model import Action, Observed, Plan
 

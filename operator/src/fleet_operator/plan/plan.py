@@ -9,34 +9,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import ConditionType, Gang, JobState, LastFailure, Role
-from fleet_operator.plan.backoff import next_pause
-from fleet_operator.plan.completion import is_unseen
-from fleet_operator.plan.deadline import deadline
-from fleet_operator.plan.ending import clean_up, end_job
-from fleet_operator.plan.failure import VANISHED, find_failures, loses_parameters
-from fleet_operator.plan.holding import hold_back
+from fleet_operator.plan.decide.failure_policy import FailJob, FailReason, RestartJob, judge, next_pause
+from fleet_operator.plan.decide.failures import VANISHED, find_failures, loses_parameters
+from fleet_operator.plan.decide.quota import gives_back_at, with_pods_given_back, with_quota
+from fleet_operator.plan.decide.run_policy import (
+    deadline,
+    is_satisfied,
+    pending_deadline,
+    pending_since,
+    success_sentence,
+)
+from fleet_operator.plan.formats import some, stamp
 from fleet_operator.plan.model import Event, Plan
-from fleet_operator.plan.naming import some
-from fleet_operator.plan.non_finite import trainers_with_non_finite
-from fleet_operator.plan.observe import situation_of
-from fleet_operator.plan.pending import pending_deadline, pending_since
-from fleet_operator.plan.quota import gives_back_at, with_pods_given_back, with_quota
-from fleet_operator.plan.restart import FailJob, FailReason, RestartJob, judge
-from fleet_operator.plan.scaling import is_resized, scaled_sentence
-from fleet_operator.plan.status import build_status
-from fleet_operator.plan.step import hold, step, why_pending
-from fleet_operator.plan.success import is_satisfied, success_sentence
-from fleet_operator.plan.times import stamp
-from fleet_operator.plan.waiting import given_back_sentence
+from fleet_operator.plan.observe.context import is_resized, is_unseen, situation_of
+from fleet_operator.plan.observe.progress import trainers_with_non_finite
+from fleet_operator.plan.steps import clean_up, end_job, hold, hold_back, step, why_pending
+from fleet_operator.plan.tell.events import scaled_sentence
+from fleet_operator.plan.tell.reasons import given_back_sentence
+from fleet_operator.plan.tell.status import build_status
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from fleet_operator.api import FleetJob
     from fleet_operator.build import Hosts
-    from fleet_operator.plan.ledger import Ledger
     from fleet_operator.plan.model import Observed
-    from fleet_operator.plan.situation import Situation
+    from fleet_operator.plan.observe.attempts import Ledger
+    from fleet_operator.plan.observe.context import Situation
 
 __all__ = ["plan"]
 

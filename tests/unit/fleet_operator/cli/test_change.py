@@ -4,7 +4,7 @@ import pytest
 
 from fleet_operator.cli.change import scale, submit, suspend
 from fleet_operator.cli.session import MANAGER, ClusterRefusal, Session
-from fleet_operator.cluster.client import ApiError
+from fleet_operator.kubernetes.client import ApiError
 from tests.support.fake_api import FakeApi
 from tests.support.jobs import manifest
 

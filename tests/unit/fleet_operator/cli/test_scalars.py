@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from fleet_operator.api import Role
 from fleet_operator.cli.replica import ReplicaView
 from fleet_operator.cli.scalars import Scalars, ScalarsError
-from fleet_operator.plan.progress import Progress
+from fleet_operator.plan.observe.progress import Progress
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from fleet_operator.cli.session import Session
 from fleet_operator.cli.story import show_events
 
 if TYPE_CHECKING:
-    from fleet_operator.cluster.client import ApiClient
+    from fleet_operator.kubernetes.client import ApiClient
 
 
 class Events:

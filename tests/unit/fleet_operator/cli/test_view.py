@@ -32,9 +32,9 @@ from fleet_operator.cli.result import to_json, to_text
 from fleet_operator.cli.run import RunResult
 from fleet_operator.cli.table import STYLES, render
 from fleet_operator.cli.view import JobView
-from fleet_operator.cluster.local_pod import LocalPod
+from fleet_operator.local.pod import LocalPod
 from fleet_operator.plan.model import Attempt, PodPhase
-from fleet_operator.plan.progress import Progress
+from fleet_operator.plan.observe.progress import Progress
 from tests.support.documents import block
 from tests.support.local import job_manifest
 
@@ -503,9 +503,9 @@ def test_a_run_that_broke_has_failed():
     watched = Watched()
     watched.live(a_pod(index=0), 137)
     watched.status(state=JobState.RUNNING)
-    told = to_json(result(watched, problem="the guardian was killed"))
+    told = to_json(result(watched, problem="the supervisor was killed"))
     assert (told["state"], told["reason"]) == ("Failed", "RunFailed")
-    assert told["message"] == "the guardian was killed"
+    assert told["message"] == "the supervisor was killed"
 
 
 def test_the_result_names_who_trained_past_the_others():
@@ -529,7 +529,7 @@ def test_the_result_names_whose_weights_are_lost():
     [
         pytest.param(JobState.FAILED, {}, 1, id="a-failed-job"),
         pytest.param(JobState.RUNNING, {"stopped_by": 130}, 130, id="an-interrupted-one"),
-        pytest.param(JobState.RUNNING, {"problem": "the guardian was killed"}, 1, id="a-run-that-broke"),
+        pytest.param(JobState.RUNNING, {"problem": "the supervisor was killed"}, 1, id="a-run-that-broke"),
         pytest.param(JobState.SUCCEEDED, {"stopped_by": 130}, 0, id="one-interrupted-after-its-success"),
     ],
 )

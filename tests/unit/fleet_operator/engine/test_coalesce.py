@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fleet_operator.api import FleetJobStatus, JobState
-from fleet_operator.cluster.interface import Key
+from fleet_operator.cluster import Key
 from fleet_operator.engine.coalesce import COUNTS, FIRST, MOST_OBJECTS, QUIET, Coalescing
 from fleet_operator.plan.model import (
     CreatePod,

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fleet_operator.cluster.client import ApiError
 from fleet_operator.engine import Election, NotLeadingError
+from fleet_operator.kubernetes.client import ApiError
 from tests.support.clusters import FakeClock
 from tests.support.fake_api import FakeApi
 

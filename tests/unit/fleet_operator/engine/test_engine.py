@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fleet_operator.api import Condition, ConditionStatus, ConditionType, FleetJobStatus, JobState
-from fleet_operator.cluster.client import ApiError
-from fleet_operator.cluster.interface import ConflictError
+from fleet_operator.cluster import ConflictError
 from fleet_operator.engine import Engine, Observer, Result
 from fleet_operator.engine import engine as engine_module
 from fleet_operator.engine.queue import WorkQueue
 from fleet_operator.engine.rest import COMING_UP
+from fleet_operator.kubernetes.client import ApiError
 from fleet_operator.plan.model import DeleteService, Plan
 from tests.support.clusters import FakeCluster
 from tests.support.jobs import job, manifest
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from fleet_operator.api import FleetJob
-    from fleet_operator.cluster.interface import Key
+    from fleet_operator.cluster import Key
     from fleet_operator.plan.model import Action
 
 pytestmark = pytest.mark.timeout(20)

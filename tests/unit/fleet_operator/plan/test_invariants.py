@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from fleet_operator.api import ConditionType, FleetJobStatus, Role, SuccessPolicy
 from fleet_operator.build import ClusterHosts
 from fleet_operator.plan import plan
-from fleet_operator.plan.indexes import parse_indexes
+from fleet_operator.plan.formats import parse_indexes
 from fleet_operator.plan.model import (
     Action,
     Attempt,

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fleet_operator.api import ConditionType, Role
+from fleet_operator.api.names import CONTROLLER
 from tests.support import jobs
 from tests.support.plans import Story, ended, pending, pserver, trainer
 from tests.support.pods import template
@@ -13,7 +14,11 @@ WAITING_FOR_BOTH = (
     "WaitingForParameterServers: trainers are created once all parameter servers are ready:"
     " digits-pserver-0 (and 1 more) is not created yet"
 )
+
+
 ALL_THERE = "PodsCreated True PodsCreated: the pods of all replicas are there"
+
+
 ALL_RUN = "Running True ReplicasRunning: all 4 replicas run or have completed"
 
 
@@ -316,3 +321,80 @@ def test_the_time_of_a_condition_is_that_of_its_last_change():
     story.sees(pserver(0), pserver(1), pending(trainer(0)), pending(trainer(1)), after=10)
     times = {each.type: each.last_transition_time.second for each in story.job.status.conditions}
     assert times == {"PodsCreated": 10, "Running": 0}
+
+
+FOREIGN = {"managedBy": "kueue.x-k8s.io/multikueue"}
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        pytest.param((), id="nothing-there"),
+        pytest.param((pserver(0), ended(trainer(0), 1)), id="a-failure"),
+        pytest.param((ended(trainer(0)), ended(trainer(1))), id="a-success"),
+    ],
+)
+def test_nothing_is_done_and_no_status_written(pods):
+    story = Story(runPolicy={**FOREIGN, "suspend": True, "activeDeadlineSeconds": 1})
+    before = story.job.status
+    assert story.sees(*pods, service=False, after=60)[1:] == []
+    assert story.job.status == before
+
+
+def test_the_operators_own_name_is_as_good_as_none():
+    story = Story(runPolicy={"managedBy": CONTROLLER})
+    assert "create Service digits" in story.sees(service=False)
+
+
+HELD = "runPolicy.suspend is true"
+
+
+def test_a_job_created_suspended_creates_nothing():
+    story = Story(runPolicy={"suspend": True})
+    assert story.sees(service=False) == [
+        "Suspended pservers 0/2 trainers 0/2 restarts 0 failures 0",
+        f"PodsCreated False Suspended: {HELD}",
+        f"Running False Suspended: {HELD}",
+        f"Suspended True Suspended: {HELD}: no pod of this job runs until it is false",
+        f"tell Normal Suspended: {HELD}: no pod of this job runs until it is false",
+    ]
+    assert story.job.status.start_time is None
+
+
+def test_a_suspended_job_loses_its_pods_and_begins_anew_when_resumed():
+    story = Story()
+    story.sees(pserver(0), pserver(1), ended(trainer(0)), trainer(1))
+    story.edit(suspend=True)
+    lines = story.sees(pserver(0), pserver(1), ended(trainer(0)), trainer(1), after=5)
+    assert [line for line in lines if line.startswith("delete")] == [
+        "delete digits-pserver-0 0.0",
+        "delete digits-pserver-1 0.0",
+        "delete digits-trainer-0 0.0",
+        "delete digits-trainer-1 0.0",
+    ]
+    story.sees(after=10)
+    story.edit(suspend=False)
+    lines = story.sees(after=20)
+    assert lines[0] == "Pending pservers 0/2 trainers 0/2 restarts 0 failures 0"
+    assert lines[3:] == [
+        "Suspended False Resumed: runPolicy.suspend is false",
+        "create digits-pserver-0 1.0",
+        "create digits-pserver-1 1.0",
+        "tell Normal Resumed: runPolicy.suspend is false",
+    ]
+
+
+def test_a_job_that_has_finished_cannot_be_suspended():
+    story = Story()
+    done = (ended(pserver(0)), ended(pserver(1)), ended(trainer(0)), ended(trainer(1)))
+    story.sees(*done)
+    story.edit(suspend=True)
+    story.sees(*done, after=5)
+    assert story.job.status.state == "Succeeded"
+
+
+def test_suspending_while_restarting_ends_the_restart():
+    story = Story()
+    story.sees(pserver(0), pserver(1), trainer(0), ended(trainer(1), 1))
+    story.edit(suspend=True)
+    assert "Restarting False Suspended: runPolicy.suspend is true" in story.sees(after=1)

@@ -1,0 +1,460 @@
+"""A thin typed client of the API server, on one aiohttp session that everything shares.
+
+Objects go in and come out as plain mappings; an answer that is not a success is an `ApiError`, whose message
+is the server's own sentence. Nothing is retried here: whoever asked knows what looking again means. A token
+bucket limits how fast the API server may be written to, so that a burst of jobs is no attack on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+import aiohttp
+import orjson
+from yarl import URL
+
+from fleet_operator.cluster import ClusterError
+from fleet_operator.kubernetes.login import ConnectionSettingsError
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from types import SimpleNamespace
+
+    from fleet_operator.kubernetes.login import Connection
+
+    OnRequest = Callable[[str, str, int, float], None]
+
+REQUEST_SECONDS = 30.0
+CONNECT_SECONDS = 5.0
+TOKEN_SECONDS = 60.0
+"""How long what says who we are is used before the connection is asked for it again."""
+
+RETRY_AFTER_LIMIT_SECONDS = 60.0
+"""The longest that a server's wish to be left alone is heeded."""
+
+MERGE_PATCH = "application/merge-patch+json"
+APPLY_PATCH = "application/apply-patch+yaml"
+
+_WARNING = re.compile(r'\d{3} \S+ "((?:[^"\\]|\\.)*)"')
+"""One warning of a header, which may hold several: a code, who warns, and the sentence in quotes."""
+
+
+class TokenBucket:
+    """Lets a burst through at once and what follows at a steady rate, in the order in which it came.
+
+    Parameters
+    ----------
+    per_second : float
+        How many may pass in a second for long.
+    burst : int
+        How many may pass at once after a quiet time.
+    monotonic : callable
+        Seconds that only grow.
+    """
+
+    def __init__(
+        self, per_second: float, burst: int, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        if per_second <= 0 or burst < 1:
+            raise ValueError(f"expected a positive rate and burst, found {per_second:g} and {burst}")
+        self._per_second = per_second
+        self._burst = burst
+        self._monotonic = monotonic
+        self._tokens = float(burst)  # below zero: so many wait
+        self._counted_at = monotonic()
+
+    async def take(self) -> None:
+        """Wait for one's turn. Whoever is cancelled meanwhile leaves their turn unused."""
+        if (wait := self.reserve()) > 0:
+            await asyncio.sleep(wait)
+
+    def reserve(self) -> float:
+        """Take the next token; return the seconds until it is there."""
+        now = self._monotonic()
+        self._tokens = min(self._burst, self._tokens + (now - self._counted_at) * self._per_second)
+        self._counted_at = now
+        self._tokens -= 1
+        return max(0.0, -self._tokens / self._per_second)
+
+
+class ApiError(ClusterError):
+    """The API server answered with an error, or (status 0) gave no answer.
+
+    Attributes
+    ----------
+    status : int
+        The HTTP status.
+    reason : str
+        The API server's word for it, such as ``Invalid``.
+    details : mapping, optional
+        What the answer's ``metav1.Status`` says about the object, which is empty where it says nothing. None
+        where the answer is no ``Status``: then a proxy may have given it, and not the API server.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        *,
+        retry_after_seconds: float = 0.0,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message or reason or f"HTTP status {status}")
+        self.status = status
+        self.reason = reason
+        self.details = details
+        self.retry_after_seconds = retry_after_seconds
+        self.transient = status in (0, 409, 429) or status >= 500
+
+
+class ApiClient:
+    """Speaks to one API server.
+
+    Parameters
+    ----------
+    connection : Connection
+        Where it is, and who we are.
+    on_request : callable, optional
+        Told of each request that ended: its verb, its resource, the HTTP status (0 without an answer), and
+        the seconds it took. A watch has the verb WATCH; what goes on for ever ends here when it is answered.
+    before_write : callable, optional
+        Awaited before each request that is no read; it may wait, or refuse by a ClusterError.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        on_request: OnRequest | None = None,
+        before_write: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._connection = connection
+        self._on_request = on_request
+        self._before_write = before_write
+        self._session: aiohttp.ClientSession | None = None
+        self._server_name: str | None = None
+        self._token = _Token(connection)
+        through = URL(connection.proxy) if connection.proxy else None
+        self._shown = connection.server + (
+            f" through the proxy {through.host}:{through.port}" if through else ""
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Open the session; connections are made when they are needed."""
+        https = self._connection.server.startswith("https:")
+        self._server_name = self._connection.tls_server_name if https else None
+        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS)
+        self._session = _session(self._connection, {"Accept": "application/json"}, timeout=timeout)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def get(self, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """Return the object, or the list, at `path`."""
+        return await self._request("GET", path, params=params)
+
+    async def create(
+        self,
+        path: str,
+        manifest: Mapping[str, Any],
+        *,
+        field_validation: str | None = None,
+        warn: Callable[[str], None] | None = None,
+    ) -> dict[str, Any]:
+        """Create an object in the collection at `path`; return what the server made of it.
+
+        `field_validation` is what becomes of fields that it does not know: Strict, Warn or Ignore; `warn`
+        takes what it warns of.
+        """
+        params = {"fieldValidation": field_validation} if field_validation is not None else None
+        return await self._request("POST", path, params=params, body=manifest, warn=warn)
+
+    async def replace(self, path: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace the object at `path`, under the resourceVersion in its metadata if there is one."""
+        return await self._request("PUT", path, body=manifest)
+
+    async def merge_patch(
+        self, path: str, patch: Mapping[str, Any], *, manager: str | None = None
+    ) -> dict[str, Any]:
+        """Merge `patch` into the object at `path`; `manager` is noted as who has set it."""
+        params = {"fieldManager": manager} if manager is not None else None
+        return await self._request("PATCH", path, params=params, body=patch, content_type=MERGE_PATCH)
+
+    async def apply(
+        self, path: str, manifest: Mapping[str, Any], *, manager: str, force: bool = False
+    ) -> dict[str, Any]:
+        """Have the object at `path` as the manifest says, and leave alone what it does not speak of.
+
+        What another manager has set otherwise is a conflict (409), or is taken over with `force`.
+        """
+        params = {"fieldManager": manager, "fieldValidation": "Strict", "force": str(force).lower()}
+        return await self._request("PATCH", path, params=params, body=manifest, content_type=APPLY_PATCH)
+
+    async def delete(self, path: str, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Delete the object at `path`, under the preconditions in `options`; return the server's answer."""
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
+        return await self._request("DELETE", path, body=body)
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, params: Mapping[str, str], *, silence_seconds: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open a watch: the lines of an answer that goes on until one side ends it.
+
+        Raises
+        ------
+        ApiError
+            The server refused the watch.
+        aiohttp.ClientError, TimeoutError
+            The connection was lost, or not a byte came for `silence_seconds`.
+        """
+        async with self.chunks(path, {**params, "watch": "true"}, silence_seconds=silence_seconds) as chunks:
+            yield _lines(chunks)
+
+    @asynccontextmanager
+    async def chunks(
+        self, path: str, params: Mapping[str, str], *, silence_seconds: float | None = None
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open an answer that may go on for ever, such as a log: its bytes as they come.
+
+        Raises
+        ------
+        ApiError
+            The server refused it.
+        aiohttp.ClientError, TimeoutError
+            The connection was lost, or not a byte came for `silence_seconds`, if they are given.
+        """
+        is_watch = "watch" in params
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
+        headers = {**self._token.headers(), "Accept": "application/json" if is_watch else "*/*"}
+        started, status = time.monotonic(), 0
+        try:
+            response = await self._open.get(
+                self._connection.server + path,
+                params=params,
+                headers=headers,
+                timeout=timeout,
+                server_hostname=self._server_name,
+            )
+            status = response.status
+        finally:
+            if self._on_request is not None:
+                verb = "WATCH" if is_watch else "GET"
+                self._on_request(verb, _resource(path), status, time.monotonic() - started)
+        async with response:
+            if response.status != 200:
+                retry_after = response.headers.get("Retry-After", "")
+                raise _error(response.status, await response.read(), retry_after)
+            yield response.content.iter_any()
+
+    async def _request(
+        self,
+        verb: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        warn: Callable[[str], None] | None = None,
+    ) -> dict[str, Any]:
+        data = None if body is None else _encode(body, content_type)
+        if verb != "GET" and self._before_write is not None:
+            await self._before_write()
+        started, status, retry_after = time.monotonic(), 0, ""
+        headers = self._token.headers()
+        if data is not None:
+            headers["Content-Type"] = content_type
+        try:
+            async with self._open.request(
+                verb,
+                self._connection.server + path,
+                params=params,
+                data=data,
+                headers=headers,
+                server_hostname=self._server_name,
+            ) as response:
+                status, retry_after = response.status, response.headers.get("Retry-After", "")
+                warnings = response.headers.getall("Warning", ())
+                answer = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            why = str(error) or type(error).__name__
+            raise ApiError(0, "NoAnswer", f"no answer from {self._shown}: {why}") from error
+        finally:
+            if self._on_request is not None:
+                self._on_request(verb, _resource(path), status, time.monotonic() - started)
+        if status >= 300:
+            raise _error(status, answer, retry_after)
+        if warn is not None:
+            for told in _WARNING.finditer(", ".join(warnings)):
+                warn(re.sub(r"\\(.)", r"\1", told[1]))
+        try:
+            parsed: dict[str, Any] = orjson.loads(answer)
+        except ValueError as error:  # a proxy answered, or the answer was cut off
+            raise ApiError(0, "NoAnswer", f"{self._connection.server} answered no JSON: {error}") from error
+        return parsed
+
+    @property
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("the API client is not started; call start() first")
+        return self._session
+
+
+class _Token:
+    """Who we are to the API server, which is asked for again now and then: a file may get another token."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._header: str | None = None
+        self._read_at = -TOKEN_SECONDS
+
+    def headers(self) -> dict[str, str]:
+        """Return the header that says so, if there is one; ApiError if it cannot be had."""
+        now = time.monotonic()
+        if now - self._read_at >= TOKEN_SECONDS:
+            try:
+                self._header, self._read_at = self._connection.authorization(), now
+            except ConnectionSettingsError as error:
+                raise ApiError(0, "NoToken", str(error)) from error
+            except OSError as error:
+                raise ApiError(
+                    0, "NoToken", f"the token of the API server cannot be read: {error}"
+                ) from error
+        return {"Authorization": self._header} if self._header else {}
+
+
+def open_session(
+    connection: Connection,
+    *,
+    on_answer: Callable[[str, Mapping[str, str], int], None],
+    on_request: OnRequest | None = None,
+) -> aiohttp.ClientSession:
+    """Open a session for whoever speaks to the API server in its own words, under the token of this moment.
+
+    Parameters
+    ----------
+    connection : Connection
+        Where the API server is, and who we are.
+    on_answer : callable
+        Told of each answer when it begins: the path and the parameters of its request, and its status.
+    on_request : callable, optional
+        Told of each request as `ApiClient` tells of its own.
+    """
+
+    def count(
+        request: aiohttp.TraceRequestEndParams | aiohttp.TraceRequestExceptionParams, took: float, status: int
+    ) -> None:
+        if on_request is not None:
+            verb = "WATCH" if "watch" in request.url.query else request.method
+            on_request(verb, _resource(request.url.path), status, took)
+
+    async def begin(_: object, context: SimpleNamespace, __: object) -> None:
+        context.started = time.monotonic()
+
+    async def tell(_: object, context: SimpleNamespace, answered: aiohttp.TraceRequestEndParams) -> None:
+        status = answered.response.status
+        count(answered, time.monotonic() - context.started, status)
+        on_answer(answered.url.path, answered.url.query, status)
+
+    async def tell_none(
+        _: object, context: SimpleNamespace, failed: aiohttp.TraceRequestExceptionParams
+    ) -> None:
+        count(failed, time.monotonic() - context.started, 0)
+
+    traces = aiohttp.TraceConfig()
+    traces.on_request_start.append(begin)
+    traces.on_request_end.append(tell)
+    traces.on_request_exception.append(tell_none)
+    header = connection.authorization()
+    return _session(connection, {"Authorization": header} if header else {}, trace_configs=[traces])
+
+
+def _session(connection: Connection, headers: Mapping[str, str], **options: Any) -> aiohttp.ClientSession:
+    tls: ssl.SSLContext | bool = True if connection.tls is None else connection.tls
+    if (proxy := connection.proxy) is not None and proxy.startswith("socks"):
+        connector = _through_socks(proxy, tls)
+    else:
+        connector = aiohttp.TCPConnector(ssl=tls, limit=0)
+        options["proxy"] = proxy
+    return aiohttp.ClientSession(
+        connector=connector, headers={**headers, "User-Agent": "fleet-operator"}, **options
+    )
+
+
+def _through_socks(proxy: str, tls: ssl.SSLContext | bool) -> aiohttp.TCPConnector:
+    """Return what connects by a proxy of kind SOCKS, and whose errors are aiohttp's."""
+    from aiohttp_socks import ProxyConnectionError, ProxyConnector, ProxyError, ProxyTimeoutError
+
+    class Connector(ProxyConnector):
+        async def connect(self, *arguments: Any, **options: Any) -> Any:
+            try:
+                return await super().connect(*arguments, **options)
+            except aiohttp.ClientError:
+                raise
+            except (ProxyConnectionError, ProxyError, ProxyTimeoutError, OSError) as error:
+                raise aiohttp.ClientConnectionError(str(error)) from error
+
+    return Connector.from_url(proxy, ssl=tls, limit=0, rdns=True)
+
+
+async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Cut an answer into lines of any length; aiohttp's own reader refuses long ones."""
+    parts: list[bytes] = []
+    async for chunk in chunks:
+        head, *rest = chunk.split(b"\n")
+        parts.append(head)
+        for piece in rest:
+            if line := b"".join(parts):
+                yield line
+            parts = [piece]
+
+
+def _error(status: int, answer: bytes, retry_after: str = "") -> ApiError:
+    # A header that gives a date instead comes from a proxy, and is left alone: our own back-off does.
+    wait = min(float(retry_after), RETRY_AFTER_LIMIT_SECONDS) if retry_after.isdecimal() else 0.0
+    details: Mapping[str, Any] | None = None
+    try:
+        told = orjson.loads(answer)
+        reason, message = told.get("reason") or "", told.get("message") or ""
+        if told.get("kind") == "Status":
+            details = told.get("details") or {}
+    except (ValueError, AttributeError):  # a proxy answered, not the API server
+        reason, message = "", answer[:300].decode(errors="replace")
+    return ApiError(status, reason, message, retry_after_seconds=wait, details=details)
+
+
+def _encode(body: Mapping[str, Any], content_type: str) -> bytes:
+    if content_type == APPLY_PATCH:
+        # It is read as YAML, which wants some characters escaped, and knows no pairs of escapes for one.
+        text = json.dumps(body, ensure_ascii=False)
+        return re.sub("[\x7f-\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text).encode()
+    try:
+        return orjson.dumps(body)
+    except TypeError:  # an integer of more than 64 bits: the API server says what it thinks of that
+        return json.dumps(body).encode()
+
+
+def _resource(path: str) -> str:
+    """Return the kind of thing a path speaks of, as in ``pods`` or ``fleetjobs/status``."""
+    parts = path.strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:]  # /api/v1/… or /apis/GROUP/VERSION/…
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        parts = parts[2:]
+    return "/".join(parts[:1] + parts[2:]) or "other"

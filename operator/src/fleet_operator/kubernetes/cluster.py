@@ -1,0 +1,418 @@
+"""A cluster of Kubernetes: what is there is read from memory, what is to be done goes to the API server.
+
+An answer to an own write is as good as an event, so nothing waits for the watch to bring it. Only a deletion
+can leave doubt, because the server may answer with the pod as it was: until it is seen, `observe` says that
+it does not know.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.api import FleetJob, FleetJobStatus, JobProgress, Role, read_job
+from fleet_operator.api.names import API_VERSION, KIND, PLURAL, pod_name, service_name
+from fleet_operator.api.status import STRICT
+from fleet_operator.build import ClusterHosts
+from fleet_operator.cluster import KEY_BYTES, ConflictError, Key
+from fleet_operator.kubernetes.client import ApiError
+from fleet_operator.kubernetes.events import Subject
+from fleet_operator.kubernetes.refusals import Refusal, Refusals, is_for_good, is_over_quota, needs_somebody
+from fleet_operator.kubernetes.resources import FEATURES, KINDS, PODS, SERVICES, collection
+from fleet_operator.plan.model import (
+    CreatePod,
+    CreateService,
+    DeleteJob,
+    DeleteObject,
+    DeletePod,
+    DeleteService,
+    EnsureObject,
+    Event,
+    ObjectRef,
+    Observed,
+    ObservedObject,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from fleet_operator.build import Hosts
+    from fleet_operator.kubernetes.client import ApiClient
+    from fleet_operator.kubernetes.events import EventRecorder
+    from fleet_operator.kubernetes.indexer import Entry
+    from fleet_operator.kubernetes.informer_cache import ClusterView
+    from fleet_operator.kubernetes.progress import ProgressReader
+    from fleet_operator.kubernetes.resources import Resource
+    from fleet_operator.plan.model import Action, ObservedPod
+
+__all__ = ["WARN", "UnknownFields", "UnseenDeletions"]
+
+UNSEEN_SECONDS = 5.0
+"""How long a deletion may go unseen before the pod is believed to be there still."""
+
+WARN = "Warn"
+
+_NOT_THE_AUTHORS = (SERVICES, FEATURES["networkPolicies"].key)
+"""What holds nothing that a job's author wrote: its refusal, in whatever words, is not the job's mistake."""
+
+_WRITTEN_BY_AUTHORS = (PODS, FEATURES["checkpointClaims"].key)
+"""What is made from a template in which a field may be misspelt."""
+
+
+class UnseenDeletions:
+    """The uids of pods that we have deleted and may see for a while as if we had not.
+
+    Parameters
+    ----------
+    monotonic : callable
+        Seconds that only grow.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._until: dict[str, float] = {}
+
+    def add(self, uid: str) -> None:
+        """Note that a pod was deleted just now."""
+        now = self._monotonic()
+        self._until = {each: until for each, until in self._until.items() if until > now}
+        self._until[uid] = now + UNSEEN_SECONDS
+
+    def __contains__(self, uid: str) -> bool:
+        """Whether a pod was deleted so lately."""
+        return self._until.get(uid, 0.0) > self._monotonic()
+
+
+class UnknownFields:
+    """Knows of which unknown fields people have been told, so that each is told once, not for each pod."""
+
+    def __init__(self) -> None:
+        self._told: dict[Key, set[str]] = {}
+
+    def tell(self, key: Key, shown: str, warnings: Iterable[str]) -> Event | None:
+        """Return what to tell of an object that was created, if it is anything new.
+
+        Parameters
+        ----------
+        key : Key
+            The job.
+        shown : str
+            The object, as ``Kind name``.
+        warnings : iterable of str
+            What the API server said about it; whatever is not about fields is nothing new.
+        """
+        told = self._told.get(key, set())
+        about = dict.fromkeys(
+            each for each in warnings if each.startswith(("unknown field", "duplicate field"))
+        )
+        news = [each for each in about if each not in told]
+        if not news:
+            return None
+        self._told[key] = told.union(news)
+        sentence = (
+            f"{shown}: {', '.join(news)}: the API server leaves out what it does not know, and this job"
+            " runs on without it; a new job with this template is refused"
+        )
+        return Event("Warning", "UnknownFields", sentence)
+
+    def forget(self, key: Key) -> None:
+        """Know nothing of a job any more."""
+        self._told.pop(key, None)
+
+
+class KubernetesCluster:
+    """The cluster behind one API server.
+
+    Parameters
+    ----------
+    client : ApiClient
+        The API server.
+    view : ClusterView
+        What is known of it.
+    events : EventRecorder
+        Where people are told of what happens.
+    metrics_readers : sequence of mapping
+        Who may read the metrics of jobs with a NetworkPolicy, as its peers.
+    metrics_open : bool
+        Whether everybody may, where a job does not ask for that policy.
+    progress : ProgressReader, optional
+        Knows how far jobs are.
+    monotonic : callable
+        Seconds that only grow.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        view: ClusterView,
+        events: EventRecorder,
+        *,
+        metrics_readers: Sequence[Mapping[str, Any]] = (),
+        metrics_open: bool = False,
+        progress: ProgressReader | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._view = view
+        self._events = events
+        self._metrics_readers = tuple(metrics_readers)
+        self._metrics_open = metrics_open
+        self._progress = progress
+        self._refusals = Refusals()
+        self._unknown_fields = UnknownFields()
+        self._leaving = UnseenDeletions(monotonic)
+        view.subscribe(self._tidy)
+
+    def job(self, key: Key) -> FleetJob | None:
+        """Return the newest known version of a job, or None if it is gone."""
+        return self._view.jobs.get(key)
+
+    def observe(self, job: FleetJob) -> Observed | None:
+        """Return what is there for `job`, or None while not all of it, or of what we did, has been seen."""
+        key = Key.of(job)
+        if not self._view.scope_of(key.namespace).shows_what_jobs_own:
+            return None
+        foreign, left_over = list(self._view.foreign.of(key)), list[str]()
+
+        def note_other(entry: Entry[Any], kind: str) -> None:
+            (left_over if _is_left_over(entry, job) else foreign).append(f"{kind}/{entry.key.name}")
+
+        pods: list[ObservedPod] = []
+        for entry in self._view.owned.pods.of_job(key):
+            pod, owned = entry.value, _is_owned(entry, job)
+            if owned and pod.deleted_at is None and pod.uid in self._leaving:
+                return None
+            pods.append(pod if pod.owned == owned else replace(pod, owned=owned))
+            if not owned:
+                note_other(entry, "Pod")
+        service = self._view.owned.services.get(Key(key.namespace, service_name(key.name)))
+        own_service = service is not None and _is_owned(service, job)
+        if service is not None and not own_service:
+            note_other(service, "Service")
+        objects = dict[ObjectRef, ObservedObject]()
+        unserved = {(each.api_version, each.kind) for each in FEATURES.values()}
+        for resource, store in self._view.extras(key.namespace):
+            unserved.discard((resource.api_version, resource.kind))
+            for extra in store.of_job(key):
+                # Only a claim outlives its job, without an owner.
+                retained = extra.owner is None and resource == FEATURES["checkpointClaims"]
+                if retained or _is_owned(extra, job):
+                    objects[ObjectRef(resource.api_version, resource.kind, extra.key.name)] = extra.value
+                else:
+                    note_other(extra, resource.kind)
+        progress: JobProgress | None = None
+        first = self._view.owned.pods.get(Key(key.namespace, pod_name(key.name, Role.TRAINER, 0)))
+        if self._progress is not None and first is not None and _is_owned(first, job):
+            progress = self._progress.of(key, first.uid)
+        return Observed(
+            pods=tuple(pods),
+            departed=self._departed(key, job),
+            service=own_service,
+            objects=objects,
+            metrics_readers=self._metrics_readers,
+            metrics_open=self._metrics_open,
+            unserved=frozenset(unserved),
+            foreign=tuple(dict.fromkeys(foreign)),
+            left_over=tuple(left_over),
+            refused=self._refusals.for_now(job),
+            over_quota=self._refusals.is_over_quota(job),
+            rejected=self._refusals.for_good(job),
+            progress=progress,
+            new_key=secrets.token_hex(KEY_BYTES),
+        )
+
+    def _departed(self, key: Key, job: FleetJob) -> tuple[ObservedPod, ...]:
+        """Return each replica's latest pod that was deleted, as it was last, and let go of all others."""
+        departed = self._view.owned.pods.departed(key)
+        latest: dict[str, ObservedPod] = {}
+        for entry in departed:
+            pod = entry.value
+            wanted = _is_owned(entry, job) and pod.attempt.job >= job.status.job_restarts
+            known = latest.get(pod.name)
+            if wanted and not job.status.finished and (known is None or known.attempt < pod.attempt):
+                latest[pod.name] = pod
+        kept = {pod.uid for pod in latest.values()}
+        self._view.owned.pods.let_go(key, [entry.uid for entry in departed if entry.uid not in kept])
+        return tuple(latest.values())
+
+    def hosts(self, job: FleetJob) -> Hosts:
+        """Return the DNS names of the job's replicas."""
+        return ClusterHosts(job)
+
+    async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
+        """Replace the job's status; ConflictError if `job` is not its newest version."""
+        metadata = job.metadata
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {
+                "name": metadata.name,
+                "namespace": metadata.namespace,
+                "uid": metadata.uid,
+                "resourceVersion": metadata.resource_version,
+            },
+            "status": status.to_manifest(),
+        }
+        try:
+            answer = await self._client.replace(f"{_job_path(job)}/status", body)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+            await self._view.jobs.refresh(job)
+            raise ConflictError(str(error)) from error
+        return self._view.jobs.put(answer, tells=False) or read_job(answer)
+
+    async def apply(self, job: FleetJob, action: Action) -> None:
+        """Carry one action out. An action that has been carried out already is no error."""
+        match action:
+            case CreateService(manifest):
+                await self._create(job, SERVICES, manifest)
+            case CreatePod(manifest, brings_key):
+                made = await self._create(job, PODS, manifest)
+                if brings_key and not made:
+                    raise ConflictError(f"pod {manifest['metadata']['name']} is there, and has the key")
+            case DeletePod():
+                await self._delete_pod(job, action)
+            case DeleteService(name):
+                await self._delete_seen(job, SERVICES, name)
+            case EnsureObject(manifest):
+                await self._create(job, _resource_of(ObjectRef.of(manifest)).key, manifest)
+            case DeleteObject(ref):
+                await self._delete_seen(job, _resource_of(ref).key, ref.name)
+            case DeleteJob(uid):
+                await self._delete_job(job, uid)
+
+    async def record(self, job: FleetJob, event: Event) -> None:
+        """Tell people. A failure to tell is logged, never raised."""
+        await self._events.record(Subject(*Key.of(job), job.metadata.uid or ""), event)
+
+    async def _create(self, job: FleetJob, resource: str, manifest: Mapping[str, Any]) -> bool:
+        """Create an object; return whether it was not there."""
+        key, name = Key.of(job), manifest["metadata"]["name"]
+        before = self._refusals.last(key)
+        validation, warnings = None, list[str]()
+        if resource in _WRITTEN_BY_AUTHORS:
+            validation = STRICT if job.status.is_strict else WARN
+        try:
+            answer = await self._client.create(
+                collection(resource, key.namespace),
+                manifest,
+                field_validation=validation,
+                warn=warnings.append if validation == WARN else None,
+            )
+        except ApiError as error:
+            if error.reason == "AlreadyExists":
+                self._refusals.created(key, before)
+                await self._view.foreign.meet(key, resource, name)
+                return False
+            if resource not in _NOT_THE_AUTHORS and is_for_good(error, KINDS[resource], name):
+                told = f"{KINDS[resource]} {name}: {error}"
+                self._refusals.rejected(job, Refusal.of(job, name, told))
+                self._view.notify(key)  # by which it is forgotten again if its job is gone
+                raise ConflictError(told) from error  # what comes next is decided anew
+            if needs_somebody(error) and self._view.jobs.get(key) is not None:  # else nobody would forget it
+                over_quota = resource == PODS and is_over_quota(error, name)
+                refusal = Refusal.of(job, name, str(error), over_quota=over_quota)
+                self._refusals.refused(key, refusal, before)
+            raise
+        self._refusals.created(key, before)
+        self._view.owned.put(resource, answer)
+        if news := self._unknown_fields.tell(key, f"{KINDS[resource]} {name}", warnings):
+            await self.record(job, news)
+        return True
+
+    async def _delete_pod(self, job: FleetJob, action: DeletePod) -> None:
+        options = _only(action.uid, action.version)
+        if action.grace_period_seconds is not None:
+            options["gracePeriodSeconds"] = action.grace_period_seconds
+        answer = await self._delete_own(job, PODS, action.name, options)
+        if answer is None:
+            return
+        if answer.get("kind") == "Pod" and answer["metadata"].get("deletionTimestamp"):
+            self._view.owned.put(PODS, answer)
+        else:
+            self._leaving.add(action.uid)
+
+    async def _delete_seen(self, job: FleetJob, resource: str, name: str) -> None:
+        """Delete what is not a pod, if it is the job's own, as it was last seen."""
+        entry = self._view.owned.stores[resource].get(Key(job.metadata.namespace, name))
+        if entry is not None and _is_owned(entry, job):
+            await self._delete_own(job, resource, name, _only(entry.uid, str(entry.version)))
+
+    async def _delete_job(self, job: FleetJob, uid: str) -> None:
+        try:
+            await self._delete(_job_path(job), _only(uid, job.metadata.resource_version))
+        except ConflictError:
+            await self._view.jobs.refresh(job)
+            raise
+
+    async def _delete_own(
+        self, job: FleetJob, resource: str, name: str, options: Mapping[str, Any]
+    ) -> Mapping[str, Any] | None:
+        """Delete what a job has, as `_delete` does; on a conflict, read it: the watch may be late."""
+        try:
+            return await self._delete(f"{collection(resource, job.metadata.namespace)}/{name}", options)
+        except ConflictError:
+            await self._view.foreign.meet(Key.of(job), resource, name)
+            raise
+
+    async def _delete(self, path: str, options: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Delete an object; return the answer, or None if it was gone; ConflictError: look again."""
+        try:
+            return await self._client.delete(path, options)
+        except ApiError as error:
+            if error.status == 409:  # another object, or another version of it; else nothing would tell us
+                raise ConflictError(str(error)) from error
+            if error.status != 404:
+                raise
+            return None
+
+    def _tidy(self, key: Key) -> None:
+        if self._view.jobs.get(key) is None:
+            self._refusals.forget(key)
+            self._unknown_fields.forget(key)
+            self._view.owned.pods.let_go(key)  # they may go after their job
+
+
+def metrics_readers(
+    namespace: str, others: Sequence[Mapping[str, Any]] = ()
+) -> tuple[Mapping[str, Any], ...]:
+    """Return who may read the metrics of jobs with a NetworkPolicy: the operator's namespace, and others.
+
+    Parameters
+    ----------
+    namespace : str
+        The operator's own; every namespace has its name as a label.
+    others : sequence of mapping
+        Further peers, as a NetworkPolicy has them.
+    """
+    own = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    return (own, *others)
+
+
+def _only(uid: str, version: str | None) -> dict[str, Any]:
+    """Return options that delete this object only, at this version if one is given."""
+    preconditions = {"uid": uid} if version is None else {"uid": uid, "resourceVersion": version}
+    return {"preconditions": preconditions, "propagationPolicy": "Background"}
+
+
+def _resource_of(ref: ObjectRef) -> Resource:
+    return next(
+        each for each in FEATURES.values() if (each.api_version, each.kind) == (ref.api_version, ref.kind)
+    )
+
+
+def _is_owned(entry: Entry[Any], job: FleetJob) -> bool:
+    """Whether an object is this very job's."""
+    return entry.owner is not None and entry.owner.uid == job.metadata.uid
+
+
+def _is_left_over(entry: Entry[Any], job: FleetJob) -> bool:
+    """Whether an object belongs to a deleted job of the same name."""
+    return entry.owner is not None and entry.owner.kind == KIND and entry.owner.name == job.metadata.name
+
+
+def _job_path(job: FleetJob) -> str:
+    return f"{collection(PLURAL, job.metadata.namespace)}/{job.metadata.name}"

@@ -1,0 +1,251 @@
+"""What is known of the cluster: one kind of object, in memory, reduced to what decisions need.
+
+Facts come from two sides that overtake each other, the watch and the answers to our own writes. Three rules
+make the order of arrival irrelevant: a put never replaces a newer resourceVersion; what was seen deleted at
+one version never comes back with an older one; a fresh list does not remove what is newer than the list. They
+hold within one history: after a restore from a backup the versions of before say nothing.
+
+A `Cache` reduces each object that is seen, stores it, and tells of what has changed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from fleet_operator.cluster import Key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+__all__ = ["Cache"]
+
+T = TypeVar("T")
+
+REMEMBERED_DEAD = 10_000
+"""How many uids of deleted objects are remembered; a late answer is milliseconds late, not hours."""
+
+REMEMBERED_JOBS = 1_000
+"""Of how many jobs deleted objects are remembered as they were last; the next look at a job lets them go."""
+
+
+class Owner(NamedTuple):
+    """The controller of an object."""
+
+    uid: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[T]):
+    """One object: who it is, whose it is, and what is kept of it."""
+
+    key: Key
+    uid: str
+    version: int  # its resourceVersion
+    job: Key  # the job that its labels name
+    owner: Owner | None
+    value: T
+
+
+class Store(Generic[T]):
+    """Objects of one kind by namespace and name, and by the job that they belong to.
+
+    Parameters
+    ----------
+    is_final : callable, optional
+        Whether a value is the last that an object of its kind can have. Where it is given, what was deleted
+        is remembered as it was last (`departed`): as the watch told its end, or, of what only a list lacks,
+        if nothing can have come after what was known.
+    """
+
+    def __init__(self, is_final: Callable[[T], bool] | None = None) -> None:
+        self._is_final = is_final
+        self._departed: dict[Key, dict[str, Entry[T]]] = {}  # by job and uid
+        self._entries: dict[Key, Entry[T]] = {}
+        self._jobs: defaultdict[Key, dict[Key, Entry[T]]] = defaultdict(dict)
+        self._dead: dict[str, int] = {}  # uid: the version at which it was seen deleted
+
+    def __len__(self) -> int:
+        """Return how many objects are known."""
+        return len(self._entries)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is an object of this namespace and name."""
+        return key in self._entries
+
+    def get(self, key: Key) -> Entry[T] | None:
+        """Return the object of this namespace and name, or None."""
+        return self._entries.get(key)
+
+    def of_job(self, job: Key) -> tuple[Entry[T], ...]:
+        """Return the objects that name `job` in their labels, by name."""
+        return tuple(entry for _, entry in sorted(self._jobs.get(job, {}).items()))
+
+    def __iter__(self) -> Iterator[Entry[T]]:
+        """Return every object."""
+        return iter(tuple(self._entries.values()))
+
+    def put(self, entry: Entry[T]) -> bool:
+        """Note an object as it is now; return whether that was news.
+
+        Most versions of an object differ in nothing that is kept of it: somebody has annotated it, say.
+        """
+        known = self._entries.get(entry.key)
+        if entry.version <= max(self._dead.get(entry.uid, -1), -1 if known is None else known.version):
+            return False
+        if known is not None:
+            self._drop(known)
+        self._keep(entry)
+        return known is None or _without_version(entry) != _without_version(known)
+
+    def remove(self, key: Key, uid: str, version: int, last: Entry[T] | None = None) -> Entry[T] | None:
+        """Note that an object was gone at `version`; return what was known of it, if anything.
+
+        It may have lost its label only, and come back with a newer version when it is given it again.
+
+        Parameters
+        ----------
+        key, uid, version
+            Which object, and when it was seen to be gone.
+        last : Entry, optional
+            The object as it was last, if that is known.
+        """
+        self._dead[uid] = version
+        if len(self._dead) > REMEMBERED_DEAD:
+            del self._dead[next(iter(self._dead))]
+        known = self._entries.get(key)
+        if known is None or known.uid != uid:
+            return None
+        self._drop(known)
+        if last is None and self._is_final is not None and self._is_final(known.value):
+            last = known
+        if last is not None and self._is_final is not None:
+            self._departed.setdefault(last.job, {})[uid] = last
+            if len(self._departed) > REMEMBERED_JOBS:
+                del self._departed[next(iter(self._departed))]
+        return known
+
+    def departed(self, job: Key) -> tuple[Entry[T], ...]:
+        """Return what a job had and what was deleted, as it was last, until it is let go of."""
+        return tuple(self._departed.get(job, {}).values())
+
+    def let_go(self, job: Key, uids: Iterable[str] | None = None) -> None:
+        """Remember these deleted objects of a job no longer; all of them if None."""
+        of_job = self._departed.get(job, {})
+        for uid in list(of_job if uids is None else uids):
+            of_job.pop(uid, None)
+        if not of_job:
+            self._departed.pop(job, None)
+
+    def replace(
+        self, entries: Iterable[Entry[T]], version: int, namespace: str | None, *, restored: bool = False
+    ) -> set[Key]:
+        """Take over a fresh list; return the jobs for which something changed.
+
+        Parameters
+        ----------
+        entries : iterable of Entry
+            All objects there were at `version`.
+        version : int
+            The list's resourceVersion.
+        namespace : str, optional
+            The namespace that was listed; all of them if None.
+        restored : bool
+            Whether the server's history has gone back, so that what is known compares with nothing in the
+            list: then the list alone counts.
+        """
+        if restored:
+            self._dead.clear()
+            for key, known in list(self._entries.items()):
+                if namespace is None or key.namespace == namespace:
+                    self._drop(known)
+                    self._keep(replace(known, version=-1))
+        fresh = {entry.key: entry for entry in entries}
+        changed = {entry.job for entry in fresh.values() if self.put(entry)}
+        for key, known in list(self._entries.items()):
+            listed = namespace is None or key.namespace == namespace
+            if listed and key not in fresh and known.version <= version:
+                self.remove(key, known.uid, version)
+                changed.add(known.job)
+        return changed
+
+    def _keep(self, entry: Entry[T]) -> None:
+        self._entries[entry.key] = entry
+        self._jobs[entry.job][entry.key] = entry
+
+    def _drop(self, entry: Entry[T]) -> None:
+        del self._entries[entry.key]
+        siblings = self._jobs[entry.job]
+        del siblings[entry.key]
+        if not siblings:
+            del self._jobs[entry.job]
+
+
+def _without_version(entry: Entry[T]) -> tuple[str, Key, Owner | None, T]:
+    return entry.uid, entry.job, entry.owner, entry.value
+
+
+def key_of(manifest: Mapping[str, Any]) -> Key:
+    """Return an object's namespace and name."""
+    metadata = manifest["metadata"]
+    return Key(metadata["namespace"], metadata["name"])
+
+
+def version_of(manifest: Mapping[str, Any]) -> int:
+    """Return the resourceVersion of an object or a list, as the number that orders it."""
+    return int(manifest["metadata"].get("resourceVersion") or 0)
+
+
+def owner_of(manifest: Mapping[str, Any]) -> Owner | None:
+    """Return the controller of an object, or None."""
+    for reference in manifest["metadata"].get("ownerReferences") or ():
+        if reference.get("controller"):
+            return Owner(reference["uid"], reference["kind"], reference["name"])
+    return None
+
+
+class Cache(Generic[T]):
+    """One kind of object, as far as it has been seen.
+
+    Parameters
+    ----------
+    store : Store
+        Where the objects go.
+    reduce : callable
+        What is kept of an object; None if it is none of ours.
+    on_change : callable
+        Told the job's key when something of it has changed.
+    """
+
+    def __init__(
+        self,
+        store: Store[T],
+        reduce: Callable[[Mapping[str, Any]], Entry[T] | None],
+        on_change: Callable[[Key], None],
+    ) -> None:
+        self._store = store
+        self.reduce = reduce
+        self._on_change = on_change
+
+    def put(self, manifest: Mapping[str, Any]) -> None:
+        """Take an object as it is now."""
+        entry = self.reduce(manifest)
+        if entry is not None and self._store.put(entry):
+            self._on_change(entry.job)
+
+    def remove(self, manifest: Mapping[str, Any]) -> None:
+        """Take an object as it was last."""
+        uid, last = manifest["metadata"]["uid"], self.reduce(manifest)
+        known = self._store.remove(key_of(manifest), uid, version_of(manifest), last)
+        if known is not None:
+            self._on_change(known.job)
+
+    def replace(
+        self, entries: Iterable[Entry[T]], version: int, namespace: str | None, *, restored: bool = False
+    ) -> None:
+        """Take over a fresh list; see `Store.replace`."""
+        for job in self._store.replace(entries, version, namespace, restored=restored):
+            self._on_change(job)

@@ -1,0 +1,397 @@
+"""Where the API server is and who we are: the account of the pod that we run in, or a person's login.
+
+A person logs in by every way that a kubeconfig knows, by the loader of the package `kubernetes`. The package
+is large. It is imported when somebody logs in, and the operator's image does without: a pod's account needs
+no loader. The loader reads as kubectl does, but for what is mended here:
+
+- It takes the current context of the last of several files, kubectl that of the first.
+- It looks for a user's relative paths beside the file of the cluster.
+- It logs why a credential program failed, and goes on as nobody.
+- Its errors quote the whole entry of a kubeconfig, secrets and all.
+- It reads a token's file once, and never asks a program for another certificate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import ssl
+import tempfile
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.errors import OperatorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+LOGIN_SECONDS = 120.0
+"""How long a login may take: a program may have somebody sign in."""
+
+EARLY = timedelta(seconds=60)
+"""How long before its end a credential is replaced."""
+
+CHANGING = {"auth-provider", "client-certificate", "tokenFile"}
+"""What of a user is read again whenever somebody asks who we are: others may write these files anew."""
+
+DIRECT = "localhost,127.0.0.0/8,::1"
+"""What the proxies of the environment are never asked for, as kubectl never does."""
+
+OLDEST = 37
+"""The first of the package's major versions that knows proxy-url."""
+
+
+class ConnectionSettingsError(OperatorError):
+    """The API server cannot be reached with what was given; the message says what is wrong with it."""
+
+
+def _nobody() -> None:
+    """Send no Authorization header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach one API server. Credentials are kept out of what is printed.
+
+    Attributes
+    ----------
+    server : str
+        The address, as in ``https://10.0.0.1:443``, without a slash at its end.
+    namespace : str
+        The namespace that is meant where none is named.
+    authorization : callable
+        Returns the Authorization header to send now, or None. It reads a file or runs a program where what
+        it returned before has grown old, and raises OSError or ConnectionSettingsError if that fails.
+    tls : SSLContext, optional
+        What TLS connections are made with; aiohttp's own if absent.
+    tls_server_name : str, optional
+        The name that the server's certificate must have, if it is not the address's.
+    proxy : str, optional
+        The URL of a proxy: http, https, socks4 or socks5.
+    """
+
+    server: str
+    namespace: str = "default"
+    authorization: Callable[[], str | None] = field(default=_nobody, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    tls_server_name: str | None = None
+    proxy: str | None = field(default=None, repr=False)
+
+
+def from_pod(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Connection:
+    """Connect as the service account of the pod that we run in, whose token the kubelet replaces every hour.
+
+    Raises
+    ------
+    ConnectionSettingsError
+        The account's files are not there, or hold no certificate.
+    """
+    host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
+    token = folder / "token"
+    try:
+        return Connection(
+            server=f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}",
+            namespace=(folder / "namespace").read_text(encoding="utf-8").strip(),
+            authorization=lambda: f"Bearer {token.read_text(encoding='utf-8').strip()}",
+            tls=ssl.create_default_context(cadata=(folder / "ca.crt").read_text(encoding="utf-8")),
+        )
+    except OSError as error:
+        raise ConnectionSettingsError(
+            f"in a pod, but its service account cannot be read: {error}; "
+            "is automountServiceAccountToken false?"
+        ) from error
+
+
+def connect(environ: Mapping[str, str]) -> Connection:
+    """Find the API server as the operator does: that of the pod we run in, or of the user's kubeconfig.
+
+    Raises
+    ------
+    ConnectionSettingsError
+        There is none, or it is not usable.
+    """
+    if environ.get("KUBERNETES_SERVICE_HOST"):
+        return from_pod(environ)
+    return connect_user(environ)
+
+
+def connect_user(
+    environ: Mapping[str, str], *, kubeconfig: Path | None = None, context: str | None = None
+) -> Connection:
+    """Find the API server as kubectl does: a kubeconfig before the pod that we may run in.
+
+    Parameters
+    ----------
+    environ : mapping
+        Read for ``KUBECONFIG``, ``HOME`` and ``KUBERNETES_SERVICE_HOST``. Credential programs and proxies
+        have the environment of this process.
+    kubeconfig : Path, optional
+        The only file to look at.
+    context : str, optional
+        The context to take instead of the current one.
+
+    Raises
+    ------
+    ConnectionSettingsError
+        There is none, or it is not usable.
+    """
+    default = Path(environ.get("HOME") or Path.home()) / ".kube" / "config"
+    paths = [Path(each) for each in environ.get("KUBECONFIG", "").split(os.pathsep) if each]
+    if kubeconfig is not None:
+        paths = [kubeconfig]
+    elif not paths and default.is_file():
+        paths = [default]
+    if paths:
+        return from_kubeconfig(*paths, context=context)
+    if context is None and environ.get("KUBERNETES_SERVICE_HOST"):
+        # The operator's image, in which a person may ask too, has no loader.
+        there = importlib.util.find_spec("kubernetes") is not None
+        return from_pod_loaded(environ) if there else from_pod(environ)
+    raise ConnectionSettingsError(
+        "no API server: not in a pod (KUBERNETES_SERVICE_HOST is not set), KUBECONFIG is not set, and "
+        f"{default} is not there; set KUBECONFIG to a kubeconfig file"
+    )
+
+
+def from_pod_loaded(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Connection:
+    """Connect as the service account of the pod that we run in, by the loader."""
+    from kubernetes.config.incluster_config import InClusterConfigLoader
+
+    def loader(_: str) -> Any:
+        return InClusterConfigLoader(folder / "token", folder / "ca.crt", environ=environ)
+
+    shown = "the login as the pod's service account"
+    with _explained(f"{shown} failed:", "is automountServiceAccountToken false?"):
+        namespace = (folder / "namespace").read_text(encoding="utf-8").strip()
+    return _Login(shown, loader, {"tokenFile": folder / "token"}).connection(namespace)
+
+
+def from_kubeconfig(*paths: Path, context: str | None = None) -> Connection:
+    """Connect as the current context of some kubeconfigs says, or as the one that is named.
+
+    Raises
+    ------
+    ConnectionSettingsError
+        They cannot be read or used, a program gave no credentials, or the loader is not installed.
+    """
+    joined = os.pathsep.join(map(str, paths))
+    if not any(path.exists() for path in paths):
+        raise ConnectionSettingsError(f"cannot read the kubeconfig {joined}: there is no such file")
+    try:
+        from kubernetes import __version__ as version
+        from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
+    except ImportError:
+        version = ""
+    if int(version.partition(".")[0] or 0) < OLDEST:
+        raise ConnectionSettingsError(
+            f"a kubeconfig is read by the package kubernetes, of which {version or 'none'} is installed: "
+            f"pip install 'kubernetes>={OLDEST}'"
+        )
+    with _explained(f"cannot read the kubeconfig {joined}:"):
+        merged = KubeConfigMerger(joined)
+        named = (each.get("current-context") for each in merged.config_files.values())
+        context = context or next(filter(None, named), None)
+        for kind in ("clusters", "contexts", "users"):
+            for entry in merged.config.value[kind]:
+                _settle(entry, kind)
+    if context is None:
+        raise ConnectionSettingsError(
+            f"the kubeconfig {joined} has no current-context; name one by --context"
+        )
+    chosen = _entry(merged.config, "context", context)
+    cluster = _entry(merged.config, "cluster", chosen.get("cluster"))
+    user = _entry(merged.config, "user", chosen["user"]) if chosen.get("user") else {}
+    if user.get("as"):
+        raise ConnectionSettingsError(
+            f"the user of context {context} in the kubeconfig {joined} acts as {user['as']!r}, which is not "
+            "supported: take a context whose user has the rights itself"
+        )
+    if not cluster.get("server"):
+        raise ConnectionSettingsError(
+            f"the kubeconfig {joined} has no server in its cluster {chosen.get('cluster')!r}"
+        )
+
+    def loader(folder: str) -> Any:
+        return KubeConfigLoader(
+            merged.config,
+            active_context=context,
+            config_base_path=None,
+            config_persister=merged.save_changes,
+            temp_file_path=folder,
+        )
+
+    login = _Login(f"the login by the kubeconfig {joined}, context {context},", loader, user)
+    return login.connection(chosen.get("namespace") or "default", cluster.get("tls-server-name"))
+
+
+class _Login:
+    """One login, done again when it has grown old: its header, its proxy, and what TLS is made with.
+
+    Parameters
+    ----------
+    shown : str
+        What errors call it.
+    loader : callable
+        Makes one of the package's loaders, which writes certificates into the folder that is given.
+    user : mapping
+        The kubeconfig's user.
+    """
+
+    def __init__(self, shown: str, loader: Callable[[str], Any], user: Mapping[str, Any]) -> None:
+        self._shown, self._loader, self._user = shown, loader, user
+        self._tls: ssl.SSLContext | None = None
+        self._configuration: Any = None
+        self._expiry: datetime | None = None
+        self._proxy: str | None = None
+        self._log_in()
+
+    def connection(self, namespace: str, tls_server_name: str | None = None) -> Connection:
+        """Return how to reach the API server by this login."""
+        if tls_server_name is not None and (self._proxy or "").startswith("socks"):
+            raise ConnectionSettingsError(
+                f"{self._shown} has both a tls-server-name and a proxy of kind SOCKS, which do not go "
+                "together: give the server by a name that its certificate has"
+            )
+        return Connection(
+            self._configuration.host, namespace, self._header, self._tls, tls_server_name, self._proxy
+        )
+
+    def _header(self) -> str | None:
+        ends = self._expiry is not None and self._expiry - EARLY <= datetime.now(UTC)
+        if ends or CHANGING & self._user.keys():
+            self._log_in()
+        header = self._configuration.api_key.get("BearerToken")
+        return None if header is None else " ".join(header.split())  # a token's file ends with a line's end
+
+    def _log_in(self) -> None:
+        """Have the loader do its work, in a thread that is left behind if a program does not end."""
+        done: Future[None] = Future()
+
+        def work() -> None:
+            try:
+                self._load()
+                done.set_result(None)
+            except BaseException as error:  # noqa: BLE001 whoever waits raises it
+                done.set_exception(error)
+
+        threading.Thread(target=work, name="log in", daemon=True).start()
+        try:
+            done.result(LOGIN_SECONDS)
+        except TimeoutError:
+            raise ConnectionSettingsError(
+                f"{self._shown} has not ended within {LOGIN_SECONDS:g} s; sign in by its own program first"
+            ) from None
+
+    def _load(self) -> None:
+        from kubernetes.client import Configuration
+
+        configuration = Configuration()
+        hint = (self._user.get("exec") or {}).get("installHint") or "sign in again, or take another --context"
+        # The loader writes keys into files, because the ssl module reads nothing else; they go at once.
+        with (
+            tempfile.TemporaryDirectory(prefix="fleetjob-") as folder,
+            _explained(f"{self._shown} failed:", hint if "exec" in self._user else None),
+        ):
+            loader = self._loader(folder)
+            loader.load_and_set(configuration)
+            if "auth-provider" in self._user and not configuration.api_key:
+                raise ConnectionSettingsError(
+                    f"{self._shown} has its credentials from the auth-provider "
+                    f"{self._user['auth-provider'].get('name')!r}, which gave none, and which Kubernetes has "
+                    "given up; use an exec plugin, a token or a client certificate"
+                )
+            if self._tls is None:
+                self._tls = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+                if not configuration.verify_ssl:
+                    self._tls.check_hostname, self._tls.verify_mode = False, ssl.CERT_NONE
+                self._proxy = _proxy(configuration, getattr(loader, "proxy", None))
+            if configuration.cert_file:
+                self._tls.load_cert_chain(configuration.cert_file, configuration.key_file)
+        self._configuration, self._expiry = configuration, getattr(loader, "expiry", None)
+
+
+def _proxy(configuration: Any, given: str | None) -> str | None:
+    """Return the kubeconfig's proxy, or the environment's where that is for this server."""
+    from kubernetes.client.rest import should_bypass_proxies
+
+    direct = f"{configuration.no_proxy or ''},{DIRECT}"
+    proxy = given or (None if should_bypass_proxies(configuration.host, direct) else configuration.proxy)
+    if not proxy:
+        return None
+    scheme, _, rest = proxy.rpartition("://")
+    # In either kind of SOCKS the proxy looks the name up, as for kubectl.
+    scheme = {"": "http", "socks4a": "socks4", "socks5h": "socks5"}.get(scheme, scheme)
+    if scheme not in ("http", "https", "socks4", "socks5"):
+        raise ConnectionSettingsError(
+            f"{configuration.host} has a proxy of kind {scheme!r}, expected http, https or socks5"
+        )
+    if scheme.startswith("socks") and importlib.util.find_spec("aiohttp_socks") is None:
+        raise ConnectionSettingsError(
+            f"{configuration.host} has a proxy of kind SOCKS, which needs: pip install aiohttp-socks"
+        )
+    return f"{scheme}://{rest}"
+
+
+def _settle(entry: Any, kind: str) -> None:
+    """Name an entry without what is in it, and find its files and its program beside its own kubeconfig."""
+    found = entry.value
+    entry.name = f"{kind} {found.get('name')} of {entry.path}"
+    user = found.get("user")
+    if kind != "users" or not isinstance(user, dict):
+        return
+    folder = Path(entry.path).absolute().parent
+    user = user | {
+        name: str(folder / user[name])
+        for name in ("client-certificate", "client-key", "tokenFile")
+        if user.get(name)
+    }
+    plugin = user.get("exec")
+    if plugin and os.sep in str(plugin.get("command")):
+        user["exec"] = plugin | {"command": str(folder / plugin["command"])}
+    entry.value = found | {"user": user}
+
+
+def _entry(config: Any, kind: str, name: object) -> Any:
+    """Return what has a name among the contexts, clusters or users; say which there are if none has it."""
+    known = {each.value.get("name"): each.value.get(kind) for each in config.value[f"{kind}s"]}
+    if name not in known:
+        there = f"there are {', '.join(map(str, known))}" if known else "there are none"
+        raise ConnectionSettingsError(
+            f"the kubeconfig {config.path} has nothing named {name!r} in its {kind}s: {there}"
+        )
+    return known[name] or {}
+
+
+@contextlib.contextmanager
+def _explained(shown: str, hint: str | None = None) -> Iterator[None]:
+    """Make one sentence of what the loader raises, and of what it only tells the root logger."""
+    told: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.name == "root":
+                told.append(record.getMessage())
+
+    listener, root, cause = Listener(), logging.getLogger(), None
+    root.addHandler(listener)
+    try:
+        yield
+    except ConnectionSettingsError:
+        raise
+    except Exception as error:  # noqa: BLE001 the loader's own, and those of HTTP, OAuth, YAML, files and JSON
+        bare = isinstance(error, LookupError | TypeError | AttributeError)  # whose words alone say nothing
+        told.append(f"{type(error).__name__}: {error}" if bare else str(error))
+        cause = error
+    finally:
+        root.removeHandler(listener)
+    if told:
+        sentence = f"{shown} {'; '.join(filter(None, (*told, hint)))}"
+        raise ConnectionSettingsError(" ".join(sentence.split())) from cause

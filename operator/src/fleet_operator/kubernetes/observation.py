@@ -1,0 +1,158 @@
+"""What a pod's manifest tells about a replica, and another object's about itself. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.api import Role
+from fleet_operator.api.names import (
+    ANNOTATION_MADE_FROM,
+    ANNOTATION_MAIN,
+    JOB_KEY,
+    LABEL_ATTEMPT,
+    LABEL_INDEX,
+    LABEL_ROLE,
+    MAIN_CONTAINER,
+)
+from fleet_operator.build import told_ports
+from fleet_operator.plan.model import Attempt, ObservedObject, ObservedPod, PodPhase
+from fleet_operator.plan.tell.reasons import PASSING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WAITING_PHASES = ("Pending", "Inqueue", "PreScheduling", "Scheduling")
+"""Of a PodGroup, Volcano's or that of scheduler-plugins, not all of whose pods have a place."""
+
+
+def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
+    """Reduce a pod to what decisions need; None if its labels do not say which replica it is.
+
+    The main container is the one that the pod was built around. Its exit code, reason and message are the
+    pod's. Where it never ran, the container that kept it from running speaks for it (an init container that
+    failed, say), and so does one whose image cannot be pulled, because the pod stays Pending for it; where no
+    container ran at all, the pod itself does (Unschedulable, Evicted, …).
+    """
+    metadata, status = manifest["metadata"], manifest.get("status") or {}
+    labels = metadata.get("labels") or {}
+    role, index = labels.get(LABEL_ROLE), labels.get(LABEL_INDEX, "")
+    if role not in tuple(Role) or not index.isdigit():
+        return None
+    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    ready = conditions.get("Ready", {})
+    not_ready = _why_not_ready(ready)
+    container, state = _speaker(main_container(manifest), status)
+    ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
+    reason, message = _why(ended or waiting, status, conditions)
+    variables = _variables(manifest)
+    metrics_port = variables.get("FLEET_METRICS_PORT") or ""
+    phase = status.get("phase", PodPhase.PENDING)
+    return ObservedPod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        version=metadata.get("resourceVersion"),
+        role=Role(role),
+        index=int(index),
+        attempt=Attempt.parse(labels.get(LABEL_ATTEMPT, "")),
+        phase=PodPhase(phase) if phase in tuple(PodPhase) else PodPhase.UNKNOWN,
+        ready=ready.get("status") == "True",
+        not_ready_reason=not_ready,
+        not_ready_since=_time(ready.get("lastTransitionTime")) if not_ready else None,
+        disruption=_disruption(conditions),
+        deleted_at=_time(metadata.get("deletionTimestamp")),
+        created_at=_time(metadata.get("creationTimestamp")),
+        started_at=_time(ended.get("startedAt") or (state.get("running") or {}).get("startedAt")),
+        finished_at=_time(ended.get("finishedAt")),
+        container=container,
+        exit_code=ended.get("exitCode"),
+        reason=reason,
+        message=message,
+        scheduler=manifest["spec"].get("schedulerName"),
+        gates=tuple(each["name"] for each in manifest["spec"].get("schedulingGates") or ()),
+        finalizers=tuple(metadata.get("finalizers") or ()),
+        node=manifest["spec"].get("nodeName"),
+        ip=status.get("podIP"),
+        key=variables.get(JOB_KEY) or None,
+        metrics_port=int(metrics_port) if metrics_port.isdecimal() else None,
+        told_ports=told_ports(variables) if manifest["spec"].get("hostNetwork") else (),
+    )
+
+
+def observe_object(kind: str, manifest: Mapping[str, Any]) -> ObservedObject:
+    """Reduce an object beside the pods to what it was made from, and to why it waits if it is a PodGroup."""
+    metadata, status = manifest["metadata"], manifest.get("status") or {}
+    made_from = (metadata.get("annotations") or {}).get(ANNOTATION_MADE_FROM)
+    held_back = None
+    if kind == "PodGroup" and status.get("phase") in WAITING_PHASES:
+        conditions = {each["type"]: each for each in status.get("conditions") or ()}
+        message = conditions.get("Unschedulable", {}).get("message")
+        held_back = ": ".join(filter(None, (status["phase"], message)))
+    return ObservedObject(None if metadata.get("deletionTimestamp") else made_from, held_back)
+
+
+def main_container(manifest: Mapping[str, Any]) -> str:
+    """Return the main container: as the pod was built, for what injects containers may put them first."""
+    names = [each["name"] for each in manifest["spec"]["containers"]]
+    said = (manifest["metadata"].get("annotations") or {}).get(ANNOTATION_MAIN)
+    if said in names:
+        return str(said)
+    return MAIN_CONTAINER if MAIN_CONTAINER in names else str(names[0])
+
+
+def job_key(manifest: Mapping[str, Any]) -> str | None:
+    """Return the key that the main container was given, if it was."""
+    return _variables(manifest).get(JOB_KEY) or None
+
+
+def _variables(manifest: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the main container's environment; what is taken from elsewhere has no value."""
+    main = main_container(manifest)
+    container = next(each for each in manifest["spec"]["containers"] if each["name"] == main)
+    return {each["name"]: each.get("value") for each in container.get("env") or ()}
+
+
+def _speaker(main: str, status: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+    """Return the name and the state of the container that speaks for the pod."""
+    ran = {each["name"]: each.get("state") or {} for each in status.get("containerStatuses") or ()}
+    init = {each["name"]: each.get("state") or {} for each in status.get("initContainerStatuses") or ()}
+    if status.get("phase") == PodPhase.FAILED and "terminated" not in ran.get(main, {}):
+        for name, state in {**init, **ran}.items():
+            if (state.get("terminated") or {}).get("exitCode"):
+                return name, state
+    if status.get("phase") == PodPhase.PENDING and "terminated" not in ran.get(main, {}):
+        for name, state in {main: ran.get(main, {}), **init, **ran}.items():
+            if (state.get("waiting") or {}).get("reason") not in {None, *PASSING}:
+                return name, state
+    return main, ran.get(main, {})
+
+
+def _why(
+    state: Mapping[str, Any], status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]
+) -> tuple[str | None, str | None]:
+    """Return the reason and the message of the first that has any: pod (Evicted), container, scheduler."""
+    scheduled = conditions.get("PodScheduled", {})
+    for told in (status, state, scheduled if scheduled.get("status") == "False" else {}):
+        if told.get("reason") or told.get("message"):
+            return told.get("reason"), (told.get("message") or "").strip() or None
+    return None, None
+
+
+def _why_not_ready(ready: Mapping[str, Any]) -> str | None:
+    """Return the reason of Ready=False. A kubelet gives one; the node controller, when it is silent, none."""
+    if ready.get("status") not in ("False", "Unknown"):
+        return None
+    return ready.get("reason") or "NodeNotReady"
+
+
+def _disruption(conditions: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return why a pod is made to end: by Kubernetes itself, or by a controller such as Kueue."""
+    for kind in ("DisruptionTarget", "TerminationTarget"):
+        condition = conditions.get(kind, {})
+        if condition.get("status") == "True":
+            return str(condition.get("reason") or kind)
+    return None
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None

@@ -1,0 +1,259 @@
+"""Pure: what a built pod's main container, and its volumes, mean on this machine.
+
+Kubernetes' own rules: ``$(NAME)`` in command, args and values of variables is replaced when the variable is
+known, ``$$`` is a dollar sign, and a value only sees the variables before it.
+
+Without privileges a process has no mounts of its own, so no folder can be where a pod has its volume (user
+namespaces would allow it, but many distributions and most containers forbid them). What tells a script where
+that is changes instead: each path in the command, the args and the variables that lies in a mount becomes the
+path in the folder. A path that only the script itself knows cannot be changed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.api.names import MAIN_CONTAINER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+INTERPRETERS = ("python", "python3")
+
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
+_SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
+
+# What a shell around the runner has set must not reach a replica: its place comes from the manifest alone.
+# A job of Slurm is such a shell, whose task Lightning takes for the process's rank. Its CPUs and GPUs stay.
+_ROLE_VARIABLE = re.compile(
+    r"(PADDLE|FLEET|PET|TORCHELASTIC)_.*"
+    r"|TRAINING_ROLE|POD_IP|MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE"
+    r"|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_RANK|ROLE_NAME|ROLE_WORLD_SIZE|NODE_RANK|NNODES|NPROC_PER_NODE"
+    r"|SLURM_(JOB_|STEP_)?(NTASKS.*|NUM_TASKS|NPROCS|TASKS_PER_NODE|NNODES|NUM_NODES|NODELIST)"
+    r"|SLURM_(PROCID|LOCALID|NODEID|GTIDS)"
+)
+
+CHECKPOINT = "checkpoint"
+"""What the volume of ``spec.checkpoint`` is called where folders are given."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCommand:
+    """What to start for a pod."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+def main_container(pod_spec: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
+    """Return the index and the manifest of the container named ``fleet``, else of the first."""
+    containers: Sequence[Mapping[str, Any]] = pod_spec["containers"]
+    for index, container in enumerate(containers):
+        if container.get("name") == MAIN_CONTAINER:
+            return index, container
+    return 0, containers[0]
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """Replace each ``$(NAME)`` that is known; others stay as they are, and ``$$(NAME)`` is ``$(NAME)``."""
+
+    def replacement(match: re.Match[str]) -> str:
+        name = match.group(1)
+        return "$" if name is None else variables.get(name, match.group())
+
+    return _REFERENCE.sub(replacement, text)
+
+
+def is_mentioned(path: str, texts: Iterable[str]) -> bool:
+    """Whether one of some texts has `path`, or a path in it."""
+    return any(_paths((path,)).search(text) for text in texts)
+
+
+def redirect(text: str, places: Mapping[str, str]) -> str:
+    """Replace what lies in one of `places`, the innermost, by its path on this machine."""
+    return _paths(places).sub(lambda match: places[match.group()], text) if places else text
+
+
+def _paths(paths: Iterable[str]) -> re.Pattern[str]:
+    innermost_first = sorted(paths, key=len, reverse=True)
+    return re.compile(rf"(?<![\w.~/-])(?:{'|'.join(map(re.escape, innermost_first))})(?![\w.~-])")
+
+
+def field_value(pod: Mapping[str, Any], path: str, host: str) -> str | None:
+    """Return the value of a ``fieldRef``, or None for a field that a pod on this machine does not have.
+
+    Parameters
+    ----------
+    pod : mapping
+        The built pod.
+    path : str
+        The reference's ``fieldPath``.
+    host : str
+        The address that stands for the pod's and for its node's.
+    """
+    metadata = pod.get("metadata", {})
+    if (subscript := _SUBSCRIPT.fullmatch(path)) is not None:
+        mapping, name = subscript.groups()
+        return str((metadata.get(mapping) or {}).get(name, ""))
+    values = {
+        "metadata.name": metadata.get("name", ""),
+        "metadata.namespace": metadata.get("namespace", ""),
+        "metadata.uid": metadata.get("uid", ""),
+        "spec.nodeName": "localhost",
+        "spec.serviceAccountName": pod.get("spec", {}).get("serviceAccountName", "default"),
+        "status.hostIP": host,
+        "status.hostIPs": host,
+        "status.podIP": host,
+        "status.podIPs": host,
+    }
+    return values.get(path)
+
+
+def container_variables(
+    pod: Mapping[str, Any], container: Mapping[str, Any], host: str, given: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the container's own ``env`` with its references resolved; a later entry wins.
+
+    `given` comes before it, as ``envFrom`` does, and has the values that come from elsewhere in a cluster.
+    """
+    resolved = dict(given)
+    for entry in container.get("env") or ():
+        source = entry.get("valueFrom") or {}
+        if "fieldRef" in source:
+            resolved[entry["name"]] = field_value(pod, source["fieldRef"]["fieldPath"], host) or ""
+        elif not source:
+            resolved[entry["name"]] = expand(entry.get("value") or "", resolved)
+    return resolved
+
+
+def local_command(
+    pod: Mapping[str, Any],
+    *,
+    host: str,
+    environ: Mapping[str, str],
+    python: str,
+    defaults: Mapping[str, str],
+    overrides: Mapping[str, str],
+    given: Mapping[str, str] = MappingProxyType({}),
+    places: Mapping[str, str] = MappingProxyType({}),
+) -> LocalCommand:
+    """Return what to start for a built pod.
+
+    Parameters
+    ----------
+    pod : mapping
+        The built pod; `local_limits.refusals` has found nothing in it.
+    host : str
+        The pod's address on this machine.
+    environ : mapping
+        The runner's environment. The pod inherits it, without anything that tells a replica its place.
+    python : str
+        The interpreter that stands for ``python`` and ``python3``, and whose folder leads PATH.
+    defaults : mapping
+        Variables for a pod that does not set them.
+    overrides : mapping
+        Variables that win over the pod's own.
+    given : mapping
+        What stands for the variables that come from Secrets and ConfigMaps.
+    places : mapping
+        Paths of this machine by the paths that a pod has in their place; see `local_volumes.places`.
+    """
+    _, container = main_container(pod["spec"])
+    known = container_variables(pod, container, host, given)
+    named = known | dict(overrides)
+    words = [*container["command"], *(container.get("args") or ())]
+    words = [redirect(expand(word, named), places) for word in words]
+    own = {name: redirect(value, places) for name, value in known.items()} | dict(overrides)
+    if words[0] in INTERPRETERS:
+        words[0] = python
+    inherited = {name: value for name, value in environ.items() if not _ROLE_VARIABLE.fullmatch(name)}
+    if "PATH" not in own:
+        inherited["PATH"] = _leading(python, inherited.get("PATH", "/usr/local/bin:/usr/bin:/bin"))
+    return LocalCommand(argv=tuple(words), env=inherited | dict(defaults) | own)
+
+
+def _leading(python: str, search_path: str) -> str:
+    """Return `search_path` led by the interpreter's folder, so that scripts find the same tools."""
+    folder = python.rpartition("/")[0]
+    return search_path if not folder or search_path.split(":")[0] == folder else f"{folder}:{search_path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a run is given in the place of what only a cluster has.
+
+    Attributes
+    ----------
+    volumes : mapping
+        Folders of this machine, absolute, by the names of the volumes for which they stand.
+    variables : mapping, optional
+        Values for variables that come from Secrets and ConfigMaps; None where nobody has given any.
+    """
+
+    volumes: Mapping[str, Path] = field(default_factory=dict)
+    variables: Mapping[str, str] | None = None
+
+
+def mounts(container: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Return the mounts of a container that name a volume and a path, with their index."""
+    for index, mount in enumerate(container.get("volumeMounts") or ()):
+        if isinstance(mount, dict) and mount.get("name") and str(mount.get("mountPath", "")).strip("/"):
+            yield index, mount
+
+
+def texts(container: Mapping[str, Any], variables: Mapping[str, str] | None) -> list[str]:
+    """Return all that tells a container's program where something is."""
+    values = [entry.get("value") for entry in container.get("env") or ()]
+    words = [*(container.get("command") or ()), *(container.get("args") or ()), *values]
+    words.append(container.get("workingDir"))
+    return [word for word in words if isinstance(word, str)] + list((variables or {}).values())
+
+
+def needs_no_mention(mount: Mapping[str, Any], folder: Path) -> bool:
+    """Whether a folder is where the volume is mounted anyway."""
+    return _inside(mount, folder) == PurePath(mount["mountPath"])
+
+
+def folders_of(
+    pod_spec: Mapping[str, Any], given: Mapping[str, Path], *, replica: str = "", own: Path | None = None
+) -> dict[str, Path]:
+    """Return the folders that stand for the volumes of a pod, by the volumes' names.
+
+    Parameters
+    ----------
+    pod_spec : mapping
+        The spec of a pod or of a template.
+    given : mapping
+        The folders that the run was given. All replicas share one, but an emptyDir is a replica's own: its
+        folder is one of the replica's name in there.
+    replica : str
+        The replica's name, such as trainer-1.
+    own : Path, optional
+        Where the other emptyDirs have their folders; they are left out without it.
+    """
+    found: dict[str, Path] = {}
+    for volume in pod_spec.get("volumes") or ():
+        name, is_own = volume.get("name"), "emptyDir" in volume
+        if (folder := given.get(name)) is not None:
+            found[name] = folder / replica if is_own else folder
+        elif is_own and own is not None:
+            found[name] = own / name
+    return found
+
+
+def places(pod_spec: Mapping[str, Any], folders: Mapping[str, Path]) -> dict[str, str]:
+    """Return what the main container's mounts are on this machine, by their paths; see `redirect`."""
+    _, container = main_container(pod_spec)
+    return {
+        str(mount["mountPath"]).rstrip("/"): str(_inside(mount, folders[mount["name"]]))
+        for _, mount in mounts(container)
+        if mount["name"] in folders
+    }
+
+
+def _inside(mount: Mapping[str, Any], folder: Path) -> Path:
+    return folder / str(mount.get("subPath") or "")

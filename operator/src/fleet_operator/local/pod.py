@@ -1,0 +1,257 @@
+"""One life of a replica on this machine: what the run is given for it, its GPUs, and how far it is.
+
+Each trainer gets a share of the machine's GPUs, as on a cluster.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.api import Role
+from fleet_operator.api.names import JOB_KEY, LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
+from fleet_operator.local.container import (
+    CHECKPOINT,
+    Given,
+    folders_of,
+    local_command,
+    main_container,
+    places,
+)
+from fleet_operator.plan.model import Attempt, ObservedPod, PodPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
+    from pathlib import Path
+
+    from fleet_operator.api import FleetJob
+    from fleet_operator.build import Hosts
+    from fleet_operator.local.container import LocalCommand
+
+__all__ = ["VISIBLE", "share_of", "too_few", "visible_gpus"]
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_RESOURCE = "nvidia.com/gpu"
+_DEVICE = re.compile(r"nvidia\d+")
+
+GRACE_SECONDS = 30
+"""terminationGracePeriodSeconds where the pod has none."""
+
+THREADS = "OMP_NUM_THREADS"
+
+
+def visible_gpus(environ: Mapping[str, str], devices: Iterable[str]) -> tuple[str, ...]:
+    """Return the GPUs that a process of this environment sees, as `VISIBLE` names them.
+
+    Parameters
+    ----------
+    environ : mapping
+        `VISIBLE` in it chooses; without it all are seen.
+    devices : iterable of str
+        The names in /dev. CUDA counts anew those that there are: in a container a few of a node's.
+    """
+    if (chosen := environ.get(VISIBLE)) is not None:
+        return tuple(each.strip() for each in chosen.split(",") if each.strip() not in ("", "-1"))
+    return tuple(
+        str(number) for number in range(sum(_DEVICE.fullmatch(name) is not None for name in devices))
+    )
+
+
+def too_few(gpus: Sequence[str], job: FleetJob) -> str:
+    """Return a sentence where this machine has GPUs, but not one for each that the job asks for; else ''."""
+    wanted = _each(job) * job.replicas(Role.TRAINER)
+    if not 0 < len(gpus) < wanted:
+        return ""
+    return f"the trainers ask for {wanted} GPUs and this machine has {len(gpus)}: each of them sees all"
+
+
+def share_of(gpus: Sequence[str], job: FleetJob, role: Role, index: int) -> dict[str, str]:
+    """Return what lets a replica see its own GPUs only; nothing where it asks for none, or there are too few.
+
+    Parameters
+    ----------
+    gpus : sequence of str
+        As of `visible_gpus`.
+    job : FleetJob
+        The job; `nodePool.gpusPerTrainer` counts for NVIDIA's, and the limit of the trainer's template.
+    role, index : Role, int
+        The replica.
+    """
+    each = _each(job)
+    if role is not Role.TRAINER or each == 0 or len(gpus) < each * job.replicas(role):
+        return {}
+    return {VISIBLE: ",".join(gpus[each * index : each * (index + 1)])}
+
+
+def _each(job: FleetJob) -> int:
+    """Return how many of NVIDIA's GPUs a trainer's main container asks for: the pool's word wins."""
+    pool = job.spec.node_pool
+    if pool is not None and pool.gpus_per_trainer and pool.resource_name == _RESOURCE:
+        return pool.gpus_per_trainer
+    resources = job.template(Role.TRAINER).main_container.resources
+    asked = str((resources.limits or {}).get(_RESOURCE, 0)) if resources is not None else "0"
+    return int(asked) if asked.isdecimal() else 0
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPod:
+    """One life of a replica on this machine."""
+
+    manifest: Mapping[str, Any]
+    uid: str
+    role: Role
+    index: int
+    attempt: Attempt
+    host: str
+    log: Path
+    termination_log: Path
+    created_at: datetime
+    probed_port: int | None = None  # it is ready once it listens there; None: as soon as it runs
+    log_start: int = 0  # where this life begins in the log
+    phase: PodPhase = PodPhase.PENDING
+    ready: bool = False
+    pid: int | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    deleted_at: datetime | None = None
+    exit_code: int | None = None
+    reason: str | None = None
+    message: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The pod's name."""
+        return str(self.manifest["metadata"]["name"])
+
+    @property
+    def replica(self) -> str:
+        """The replica's name within its job, such as trainer-1."""
+        return f"{self.role.value}-{self.index}"
+
+    @property
+    def ended(self) -> bool:
+        """Whether its process is gone."""
+        return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+    @property
+    def grace_seconds(self) -> int:
+        """How long its process may take to end after SIGTERM."""
+        seconds = self.manifest["spec"].get("terminationGracePeriodSeconds")
+        return GRACE_SECONDS if seconds is None else int(seconds)
+
+    def observed(self) -> ObservedPod:
+        """Return what a plan sees of it."""
+        _, container = main_container(self.manifest["spec"])
+        variables = {each["name"]: each.get("value") for each in container.get("env") or ()}
+        return ObservedPod(
+            name=self.name,
+            uid=self.uid,
+            role=self.role,
+            index=self.index,
+            attempt=self.attempt,
+            phase=self.phase,
+            ready=self.ready,
+            deleted_at=self.deleted_at,
+            created_at=self.created_at,
+            started_at=self.started_at,
+            finished_at=self.finished_at,
+            container=container["name"],
+            exit_code=self.exit_code,
+            reason=self.reason,
+            message=self.message,
+            node="localhost",
+            key=variables.get(JOB_KEY) or None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSettings:
+    """What a run on this machine is given.
+
+    Attributes
+    ----------
+    workdirs : mapping
+        The working directory of each role's replicas.
+    logs : Path
+        The folder of the replicas' logs; it exists.
+    scratch : Path
+        A folder for termination logs, and for the emptyDirs of the pods; it exists.
+    environ : mapping
+        The environment that replicas inherit.
+    given : Given
+        What stands for Secrets, ConfigMaps and volumes.
+    python : str
+        The interpreter that ``python`` and ``python3`` mean.
+    num_threads : int
+        OMP_NUM_THREADS where a template does not set it: a limit on CPUs, from which the built pod has its
+        own, is not applied here.
+    defaults, overrides : mapping
+        Variables for replicas that do not set them, and variables that win.
+    gpus : sequence of str
+        What trainers that ask for GPUs get their shares of, as of `visible_gpus`.
+    """
+
+    workdirs: Mapping[Role, Path]
+    logs: Path
+    scratch: Path
+    environ: Mapping[str, str]
+    python: str
+    num_threads: int
+    given: Given = field(default_factory=Given)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    gpus: Sequence[str] = ()
+
+    def pod(self, job: FleetJob, manifest: Mapping[str, Any], hosts: Hosts, now: datetime) -> LocalPod:
+        """Return what becomes of a built pod here."""
+        uid = str(uuid.uuid4())
+        metadata = {**manifest["metadata"], "uid": uid}
+        labels = metadata["labels"]
+        role, index = Role(labels[LABEL_ROLE]), int(labels[LABEL_INDEX])
+        return LocalPod(
+            manifest={**manifest, "metadata": metadata},
+            uid=uid,
+            role=role,
+            index=index,
+            attempt=Attempt.parse(labels[LABEL_ATTEMPT]),
+            host=hosts(role, index),
+            log=self.logs / f"{role.value}-{index}.log",
+            termination_log=self.scratch / uid,
+            created_at=now,
+            probed_port=job.port(role) if role is Role.PSERVER else None,  # the others have no probe
+        )
+
+    def command(self, job: FleetJob, pod: LocalPod) -> LocalCommand:
+        """Return what to start for a pod; the folders that are its own are made."""
+        overrides = {**self.overrides, "FLEET_TERMINATION_LOG": str(pod.termination_log)}
+        given = self.given.variables or {}
+        variables = {variable.name for variable in job.template(pod.role).main_container.env or ()}
+        if THREADS not in variables | given.keys():
+            overrides[THREADS] = str(self.num_threads)
+        if VISIBLE not in variables:
+            overrides |= share_of(self.gpus, job, pod.role, pod.index)
+        return local_command(
+            pod.manifest,
+            host=pod.host,
+            environ=self.environ,
+            python=self.python,
+            defaults=self.defaults,
+            overrides=overrides,
+            given=given,
+            places=self._places(job, pod),
+        )
+
+    def _places(self, job: FleetJob, pod: LocalPod) -> dict[str, str]:
+        """Return where the pod's volumes are here, and make the folders that are its own."""
+        given = self.given.volumes
+        spec, own = pod.manifest["spec"], self.scratch / f"{pod.uid}-volumes"
+        folders = folders_of(spec, given, replica=pod.replica, own=own)
+        for folder in folders.values():
+            folder.mkdir(parents=True, exist_ok=True)
+        found = places(spec, folders)
+        if job.spec.checkpoint is not None and CHECKPOINT in given:  # all roles hear of it, mounted or not
+            found[job.spec.checkpoint.mount_path.rstrip("/")] = str(given[CHECKPOINT])
+        return found

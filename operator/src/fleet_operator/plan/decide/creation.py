@@ -1,0 +1,135 @@
+"""What is created now: the Service, the objects beside the pods, and the pods that need not wait.
+
+An object beside the pods (a claim, a policy, a budget, a PodGroup) is made before them, and removed when it
+is not needed. One that the job, or the operator's settings, now want otherwise than when it was made is made
+anew. What somebody else has changed in an object stays as it is: a webhook of the cluster's would change it
+again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import Gang, Role, StartupPolicy
+from fleet_operator.build import Start, build_pod, build_service
+from fleet_operator.plan.decide.failure_policy import LONGEST
+from fleet_operator.plan.decide.quota import is_pausing
+from fleet_operator.plan.formats import is_ahead
+from fleet_operator.plan.model import CreatePod, CreateService, DeleteObject, EnsureObject, ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fleet_operator.build import Extra
+    from fleet_operator.plan.model import Action, Observed
+    from fleet_operator.plan.observe.attempts import Replica
+    from fleet_operator.plan.observe.context import Situation
+
+__all__ = ["ensure", "may_start_trainers", "remove"]
+
+_KEPT = "PersistentVolumeClaim"
+
+
+def may_start_trainers(policy: StartupPolicy, *, gang: bool, servers: int, up: int) -> bool:
+    """Whether trainers may be created when `up` of the job's servers are ready or have completed.
+
+    A gang finds places for all pods or for none, so all of its pods must be there. A job without parameter
+    servers never waits. Trainers that run already are left alone whatever their servers do: this is about new
+    ones only.
+    """
+    return gang or policy is StartupPolicy.ANY_ORDER or up >= servers
+
+
+def ensure(extras: Iterable[Extra], observed: Observed) -> tuple[EnsureObject | DeleteObject, ...]:
+    """Return what makes the objects that are missing, and makes those anew that are wanted another way."""
+    actions: list[EnsureObject | DeleteObject] = []
+    for extra in extras:
+        ref = ObjectRef.of(extra.manifest)
+        there = observed.objects.get(ref)
+        said = there.made_from if there is not None else None
+        outdated = said not in (None, extra.made_from) and ref.kind != _KEPT
+        if outdated:
+            actions.append(DeleteObject(ref))
+        if outdated or there is None:
+            actions.append(EnsureObject(extra.manifest))
+    return tuple(actions)
+
+
+def remove(wanted: Iterable[Extra], observed: Observed) -> tuple[DeleteObject, ...]:
+    """Return what removes the objects that are not wanted. Claims hold data, and are never removed."""
+    kept = {ObjectRef.of(extra.manifest) for extra in wanted}
+    return tuple(DeleteObject(ref) for ref in sorted(observed.objects.keys() - kept) if ref.kind != _KEPT)
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """Which replicas may be created now, and why others may not."""
+
+    due: tuple[Replica, ...]
+    backed_off: tuple[Replica, ...]
+    gated: bool  # trainers wait for the parameter servers
+
+
+def creation_of(situation: Situation) -> Creation:
+    job = situation.job
+    if is_pausing(situation):
+        return Creation((), situation.replicas.missing, gated=False)
+    open_gate = may_start_trainers(
+        job.spec.startup_policy,
+        gang=job.gang is not Gang.NONE,
+        servers=job.replicas(Role.PSERVER),
+        up=situation.ready_or_completed(Role.PSERVER),
+    )
+    taken = {pod.name for pod in situation.observed.pods}  # whoever owns them
+    due, backed_off, gated = [], [], False
+    for replica in situation.replicas.missing:
+        not_before = situation.ledger.not_before_of(replica)
+        if situation.replicas.name_of(replica) in taken:
+            continue
+        if not_before is not None and is_ahead(situation.now, not_before, at_most=LONGEST):
+            backed_off.append(replica)
+        elif replica.role is Role.TRAINER and not open_gate:
+            gated = True
+        else:
+            due.append(replica)
+    return Creation(tuple(due) if situation.may_create else (), tuple(backed_off), gated)
+
+
+def create_actions(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ...]:
+    """Return what creates the Service, whose names the pods' environments hold, and then the pods."""
+    job, ledger = situation.job, situation.ledger
+    needs_service = situation.may_create and not situation.observed.service
+    service = (CreateService(build_service(job)),) if needs_service else ()
+    extras = ensure(situation.extras, situation.observed) if situation.may_create else ()
+    key, is_new = situation.key
+    ports = situation.told_ports
+    hosts = cache(situation.hosts)  # every pod's environment lists every host
+    pods = (
+        build_pod(
+            job,
+            each.role,
+            each.index,
+            ledger.attempt(each),
+            hosts,
+            Start(
+                life=ledger.training,
+                unseen=ledger.may_have_ended(each),
+                peers_run=ledger.is_replaced(each) and _peers_run(situation, each),
+                key=key,
+                ports=ports,
+            ),
+        )
+        for each in due
+    )
+    creations = [CreatePod(pod) for pod in pods]
+    if is_new and creations:
+        creations[0] = replace(creations[0], brings_key=True)
+    return (*service, *extras, *creations)
+
+
+def _peers_run(situation: Situation, replica: Replica) -> bool:
+    """Whether all replicas but this one have got as far as to run, so that it waits for no start."""
+    replicas = situation.replicas
+    return all(replicas.has_started(each) for each in replicas.wanted if each != replica)

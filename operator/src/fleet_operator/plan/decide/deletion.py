@@ -1,0 +1,108 @@
+"""Which pods are deleted, and which of those that are being deleted need help to go.
+
+The name of a pod is taken until it is gone, and some pods never go by themselves. Only a pod that cannot run
+any more is removed without its node's word: one of a lost node, or one whose containers have all ended. Two
+pods of one replica could have the same claim mounted, and on a node that is merely slow they would. What a
+lost node still runs is kept out of the training and of the checkpoints by its attempt.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from fleet_operator.plan.model import DeletePod, PodPhase
+from fleet_operator.plan.observe.attempts import Replica
+from fleet_operator.plan.observe.pods import is_on_lost_node, node_lost_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fleet_operator.plan.model import Action, ObservedPod
+    from fleet_operator.plan.observe.context import Situation
+
+__all__ = ["PATIENCE", "deletions", "given_up_at", "how_to_force", "may_be_forced", "stuck_pods"]
+
+PATIENCE = timedelta(seconds=30)
+NODE_PATIENCE = timedelta(minutes=1)
+"""How long after a node counts as lost its kubelet may still confirm the end of a pod."""
+
+
+def given_up_at(grace_ends: datetime, node_lost: datetime | None = None) -> datetime:
+    """Return when a pod whose grace period ends then is not waited for any more, if it cannot run.
+
+    A kubelet kills at the end of the grace period; one that has not said so half a minute later is gone, cut
+    off or slow. A lost node keeps no grace period.
+
+    Parameters
+    ----------
+    grace_ends : datetime
+        The pod's deletionTimestamp.
+    node_lost : datetime, optional
+        When its node counts as lost, if it does or will.
+    """
+    by_grace = grace_ends + PATIENCE
+    return by_grace if node_lost is None else min(by_grace, node_lost + NODE_PATIENCE)
+
+
+def may_be_forced(pod: ObservedPod) -> bool:
+    """Whether a pod beyond all patience may be deleted without its node's word."""
+    return is_on_lost_node(pod) or pod.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+
+def stuck_pods(pods: Iterable[ObservedPod], now: datetime) -> list[str]:
+    """Return the names of pods that are waited for too long, and only a person may force.
+
+    What a finalizer keeps goes when the finalizer does.
+    """
+    return sorted(
+        pod.name
+        for pod in pods
+        if pod.deleted_at is not None
+        and now >= given_up_at(pod.deleted_at)
+        and not (pod.finalizers or may_be_forced(pod))
+    )
+
+
+def how_to_force(pods: Iterable[ObservedPod], namespace: str, now: datetime) -> str | None:
+    """Return what a person can do about stuck pods, or None if there are none."""
+    stuck = stuck_pods(pods, now)
+    if not stuck:
+        return None
+    command = f"kubectl delete pod {' '.join(stuck)} -n {namespace} --grace-period=0 --force"
+    if len(stuck) > 1:
+        found, certain = "their nodes have not said that they have ended", "they do not run any more"
+    else:
+        found, certain = "its node has not said that it has ended", "it does not run any more"
+    return f"{found}; if it is certain that {certain}: {command}"
+
+
+def deletions(
+    situation: Situation, pods: Iterable[ObservedPod]
+) -> tuple[tuple[Action, ...], list[datetime | None]]:
+    """Return what removes some pods, and when to look at those again that are on their way out.
+
+    A pod that stays beyond all patience and cannot run any more is deleted at once, wanted or not: its name
+    is needed. So is one of a deleted job of this name, which has nobody else to care for it.
+    """
+    actions: list[Action] = [_deletion(situation, pod) for pod in pods if pod.deleted_at is None]
+    looks: list[datetime | None] = []
+    for pod in situation.observed.pods:
+        cared_for = pod.owned or f"Pod/{pod.name}" in situation.observed.left_over
+        if not cared_for or pod.deleted_at is None:
+            continue
+        given_up = given_up_at(pod.deleted_at, node_lost_at(pod, situation.tolerations(pod.role)))
+        if situation.now < given_up:
+            looks.append(given_up)
+        elif may_be_forced(pod):
+            actions.append(DeletePod(pod.name, pod.uid, grace_period_seconds=0, version=pod.version))
+    return tuple(actions), looks
+
+
+def _deletion(situation: Situation, pod: ObservedPod) -> DeletePod:
+    """Delete a pod: one of an older attempt whatever it does, any other only while it is as it was seen.
+
+    It may have ended meanwhile, which is to be known before it is gone.
+    """
+    of_the_past = pod.attempt < situation.ledger.attempt(Replica(pod.role, pod.index))
+    return DeletePod(pod.name, pod.uid, version=None if of_the_past else pod.version)

@@ -1,0 +1,254 @@
+"""failurePolicy: what the failed replicas of one moment lead to, and how long a restart waits.
+
+A rule of failurePolicy.rules that matches a failure decides about it; the first one does. The pause before a
+restart is a second after a disruption or a first failure, and a minute after many failures. It grows with
+failures in a row, of one replica or of the whole job, and not with what others have done to it. Failures
+before a healthy time are forgotten, as the kubelet's CrashLoopBackOff forgets them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import FailureAction, RuleAction
+from fleet_operator.plan.decide.failures import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from fleet_operator.api import FailureRule
+    from fleet_operator.plan.decide.failures import Failure
+    from fleet_operator.plan.observe.attempts import Replica
+
+__all__ = [
+    "HEALTHY",
+    "LONGEST",
+    "FailJob",
+    "FailReason",
+    "RestartJob",
+    "RestartReplicas",
+    "Verdict",
+    "backoff",
+    "first_match",
+    "judge",
+    "next_pause",
+]
+
+_MUST_BE_NAMED = (Kind.DISRUPTION, Kind.BAD_CONFIGURATION, Kind.PERMANENT, Kind.REPEATED)
+
+LONGEST = timedelta(seconds=60)
+HEALTHY = timedelta(minutes=10)
+"""After a run of this length, failures before it no longer prolong the pause; the kubelet takes as long."""
+
+_SAME = {RuleAction(each): each for each in FailureAction}
+
+
+def first_match(rules: Sequence[FailureRule], failure: Failure) -> int | None:
+    """Return the index of the rule that a failure falls under, or None.
+
+    Exit codes are the main container's. A disruption, a configuration that was refused and a script that
+    cannot run have a meaning of their own: only a rule that names their exit code or their reason is about
+    them, one that merely names a role is not.
+    """
+    return next((index for index, rule in enumerate(rules) if _matches(rule, failure)), None)
+
+
+def _matches(rule: FailureRule, failure: Failure) -> bool:
+    if rule.role not in (None, failure.replica.role):
+        return False
+    named = rule.on_exit_codes is not None or rule.on_reason is not None
+    if failure.kind in _MUST_BE_NAMED and not named:
+        return False
+    if rule.on_exit_codes is not None and failure.exit_code not in rule.on_exit_codes:
+        return False
+    return rule.on_reason is None or not failure.reasons.isdisjoint(rule.on_reason)
+
+
+def backoff(failures: int) -> timedelta:
+    """Return the pause after so many failures in a row: 1 s, 2 s, 4 s, … and at most a minute.
+
+    Training is expensive to hold up and its failures are mostly not those of a service that needs rest, so
+    this begins lower than a kubelet's 10 s; the default backoffLimit of 6 still takes a minute.
+    """
+    return min(LONGEST, timedelta(seconds=2 ** min(failures - 1, 16)))
+
+
+def next_pause(failures: int, *, fails: bool, ran: timedelta | None) -> tuple[int, timedelta]:
+    """Return how many failures in a row there are after an end, and the pause before the next start.
+
+    Parameters
+    ----------
+    failures : int
+        Failures in a row before.
+    fails : bool
+        Whether this end is one of them; else it is a disruption, or follows from another's end.
+    ran : timedelta, optional
+        How long what has ended ran, if it did.
+    """
+    before = 0 if ran is not None and ran >= HEALTHY else failures
+    return (before + 1, backoff(before + 1)) if fails else (before, backoff(1))
+
+
+class FailReason(StrEnum):
+    """Why a job has failed, in a word."""
+
+    BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
+    BAD_CONFIGURATION = "BadConfiguration"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    PENDING_DEADLINE_EXCEEDED = "PendingDeadlineExceeded"
+    PERMANENT_ERROR = "PermanentError"
+    POD_REJECTED = "PodRejected"
+    REPLICA_FAILED = "ReplicaFailed"
+
+
+@dataclass(frozen=True, slots=True)
+class FailJob:
+    """The job has failed."""
+
+    counted: int  # failures to count against the limit: one, or none
+    cause: Failure
+    reason: FailReason
+    sentence: str
+    own: tuple[Replica, ...] = ()  # replicas whose failures count, by themselves or as part of an incident
+
+
+@dataclass(frozen=True, slots=True)
+class RestartJob:
+    """All replicas start anew."""
+
+    counted: int
+    cause: Failure
+    own: tuple[Replica, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RestartReplicas:
+    """The replicas that failed start again, the others go on."""
+
+    counted: int
+    cause: Failure
+    replicas: tuple[Replica, ...]
+    own: tuple[Replica, ...] = ()
+
+
+Verdict = FailJob | RestartJob | RestartReplicas
+
+
+_HOPELESS = {
+    Kind.BAD_CONFIGURATION: FailReason.BAD_CONFIGURATION,
+    Kind.PERMANENT: FailReason.PERMANENT_ERROR,
+    Kind.REPEATED: FailReason.PERMANENT_ERROR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one failure asks for by itself."""
+
+    failure: Failure
+    action: FailureAction
+    counts: bool
+    rule: int | None = None  # the index of the rule that says so
+
+
+def judge(
+    action: FailureAction,
+    failures: Sequence[Failure],
+    *,
+    rules: Sequence[FailureRule] = (),
+    counted_before: int,
+    limit: int,
+    incident: Collection[Replica] | None = None,
+    together: bool,
+    group: bool = False,
+) -> Verdict:
+    """Decide what failures lead to.
+
+    Parameters
+    ----------
+    action : FailureAction
+        The job's policy.
+    failures : sequence of Failure
+        At least one, all seen at the same moment.
+    rules : sequence of FailureRule
+        The job's exceptions from it.
+    counted_before, limit : int
+        Failures counted so far, and runPolicy.backoffLimit.
+    incident : collection of Replica, optional
+        The replicas that have failed in the incident that lasts, if one does.
+    together : bool
+        Whether replicas can only be started all together: in mode Collective, under Kueue, once a server has
+        completed, because a trainer that starts again would find no server, and when a server has taken
+        parameters with it that trainers work on.
+    group : bool
+        Whether that holds for those, too, that gave up waiting for peers that have not run yet.
+
+    Notes
+    -----
+    The first rule that matches a failure decides about it. Without one, a wrong configuration fails the job:
+    it is found before any work and stays wrong however often it is tried; so does a script that cannot run.
+    A disruption is nobody's failure:
+    what it ended is replaced under every policy, and it never counts. Of several failures the gravest action
+    is taken. However many replicas have failed, they count once; in an incident that lasts they count only if
+    one of them has failed in it before. One that gave up waiting for peers that have not run yet is started
+    again alone, even where replicas start together: these peers pull their images still, and would begin
+    anew.
+    """
+    answers = [_answer(action, rules, failure) for failure in failures]
+    failed = [answer.failure for answer in answers if answer.counts]
+    own = tuple(failure.replica for failure in failed)
+    counted = int(bool(own) and (incident is None or not set(own).isdisjoint(incident)))
+    for answer in answers:
+        if answer.action is FailureAction.FAIL_JOB:
+            return _failed(answer, counted, own)
+    together = together and (group or not all(each.kind is Kind.STARTING for each in failures))
+    whole = together or any(answer.action is FailureAction.RESTART_JOB for answer in answers)
+    cause = min(failed, key=lambda each: each.by_peer, default=failures[0])
+    if counted and counted_before + counted > limit:
+        sentence = (
+            f"{cause.told.message}; this is failure {counted_before + counted},"
+            f" and runPolicy.backoffLimit is {limit}"
+        )
+        return FailJob(counted, cause, FailReason.BACKOFF_LIMIT_EXCEEDED, sentence, own)
+    if whole:
+        return RestartJob(counted, cause, own)
+    return RestartReplicas(counted, cause, tuple(failure.replica for failure in failures), own)
+
+
+def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failure) -> Answer:
+    """Return what one failure leads to: by a rule, by what its kind means, or by the policy."""
+    rule = first_match(rules, failure)
+    counts = failure.counts
+    if rule is not None:
+        ruled = rules[rule].action
+        counts = counts and ruled is not RuleAction.IGNORE
+        action = _SAME.get(ruled, FailureAction.RESTART_REPLICA)
+    elif failure.kind in (Kind.DISRUPTION, Kind.STARTING):
+        action = FailureAction.RESTART_REPLICA
+    elif failure.kind in _HOPELESS:
+        action = FailureAction.FAIL_JOB
+    if failure.kind is Kind.STATE_LOST and action is FailureAction.RESTART_REPLICA:
+        action = FailureAction.RESTART_JOB  # alone, it would train on from initial values
+    if failure.follows and rule is None and action is FailureAction.FAIL_JOB:
+        action = FailureAction.RESTART_JOB  # what disturbed it was no failure
+    return Answer(failure, action, counts, rule)
+
+
+def _failed(answer: Answer, counted: int, own: tuple[Replica, ...]) -> FailJob:
+    """Return the failure of the job, and why no restart follows."""
+    failure = answer.failure
+    reason = _HOPELESS.get(failure.kind, FailReason.REPLICA_FAILED)
+    if answer.rule is not None:
+        said = f"failurePolicy.rules[{answer.rule}] says FailJob"
+    elif failure.kind is Kind.BAD_CONFIGURATION:
+        said = "trying again would not help, correct the job and create it again"
+    elif failure.kind is Kind.PERMANENT:
+        said = "trying again would not help"
+    elif failure.kind is Kind.REPEATED:
+        said = "the same exception has ended this run before at the same line: trying again would not help"
+    else:
+        said = "failurePolicy FailJob allows no restart"
+    return FailJob(counted, failure, reason, f"{failure.told.message}; {said}", own)

@@ -1,0 +1,426 @@
+"""What went wrong with a replica, in a sentence, and what kind of failure it is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import LastFailure, Mode, Role
+from fleet_operator.plan.decide.run_policy import not_running_since
+from fleet_operator.plan.formats import stamp
+from fleet_operator.plan.model import Attempt
+from fleet_operator.plan.observe.attempts import INCIDENT
+from fleet_operator.plan.observe.pods import (
+    EXIT_PEER_LOST,
+    has_failed,
+    has_succeeded,
+    is_on_silent_node,
+    silent_since,
+)
+from fleet_operator.plan.observe.termination_message import (
+    NEVER_RAN,
+    is_repeated,
+    last_sentence,
+    parse_words,
+    permanent_error,
+    raised_at,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from fleet_operator.api import FleetJob
+    from fleet_operator.plan.model import ObservedPod
+    from fleet_operator.plan.observe.attempts import Replica
+    from fleet_operator.plan.observe.context import Situation
+
+__all__ = [
+    "EXIT_BAD_CONFIGURATION",
+    "EXIT_STATE_LOST",
+    "VANISHED",
+    "Failure",
+    "Kind",
+    "failure_sentence",
+    "find_failures",
+    "loses_parameters",
+]
+
+EXIT_BAD_CONFIGURATION = 2  # also a shell's, argparse's and python's own for what they were told wrongly
+EXIT_STATE_LOST = 90
+VANISHED = "PodsVanished"
+"""The reason of what nobody saw: pods that are gone, together with all who could say how they ended."""
+
+_SIGNALS = {
+    129: "SIGHUP",
+    130: "SIGINT",
+    132: "SIGILL",
+    134: "SIGABRT",
+    135: "SIGBUS",
+    136: "SIGFPE",
+    137: "SIGKILL",
+    139: "SIGSEGV",
+    143: "SIGTERM",
+}
+_NO_RANK = "environment variable RANK expected, but not set"  # torch.distributed's own words
+_NO_RANK_IN_SLOTS = re.compile(r"\bKeyError: '(?:LOCAL_)?RANK'")  # a script's own, which reads os.environ
+_WHO_GIVES_RANKS = (
+    "; a pod has RANK only in mode Collective with trainer.slotsPerPod 1: with more slots write"
+    " command: [torchrun, SCRIPT] or [python, -m, fleet.launch, SCRIPT], which give each slot its rank"
+)
+_MESSAGE_CHARACTERS = 1024  # of a termination message that may be a log's end; the status holds one of them
+_EARLY = timedelta(minutes=1)
+EVICTED = "Evicted"
+UNADMITTED = "UnexpectedAdmissionError"
+"""Reason of a pod whose node lacks a device, or the like, that the scheduler took to be there."""
+
+# Reasons of pods that a node or the control plane ended, where no DisruptionTarget condition says so. Evicted
+# is not one of them: where the node is short of something, it sets the condition.
+_DISRUPTIVE = frozenset(
+    {"NodeAffinity", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated", UNADMITTED}
+)
+_REFUSALS = frozenset({"NodeAffinity", UNADMITTED})
+_OUT_OF = "OutOf"  # OutOfcpu and the like
+
+
+class Kind(Enum):
+    """What a failure says about trying again."""
+
+    ORDINARY = auto()  # may go better the next time
+    BAD_CONFIGURATION = auto()  # found before any work: it would go the same way the next time
+    PERMANENT = auto()  # the script cannot so much as run: nor will it the next time
+    REPEATED = auto()  # on one machine: the second exception of a kind at a line, before any step
+    STATE_LOST = auto()  # one replica cannot go on by itself: only all can start anew
+    STARTING = auto()  # gave up waiting for peers that have not run yet: what they wait for is not its fault
+    DISRUPTION = auto()  # not the job's doing
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One replica that needs to be replaced."""
+
+    replica: Replica
+    kind: Kind
+    told: LastFailure
+    reasons: frozenset[str] = frozenset()  # what rules may know it by
+    by_main: bool = True  # whether the main container has ended, and not another one
+    follows: bool = False  # from a disruption, or from a failure that has been counted
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts against the limit of restarts."""
+        return self.kind not in (Kind.DISRUPTION, Kind.STARTING) and not self.follows
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, where it is the main container's own."""
+        return self.told.exit_code if self.by_main else None
+
+    @property
+    def prolongs_pause(self) -> bool:
+        """Whether the pause before the next start is to grow with it.
+
+        A pod that its node refuses would be made, and refused, again and again.
+        """
+        refused = any(each in _REFUSALS or each.startswith(_OUT_OF) for each in self.reasons)
+        return self.counts or (refused and self.told.exit_code is None)
+
+    @property
+    def unadmitted(self) -> bool:
+        """Whether a node would not admit the pod, for want of a device or the like."""
+        return UNADMITTED in self.reasons
+
+    @property
+    def by_peer(self) -> bool:
+        """Whether the replica ended for a peer's sake, which failed, or for want of a word of it."""
+        return self.exit_code in (EXIT_STATE_LOST, EXIT_PEER_LOST)
+
+    @property
+    def event(self) -> str:
+        """The reason of the event that tells it."""
+        if VANISHED in self.reasons:
+            return VANISHED
+        return "ReplicaDisrupted" if self.kind is Kind.DISRUPTION else "ReplicaFailed"
+
+
+def find_failures(situation: Situation) -> tuple[Failure, ...]:
+    """Return what has failed among the replicas' present pods, in the order of the replicas.
+
+    A pod on a silent node is given up at once when its peers have done so: they would wait for it again.
+    """
+    found = (_find_failure(situation, replica) for replica in situation.replicas.wanted)
+    failures = [failure for failure in found if failure is not None]
+    if not failures:
+        return ()
+    disturbed = _disturbed(situation)
+    failures = [replace(each, follows=_follows(situation, each, disturbed)) for each in failures]
+    if any(each.follows and each.exit_code == EXIT_PEER_LOST for each in failures):
+        known = {each.replica for each in failures}
+        failures += [
+            _lost(situation, replica, situation.replicas.present[replica])
+            for replica in situation.silent_nodes
+            if replica not in known and situation.replicas.present[replica].deleted_at is None
+        ]
+        failures.sort(key=lambda each: each.replica)
+    return tuple(failures)
+
+
+def loses_parameters(situation: Situation, failures: Sequence[Failure]) -> bool:
+    """Whether parameters went with a server while trainers were at work on them.
+
+    Each of these trainers would end with exit code 90 once it met the next server: that is not waited for.
+    Where a checkpoint keeps them, the next server goes on with it, and says so itself if it cannot.
+    """
+    if situation.job.keeps_parameters:
+        return False
+    trainers = (each for each in situation.replicas.wanted if each.role is Role.TRAINER)
+    any_started = any(situation.replicas.has_started(each) for each in trainers)
+    return any_started and any(each.replica.role is Role.PSERVER for each in failures)
+
+
+def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
+    now, pod = situation.now, situation.replicas.present.get(replica)
+    if situation.replicas.has_vanished(replica):
+        return _gone(situation, replica)
+    if pod is None or replica in situation.replicas.stranded or situation.ledger.has_completed(replica):
+        return None  # what ended a stranded one has been answered before
+    reasons = frozenset(each for each in (pod.reason, pod.disruption) if each is not None)
+    given_up = situation.silent_nodes.get(replica)
+    if given_up is not None and now >= given_up:
+        return _lost(situation, replica, pod)
+    if has_failed(pod):
+        main = situation.job.template(replica.role).main_container.name
+        by_main = pod.container in (None, main)
+        again = pod.reason == UNADMITTED and replica.index in situation.ledger.roles[replica.role].refused
+        told = _tell(pod, failure_sentence(pod, situation.job, refused_again=again), now)
+        kind = _kind(pod, main, refused_again=again)
+        if kind is Kind.ORDINARY and by_main and _gave_up_starting(situation, replica, pod):
+            kind = Kind.STARTING
+        elif kind is Kind.ORDINARY and by_main and _is_permanent(situation, replica, pod):
+            kind = Kind.PERMANENT
+        elif kind is Kind.ORDINARY and by_main and _is_repeated_here(situation, replica, pod):
+            kind = Kind.REPEATED
+        return Failure(replica, kind, told, reasons, by_main)
+    if has_succeeded(pod) and not situation.ledger.has_completed(replica):
+        sentence = (
+            f"{pod.name} ended with exit code 0 before every trainer had started;"
+            " a parameter server must serve until all trainers have completed"
+        )
+        return Failure(replica, Kind.ORDINARY, _tell(pod, sentence, now), reasons)
+    return None
+
+
+def _gone(situation: Situation, replica: Replica) -> Failure:
+    """Return what is known of a replica whose pod is gone: that it was deleted, or not even that."""
+    name = situation.replicas.name_of(replica)
+    reason, sentence, reasons = "Deleted", f"{name} was deleted", {"Deleted"}
+    if replica not in situation.replicas.departed:
+        reason, sentence = VANISHED, f"{name} is gone, and nobody has seen how it ended"
+        reasons |= {VANISHED}
+    told = LastFailure(pod=name, reason=reason, message=sentence, time=stamp(situation.now))
+    return Failure(replica, Kind.DISRUPTION, told, frozenset(reasons))
+
+
+def _lost(situation: Situation, replica: Replica, pod: ObservedPod) -> Failure:
+    sentence = f"{pod.name} is lost: its node {pod.node} has been {silent_since(pod)}"
+    told = _tell(pod, sentence, situation.now).model_copy(update={"reason": "NodeLost"})
+    return Failure(replica, Kind.DISRUPTION, told, frozenset({"NodeLost"}))
+
+
+def _follows(situation: Situation, failure: Failure, disturbed: frozenset[Replica]) -> bool:
+    """Whether a failure is the mark that another one has left, which has been told and counted already.
+
+    A trainer that outlives its server ends with exit code 90 once it meets the next one, and a replica whose
+    peer is being evicted, or has gone silent with its node, ends with 91; in a collective job everybody ends
+    with the first. On a starved host replicas give each other up, one after the other.
+    """
+    if failure.kind in (Kind.DISRUPTION, Kind.STARTING):
+        return False
+    if failure.kind is Kind.STATE_LOST and _outlived_a_server(situation, failure.replica):
+        return True
+    if failure.by_peer and _is_of_the_last_incident(situation, failure):
+        return True
+    if not failure.by_peer and situation.job.spec.mode is not Mode.COLLECTIVE:
+        return False
+    return bool(disturbed - {failure.replica})
+
+
+def _disturbed(situation: Situation) -> frozenset[Replica]:
+    """Return the replicas that are being evicted or deleted, have been, or are on a node that went silent."""
+    pods = situation.replicas.present.items()
+    disturbed = {each for each, pod in pods if pod.disruption or pod.deleted_at or is_on_silent_node(pod)}
+    vanished = (each for each in situation.replicas.wanted if situation.replicas.has_vanished(each))
+    return frozenset(disturbed.union(vanished))
+
+
+def _is_of_the_last_incident(situation: Situation, failure: Failure) -> bool:
+    """Whether a replica that gave a peer up was there at the failure before, and ended soon after it.
+
+    The ledger knows which replicas have failed in the incident themselves.
+    """
+    before = situation.job.status.last_failure
+    if before is None or before.time is None or failure.told.time is None:
+        return False
+    if failure.replica in (situation.ledger.failed_in_incident(situation.now) or ()):
+        return False
+    return _was_there(situation, failure.replica, before) and failure.told.time <= before.time + INCIDENT
+
+
+def _was_there(situation: Situation, replica: Replica, before: LastFailure) -> bool:
+    """Whether a replica's pod was created before the pod that takes the place of the one that failed.
+
+    Both moments are the API server's. The moment of the failure itself is told by the clock of a node, which
+    may be some seconds ahead or behind. A failure that started the whole job anew has left no pod behind.
+    """
+    replicas, born = situation.replicas, situation.replicas.present[replica].created_at
+    failed = next((each for each in replicas.wanted if replicas.name_of(each) == before.pod), None)
+    if failed is None or born is None or not situation.ledger.is_replaced(failed):
+        return False
+    successor = replicas.present.get(failed)
+    return successor is None or (successor.created_at is not None and born < successor.created_at)
+
+
+def _outlived_a_server(situation: Situation, trainer: Replica) -> bool:
+    """Whether a server has been replaced since this trainer was created."""
+    born = situation.replicas.present[trainer].created_at
+    for server in (each for each in situation.replicas.wanted if each.role is Role.PSERVER):
+        pod = situation.replicas.present.get(server)
+        replaced = situation.ledger.is_replaced(server)
+        if replaced and (pod is None or (born and pod.created_at and pod.created_at > born)):
+            return True
+    return False
+
+
+def _kind(pod: ObservedPod, main: str, *, refused_again: bool) -> Kind:
+    """Return the kind of a failure; only the main container's exit codes have been agreed on."""
+    if _is_disrupted(pod, refused_again=refused_again):
+        return Kind.DISRUPTION
+    if pod.reason == EVICTED or pod.container not in (None, main):
+        return Kind.ORDINARY
+    if pod.exit_code == EXIT_BAD_CONFIGURATION and _ended_before_work(pod):
+        return Kind.BAD_CONFIGURATION
+    return Kind.STATE_LOST if pod.exit_code == EXIT_STATE_LOST else Kind.ORDINARY
+
+
+def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
+    """Whether somebody or something else ended a pod: only then is an end by SIGTERM, too, no failure.
+
+    A node that cannot give a pod its device may have lost it that moment. If the same replica is refused
+    again, no other pod will fare better.
+    """
+    return bool(pod.disruption or pod.deleted_at or (_ended_by_node(pod) and not refused_again))
+
+
+def _ended_before_work(pod: ObservedPod) -> bool:
+    """Whether a replica ended before it had joined its job.
+
+    It says so itself. Where no runtime speaks, a script that ends within a minute has not got far: argparse
+    and shells end with this code for what they were told wrongly, and so may anything else for any reason.
+    """
+    joined = parse_words(pod.message).joined
+    if joined is not None:
+        return not joined
+    if pod.started_at is None or pod.finished_at is None:
+        return True
+    return pod.finished_at - pod.started_at <= _EARLY
+
+
+def _gave_up_starting(situation: Situation, replica: Replica, pod: ObservedPod) -> bool:
+    """Whether a replica that found no peer can have missed but those that have not got as far as to run."""
+    began = not_running_since(situation.job.status)
+    patience = timedelta(seconds=situation.job.start_deadline_seconds)
+    if pod.exit_code != EXIT_PEER_LOST or began is None or situation.now >= began + patience:
+        return False
+    replicas, ledger = situation.replicas, situation.ledger
+    others = (each for each in replicas.wanted if each != replica and not replicas.has_vanished(each))
+    return any(not (replicas.has_started(each) or ledger.is_replaced(each)) for each in others)
+
+
+def _is_permanent(situation: Situation, replica: Replica, pod: ObservedPod) -> bool:
+    """Whether a replica's script cannot run, today or later.
+
+    On one machine its first end says so. On a cluster it is tried again, maybe on another node, which may
+    have another image under the same name, or another file system: only the same end again says so.
+    """
+    error = permanent_error(pod.exit_code, pod.reason, pod.message)
+    if error is None or situation.observed.one_machine:
+        return error is not None
+    tried_again = situation.ledger.attempt(replica) > Attempt()
+    return tried_again and is_repeated(error, pod.exit_code, situation.job.status.last_failure)
+
+
+def _is_repeated_here(situation: Situation, replica: Replica, pod: ObservedPod) -> bool:
+    """Whether a replica of a run on one machine ends as one has before, in its script and before any step.
+
+    Where no runtime says how many steps were made, a life of up to a minute is one without.
+    """
+    before = situation.job.status.last_failure
+    if not situation.observed.one_machine or before is None or pod.exit_code == EXIT_PEER_LOST:
+        return False
+    if situation.ledger.attempt(replica) == Attempt() or parse_words(before.termination_message).stepped:
+        return False
+    stepped = parse_words(pod.message).stepped
+    if stepped or (stepped is None and not _ended_before_work(pod)):
+        return False
+    raised = raised_at(pod.message)
+    return raised is not None and raised == raised_at(before.termination_message)
+
+
+def _ended_by_node(pod: ObservedPod) -> bool:
+    """Whether a node ended the pod or refused it (OutOfcpu and the like)."""
+    reason = pod.reason or ""
+    return reason in _DISRUPTIVE or (pod.exit_code is None and reason.startswith(_OUT_OF))
+
+
+def _tell(pod: ObservedPod, sentence: str, now: datetime) -> LastFailure:
+    return LastFailure(
+        pod=pod.name,
+        container=pod.container,
+        exit_code=pod.exit_code,
+        reason=pod.reason,
+        termination_message=pod.message[-_MESSAGE_CHARACTERS:] if pod.message else None,
+        message=sentence,
+        time=stamp(pod.finished_at or now),
+    )
+
+
+def failure_sentence(pod: ObservedPod, job: FleetJob, *, refused_again: bool = False) -> str:
+    """Say what happened to a pod that failed, wherever people are told: in the status, and of a local run.
+
+    Parameters
+    ----------
+    pod : ObservedPod
+        The pod, under the name by which people know it.
+    job : FleetJob
+        Its job.
+    refused_again : bool
+        Whether a node has refused the replica's pod before, and now this one.
+    """
+    code, main = pod.exit_code, job.template(pod.role).main_container.name
+    said = last_sentence(pod.message, with_place=True)
+    because = f": {said}" if said else ""
+    if _NO_RANK in said or (job.slots_per_pod > 1 and _NO_RANK_IN_SLOTS.search(said)):
+        because += _WHO_GIVES_RANKS
+    if _is_disrupted(pod, refused_again=refused_again):
+        cause = pod.disruption or ("it was deleted" if pod.deleted_at else pod.reason)
+        return f"{pod.name} was disrupted ({cause}){because}"
+    if pod.reason == EVICTED:
+        return f"{pod.name} was evicted by its node for a limit of its own (Evicted){because}"
+    if code is None or pod.reason in NEVER_RAN:
+        return f"{pod.name} could not run ({pod.reason or 'no reason given'}){because}"
+    if pod.reason == "OOMKilled":
+        return f"{pod.name} ran out of memory (OOMKilled); container {pod.container} needs a higher limit"
+    if pod.container not in (None, main):
+        return f"{pod.name} failed with exit code {code} in container {pod.container}{because}"
+    if code == EXIT_BAD_CONFIGURATION and _ended_before_work(pod):
+        return f"{pod.name} refused its configuration (exit code 2){because}"
+    if code == EXIT_STATE_LOST:
+        return f"{pod.name} found that a parameter server had lost its state (exit code 90){because}"
+    if code == EXIT_PEER_LOST:
+        return f"{pod.name} lost a peer for good (exit code 91){because}"
+    if code in _SIGNALS:
+        return f"{pod.name} was ended by {_SIGNALS[code]} (exit code {code}){because}"
+    return f"{pod.name} failed with exit code {code}{because}"

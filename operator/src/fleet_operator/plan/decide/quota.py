@@ -1,0 +1,115 @@
+"""A quota that refuses some of a job's pods: without a gang, the job gives the others back after a while.
+
+Two jobs that share a quota could each hold half of their pods and wait for the other one for ever. So a job
+that a quota keeps from having all of its pods lets go of those that it has, waits, and asks for all of them
+again. How long it holds on and how long it waits differ from job to job and from time to time, so that jobs
+do not do it in step, and the waits grow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from fleet_operator.api import Gang, Mode, QuotaBackOff, Role, SyncMode
+from fleet_operator.plan.formats import is_ahead, stamp
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from fleet_operator.plan.observe.context import Situation
+
+__all__ = ["PATIENCE", "gives_back_at", "is_pausing", "with_pods_given_back", "with_quota"]
+
+PATIENCE = timedelta(seconds=20)
+"""How long a job holds on to its pods at least while a quota refuses others, and the shortest pause."""
+
+AGAIN = timedelta(seconds=5)
+"""How often a job that holds pods asks for the rest: another may have given back its own."""
+
+LONGEST = timedelta(minutes=10)
+"""The longest pause."""
+
+
+def with_quota(situation: Situation) -> Situation:
+    """Enter into the ledger since when a quota has refused pods of a job that holds others.
+
+    The ledger must be the one that is to be remembered, because it says which pods the job holds.
+    """
+    ledger, known = situation.ledger, situation.ledger.quota
+    if known is None and not situation.observed.over_quota:
+        return situation
+    if _has_had_all(situation):
+        return situation.with_ledger(replace(ledger, quota=None))
+    known = known or QuotaBackOff()
+    holds = situation.observed.over_quota and _may_give_back(situation)
+    since = (known.refused_since or stamp(situation.now)) if holds else None
+    return situation.with_ledger(replace(ledger, quota=known.model_copy(update={"refused_since": since})))
+
+
+def gives_back_at(situation: Situation) -> datetime | None:
+    """Return when a job gives its pods back, or None while no quota refuses any or it holds none."""
+    known = situation.ledger.quota
+    if known is None or known.refused_since is None:
+        return None
+    return known.refused_since + PATIENCE * (1 + _share(situation))
+
+
+def with_pods_given_back(situation: Situation) -> Situation:
+    """Return the moment at which the job gives its pods back: they are of an earlier life of it.
+
+    Nothing has been trained in that life. So the training that began before it, if pods had vanished unseen,
+    is still the present one.
+    """
+    ledger = situation.ledger
+    times = ledger.quota.times if ledger.quota is not None else 0
+    pause = min(PATIENCE * 2 ** min(times, 16), LONGEST / 2) * (1 + _share(situation))
+    quota = QuotaBackOff(times=times + 1, not_before=stamp(situation.now + pause))
+    unseen = ledger.unseen_restarts + 1 if ledger.unseen_restarts else 0
+    return situation.with_ledger(replace(ledger.with_new_life(), quota=quota, unseen_restarts=unseen))
+
+
+def is_pausing(situation: Situation) -> bool:
+    """Whether a job has given its pods back and does not ask for them again yet."""
+    quota = situation.ledger.quota
+    if quota is None or quota.not_before is None:
+        return False
+    return is_ahead(situation.now, quota.not_before, at_most=LONGEST)
+
+
+def _has_had_all(situation: Situation) -> bool:
+    """Whether the present life of a job has had as many pods at least once as the job needs to run."""
+    replicas, ledger = situation.replicas, situation.ledger
+    had = [
+        each
+        for each in replicas.wanted
+        if each.index in ledger.roles[each.role].created
+        or ledger.has_completed(each)
+        or ledger.is_replaced(each)
+    ]
+    trainers = sum(each.role is Role.TRAINER for each in had)
+    all_servers = len(had) - trainers == situation.job.replicas(Role.PSERVER)
+    return all_servers and trainers >= situation.job.least_trainers
+
+
+def _may_give_back(situation: Situation) -> bool:
+    """Whether a job holds pods that do nothing without the others.
+
+    Only Sync and mode Collective wait for every trainer. In the other modes those that are there train.
+    """
+    job, replicas = situation.job, situation.replicas
+    if job.gang is not Gang.NONE or not replicas.present:
+        return False
+    trainers = [each for each in replicas.wanted if each.role is Role.TRAINER]
+    if any(situation.ledger.has_completed(each) for each in trainers):
+        return False
+    together = job.spec.mode is Mode.COLLECTIVE or job.spec.sync_mode is SyncMode.SYNC
+    return together or not any(replicas.has_started(each) for each in trainers)
+
+
+def _share(situation: Situation) -> float:
+    """Return a number from 0 to 1 that is another one for each job and for each of its lives."""
+    seed = f"{situation.job.metadata.uid} {situation.ledger.job_restarts}"
+    return crc32(seed.encode()) / 2**32

@@ -1,0 +1,148 @@
+"""When a job ends, and what stays of it: successPolicy, and the deadlines and the clean-up of runPolicy."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import CleanPodPolicy, ConditionStatus, ConditionType, JobState, SuccessPolicy
+from fleet_operator.plan.formats import format_indexes
+from fleet_operator.plan.observe.pods import is_active
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from fleet_operator.api import FleetJobStatus
+    from fleet_operator.plan.model import ObservedPod
+
+__all__ = [
+    "EXIT_PATIENCE",
+    "cleanup_at",
+    "deadline",
+    "expiry",
+    "is_satisfied",
+    "not_running_since",
+    "pending_deadline",
+    "pending_since",
+    "success_sentence",
+    "to_clean",
+]
+
+EXIT_PATIENCE = timedelta(seconds=30)
+
+
+def is_satisfied(policy: SuccessPolicy, *, replicas: int, succeeded: Collection[int]) -> bool:
+    """Whether enough trainers, given by index, have succeeded. Parameter servers have no vote."""
+    return {
+        SuccessPolicy.ALL: len(succeeded) == replicas,
+        SuccessPolicy.ANY: len(succeeded) > 0,
+        SuccessPolicy.RANK_ZERO: 0 in succeeded,
+    }[policy]
+
+
+def success_sentence(
+    policy: SuccessPolicy,
+    *,
+    replicas: int,
+    succeeded: Collection[int],
+    late: Collection[int] = (),
+    non_finite: Collection[int] = (),
+) -> str:
+    """Say why the job has succeeded, and what is to be known of it.
+
+    Parameters
+    ----------
+    policy : SuccessPolicy
+    replicas : int
+        How many trainers the job has.
+    succeeded : collection of int
+        Those that have completed, by index.
+    late : collection of int
+        Those that came too late to take part.
+    non_finite : collection of int
+        Those whose weights hold NaN or infinity at the end.
+    """
+    sentence = _success_sentence(policy, replicas=replicas, succeeded=succeeded)
+    if late:
+        sentence += f"; {_trainers(late)} came too late to take part"
+    if non_finite:
+        sentence += f"; but {_trainers(non_finite)} ended with NaN or infinity in the weights"
+    return sentence
+
+
+def _trainers(indexes: Collection[int]) -> str:
+    return f"trainers {format_indexes(indexes)}" if len(indexes) > 1 else f"trainer {min(indexes)}"
+
+
+def _success_sentence(policy: SuccessPolicy, *, replicas: int, succeeded: Collection[int]) -> str:
+    if policy is SuccessPolicy.RANK_ZERO:
+        return "trainer 0 has completed, as successPolicy RankZero asks"
+    if policy is SuccessPolicy.ANY:
+        return f"trainer {min(succeeded)} has completed, as successPolicy Any asks"
+    return "the trainer has completed" if replicas == 1 else f"all {replicas} trainers have completed"
+
+
+def deadline(start: datetime | None, seconds: int | None) -> datetime | None:
+    """Return when the job must have finished, or None if it has all the time there is.
+
+    Time in suspension does not count: a job that is resumed starts anew.
+    """
+    return None if start is None or seconds is None else start + timedelta(seconds=seconds)
+
+
+def not_running_since(status: FleetJobStatus) -> datetime | None:
+    """Return since when not all replicas of a job run, whatever was restarted meanwhile; None as below."""
+    running, resumed = status.condition(ConditionType.RUNNING), status.condition(ConditionType.SUSPENDED)
+    if running is None or running.status is not ConditionStatus.FALSE:
+        return None
+    if resumed is None:
+        return running.last_transition_time
+    return max(running.last_transition_time, resumed.last_transition_time)
+
+
+def pending_since(status: FleetJobStatus) -> datetime | None:
+    """Return since when not all replicas of a job run, by its status; None if they do, or if it has none.
+
+    A job that was resumed waits from then on. After a restart it waits anew, from the end of the pause before
+    it on: its pods have to find nodes again.
+    """
+    running, suspended = (
+        status.condition(ConditionType.RUNNING),
+        status.condition(ConditionType.SUSPENDED),
+    )
+    if running is None or running.status is not ConditionStatus.FALSE:
+        return None
+    if suspended is not None and suspended.status is ConditionStatus.TRUE:
+        return None
+    resumed = None if suspended is None else suspended.last_transition_time
+    pauses = (each.not_before for role in status.roles for each in role.restarts)
+    later = (each for each in (resumed, status.not_before, *pauses) if each is not None)
+    return max((running.last_transition_time, *later))
+
+
+def pending_deadline(since: datetime | None, seconds: int | None) -> datetime | None:
+    """Return when all replicas must run, or None if they have all the time there is."""
+    return None if since is None or seconds is None else since + timedelta(seconds=seconds)
+
+
+def cleanup_at(state: JobState, completion: datetime, *, any_active: bool) -> datetime:
+    """Return when the policy applies.
+
+    After a success the servers have heard that every trainer has completed and are about to exit by
+    themselves; so may the trainers that had no vote. After a failure nobody has anything left to do.
+    """
+    if state is JobState.SUCCEEDED and any_active:
+        return completion + EXIT_PATIENCE
+    return completion
+
+
+def to_clean(policy: CleanPodPolicy, pods: Iterable[ObservedPod]) -> tuple[ObservedPod, ...]:
+    """Return the pods that the policy does not leave behind."""
+    if policy is CleanPodPolicy.NONE:
+        return ()
+    return tuple(pod for pod in pods if policy is CleanPodPolicy.ALL or is_active(pod))
+
+
+def expiry(completion: datetime | None, seconds: int | None) -> datetime | None:
+    """Return when a finished job is deleted, or None if it is kept."""
+    return None if completion is None or seconds is None else completion + timedelta(seconds=seconds)

@@ -1,0 +1,287 @@
+"""What has happened to a job so far, read from its status and written back to it.
+
+Counters only grow. A replica's attempt is made of two of them, so that the pods of its past lives, and frames
+that such a pod may still send, are always recognised as older:
+
+- a restart of one replica raises the count of that replica;
+- a restart of the whole job raises the count of the job and forgets what was created and completed: the
+  parameters begin anew, so every trainer's part of the training does too. Within one life of the job, a
+  completed replica is never run again. A suspension is a restart of the job as well, and so are another
+  number of trainers and pods that were given back for a quota, with a checkpoint or without: new servers wait
+  for every trainer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Self
+
+from fleet_operator.api import ReplicaRestarts, Role
+from fleet_operator.plan.formats import parse_indexes, stamp
+from fleet_operator.plan.model import Attempt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime
+
+    from fleet_operator.api import FleetJobStatus, QuotaBackOff
+
+__all__ = ["INCIDENT", "RANK_ZERO", "Ledger", "Replica", "RoleLedger"]
+
+INCIDENT = timedelta(seconds=60)
+"""How long after a counted failure those of other replicas count as the same one."""
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Replica:
+    """Which replica of a job."""
+
+    role: Role
+    index: int
+
+
+RANK_ZERO = Replica(Role.TRAINER, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class RoleLedger:
+    """What has happened to the replicas of one role."""
+
+    restarts: Mapping[int, ReplicaRestarts] = field(default_factory=dict)
+    created: frozenset[int] = frozenset()  # whose present pod has been seen: missing, it was deleted
+    completed: frozenset[int] = frozenset()
+    failed: frozenset[int] = frozenset()  # in the last incident
+    refused: frozenset[int] = frozenset()  # whose last pod a node would not admit
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What has happened to a job."""
+
+    job_restarts: int = 0
+    restarts: int = 0
+    failures: int = 0
+    not_before: datetime | None = None
+    quota: QuotaBackOff | None = None  # what a quota has refused, and what was given back for it
+    unseen_restarts: int = 0  # the latest of the job in a row, after pods had vanished, their ends unseen
+    failures_in_a_row: int = 0  # that have restarted the whole job, without a healthy time between them
+    incident: datetime | None = None  # when its first failure was counted, by the operator's clock
+    roles: Mapping[Role, RoleLedger] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, status: FleetJobStatus) -> Self:
+        """Read the ledger from a status."""
+        roles = {}
+        for role in Role:
+            told = status.role(role)
+            roles[role] = RoleLedger(
+                restarts={each.index: each for each in told.restarts},
+                created=parse_indexes(told.created_indexes),
+                completed=parse_indexes(told.completed_indexes),
+                failed=parse_indexes(told.incident_indexes),
+                refused=parse_indexes(told.refused_indexes),
+            )
+        return cls(
+            job_restarts=status.job_restarts,
+            restarts=status.restarts,
+            failures=status.failures,
+            not_before=status.not_before,
+            quota=status.quota_back_off,
+            unseen_restarts=status.unseen_restarts or 0,
+            failures_in_a_row=status.failures_in_a_row or 0,
+            incident=status.incident_start,
+            roles=roles,
+        )
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any replica of the present life of the job has been seen."""
+        return any(own.created or own.completed for own in self.roles.values())
+
+    @property
+    def training(self) -> int:
+        """The life in which the present training began: none is begun anew because pods have vanished."""
+        return self.job_restarts - min(self.unseen_restarts, self.job_restarts)
+
+    def attempt(self, replica: Replica) -> Attempt:
+        """Return the attempt that a replica's pod must have."""
+        restarts = self.roles[replica.role].restarts.get(replica.index)
+        return Attempt(self.job_restarts, restarts.count if restarts else 0)
+
+    def has_completed(self, replica: Replica) -> bool:
+        """Whether a replica has done its part in the present life of the job."""
+        return replica.index in self.roles[replica.role].completed
+
+    def is_replaced(self, replica: Replica) -> bool:
+        """Whether a replica has been started again in the present life of the job.
+
+        Restarts of that life say when the next pod may come; those of earlier ones have forgotten it.
+        """
+        restarts = self.roles[replica.role].restarts.get(replica.index)
+        return restarts is not None and restarts.not_before is not None
+
+    def may_have_ended(self, replica: Replica) -> bool:
+        """Whether nobody has seen how the pod before a replica's present one ended, so maybe well."""
+        restarts = self.roles[replica.role].restarts.get(replica.index)
+        if restarts is not None and restarts.not_before is not None:
+            return bool(restarts.unseen)
+        return self.unseen_restarts > 0
+
+    def failures_in_a_row_of(self, replica: Replica) -> int:
+        """Return how often a replica has failed by itself in the present life, without a healthy time."""
+        restarts = self.roles[replica.role].restarts.get(replica.index)
+        return (restarts.failures_in_a_row or 0) if restarts else 0
+
+    def failed_in_incident(self, now: datetime) -> frozenset[Replica] | None:
+        """Return the replicas that have failed in the incident that lasts; None if none does.
+
+        An incident from the future was begun by a clock that has been set back since: it lasts no longer.
+        """
+        if self.incident is None or abs(stamp(now) - self.incident) > INCIDENT:
+            return None
+        return frozenset(Replica(role, index) for role, own in self.roles.items() for index in own.failed)
+
+    def not_before_of(self, replica: Replica) -> datetime | None:
+        """Return when a replica's next pod may be created, if that was put off."""
+        restarts = self.roles[replica.role].restarts.get(replica.index)
+        own = restarts.not_before if restarts else None
+        return max((each for each in (own, self.not_before) if each is not None), default=None)
+
+    def with_attempts(self, seen: Iterable[tuple[Replica, Attempt]]) -> Self:
+        """Return the ledger with no count lower than those of pods that are there.
+
+        A status that knows less than its pods was set back by hand or out of a backup. To follow it would
+        replace what runs by something older, which those who have met the newer one refuse to talk to. What
+        it says was completed in an older life counts for nothing in theirs.
+        """
+        seen = tuple(seen)
+        life = max((attempt.job for _, attempt in seen), default=0)
+        begun = self
+        if life > self.job_restarts:
+            begun = replace(self.with_new_life(), job_restarts=life)
+        roles = dict(begun.roles)
+        for replica, attempt in seen:
+            own = roles[replica.role]
+            known = own.restarts.get(replica.index)
+            if attempt.replica > (known.count if known else 0):
+                seen_now = ReplicaRestarts(index=replica.index, count=attempt.replica)
+                roles[replica.role] = replace(own, restarts={**own.restarts, replica.index: seen_now})
+        return replace(begun, roles=roles)
+
+    def with_seen(self, role: Role, created: frozenset[int], completed: frozenset[int]) -> Self:
+        """Return the ledger with more replicas of a role seen created and completed."""
+        own = self.roles[role]
+        own = replace(own, created=own.created | created, completed=own.completed | completed)
+        return replace(self, roles={**self.roles, role: own})
+
+    def with_replica_restart(
+        self, replica: Replica, not_before: datetime, *, failures_in_a_row: int = 0, unseen: bool = False
+    ) -> Self:
+        """Return the ledger with one replica about to be started again.
+
+        Parameters
+        ----------
+        replica : Replica
+            Which one.
+        not_before : datetime
+            When its next pod may come.
+        failures_in_a_row : int
+            Its own failures, by which the next pause grows.
+        unseen : bool
+            Whether nobody has seen how its pod ended.
+        """
+        role, index = replica.role, replica.index
+        own = self.roles[role]
+        count = self.attempt(replica).replica + 1
+        told = ReplicaRestarts(
+            index=index,
+            count=count,
+            not_before=not_before,
+            failures_in_a_row=failures_in_a_row or None,
+            unseen=unseen or None,
+        )
+        restarts = {**own.restarts, index: told}
+        own = replace(own, restarts=restarts, created=own.created - {index})
+        return replace(self, restarts=self.restarts + 1, roles={**self.roles, role: own})
+
+    def without_surplus(self, role: Role, wanted: int) -> Self:
+        """Return the ledger with the replicas of a role from this index on given up, which is no restart.
+
+        Should one of them be wanted again, its pod is of a later attempt than the one that goes now.
+        """
+        own = self.roles[role]
+        surplus = {index for index in own.created if index >= wanted}
+        if not surplus:
+            return self
+        counts = {index: self.attempt(Replica(role, index)).replica + 1 for index in surplus}
+        given_up = {index: ReplicaRestarts(index=index, count=count) for index, count in counts.items()}
+        own = replace(own, restarts={**own.restarts, **given_up}, created=own.created - surplus)
+        return replace(self, roles={**self.roles, role: own})
+
+    def with_job_restart(
+        self, not_before: datetime, *, failures_in_a_row: int = 0, unseen: bool = False
+    ) -> Self:
+        """Return the ledger with all replicas about to be started anew, after a failure or `unseen` ends."""
+        return replace(
+            self.with_new_life(),
+            restarts=self.restarts + 1,
+            not_before=not_before,
+            failures_in_a_row=failures_in_a_row,
+            unseen_restarts=self.unseen_restarts + 1 if unseen else 0,
+        )
+
+    def with_new_life(self) -> Self:
+        """Return the ledger with all replicas to be started anew.
+
+        Their counts stay; when each of them was to be started again, and how often it had failed in a row, is
+        forgotten.
+        """
+        roles = {
+            role: replace(
+                own,
+                restarts={
+                    index: ReplicaRestarts(index=index, count=each.count)
+                    for index, each in own.restarts.items()
+                },
+                created=frozenset(),
+                completed=frozenset(),
+            )
+            for role, own in self.roles.items()
+        }
+        return replace(
+            self, job_restarts=self.job_restarts + 1, not_before=None, unseen_restarts=0, roles=roles
+        )
+
+    def with_refused(self, refused: Iterable[Replica], ran: Iterable[Replica]) -> Self:
+        """Return the ledger with replicas whose pods a node would not admit, and without those that ran."""
+        refused, ran = frozenset(refused), frozenset(ran)
+        roles = {}
+        for role, own in self.roles.items():
+            before = {index for index in own.refused if Replica(role, index) not in ran}
+            now = {each.index for each in refused if each.role is role}
+            roles[role] = replace(own, refused=frozenset(before | now))
+        return replace(self, roles=roles)
+
+    def with_failures(self, counted: int, failed: Iterable[Replica], now: datetime) -> Self:
+        """Return the ledger with failures entered.
+
+        Parameters
+        ----------
+        counted : int
+            How many count against the limit. The first of an incident does, and with it a new one begins.
+        failed : iterable of Replica
+            All that have failed, those included that belong to the incident that lasts.
+        now : datetime
+            The time.
+        """
+        before = () if counted else self.failed_in_incident(now)
+        if before is None:
+            return self
+        known = {*before, *failed}
+        roles = {
+            role: replace(own, failed=frozenset(each.index for each in known if each.role is role))
+            for role, own in self.roles.items()
+        }
+        incident = stamp(now) if counted else self.incident
+        return replace(self, failures=self.failures + counted, incident=incident, roles=roles)

@@ -1,0 +1,324 @@
+"""One job at one moment, put in order for the policies: what is wanted, what is there, what has happened.
+
+*Completions.* A pod may be gone before anybody looks: the operator was away, or the pod was deleted in the
+moment after its end. Then the words of the pods that ended well count: a parameter server ends so only when
+every trainer has completed, and says which; a trainer names those of whom it knows. They count for replicas
+whose end nobody has seen, and never against what was seen: a trainer that was seen to fail after it had
+completed has failed.
+
+*The key* of one life of a job is what its replicas have in common and a stranger on the network has not. It
+lives in the pods and nowhere else, so that an operator that starts anew finds it there. The API server takes
+a pod's name once: whoever creates the first pod of a life has settled the key (docs/adr/0042).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+from fleet_operator.api import Role
+from fleet_operator.api.names import JOB_KEY, JOB_KEY_FILE, service_name
+from fleet_operator.build import build_extras
+from fleet_operator.plan.model import ObjectRef
+from fleet_operator.plan.observe.attempts import RANK_ZERO, Ledger, Replica
+from fleet_operator.plan.observe.pods import has_ended, has_started, has_succeeded, is_on_silent_node, lost_at
+from fleet_operator.plan.observe.replicas import Replicas
+from fleet_operator.plan.observe.termination_message import parse_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from datetime import datetime
+
+    from fleet_operator.api import FleetJob
+    from fleet_operator.build import Extra, Hosts
+    from fleet_operator.plan.model import Observed, ObservedPod
+
+__all__ = [
+    "Situation",
+    "brings_own_key",
+    "cannot_make",
+    "is_resized",
+    "is_unseen",
+    "key_of_life",
+    "situation_of",
+    "trainers_to_have",
+    "unserved",
+    "with_completions",
+]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that decisions are made from."""
+
+    job: FleetJob
+    observed: Observed
+    now: datetime
+    hosts: Hosts
+    ledger: Ledger
+    asked: int  # how many trainers the manifest asks for; the job has fewer when some come too late
+
+    def with_ledger(self, ledger: Ledger) -> Self:
+        """Return the same moment with another ledger, by which other pods are the present ones."""
+        return replace(self, ledger=ledger)
+
+    @cached_property
+    def replicas(self) -> Replicas:
+        """The replicas, and the pods that are theirs by the ledger."""
+        return Replicas(self.job, self.ledger, self.observed)
+
+    @cached_property
+    def all_up(self) -> bool:
+        """Whether every replica runs or has completed."""
+        return all(self.replicas.runs(each) for each in self.replicas.wanted)
+
+    @cached_property
+    def enough_up(self) -> bool:
+        """Whether an elastic job trains without those that do not run: all servers and enough trainers do."""
+        up = [each for each in self.replicas.wanted if self.replicas.runs(each)]
+        trainers = sum(each.role is Role.TRAINER for each in up)
+        all_servers = len(up) - trainers == self.job.replicas(Role.PSERVER)
+        return self.job.elastic and all_servers and trainers >= self.job.least_trainers
+
+    def completed(self, role: Role) -> frozenset[int]:
+        """Return the replicas of a role that have completed, by index, as far as they are wanted still."""
+        wanted = self.job.replicas(role)
+        return frozenset(index for index in self.ledger.roles[role].completed if index < wanted)
+
+    def ready_or_completed(self, role: Role) -> int:
+        """Return how many replicas of a role are ready or have completed."""
+        return sum(self.replicas.is_ready(each) for each in self.replicas.wanted if each.role is role)
+
+    @cached_property
+    def silent_nodes(self) -> dict[Replica, datetime | None]:
+        """Replicas whose node has gone silent, and when each is given up, if it is."""
+        return {
+            replica: lost_at(pod, self.tolerations(replica.role))
+            for replica, pod in self.replicas.present.items()
+            if is_on_silent_node(pod)
+        }
+
+    def tolerations(self, role: Role) -> tuple[Mapping[str, Any], ...]:
+        """Return the tolerations that the pods of a role ask for: the template's and the pool's."""
+        pool = self.job.spec.node_pool
+        own = self.job.template(role).spec.tolerations or ()
+        return (*own, *(pool.tolerations if pool else ()))
+
+    @cached_property
+    def extras(self) -> tuple[Extra, ...]:
+        """What the present life of the job needs beside its pods and its Service."""
+        seen = self.observed
+        readers, everybody = seen.metrics_readers, seen.metrics_open
+        built = build_extras(self.job, self.ledger.job_restarts, readers=readers, metrics_open=everybody)
+        return tuple(each for each in built if not (each.by_default and cannot_make(each, seen)))
+
+    @cached_property
+    def unserved(self) -> Extra | None:
+        """An object that the job needs and the operator is not set up to make."""
+        return unserved(self.extras, self.observed)
+
+    @cached_property
+    def foreign(self) -> tuple[str, ...]:
+        """Objects that have names of this job's but belong to somebody else, as ``Kind/name``."""
+        pods = (f"Pod/{pod.name}" for pod in self.observed.pods if not pod.owned)
+        wanted = {f"Pod/{self.replicas.name_of(each)}" for each in self.replicas.wanted}
+        wanted |= {f"{each.manifest['kind']}/{each.manifest['metadata']['name']}" for each in self.extras}
+        wanted.add(f"Service/{service_name(self.job.name)}")  # what only has our labels takes no name
+        return tuple(sorted(({*self.observed.foreign, *pods} & wanted) - {*self.observed.left_over}))
+
+    @property
+    def may_create(self) -> bool:
+        """Whether nothing forbids to create what is missing: no name is another's, and all can be made."""
+        return not (self.foreign or self.observed.left_over or self.unserved)
+
+    @cached_property
+    def key(self) -> tuple[str | None, bool]:
+        """The key of the present life, if the operator has one for it, and whether no pod has it yet."""
+        if brings_own_key(self.job):
+            return None, False
+        own = (pod for pod in self.observed.pods if pod.owned)
+        return key_of_life(own, self.ledger.job_restarts, self.observed.new_key)
+
+    @property
+    def told_ports(self) -> tuple[int, ...]:
+        """Where pods on their nodes' network listen, as the eldest pod of the present life was told it."""
+        life = self.ledger.job_restarts
+        told = [pod for pod in self.observed.pods if pod.owned and pod.attempt.job == life and pod.told_ports]
+        eldest = min(told, key=lambda pod: (pod.created_at is None, pod.created_at), default=None)
+        return eldest.told_ports if eldest is not None else ()
+
+
+def brings_own_key(job: FleetJob) -> bool:
+    """Whether a template of the job says itself where the key comes from, a Secret for example."""
+    variables = (each for role in job.roles for each in job.template(role).main_container.env or ())
+    return any(variable.name in (JOB_KEY, JOB_KEY_FILE) for variable in variables)
+
+
+def key_of_life(pods: Iterable[ObservedPod], life: int, new: str | None) -> tuple[str | None, bool]:
+    """Return the key of a life of a job, and whether no pod has it yet.
+
+    Parameters
+    ----------
+    pods : iterable of ObservedPod
+        The job's own.
+    life : int
+        How often the whole job was started before.
+    new : str or None
+        What a life gets that has no pods.
+
+    Returns
+    -------
+    key : str or None
+        None where the pods were made without one, by an operator of an earlier version: those that take
+        their places must reach the others.
+    is_new : bool
+    """
+    of_life = [pod for pod in pods if pod.attempt.job == life]
+    if not of_life:
+        return new, new is not None
+    return next((pod.key for pod in of_life if pod.key is not None), None), False
+
+
+def situation_of(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Situation:
+    """Put what was observed in order, and enter into the ledger what was not known before."""
+    pods = (pod for pod in observed.pods if pod.owned)
+    ledger = Ledger.of(job.status).with_attempts((Replica(pod.role, pod.index), pod.attempt) for pod in pods)
+    situation = with_completions(Situation(job, observed, now, hosts, ledger, job.replicas(Role.TRAINER)))
+    return _with_trainers_to_have(situation) if job.elastic else situation
+
+
+def _with_trainers_to_have(situation: Situation) -> Situation:
+    """Return the same moment of an elastic job with as many trainers as it can have now."""
+    job, ledger = situation.job, situation.ledger
+    before, any_completed = job.status.role(Role.TRAINER).replicas, bool(ledger.roles[Role.TRAINER].completed)
+    number = trainers_to_have(asked=situation.asked, before=before, any_completed=any_completed)
+    ledger = ledger.without_surplus(Role.TRAINER, number)
+    return replace(situation, job=job.with_trainers(number), ledger=ledger)
+
+
+def with_completions(situation: Situation) -> Situation:
+    """Enter into the ledger the replicas whose present pods were seen, and which of them have completed."""
+    situation = situation.with_ledger(_with_own_ends(situation, Role.TRAINER))
+    if Role.PSERVER in situation.job.roles:
+        situation = situation.with_ledger(_with_own_ends(situation, Role.PSERVER))
+    ledger = situation.ledger
+    if unseen := [each for each in situation.replicas.wanted if is_unseen(situation, each)]:
+        trainers = frozenset(each.index for each in unseen if each.role is Role.TRAINER)
+        ledger = ledger.with_seen(Role.TRAINER, frozenset(), trainers & _named(situation))
+        servers = frozenset(each.index for each in unseen if each.role is Role.PSERVER)
+        wanted = range(situation.job.replicas(Role.TRAINER))
+        if ledger.roles[Role.TRAINER].completed.issuperset(wanted):  # nobody is left for them to serve
+            ledger = ledger.with_seen(Role.PSERVER, frozenset(), servers)
+    return situation.with_ledger(ledger)
+
+
+def _with_own_ends(situation: Situation, role: Role) -> Ledger:
+    pods = [(each.index, pod) for each, pod in _seen(situation) if each.role is role]
+    created = frozenset(index for index, _ in pods)
+    ended_well = ((index, pod) for index, pod in pods if has_succeeded(pod))
+    completed = frozenset(
+        index for index, pod in ended_well if role is Role.TRAINER or _has_served(situation, pod)
+    )
+    return situation.ledger.with_seen(role, created, completed)
+
+
+def is_unseen(situation: Situation, replica: Replica) -> bool:
+    """Whether a replica may have ended unseen: it has no pod, or had none when it was replaced."""
+    replicas, ledger = situation.replicas, situation.ledger
+    if ledger.has_completed(replica):
+        return False
+    if replica in replicas.present:
+        # One that runs says so itself, as it ends; what finds no peers has done nothing.
+        return ledger.may_have_ended(replica) and replica in replicas.finding_nobody
+    if ledger.is_replaced(replica) and not replicas.has_vanished(replica):  # the next pod is awaited
+        return ledger.may_have_ended(replica)
+    last = replicas.departed.get(replica)
+    return last is None or not has_ended(last)
+
+
+def _has_served(situation: Situation, server: ObservedPod) -> bool:
+    """Whether a server that ended well did its part: else this is a failure, if nobody else says more."""
+    wanted = range(situation.job.replicas(Role.TRAINER))
+    return _may_have_served(situation) or parse_words(server.message).completed.issuperset(wanted)
+
+
+def _may_have_served(situation: Situation) -> bool:
+    """Whether a server that has ended well can have done its part.
+
+    Every trainer must have run, in this pod of its or in one before; in an elastic job trainer 0, as the
+    others may have come too late.
+    """
+    first = situation.replicas.present.get(RANK_ZERO)
+    done = situation.ledger.has_completed(RANK_ZERO) or (first is not None and has_succeeded(first))
+    if situation.job.elastic and done:
+        return True
+    trainers = (each for each in situation.replicas.wanted if each.role is Role.TRAINER)
+    return all(_may_have_run(situation, each) for each in trainers)
+
+
+def _may_have_run(situation: Situation, trainer: Replica) -> bool:
+    """Whether a trainer runs or has run in the present life of the job, or may have, unseen."""
+    replicas = situation.replicas
+    if replicas.has_started(trainer) or situation.ledger.is_replaced(trainer):
+        return True
+    last = replicas.departed.get(trainer)
+    return replicas.has_vanished(trainer) and (last is None or has_started(last))
+
+
+def _named(situation: Situation) -> frozenset[int]:
+    """Return the trainers of whom those that ended well say that they have completed."""
+    named: set[int] = set()
+    for replica, pod in _seen(situation):
+        if not situation.ledger.has_completed(replica) or not has_succeeded(pod):
+            continue
+        words = parse_words(pod.message)
+        named |= words.completed
+        if words.joined is None and replica.role is Role.PSERVER and not (pod.deleted_at or pod.disruption):
+            named.update(_served(situation))
+    return frozenset(named)
+
+
+def _served(situation: Situation) -> Iterator[int]:
+    """Return the trainers that a server has served which ended well without a word; it waited for all.
+
+    But not where trainers come and go: it may have given up some. And nobody serves one that never ran.
+    """
+    if situation.job.elastic:
+        return
+    for trainer in (each for each in situation.replicas.wanted if each.role is Role.TRAINER):
+        if _may_have_run(situation, trainer):
+            yield trainer.index
+
+
+def _seen(situation: Situation) -> Iterator[tuple[Replica, ObservedPod]]:
+    yield from situation.replicas.departed.items()
+    yield from situation.replicas.present.items()
+
+
+def unserved(extras: Iterable[Extra], observed: Observed) -> Extra | None:
+    """Return the first object that the operator is not set up to make, if there is one."""
+    return next((extra for extra in extras if _is_unserved(extra, observed)), None)
+
+
+def cannot_make(extra: Extra, observed: Observed) -> bool:
+    """Return whether the operator is not set up to make an object, or somebody else's has its name."""
+    ref = ObjectRef.of(extra.manifest)
+    return _is_unserved(extra, observed) or f"{ref.kind}/{ref.name}" in observed.foreign
+
+
+def _is_unserved(extra: Extra, observed: Observed) -> bool:
+    return (extra.manifest["apiVersion"], extra.manifest["kind"]) in observed.unserved
+
+
+def is_resized(*, before: int, wanted: int) -> bool:
+    """Whether another number of trainers is wanted than a status was last written for; 0 is a new job."""
+    return before not in (0, wanted)
+
+
+def trainers_to_have(*, asked: int, before: int, any_completed: bool) -> int:
+    """Return how many trainers an elastic job has when so many are asked for and it had so many before.
+
+    Once one has completed, the others are about to: who joined then would find no servers, and nothing to do.
+    """
+    return min(asked, before) if any_completed and before else asked

@@ -1,0 +1,128 @@
+"""What one observed pod means: its main container decides, not the sidecars beside it; and its node.
+
+A pod on a node that has gone silent is replaced, even if nobody else evicts it. Nodes are never read: when
+one stops answering, the node controller sets the Ready condition of its pods to False, and later evicts those
+that do not tolerate the taint. A toleration without a key, which is how GPU nodes are usually tolerated,
+keeps it from evicting them for ever.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.plan.model import PodPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from fleet_operator.plan.model import ObservedPod
+
+__all__ = [
+    "EXIT_PEER_LOST",
+    "has_ended",
+    "has_failed",
+    "has_started",
+    "has_succeeded",
+    "is_active",
+    "is_on_lost_node",
+    "is_on_silent_node",
+    "is_up",
+    "lost_at",
+    "node_lost_at",
+    "patience",
+    "silent_since",
+]
+
+EXIT_PEER_LOST = 91
+_ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
+
+UNREACHABLE_PATIENCE = timedelta(minutes=5)
+"""How long Kubernetes itself tolerates a silent node where a pod says nothing about it."""
+
+_TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
+_REASONS = frozenset({"NodeLost", "NodeNotReady", "NodeStatusUnknown", "NodeUnreachable"})
+_NODE_IS_GONE = "DeletionByPodGC"
+_NODE_IS_TAINTED = "DeletionByTaintManager"
+
+
+def has_succeeded(pod: ObservedPod) -> bool:
+    """Whether the main container ended well; a sidecar may still run, or have failed."""
+    return pod.exit_code == 0 if pod.exit_code is not None else pod.phase is PodPhase.SUCCEEDED
+
+
+def has_failed(pod: ObservedPod) -> bool:
+    """Whether the main container ended badly, or the pod ended without it having run."""
+    return pod.exit_code != 0 if pod.exit_code is not None else pod.phase is PodPhase.FAILED
+
+
+def has_ended(pod: ObservedPod) -> bool:
+    """Whether the main container has ended, or can never run: how is known for good."""
+    return pod.exit_code is not None or pod.phase in _ENDED
+
+
+def has_started(pod: ObservedPod) -> bool:
+    """Whether the pod got as far as to run."""
+    return pod.phase is not PodPhase.PENDING or pod.exit_code is not None
+
+
+def is_up(pod: ObservedPod) -> bool:
+    """Whether the main container runs, as far as anybody knows: a silent node is not an ended pod."""
+    return pod.phase in (PodPhase.RUNNING, PodPhase.UNKNOWN) and pod.exit_code is None
+
+
+def is_active(pod: ObservedPod) -> bool:
+    """Whether the pod still holds resources of a node, or will."""
+    return pod.phase not in _ENDED
+
+
+def is_on_silent_node(pod: ObservedPod) -> bool:
+    """Whether a pod was running when its node was last heard of, and the node is silent now."""
+    return is_up(pod) and pod.not_ready_reason in _REASONS
+
+
+def is_on_lost_node(pod: ObservedPod) -> bool:
+    """Whether nobody hears of a pod's node any more, so that it will not tell that the pod has ended.
+
+    A taint may be one that a person has set on a node that is well: it counts where the kubelet says neither
+    that the pod is ready nor that its container has ended.
+    """
+    tainted = pod.disruption == _NODE_IS_TAINTED and not pod.ready and pod.exit_code is None
+    return pod.not_ready_reason in _REASONS or pod.disruption == _NODE_IS_GONE or tainted
+
+
+def silent_since(pod: ObservedPod) -> str:
+    """Say that a pod's node is silent, and since when, if anybody has told."""
+    since = pod.not_ready_since
+    return "silent" if since is None else f"silent since {since:%H:%M:%S} UTC"
+
+
+def patience(tolerations: Iterable[Mapping[str, Any]]) -> timedelta | None:
+    """Return how long a pod with these tolerations waits for its node; None if for ever.
+
+    Only a toleration that names one of the taints of a silent node says so; the shortest one counts, as it
+    does for the node controller.
+    """
+    named = [each.get("tolerationSeconds") for each in tolerations if each.get("key") in _TAINTS]
+    if not named:
+        return UNREACHABLE_PATIENCE
+    limits = [seconds for seconds in named if seconds is not None]
+    return timedelta(seconds=max(0, min(limits))) if limits else None
+
+
+def lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datetime | None:
+    """Return when a pod on a silent node is given up, or None if it is not, or is on its way out already."""
+    if not is_on_silent_node(pod) or pod.deleted_at is not None:
+        return None
+    return node_lost_at(pod, tolerations)
+
+
+def node_lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datetime | None:
+    """Return when a silent node counts as lost for a pod, running or not; None if the node is not silent.
+
+    A taint alone says nothing of the kind: a person may have set it on a node that is well.
+    """
+    if pod.not_ready_reason not in _REASONS or pod.not_ready_since is None:
+        return None
+    wait = patience(tolerations)
+    return None if wait is None else pod.not_ready_since + wait

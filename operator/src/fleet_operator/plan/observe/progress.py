@@ -1,0 +1,233 @@
+"""How far a job has come: what its trainer 0 tells of itself, as the status shows it.
+
+A replica tells it as the JSON of its ``/progress`` while it runs, and in its termination message when it has
+ended well, so that the last word of a job arrives with the fact that it has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.api import JobProgress, Role, TableStatistics
+from fleet_operator.plan.formats import stamp
+from fleet_operator.plan.observe.attempts import RANK_ZERO
+from fleet_operator.plan.observe.pods import has_succeeded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime
+
+    from fleet_operator.api import JobState
+    from fleet_operator.plan.model import ObservedPod
+    from fleet_operator.plan.observe.context import Situation
+
+__all__ = ["Progress", "job_progress", "parse_progress", "progress_of", "trainers_with_non_finite"]
+
+DIGITS = 6
+"""Significant digits of a loss: people read it, and what they cannot tell apart is no change."""
+
+STEPS_PAST = "steps_past_the_others"
+"""The runtime's counter of steps that a trainer which joined late made after the others had completed."""
+
+NON_FINITE = "non_finite_parameters"
+"""The runtime's counter of parameters that hold NaN or infinity as the training ends."""
+
+MAX_COUNT = 2**53
+"""Every count is below this: from here on not all readers of JSON tell whole numbers apart."""
+
+MAX_ETA_SECONDS = 10 * 365 * 24 * 3600
+"""An estimate of more seconds than this says no more than this."""
+
+MAX_TABLES = 10
+"""Of how many tables the status tells; a replica tells of the largest first."""
+
+MAX_WORDS = 100
+"""Longer names of tables are cut, which are the script's, and what a replica says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What one replica reported; None and empty where it did not."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    samples: int | None = None
+    samples_per_second: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    history: Mapping[int, float] = field(default_factory=dict)  # loss by step
+    steps_past: int = 0  # made after the others had completed, by a trainer that joined late
+    non_finite: int = 0  # parameters that hold NaN or infinity at the end
+    tables: tuple[TableStatistics, ...] = ()  # the largest first
+    memory_bytes: int | None = None  # of its process
+    parameter_bytes: int | None = None  # of the dense parameters that a server holds
+    waits_for: str | None = None  # before it trains or serves
+
+    def after(self, earlier: Progress | None) -> Progress:
+        """Return this with the points of the curve that only an earlier snapshot of the same life has."""
+        if earlier is None:
+            return self
+        history = dict(sorted((dict(earlier.history) | dict(self.history)).items()))
+        rate = earlier.samples_per_second if self.samples_per_second is None else self.samples_per_second
+        return replace(self, samples_per_second=rate, history=history)
+
+
+def parse_progress(text: str) -> Progress | None:
+    """Read a replica's progress; None if `text` is not one, unknown and odd values are left out."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):  # a pod may say anything
+        return None
+    if not isinstance(document, dict) or "step" not in document:
+        return None
+    return Progress(
+        step=_whole(document.get("step")),
+        total_steps=_whole(document.get("totalSteps")),
+        loss=_number(document.get("loss")),
+        samples=_whole(document.get("samples")),
+        samples_per_second=_number(document.get("samplesPerSecond")),
+        metrics=_metrics(document.get("metrics")),
+        history=_history(document.get("history")),
+        steps_past=_counted(document.get("counters"), STEPS_PAST),
+        non_finite=_counted(document.get("counters"), NON_FINITE),
+        tables=_tables(document.get("tables")),
+        memory_bytes=_whole(document.get("memoryBytes")),
+        parameter_bytes=_whole(document.get("parameterBytes")),
+        waits_for=_words(document.get("waitsFor")),
+    )
+
+
+def job_progress(
+    progress: Progress, *, steps_per_second: float | None = None, moment: datetime | None = None
+) -> JobProgress | None:
+    """Return what the status tells of a replica's progress; None if it counts no steps.
+
+    Parameters
+    ----------
+    progress : Progress
+        What the replica has told.
+    steps_per_second : float, optional
+        How fast it has lately been; without it nobody can say when it will be done.
+    moment : datetime, optional
+        When it told it.
+    """
+    step, total = progress.step, progress.total_steps
+    if step is None:
+        return None
+    percentage = min(100, 100 * step // total) if total else None
+    eta = None
+    if total is not None and step < total and steps_per_second:
+        eta = math.ceil(min(MAX_ETA_SECONDS, (total - step) / steps_per_second))
+    return JobProgress(
+        summary=f"{percentage}%" if percentage is not None else f"step {step}",
+        percentage=percentage,
+        step=step,
+        total_steps=total,
+        loss=None if progress.loss is None else float(f"{progress.loss:.{DIGITS}g}"),
+        eta_seconds=eta,
+        time=None if moment is None else stamp(moment),
+        tables=progress.tables or None,
+    )
+
+
+def progress_of(situation: Situation, state: JobState) -> JobProgress | None:
+    """Return how far the job is: trainer 0's last words, else what it was last heard to say.
+
+    A job that starts anew begins without; one that does not run has nothing to be estimated.
+    """
+    pod = situation.replicas.present.get(RANK_ZERO, situation.replicas.departed.get(RANK_ZERO))
+    before = situation.job.status
+    told = before.progress if situation.ledger.job_restarts == before.job_restarts else None
+    if pod is not None and has_succeeded(pod):
+        last = parse_progress(pod.message or "")
+        final = None if last is None else job_progress(last, moment=pod.finished_at)
+        told = final or told
+    elif situation.observed.progress is not None and pod is not None:
+        told = situation.observed.progress
+    if told is None or not state.final:
+        return told
+    return told.model_copy(update={"eta_seconds": None})
+
+
+def _whole(value: Any) -> int | None:
+    """Return a count; not one that the status could not hold, which would have its every write refused."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if whole and 0 <= value < MAX_COUNT else None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # JSON knows whole numbers that no float holds
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _metrics(values: Any) -> dict[str, float]:
+    if not isinstance(values, dict):
+        return {}
+    numbers = {str(name): _number(value) for name, value in values.items()}
+    return {name: number for name, number in numbers.items() if number is not None}
+
+
+def _counted(counters: Any, name: str) -> int:
+    return _whole(counters.get(name)) or 0 if isinstance(counters, dict) else 0
+
+
+def _words(text: Any) -> str | None:
+    """Return a text as people can be shown it: short, and without what moves a terminal's cursor."""
+    if not isinstance(text, str):
+        return None
+    return "".join(each if each.isprintable() else "?" for each in text[:MAX_WORDS])
+
+
+def _tables(tables: Any) -> tuple[TableStatistics, ...]:
+    found = []
+    for table in tables[:MAX_TABLES] if isinstance(tables, list) else ():
+        told = table if isinstance(table, dict) else {}
+        name, rows, size = told.get("name"), _whole(told.get("rows")), _whole(told.get("bytes"))
+        if isinstance(name, str) and rows is not None and size is not None:
+            shown = _words(name) or ""
+            skew = _number(told.get("shardSkew"))
+            found.append(
+                TableStatistics(
+                    name=shown,
+                    rows=rows,
+                    bytes=size,
+                    rows_on_disk=_whole(told.get("rowsOnDisk")),
+                    hit_percentage=_whole(told.get("hitPercentage")),
+                    shard_skew=None if skew is None else float(f"{skew:.{DIGITS}g}"),
+                )
+            )
+    return tuple(found)
+
+
+def _history(points: Any) -> dict[int, float]:
+    history: dict[int, float] = {}
+    for point in points if isinstance(points, list) else ():
+        if isinstance(point, list) and len(point) == 2:
+            step, loss = _whole(point[0]), _number(point[1])
+            if step is not None and loss is not None:
+                history[step] = loss
+    return history
+
+
+def trainers_with_non_finite(pods: Iterable[ObservedPod]) -> list[int]:
+    """Return the indexes of the trainers whose last words tell of NaN or infinity in their weights.
+
+    Parameters
+    ----------
+    pods : iterable of ObservedPod
+        The last pod of each replica. What one says that has not succeeded does not count.
+    """
+    told = {
+        pod.index: parse_progress(pod.message or "")
+        for pod in pods
+        if pod.role is Role.TRAINER and has_succeeded(pod)
+    }
+    return sorted(index for index, progress in told.items() if progress is not None and progress.non_finite)

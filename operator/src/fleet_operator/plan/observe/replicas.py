@@ -1,0 +1,210 @@
+"""The replicas of a job in its present life, the pods that are theirs, and which of them find no peers.
+
+Servers wait for every trainer that has joined them, and then end well. A trainer that comes later finds
+nobody. In an elastic job such a trainer is not wanted any more; in any other, all replicas start anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import Role
+from fleet_operator.api.names import pod_name
+from fleet_operator.plan.observe.attempts import RANK_ZERO, Ledger, Replica
+from fleet_operator.plan.observe.pods import EXIT_PEER_LOST, has_started, has_succeeded, is_up
+from fleet_operator.plan.observe.termination_message import parse_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime, timedelta
+
+    from fleet_operator.api import FleetJob
+    from fleet_operator.plan.model import Observed, ObservedPod
+
+__all__ = ["Replicas", "find_nobody", "late_trainers"]
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Which replicas are wanted, and which of the pods that are there is whose."""
+
+    job: FleetJob
+    ledger: Ledger
+    observed: Observed
+
+    @cached_property
+    def wanted(self) -> tuple[Replica, ...]:
+        """Every replica that the job wants, in the order in which they are created."""
+        return tuple(each for each in self._pods if each not in self.late)
+
+    @cached_property
+    def present(self) -> dict[Replica, ObservedPod]:
+        """The pods of the replicas' present attempts."""
+        pods = self._pods.items()
+        return {replica: pod for replica, pod in pods if pod is not None and replica not in self.late}
+
+    @cached_property
+    def departed(self) -> dict[Replica, ObservedPod]:
+        """The pods of the replicas' present attempts that were seen to be deleted, as they were last."""
+        found = {(pod.name, pod.attempt): pod for pod in self.observed.departed}
+        known = ((each, found.get((self.name_of(each), self.ledger.attempt(each)))) for each in self._pods)
+        return {replica: pod for replica, pod in known if pod is not None}
+
+    @cached_property
+    def _pods(self) -> dict[Replica, ObservedPod | None]:
+        """Every replica that the job asks for, and the pod of its present attempt."""
+        asked_for = (Replica(role, i) for role in self.job.roles for i in range(self.job.replicas(role)))
+        found = {(pod.name, pod.attempt): pod for pod in self.observed.pods if pod.owned}
+        return {each: found.get((self.name_of(each), self.ledger.attempt(each))) for each in asked_for}
+
+    @cached_property
+    def late(self) -> frozenset[Replica]:
+        """Trainers of an elastic job that come too late, and are not wanted any more."""
+        return late_trainers(self._pods, self.ledger) if self.job.elastic else frozenset()
+
+    @cached_property
+    def ended_late(self) -> tuple[ObservedPod, ...]:
+        """The pods of trainers that came too late and have ended: they are kept as those of the others."""
+        found = (self._pods[each] for each in sorted(self.late))
+        return tuple(pod for pod in found if pod is not None and has_started(pod))
+
+    @cached_property
+    def past(self) -> tuple[ObservedPod, ...]:
+        """The job's own pods that are not wanted: those of older attempts, and those that never join."""
+        kept = {pod.uid for pod in (*self.present.values(), *self.ended_late)}
+        return tuple(pod for pod in self.observed.pods if pod.owned and pod.uid not in kept)
+
+    @cached_property
+    def missing(self) -> tuple[Replica, ...]:
+        """Replicas that have no present pod and should have one."""
+        absent = (each for each in self.wanted if each not in self.present)
+        return tuple(each for each in absent if not self.ledger.has_completed(each))
+
+    @cached_property
+    def finding_nobody(self) -> frozenset[Replica]:
+        """Replicas that have found no peers, or will not."""
+        seen = {**self.departed, **self.present}
+        servers = (each for each in seen if each.role is Role.PSERVER and self.ledger.has_completed(each))
+        pods = {each: self.present.get(each) for each in self.wanted}
+        return find_nobody(pods, (seen[each] for each in servers))
+
+    @cached_property
+    def stranded(self) -> tuple[Replica, ...]:
+        """Trainers that are started again and find no servers any more, as these have ended well.
+
+        Servers wait for every trainer, so each of them had told them that it was done before it failed.
+        """
+        ledger = self.ledger
+        if not ledger.roles[Role.PSERVER].completed:
+            return ()
+        trainers = (each for each in self.wanted if each.role is Role.TRAINER)
+        again = (each for each in trainers if ledger.is_replaced(each) and not ledger.has_completed(each))
+        return tuple(each for each in again if each in self.finding_nobody)
+
+    def name_of(self, replica: Replica) -> str:
+        """Return the name of a replica's pod."""
+        return pod_name(self.job.name, replica.role, replica.index)
+
+    def has_vanished(self, replica: Replica) -> bool:
+        """Whether a replica's present pod had been seen and is gone, though nobody here deleted it."""
+        seen = replica.index in self.ledger.roles[replica.role].created
+        return seen and replica not in self.present and not self.ledger.has_completed(replica)
+
+    def has_started(self, replica: Replica) -> bool:
+        """Whether a replica has got as far as to run, or has completed."""
+        pod = self.present.get(replica)
+        return self.ledger.has_completed(replica) or (pod is not None and has_started(pod))
+
+    def has_run(self, replica: Replica) -> bool:
+        """Whether the main container of a replica's pod runs or has run."""
+        pod = self.present.get(replica)
+        return pod is not None and (is_up(pod) or pod.started_at is not None or pod.exit_code is not None)
+
+    def time_run(self, replica: Replica, now: datetime) -> timedelta | None:
+        """Return how long the main container of a replica's pod has run, or ran, if anybody knows."""
+        pod = self.present.get(replica) or self.departed.get(replica)
+        if pod is None or pod.started_at is None:
+            return None
+        return (pod.finished_at or now) - pod.started_at
+
+    def runs(self, replica: Replica) -> bool:
+        """Whether a replica runs or has completed."""
+        pod = self.present.get(replica)
+        return self.ledger.has_completed(replica) or (pod is not None and is_up(pod))
+
+    def is_ready(self, replica: Replica) -> bool:
+        """Whether a replica is ready or has completed."""
+        pod = self.present.get(replica)
+        return self.ledger.has_completed(replica) or (pod is not None and pod.ready)
+
+
+def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) -> frozenset[Replica]:
+    """Return the trainers of an elastic job that have not joined before the others were done.
+
+    Trainer 0 has completed then. Who runs says by its exit code that it found nobody any more, which counts
+    once the servers have ended well or nobody is left for whom they stay; who has not begun to run once they
+    have ended finds nobody either. One that had joined has been waited for by the servers, and so had one
+    that failed so shortly before their end that they cannot have given it up.
+
+    Parameters
+    ----------
+    pods : mapping of Replica to ObservedPod or None
+        Every replica that the job asks for, and the pod of its present attempt.
+    ledger : Ledger
+        What has happened to the job.
+    """
+    if not ledger.has_completed(RANK_ZERO):
+        return frozenset()
+    trainers = {each: pod for each, pod in pods.items() if each.role is Role.TRAINER}
+    rest = {each: pod for each, pod in trainers.items() if not ledger.has_completed(each)}
+    lost = {each for each, pod in rest.items() if pod is not None and pod.exit_code == EXIT_PEER_LOST}
+    if not ledger.roles[Role.PSERVER].completed:
+        return frozenset(lost) if lost == rest.keys() else frozenset()
+    unbegun = {each for each, pod in rest.items() if pod is None or not has_started(pod)}
+    servers = [pod for each, pod in pods.items() if each.role is Role.PSERVER and pod is not None]
+    return frozenset(each for each in lost | unbegun if not _failed_when_done(each, servers, ledger))
+
+
+def _failed_when_done(trainer: Replica, servers: list[ObservedPod], ledger: Ledger) -> bool:
+    """Whether a trainer failed so shortly before servers ended well that it was done with them.
+
+    They had no time to give it up: they ended before its next pod might come, and the pause before that is
+    shorter than their patience.
+    """
+    if not ledger.is_replaced(trainer):
+        return False
+    again = ledger.not_before_of(trainer)
+    ends = (pod.finished_at for pod in servers if has_succeeded(pod))
+    return again is not None and any(end is not None and end < again for end in ends)
+
+
+def find_nobody(
+    pods: Mapping[Replica, ObservedPod | None], servers: Iterable[ObservedPod]
+) -> frozenset[Replica]:
+    """Return the replicas that have found no peers, or will not.
+
+    They have not begun, or their peers have ended before. A server that ended well says after how many
+    restarts it knew a trainer: a later start of that has not joined it, and calls a port on which nobody
+    listens.
+
+    Parameters
+    ----------
+    pods : mapping of Replica to ObservedPod or None
+        Every replica that is wanted, and the pod of its present attempt.
+    servers : iterable of ObservedPod
+        Those of the servers that have completed.
+    """
+    known = [parse_words(server.message).restarts for server in servers if has_succeeded(server)]
+    return frozenset(each for each, pod in pods.items() if _finds_nobody(each, pod, known))
+
+
+def _finds_nobody(replica: Replica, pod: ObservedPod | None, known: Iterable[Mapping[int, int]]) -> bool:
+    """Whether one finds no peers: `known` is how often trainers had been restarted, as each server says."""
+    if pod is None or not has_started(pod):
+        return True
+    if pod.exit_code is not None or replica.role is Role.PSERVER:
+        return pod.exit_code == EXIT_PEER_LOST
+    restarts = pod.attempt.restarts
+    return any(said.get(replica.index, restarts) < restarts for said in known)

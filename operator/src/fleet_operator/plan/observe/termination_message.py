@@ -1,0 +1,370 @@
+"""What a pod says as it ends: its termination message, or the end of its log, as far as a plan needs it.
+
+``fleet`` writes the message, and so may anything else that runs in a pod: what is odd says nothing. A replica
+that ended well leaves a line of JSON, whose ``completedTrainers`` are those that it knows to have completed,
+``0-2,4``; a server also says after how many restarts each did, ``completedAfter``, ``{"0": "0-2", "1":
+"4"}``. One that failed leaves a sentence, in which ``(not joined)``, ``(joined, no step made)`` or
+``(joined)`` follows its name.
+
+*Tracebacks.* An exception's line is the first line after a traceback's head that is indented no deeper. Where
+the head may have been cut off, an exception is known by its name and by what stands above it. What Python
+passes over as it ends, the errors of destructors say, is no cause of anything.
+
+*torchrun* ends with a summary of the ranks that failed; its last line is a rule of ``=`` signs. The exception
+of the rank that failed first is in the summary where the script's ``main`` is decorated with ``record``; else
+it stands above, if the end of the log reaches so far.
+
+*Permanent errors* would be the same however often a replica were started. They are few, and known by the very
+last words: the script, or what it imports, cannot be found or parsed, or it asks a person on standard input,
+which no replica has. Nothing else is judged so by one end alone: a name that cannot be resolved, a peer that
+does not answer or a full disk may be better a minute later. A run on one machine, before which a person sits,
+also ends by the second exception of the same kind at the same line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+from fleet_operator.plan.formats import parse_any_indexes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from fleet_operator.api import LastFailure
+
+__all__ = [
+    "PASSED_OVER",
+    "LastWords",
+    "exceptions",
+    "find_root_cause",
+    "is_repeated",
+    "last_exception",
+    "last_place",
+    "last_sentence",
+    "last_traceback",
+    "parse_words",
+    "permanent_error",
+    "raised_at",
+    "without_rank",
+]
+
+_HEAD = "Traceback (most recent call last):"
+_PREFIX = re.compile(r"(\[(?:rank|default)\d+\]:) ?", re.ASCII)  # of torch's own hook, and of torchrun --tee
+_NAMED = re.compile(r"[^\W\d][\w.<>]*(?::.*)?")
+_EXCEPTION = re.compile(r" {0,2}(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?")
+PASSED_OVER = ("Exception ignored in", "Error in atexit._run_exitfuncs")
+"""How Python begins to tell of errors that it passes over as it ends."""
+
+_FRAME = re.compile(r" *File \"(.+)\", line (\d+)(?:, in .*)?", re.ASCII)
+_MOST_AFTER = 40
+"""Lines that a process may still say after its traceback; one further above was caught, and logged."""
+
+_OWN = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
+
+_ROOT = "Root Cause (first observed failure):"
+_RULE = re.compile(r"={20,}")
+_RANK = re.compile(r"\s*rank +: (\d+) \(local_rank: (\d+)\)", re.ASCII)
+_EXIT_CODE = re.compile(r"\s*exitcode +: (-?\d+) ", re.ASCII)
+_SIGNAL = re.compile(r"\s*traceback : (Signal \d+ .*)", re.ASCII)
+_ABORTED = "Signal 6 "  # often by threads that an exception left behind
+
+MOST_TRAINERS = 1000
+"""More than a role may have."""
+
+_SENTENCE_CHARACTERS = 300
+
+_COUNT = re.compile(r"\d{1,9}", re.ASCII)
+_FAILED = re.compile(r"(?:trainer|pserver) \d+ \((?P<not>not )?joined(?P<idle>, no step made)?\): ", re.ASCII)
+
+_SENTENCE_OF_FLEET = re.compile(
+    r"(?:trainer|pserver|worker|server) \d+(?:: | \(| failed with | was )", re.ASCII
+)
+"""How a sentence of `fleet` begins, which has been found with care: what stands above is only its log."""
+
+NEVER_RAN = frozenset({"ContainerCannotRun", "StartError"})
+"""Reasons of a container whose command could not be started."""
+
+_OF_WHOM = re.compile(
+    r"\A(?:rank|(?:worker|server) \d+ (?:failed with exit status|was ended by signal)) \d+: "
+)
+"""Who of a pod's processes has failed, as torchrun's summary or a launcher of `fleet` tells it."""
+
+_PERMANENT_EXCEPTION = re.compile(
+    r"((?:ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError): .+"
+    r"|EOFError: EOF when reading a line\b.*)"
+)
+_INTERPRETER = re.compile(
+    r"\S*python[\d.]*: ((?:can't open file|can't find '__main__' module in|No module named"
+    r"|Error while finding module specification for) .+)"
+)
+_SHELL = re.compile(r"(.+: (?:(?:command )?not found|No such file or directory|Permission denied))")
+_CONTAINER_RUNTIME = re.compile(
+    r"(?:exec:? \"?|cannot start ')(.+?['\"]?: (?:stat \S+: )?(?:executable file not found"
+    r"|no such file or directory|not a directory|permission denied|exec format error))",
+    re.IGNORECASE,
+)
+_BY_EXIT_CODE = {
+    1: (_PERMANENT_EXCEPTION, _INTERPRETER),
+    2: (_INTERPRETER,),
+    126: (_SHELL,),
+    127: (_SHELL,),
+    134: (_PERMANENT_EXCEPTION,),  # SIGABRT: an exception left threads behind, which ended so
+}
+_AFTERTHOUGHT = re.compile(r"\s.*|\[?[IWEF]\d{4} .*|\S+:\d+: \w*Warning: .*|terminate called .*|")
+"""What a process, and torch's C++, may still say as it ends; a line further in belongs to the one above."""
+
+_EXCEPTION_OF_FLEET = re.compile(r"\w+ \d+ (?:\([\w, ]+\))?: (?P<said>.*) \(at (?P<place>.+:\d+)\)", re.ASCII)
+"""An exception in the words of `fleet`: who, how far it had come, what and where."""
+
+_OF_CONNECTIONS = re.compile(
+    r"connect|timed? ?out|unreachable|gaierror|RpcError|\bDist\w+Error", re.IGNORECASE
+)
+_FILE = re.compile(r"^ *File \"(.+)\", line \d+", re.MULTILINE)
+_UNNAMED_FILE = re.compile(r"\(<\w+>, line \d+\)")
+
+
+def exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
+    """Yield the number of each line that names an exception, the prefix of its rank, and what it says."""
+    indents: dict[str, int] = {}  # of the traceback that each rank is writing
+    headless, above = True, ""
+    for number, line in enumerate(lines):
+        prefix, text = _split(line)
+        bare = text.strip()
+        indent = _indent(text)
+        if bare.endswith(_HEAD):
+            headless = False
+            if above.startswith(PASSED_OVER):
+                continue
+            indents[prefix] = 2 if bare != _HEAD else indent  # in torchrun's summary it follows its name
+        elif (prefix in indents and indent <= indents[prefix] and _NAMED.fullmatch(bare)) or (
+            headless and _indent(above) > indent and _EXCEPTION.fullmatch(text)
+        ):
+            indents.pop(prefix, None)
+            if not bare.startswith(_OWN):
+                yield number, prefix, bare
+        above = text
+
+
+def last_exception(lines: Sequence[str]) -> str:
+    """Return what the last traceback says, if few lines follow it; else nothing."""
+    number, _, said = max(exceptions(lines), default=(0, "", ""))
+    return said if len(lines) - number <= _MOST_AFTER else ""
+
+
+def last_place(lines: Sequence[str]) -> str:
+    """Return where the exception of the last traceback was raised, as ``file:line``, if the lines say so."""
+    frames = (match for line in last_traceback(lines) if (match := _FRAME.fullmatch(line)) is not None)
+    return next((f"{frame[1]}:{frame[2]}" for frame in reversed(list(frames))), "")
+
+
+def last_traceback(lines: Sequence[str]) -> list[str]:
+    """Return the lines of the last traceback, or of what is left of it, without the prefix of their rank."""
+    number, prefix, _ = max(exceptions(lines), default=(-1, "", ""))
+    found: list[str] = []
+    for line in reversed(lines[: number + 1]):
+        above, text = _split(line)
+        if above == prefix:
+            found.append(text)
+            if text.strip().endswith(_HEAD):
+                break
+    return found[::-1]
+
+
+def without_rank(text: str) -> str:
+    """Return lines without the prefixes of the ranks that wrote them."""
+    return "\n".join(_split(line)[1] for line in text.splitlines())
+
+
+def _split(line: str) -> tuple[str, str]:
+    match = _PREFIX.match(line)
+    return (match[1], line[match.end() :]) if match else ("", line)
+
+
+def _indent(text: str) -> int:
+    return len(text) - len(text.lstrip())
+
+
+def find_root_cause(message: str) -> str:
+    """Return the sentence for what failed first under torchrun; empty if the log is not torchrun's."""
+    lines = message.rstrip().splitlines()
+    if not lines or not _RULE.fullmatch(lines[-1]):
+        return ""
+    start = max((number for number, line in enumerate(lines) if line.strip() == _ROOT), default=-1)
+    if start < 0:  # the summary is longer than what is left of the log
+        return max(exceptions(lines), default=(0, "", ""))[2]
+    above, root = lines[:start], lines[start:-1]
+    rank, local_rank = _first(_RANK, root) or ("", "")
+    who = f"rank {rank}: " if rank else ""
+    found = list(exceptions(above))
+    own = (f"[rank{rank}]:", f"[default{local_rank}]:")
+    signals = [told for (told,) in _all(_SIGNAL, root)]
+    said = (
+        [told for _, _, told in exceptions(root)]
+        or [told for _, prefix, told in found if prefix in own]
+        or [told for told in signals if not told.startswith(_ABORTED)]
+        or [told for _, _, told in found]
+        or signals
+    )
+    if said:
+        return who + said[-1]
+    (code,) = _first(_EXIT_CODE, root) or ("?",)
+    return (
+        f"{who}exit code {code}; its exception stands in the log above torchrun's summary, and here too if"
+        " main() is decorated with torch.distributed.elastic.multiprocessing.errors.record"
+    )
+
+
+def _all(pattern: re.Pattern[str], lines: Sequence[str]) -> list[tuple[str, ...]]:
+    return [match.groups() for line in lines if (match := pattern.match(line))]
+
+
+def _first(pattern: re.Pattern[str], lines: Sequence[str]) -> tuple[str, ...] | None:
+    return next(iter(_all(pattern, lines)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """What a replica has said.
+
+    Attributes
+    ----------
+    joined : bool, optional
+        Whether it had joined its job; None where no runtime said.
+    completed : frozenset of int
+        Trainers that it knows to have completed.
+    restarts : mapping of int to int
+        How often they had been started before, as far as it says.
+    stepped : bool, optional
+        Of one that failed, whether it had made a step of the training before; None where no runtime said.
+    """
+
+    joined: bool | None = None
+    completed: frozenset[int] = frozenset()
+    restarts: Mapping[int, int] = field(default_factory=dict)
+    stepped: bool | None = None
+
+
+def parse_words(message: str | None) -> LastWords:
+    """Read a termination message; whatever it is, this is no error."""
+    text = (message or "").strip()
+    if (failed := _FAILED.match(text)) is not None:
+        has_joined = failed["not"] is None
+        return LastWords(has_joined, stepped=has_joined and failed["idle"] is None)
+    document = _document(text)
+    if not isinstance(joined := document.get("joined"), bool):
+        return LastWords()
+    completed = parse_any_indexes(document.get("completedTrainers"), below=MOST_TRAINERS)
+    return LastWords(joined, completed, _parse_restarts(document.get("completedAfter")))
+
+
+def _document(text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _parse_restarts(after: object) -> dict[int, int]:
+    if not isinstance(after, dict):
+        return {}
+    return {
+        trainer: int(restarts)
+        for restarts, trainers in after.items()
+        if _COUNT.fullmatch(restarts)
+        for trainer in parse_any_indexes(trainers, below=MOST_TRAINERS)
+    }
+
+
+def last_sentence(message: str | None, *, with_place: bool = False) -> str:
+    """Return what a person is told of a message; empty if it tells of no error.
+
+    That is the exception of its last traceback, or what torchrun's summary has to say; else its last line.
+
+    Parameters
+    ----------
+    message : str, optional
+        A termination message.
+    with_place : bool
+        Whether to say behind the exception of a traceback in which line of which file it was raised.
+    """
+    text = (message or "").strip()
+    document = _document(text)
+    if isinstance(document.get("joined"), bool) or document.keys() >= {"role", "step"}:
+        return ""  # the progress of one that was about to end well
+    last = without_rank(text.rpartition("\n")[2]).strip()
+    lines = text.splitlines()
+    exception = "" if _SENTENCE_OF_FLEET.match(last) else last_exception(lines)
+    if exception and with_place and (place := last_place(lines)):
+        exception = f"{exception[: _SENTENCE_CHARACTERS - len(place) - 6]} (at {place})"
+    said = find_root_cause(text) or exception or last
+    return _FAILED.sub("", said, count=1)[:_SENTENCE_CHARACTERS]
+
+
+def permanent_error(exit_code: int | None, reason: str | None, message: str | None) -> str | None:
+    """Return the error that would end a replica's every life alike, or None if the next may go better.
+
+    Parameters
+    ----------
+    exit_code : int, optional
+        The main container's.
+    reason : str, optional
+        The main container's, such as ``Error``.
+    message : str, optional
+        What it said as it ended: its termination message, or the end of its log.
+    """
+    text = (message or "").strip()
+    if reason in NEVER_RAN:
+        found = _CONTAINER_RUNTIME.search(text)
+        return found[1] if found else None
+    said = _OF_WHOM.sub("", last_sentence(text), count=1)
+    matches = (pattern.fullmatch(said) for pattern in _BY_EXIT_CODE.get(exit_code or 0, ()))
+    error = next((match[1] for match in matches if match), None)
+    if error is None or _is_of_data(error, text) or _went_on(error, text):
+        return None
+    return error
+
+
+def is_repeated(error: str, exit_code: int | None, before: LastFailure | None) -> bool:
+    """Whether the failure before was the same: its exit code and its error."""
+    if before is None or before.exit_code != exit_code:
+        return False
+    return permanent_error(before.exit_code, before.reason, before.termination_message) == error
+
+
+def raised_at(message: str | None) -> str | None:
+    """Return the kind of an uncaught exception and its place, as ``ValueError at train.py:12``.
+
+    None where the last words name no exception or no place, and of an exception of connections: the next try
+    may find the peer.
+    """
+    lines = (message or "").strip().splitlines()
+    told = _EXCEPTION_OF_FLEET.fullmatch(lines[-1]) if lines else None
+    said, place = told.group("said", "place") if told else (last_exception(lines), last_place(lines))
+    if not said or not place or _OF_CONNECTIONS.search(said):
+        return None
+    return f"{said.partition(':')[0]} at {place}"
+
+
+def _is_of_data(error: str, text: str) -> bool:
+    """Whether a text that a script has read does not parse (eval, ast.literal_eval), and not the script."""
+    if not error.startswith("SyntaxError"):
+        return False
+    text = without_rank(text)
+    files = _FILE.findall(text)
+    called = text.startswith("Traceback") or "\nTraceback" in text  # python -c has no traceback of its own
+    return bool(_UNNAMED_FILE.search(error) or (called and files and files[-1].startswith("<")))
+
+
+def _went_on(error: str, text: str) -> bool:
+    """Whether the script had caught the error, and logged it: it has said more since."""
+    if find_root_cause(text):
+        return False
+    log, _, sentence = text.rpartition("\n")
+    _, found, after = without_rank(log if _OF_WHOM.match(sentence) else text).rpartition(error)
+    more = takewhile(lambda line: not line.startswith(PASSED_OVER), after.splitlines()[1:])
+    return bool(found) and not all(_AFTERTHOUGHT.fullmatch(line) for line in more)

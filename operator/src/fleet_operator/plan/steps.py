@@ -1,0 +1,265 @@
+"""What follows from a decision: a step of a job that goes on, its end, or its suspension.
+
+In a step older attempts go, missing replicas come, and the status tells. At the end cleanPodPolicy and the
+time to live say what goes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import CleanPodPolicy, ConditionType, JobState, Role
+from fleet_operator.api.names import service_name
+from fleet_operator.api.status import STRICT
+from fleet_operator.plan.decide.creation import Creation, create_actions, creation_of, remove
+from fleet_operator.plan.decide.deletion import deletions
+from fleet_operator.plan.decide.quota import AGAIN, gives_back_at, is_pausing, with_quota
+from fleet_operator.plan.decide.run_policy import (
+    EXIT_PATIENCE,
+    cleanup_at,
+    deadline,
+    expiry,
+    pending_deadline,
+    pending_since,
+    to_clean,
+)
+from fleet_operator.plan.formats import is_ahead, stamp
+from fleet_operator.plan.model import DeleteJob, DeleteService, Plan
+from fleet_operator.plan.observe.pods import is_active
+from fleet_operator.plan.tell.events import news, tell, too_late_sentence
+from fleet_operator.plan.tell.reasons import (
+    advised,
+    trouble,
+    why_in_doubt,
+    why_not_created,
+    why_not_running,
+    why_unended,
+)
+from fleet_operator.plan.tell.status import build_status, conditions, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from fleet_operator.api import FleetJob, FleetJobStatus, LastFailure
+    from fleet_operator.plan.model import Action, Event
+    from fleet_operator.plan.observe.context import Situation
+    from fleet_operator.plan.tell.status import Told
+
+__all__ = ["ALL_CREATED", "clean_up", "end_job", "hold", "hold_back", "step", "why_pending"]
+
+ALL_CREATED = (True, "PodsCreated", "the pods of all replicas are there")
+
+
+def step(
+    situation: Situation,
+    told: Mapping[ConditionType, Told] | None = None,
+    *,
+    last_failure: LastFailure | None = None,
+    events: tuple[Event, ...] = (),
+) -> Plan:
+    """Bring the pods one step closer to the ledger.
+
+    Parameters
+    ----------
+    situation : Situation
+        The moment, with the ledger as it is to be remembered.
+    told : mapping, optional
+        Conditions that the decision before has changed.
+    last_failure : LastFailure, optional
+        What the decision before has answered.
+    events : tuple of Event
+        What it wants to be told.
+    """
+    situation = with_quota(situation)
+    before, policy = situation.job.status, situation.job.spec.run_policy
+    told = {**_conditions_of_suspension(situation), **(told or {})}
+    restarting = ConditionType.RESTARTING in told or before.is_true(ConditionType.RESTARTING)
+    creation = creation_of(situation)
+    over = situation.all_up or (situation.enough_up and not _is_pausing(situation, creation))
+    told |= _progress(situation, creation, restarted=restarting and over)
+    waiting_state = JobState.RESTARTING if restarting else JobState.PENDING
+    runs = over or (situation.enough_up and not restarting)
+    state = JobState.RUNNING if runs else waiting_state
+    start = before.start_time or stamp(situation.now)
+    status = build_status(situation, state, told, last_failure=last_failure, start=start)
+    leaving, looks = deletions(situation, situation.replicas.past)
+    looks += [situation.ledger.not_before_of(replica) for replica in creation.backed_off]
+    looks += situation.silent_nodes.values()
+    if (gives_back := gives_back_at(situation)) is not None:
+        looks += [gives_back, situation.now + AGAIN]
+    if is_pausing(situation) and situation.ledger.quota is not None:
+        looks.append(situation.ledger.quota.not_before)
+    looks.append(deadline(start, policy.active_deadline_seconds))
+    looks.append(pending_deadline(pending_since(status), policy.pending_deadline_seconds))
+    surplus = remove(situation.extras, situation.observed)
+    actions = (*leaving, *surplus, *create_actions(situation, creation.due))
+    return tell(situation, status, actions, events, looks)
+
+
+def why_pending(situation: Situation) -> tuple[str, str, str | None]:
+    """Return why not all replicas run, in a word and a sentence, and the pod that says so, if one does."""
+    creation = creation_of(situation)
+    not_created = why_not_created(situation, backed_off=creation.backed_off, gated=creation.gated)
+    waiting = why_not_running(situation, not_created)
+    pod = None if waiting is not_created else trouble(situation)
+    return *waiting, pod.name if pod else None
+
+
+def hold(situation: Situation) -> Plan:
+    """Let no pod of the job run while it is suspended."""
+    sentence = "runPolicy.suspend is true"
+    pods = (*situation.replicas.past, *situation.replicas.present.values())
+    stays = why_unended(situation, pods)
+    held = stays.sentence if stays is not None else "no pod of this job runs until it is false"
+    told: dict[ConditionType, Told] = {
+        ConditionType.PODS_CREATED: (False, "Suspended", sentence),
+        ConditionType.RUNNING: (False, "Suspended", sentence),
+        ConditionType.SUSPENDED: (True, "Suspended", f"{sentence}: {held}"),
+    }
+    if situation.job.status.is_true(ConditionType.RESTARTING):
+        told[ConditionType.RESTARTING] = (False, "Suspended", sentence)
+    leaving, looks = deletions(situation, pods)
+    surplus = remove((each for each in situation.extras if each.while_held), situation.observed)
+    status = build_status(situation, JobState.SUSPENDED, told)
+    return tell(situation, status, (*leaving, *surplus), (), looks)
+
+
+def _is_pausing(situation: Situation, creation: Creation) -> bool:
+    """Whether a replica is between two lives: its pod is still to go, or the next may not come yet."""
+    replicas = situation.replicas
+    leaving = {pod.name for pod in replicas.past}
+    return bool(creation.backed_off) or any(replicas.name_of(each) in leaving for each in replicas.missing)
+
+
+def _progress(situation: Situation, creation: Creation, *, restarted: bool) -> dict[ConditionType, Told]:
+    """Tell whether all pods are there and run, and if not, why; and that a restart is over, if it is."""
+    waiting = why_not_created(situation, backed_off=creation.backed_off, gated=creation.gated)
+    told: dict[ConditionType, Told] = {}
+    if waiting is None:
+        told[ConditionType.PODS_CREATED] = ALL_CREATED
+    else:
+        told[ConditionType.PODS_CREATED] = (False, waiting.reason, waiting.sentence)
+    if not (situation.all_up or situation.enough_up):
+        told[ConditionType.RUNNING] = (False, *why_not_running(situation, waiting))
+        return told
+    if situation.all_up:
+        sentence = f"all {len(situation.replicas.wanted)} replicas run or have completed"
+        sentence += too_late_sentence(asked=situation.asked, had=situation.job.replicas(Role.TRAINER))
+    else:
+        why = why_not_running(situation, waiting).sentence
+        sentence = f"the servers and at least trainer.minReplicas trainers run; not all replicas do: {why}"
+    told[ConditionType.RUNNING] = (True, *(why_in_doubt(situation) or ("ReplicasRunning", sentence)))
+    if restarted:
+        told[ConditionType.RESTARTING] = (False, "Restarted", sentence)
+    return told
+
+
+def _conditions_of_suspension(situation: Situation) -> dict[ConditionType, Told]:
+    if situation.job.status.condition(ConditionType.SUSPENDED) is None:
+        return {}
+    return {ConditionType.SUSPENDED: (False, "Resumed", "runPolicy.suspend is false")}
+
+
+def end_job(
+    situation: Situation,
+    state: JobState,
+    reason: str,
+    sentence: str,
+    *,
+    last_failure: LastFailure | None = None,
+    events: tuple[Event, ...] = (),
+) -> Plan:
+    """End a job, and clean up at once what may be cleaned up at once.
+
+    Parameters
+    ----------
+    situation : Situation
+        The moment, with the ledger as it is to be remembered.
+    state : JobState
+        Succeeded or Failed.
+    reason, sentence : str
+        Why, for programs and for people.
+    last_failure : LastFailure, optional
+        What has ended it, where a replica has.
+    events : tuple of Event
+        What is to be told beside the end itself.
+    """
+    before = situation.job.status
+    ending = ConditionType.SUCCEEDED if state is JobState.SUCCEEDED else ConditionType.FAILED
+    told: dict[ConditionType, Told] = {
+        ConditionType.PODS_CREATED: (False, reason, sentence) if situation.replicas.missing else ALL_CREATED,
+        ConditionType.RUNNING: (False, reason, sentence),
+        ending: (True, reason, advised(reason, sentence)),
+    }
+    if before.is_true(ConditionType.RESTARTING):
+        told[ConditionType.RESTARTING] = (False, reason, sentence)
+    start = before.start_time or stamp(situation.now)
+    completion = stamp(situation.now)
+    status = build_status(
+        situation, state, told, last_failure=last_failure, start=start, completion=completion
+    )
+    return clean_up(situation, status, events)
+
+
+def clean_up(situation: Situation, status: FleetJobStatus, events: tuple[Event, ...] = ()) -> Plan:
+    """Remove what cleanPodPolicy does not leave, and the job itself when its time to live is over.
+
+    Pods of older attempts were to go before the job ended, so they go whatever the policy says. So do those
+    of trainers that came too late and have not begun to run: they would find no servers.
+    """
+    job, now = situation.job, situation.now
+    completion = status.completion_time or stamp(now)
+    policy = job.spec.run_policy
+    end_of_life = expiry(completion, policy.ttl_seconds_after_finished)
+    if end_of_life is not None and now >= end_of_life:
+        return tell(situation, status, (DeleteJob(job.metadata.uid),), events, ())
+    pods = (*situation.replicas.present.values(), *situation.replicas.ended_late)
+    any_active = any(is_active(pod) for pod in pods)
+    due = cleanup_at(status.state or JobState.FAILED, completion, any_active=any_active)
+    looks: list[datetime | None] = [end_of_life]
+    actions: tuple[Action, ...] = ()
+    if not is_ahead(now, due, at_most=EXIT_PATIENCE):
+        cleaned = to_clean(policy.clean_pod_policy, pods)
+        if policy.clean_pod_policy is CleanPodPolicy.ALL and situation.observed.service:
+            actions = (DeleteService(service_name(job.name)),)
+    else:
+        cleaned = ()
+        looks.append(due)
+    leaving, further_looks = deletions(situation, (*situation.replicas.past, *cleaned))
+    surplus = remove((each for each in situation.extras if each.after_end), situation.observed)
+    return tell(situation, status, (*leaving, *surplus, *actions), events, (*looks, *further_looks))
+
+
+def hold_back(job: FleetJob, now: datetime, why: str | None = None) -> Plan:
+    """Leave a job and its pods as they are: nothing is created or deleted, and the status says why.
+
+    Parameters
+    ----------
+    job : FleetJob
+        The job, with its problems.
+    now : datetime
+        The time.
+    why : str, optional
+        What else is in the way.
+    """
+    before = job.status
+    sentence = (
+        f"{listed(job)}{f' ({why})' if why else ''}; this version of the operator leaves the job and its"
+        " pods as they are: correct the job, or run the version of the operator that the definition of"
+        " FleetJobs belongs to"
+    )
+    told = dict.fromkeys([ConditionType.ACCEPTED], (False, "NotAccepted", sentence))
+    if before.state is None:
+        told |= dict.fromkeys(
+            [ConditionType.PODS_CREATED, ConditionType.RUNNING], (False, "NotAccepted", sentence)
+        )
+    status = before.model_copy(
+        update={
+            "observed_generation": job.metadata.generation,
+            "state": before.state or JobState.PENDING,
+            "field_validation": STRICT if before.is_strict else before.field_validation,
+            "conditions": conditions(before, told, generation=job.metadata.generation, now=now),
+        }
+    )
+    return Plan(status=status, events=news(before, status), urgent=status != before)

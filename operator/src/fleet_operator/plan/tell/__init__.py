@@ -1,0 +1,1 @@
+"""What people and programs are told of a decision: the status, its reasons and the events."""

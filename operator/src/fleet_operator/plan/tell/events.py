@@ -1,0 +1,141 @@
+"""A plan from a decision: which events its status amounts to, whether it can wait, when to look again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import ConditionType, JobState, Role
+from fleet_operator.build import one_machine_sentence, overwritten_sentence, unlaunched_sentence
+from fleet_operator.plan.formats import format_indexes, until
+from fleet_operator.plan.model import Event, Plan
+from fleet_operator.plan.observe.context import is_resized
+from fleet_operator.plan.tell.status import only_counts_differ
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
+    from fleet_operator.api import FleetJobStatus
+    from fleet_operator.plan.model import Action
+    from fleet_operator.plan.observe.context import Situation
+
+__all__ = ["joined_sentence", "news", "noted_sentence", "scaled_sentence", "tell", "too_late_sentence"]
+
+# What a person is told when a condition becomes True: the type and the reason of the event.
+_BECOMES_TRUE: dict[str, tuple[str, str]] = {
+    ConditionType.RUNNING: ("Normal", "Started"),
+    ConditionType.SUSPENDED: ("Normal", "Suspended"),
+    ConditionType.SUCCEEDED: ("Normal", "Succeeded"),
+    ConditionType.FAILED: ("Warning", "Failed"),
+}
+
+# Reasons that a person is warned of when they are told for the first time.
+_WARNINGS: dict[str, tuple[str, ...]] = {
+    ConditionType.ACCEPTED: ("AcceptedBefore", "NotAccepted"),
+    ConditionType.PODS_CREATED: ("NameTaken", "FeatureDisabled"),
+    ConditionType.RUNNING: ("NodeNotReady",),
+}
+
+
+def scaled_sentence(*, before: int, wanted: int) -> str:
+    """Say what follows from another number of trainers where all of them must know it."""
+    return f"trainer.replicas was {before} and is {wanted}: all replicas start anew with that number"
+
+
+def noted_sentence(*, before: int, wanted: int) -> str:
+    """Say what follows from another number of trainers where nothing runs."""
+    return f"trainer.replicas was {before} and is {wanted}: the job starts with that number"
+
+
+def joined_sentence(*, before: int, wanted: int) -> str:
+    """Say what follows from another number of trainers in an elastic job."""
+    changed = range(min(before, wanted), max(before, wanted))
+    verb = "join" if wanted > before else "leave"
+    who = (
+        f"trainer {changed[0]} {verb}s" if len(changed) == 1 else f"trainers {format_indexes(changed)} {verb}"
+    )
+    return f"trainer.replicas was {before} and is {wanted}: {who} the others, which go on"
+
+
+def too_late_sentence(*, asked: int, had: int) -> str:
+    """Say why an elastic job has fewer trainers than it was asked for; empty if it has them all."""
+    if asked <= had:
+        return ""
+    return f"; trainer.replicas is {asked}, but a trainer has completed, and none is added after that"
+
+
+def tell(
+    situation: Situation,
+    status: FleetJobStatus,
+    actions: Iterable[Action],
+    events: tuple[Event, ...],
+    looks: Iterable[datetime | None],
+) -> Plan:
+    """Return the plan.
+
+    Parameters
+    ----------
+    situation : Situation
+        The moment.
+    status : FleetJobStatus
+        The job's next status; what it says for the first time is told as events too.
+    actions : iterable of Action
+        What to do, in this order.
+    events : tuple of Event
+        What to tell beside.
+    looks : iterable of datetime or None
+        When something is due; the first of them counts.
+    """
+    before, actions = situation.job.status, tuple(actions)
+    return Plan(
+        status=status,
+        actions=actions,
+        events=(*_warnings(situation), *_scaled(situation, status), *events, *news(before, status)),
+        requeue_after=until(situation.now, *looks),
+        urgent=bool(actions) or not (status == before or only_counts_differ(before, status)),
+    )
+
+
+def _warnings(situation: Situation) -> tuple[Event, ...]:
+    """Return the events of what a new job's templates have that will hardly be what is meant."""
+    job = situation.job
+    if job.status.state is not None:
+        return ()
+    said = {
+        "VariablesOverwritten": overwritten_sentence(job),
+        "NoLauncher": unlaunched_sentence(job),
+        "LaunchedAlone": one_machine_sentence(job),
+    }
+    return tuple(Event("Warning", reason, sentence) for reason, sentence in said.items() if sentence)
+
+
+def _scaled(situation: Situation, after: FleetJobStatus) -> tuple[Event, ...]:
+    """Return the event that the number of trainers has been changed, if it has."""
+    before, wanted = (status.role(Role.TRAINER).replicas for status in (situation.job.status, after))
+    if after.finished or not is_resized(before=before, wanted=wanted):
+        return ()
+    if situation.job.elastic and situation.replicas.present:
+        say = joined_sentence
+    else:
+        say = scaled_sentence if after.state is JobState.RESTARTING else noted_sentence
+    return (Event("Normal", "Scaled", say(before=before, wanted=wanted)),)
+
+
+def news(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
+    """Return what a status says for the first time and people should hear of."""
+    events = []
+    for condition in after.conditions:
+        old = before.condition(condition.type)
+        if (
+            condition.type in _BECOMES_TRUE
+            and after.is_true(condition.type)
+            and not before.is_true(condition.type)
+        ):
+            events.append(Event(*_BECOMES_TRUE[condition.type], condition.message))
+        elif condition.reason == "Resumed" and before.is_true(condition.type):
+            events.append(Event("Normal", "Resumed", condition.message))
+        elif condition.reason in _WARNINGS.get(condition.type, ()) and (
+            old is None or old.reason != condition.reason
+        ):
+            events.append(Event("Warning", condition.reason, condition.message))
+    return tuple(events)

@@ -1,0 +1,341 @@
+"""Why a job does not run yet, in a word and a sentence, and what to do about it: for ``kubectl describe``.
+
+A gang waits for a queue that has not admitted it, or for places for enough of its pods at once. Schedulers
+say it in the conditions of the pods, and some in the status of the PodGroup. Kueue says it in a Workload,
+which is not the operator's to read: of Kueue's only the pods' scheduling gates are seen.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+from fleet_operator.api import Gang, Role
+from fleet_operator.api.names import gang_name
+from fleet_operator.plan.decide.creation import ensure
+from fleet_operator.plan.decide.deletion import how_to_force, stuck_pods
+from fleet_operator.plan.decide.quota import gives_back_at, is_pausing
+from fleet_operator.plan.formats import some
+from fleet_operator.plan.model import ObjectRef, PodPhase
+from fleet_operator.plan.observe.pods import is_up, silent_since
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from fleet_operator.build import Extra
+    from fleet_operator.plan.model import ObservedPod
+    from fleet_operator.plan.observe.attempts import Replica
+    from fleet_operator.plan.observe.context import Situation
+
+__all__ = [
+    "ADVICE",
+    "PASSING",
+    "WAITS_FOR_OTHERS",
+    "advised",
+    "as_reason",
+    "given_back_sentence",
+    "trouble",
+    "why_gang_waits",
+    "why_in_doubt",
+    "why_not_created",
+    "why_not_running",
+    "why_unended",
+]
+
+_CREATE_AGAIN = "and create the job again"
+_IMAGE = "correct the image's name, or give imagePullSecrets"
+
+ADVICE = {
+    # of a pod that waits
+    "Unschedulable": "free or add nodes, or ask for less",
+    "SchedulingGated": "whoever set the pod's schedulingGates must remove them",
+    "ErrImagePull": _IMAGE,
+    "ImagePullBackOff": _IMAGE,
+    "InvalidImageName": _IMAGE,
+    "ErrImageNeverPull": "load the image onto the node, or let imagePullPolicy pull it",
+    "CreateContainerConfigError": "create the Secret or ConfigMap that the template names",
+    "CreateContainerError": "correct the template's command, user or mounts",
+    "RunContainerError": "correct the template's command, user or mounts",
+    "CrashLoopBackOff": "the container's log says why it ends",
+    "GangWaiting": "the events of its pods and of its PodGroup say more",
+    # of what cannot be created yet
+    "CreationRefused": "it is tried again: make room, or ask whoever set the limit or runs the webhook",
+    "QuotaBackOff": "make room, ask for less, or ask whoever set the quota",
+    "FeatureDisabled": "have it enabled under features in the values of the operator's chart",
+    "WaitingForParameterServers": "if it stays so, its log and its events say why",
+    # of the end of a job
+    "BackoffLimitExceeded": f"correct what its log shows, or raise the limit, {_CREATE_AGAIN}",
+    "DeadlineExceeded": f"raise it, {_CREATE_AGAIN}",
+    "PendingDeadlineExceeded": f"make room for it {_CREATE_AGAIN}",
+    "PermanentError": f"correct the script, its command or its image {_CREATE_AGAIN}",
+    "PodRejected": f"correct the template {_CREATE_AGAIN}",
+    "ReplicaFailed": f"correct what its log shows {_CREATE_AGAIN}",
+}
+
+_REASON = re.compile(r"[A-Z][A-Za-z0-9]*")
+
+WAITS_FOR_OTHERS = frozenset({"Schedulable", "Undetermined"})
+"""What Volcano says of a pod that could have a place if the others had one."""
+
+_KUEUES = "kueue.x-k8s.io/"
+
+# What every pod passes through; anything else that a pod waits for is worth telling.
+PASSING = frozenset({"ContainerCreating", "PodInitializing"})
+
+
+def advised(reason: str, sentence: str) -> str:
+    """Return a sentence with what to do about its reason, where somebody must do something."""
+    advice = ADVICE.get(reason)
+    return f"{sentence.rstrip('. ')}; {advice}" if advice else sentence
+
+
+def as_reason(word: str | None, otherwise: str) -> str:
+    """Return a word that a node or a webhook has given, if a condition's reason may be it."""
+    return word if word and _REASON.fullmatch(word) else otherwise
+
+
+def why_gang_waits(
+    gang: Gang,
+    name: str,
+    namespace: str,
+    *,
+    pods: Iterable[ObservedPod],
+    wanted: int,
+    queue: str | None = None,
+    held_back: str | None = None,
+) -> tuple[str, str] | None:
+    """Return why pods of a gang have no node, in a word and a sentence; None if it is not for the gang.
+
+    Parameters
+    ----------
+    gang : Gang
+        Who places it.
+    name, namespace : str
+        What it is called, and where it is.
+    pods : iterable of ObservedPod
+        Its pods.
+    wanted : int
+        How many of them must find places together.
+    queue : str, optional
+        The queue that it is in.
+    held_back : str, optional
+        What its PodGroup says while it waits.
+    """
+    waiting = [pod for pod in pods if pod.node is None and pod.phase is PodPhase.PENDING]
+    if gang is Gang.NONE or not waiting:
+        return None
+    if gang is Gang.KUEUE:
+        return _not_admitted(name, namespace, waiting, queue)
+    return _not_placed(name, waiting, wanted, held_back)
+
+
+def _not_admitted(
+    name: str, namespace: str, waiting: Sequence[ObservedPod], queue: str | None
+) -> tuple[str, str] | None:
+    """Tell of a group that Kueue holds back; what else its pods wait for, each says for itself."""
+    gated = [pod for pod in waiting if any(gate.startswith(_KUEUES) for gate in pod.gates)]
+    if not gated:
+        return None
+    pod = gated[0]
+    gates = ", ".join(gate for gate in pod.gates if gate.startswith(_KUEUES))
+    said = f": {pod.message}" if pod.message else ""
+    return "SchedulingGated", (
+        f"Kueue's queue {queue} has not admitted the gang {name}: {some([each.name for each in gated])}"
+        f" waits behind {gates}{said}; kubectl describe workload {name} -n {namespace} says why"
+    )
+
+
+def _not_placed(
+    name: str, waiting: Sequence[ObservedPod], wanted: int, held_back: str | None
+) -> tuple[str, str]:
+    """Tell what the scheduler says of the pod that holds the others up, else of the group, if anything."""
+    told = sorted((pod for pod in waiting if pod.reason), key=lambda pod: pod.reason in WAITS_FOR_OTHERS)
+    places = "a place for 1 pod" if wanted == 1 else f"places for {wanted} pods together"
+    without = "1 has" if len(waiting) == 1 else f"{len(waiting)} have"
+    begin = f"the gang {name} needs {places}, and {without} none"
+    if told:
+        pod = told[0]
+        said = f": {pod.message}" if pod.message else ""
+        reason = "GangWaiting" if pod.reason in WAITS_FOR_OTHERS else as_reason(pod.reason, "GangWaiting")
+        return reason, advised(reason, f"{begin}; {pod.name} waits, {pod.reason}{said}")
+    if held_back:
+        return "GangWaiting", advised("GangWaiting", f"{begin}; its PodGroup is {held_back}")
+    silent = f"the scheduler {waiting[0].scheduler or 'of the gang'} has said nothing of them yet"
+    return "GangWaiting", advised("GangWaiting", f"{begin}; {silent}")
+
+
+class PendingReason(NamedTuple):
+    """Why something has not happened yet."""
+
+    reason: str
+    sentence: str
+
+
+def why_not_created(
+    situation: Situation, *, backed_off: Iterable[Replica], gated: bool
+) -> PendingReason | None:
+    """Return why not all pods are there, or None if they are."""
+    missing, past, name_of = situation.replicas.missing, situation.replicas.past, situation.replicas.name_of
+    extras = ensure(situation.extras, situation.observed)
+    incomplete = missing or extras or not situation.observed.service
+    if situation.foreign and incomplete:
+        names = ", ".join(situation.foreign)
+        sentence = (
+            f"{names} has a name of this job but belongs to somebody else;"
+            " delete it, or create the job under another name"
+        )
+        return PendingReason("NameTaken", sentence)
+    if (left_over := situation.observed.left_over) and incomplete:
+        sentence = (
+            f"{some(sorted(left_over))} of a deleted job of this name is still there; it is being removed"
+        )
+        theirs = (pod for pod in situation.observed.pods if f"Pod/{pod.name}" in left_over)
+        return PendingReason("PredecessorTerminating", _or_forced(situation, theirs, sentence))
+    if (extra := situation.unserved) is not None and incomplete:
+        return PendingReason("FeatureDisabled", advised("FeatureDisabled", _disabled(extra)))
+    if not missing:
+        return None
+    wanted = {name_of(each) for each in missing}
+    if is_pausing(situation):
+        return PendingReason("QuotaBackOff", advised("QuotaBackOff", given_back_sentence(situation)))
+    if leaving := sorted(pod.name for pod in past if pod.name in wanted):
+        kept = dict.fromkeys(name for pod in past if pod.name in wanted for name in pod.finalizers)
+        until = f"{', '.join(kept)} lets go of it" if kept else "it is gone"
+        sentence = f"{some(leaving)} is being deleted; its name is taken until {until}"
+        return PendingReason("PodTerminating", _or_forced(situation, past, sentence))
+    if refused := situation.observed.refused:
+        sentence = f"the API server refuses what is missing, for now: {refused}"
+        if (due := gives_back_at(situation)) is not None:
+            sentence += f"; at {due:%H:%M:%S} UTC the job gives back the pods that it has"
+        return PendingReason("CreationRefused", advised("CreationRefused", sentence))
+    if pausing := [name_of(each) for each in backed_off]:
+        return PendingReason("BackOff", f"{some(pausing)} is created again after a pause")
+    if gated:
+        return _waiting_for_servers(situation)
+    return PendingReason("Creating", "pods are being created")
+
+
+def given_back_sentence(situation: Situation) -> str:
+    """Say that the job waits with nothing because a quota has no room for all of it."""
+    again = situation.ledger.quota.not_before if situation.ledger.quota is not None else None
+    until = f"{again:%H:%M:%S} UTC" if again is not None else "soon"
+    because = f": {situation.observed.refused}" if situation.observed.over_quota else ""
+    sentence = (
+        f"the job has given its pods back, because a quota has no room for all of them{because};"
+        f" it asks for all of them again at {until}"
+    )
+    return _or_forced(situation, situation.replicas.past, sentence)
+
+
+def _or_forced(situation: Situation, pods: Iterable[ObservedPod], sentence: str) -> str:
+    """Return a sentence about pods that are being deleted, with what to do about those that do not go."""
+    command = how_to_force(pods, situation.job.metadata.namespace, situation.now)
+    return "; ".join(filter(None, (sentence, command)))
+
+
+def _waiting_for_servers(situation: Situation) -> PendingReason:
+    """Return which servers the trainers wait for: those that are there, whose logs may say why, go first."""
+    reason = "WaitingForParameterServers"
+    replicas = situation.replicas
+    slow = [each for each in replicas.wanted if each.role is Role.PSERVER and not replicas.is_ready(each)]
+    there = [replicas.name_of(each) for each in slow if each in replicas.present]
+    sentence = "trainers are created once all parameter servers are ready"
+    if there:
+        return PendingReason(reason, advised(reason, f"{sentence}: {some(there)} is not yet"))
+    absent = [replicas.name_of(each) for each in slow]
+    return PendingReason(reason, f"{sentence}: {some(absent)} is not created yet")
+
+
+def _disabled(extra: Extra) -> str:
+    group = extra.manifest["apiVersion"].rpartition("/")[0]
+    kind = f"{extra.manifest['kind']}.{group}" if group else extra.manifest["kind"]
+    return f"{extra.field} needs a {kind}, which this operator is not set up to make"
+
+
+def why_not_running(situation: Situation, not_created: PendingReason | None) -> PendingReason:
+    """Return why not every replica runs: the first trouble of any pod, else why pods are missing."""
+    if not_created is not None and not_created.reason != "Creating" and _is_gang_incomplete(situation):
+        return not_created  # no scheduler places a gang before its pods are there
+    if (gang := _why_gang_waits(situation)) is not None:
+        return gang
+    pod = trouble(situation)
+    if pod is not None:
+        said = f": {pod.message}" if pod.message else ""
+        reason = as_reason(pod.reason, "PodWaiting")
+        return PendingReason(reason, advised(reason, f"{pod.name} waits, {pod.reason}{said}"))
+    return not_created or PendingReason("Starting", _starting(situation))
+
+
+def _is_gang_incomplete(situation: Situation) -> bool:
+    """Whether a gang has fewer pods than must find places together."""
+    there = len(situation.replicas.wanted) - len(situation.replicas.missing)
+    return situation.job.gang is not Gang.NONE and there < situation.job.min_available
+
+
+def _why_gang_waits(situation: Situation) -> PendingReason | None:
+    scheduling = situation.job.spec.scheduling
+    if scheduling is None:
+        return None
+    found = (situation.observed.objects.get(ObjectRef.of(each.manifest)) for each in situation.extras)
+    held_back = (each.held_back for each in found if each is not None)
+    why = why_gang_waits(
+        situation.job.gang,
+        gang_name(situation.job.name, situation.ledger.job_restarts),
+        situation.job.metadata.namespace,
+        pods=situation.replicas.present.values(),
+        wanted=situation.job.min_available,
+        queue=scheduling.queue,
+        held_back=next(filter(None, held_back), None),
+    )
+    return None if why is None else PendingReason(*why)
+
+
+def why_unended(situation: Situation, pods: Iterable[ObservedPod]) -> PendingReason | None:
+    """Return which of these pods do not go, though they are being deleted, until a person sees to it."""
+    pods = tuple(pods)
+    stuck = stuck_pods(pods, situation.now)
+    if not stuck:
+        return None
+    return PendingReason("PodTerminating", _or_forced(situation, pods, f"{some(stuck)} is being deleted"))
+
+
+def why_in_doubt(situation: Situation) -> PendingReason | None:
+    """Return why replicas that are taken to run may not do so: nobody has heard of a node for a while.
+
+    Or a pod was deleted, and nobody has said yet that it has ended.
+    """
+    replicas = situation.replicas
+    if not situation.silent_nodes:
+        return why_unended(situation, replicas.present.values())
+    replica, given_up = next(iter(situation.silent_nodes.items()))
+    pod, names = replicas.present[replica], [replicas.name_of(each) for each in situation.silent_nodes]
+    until = "for as long as it takes" if given_up is None else f"until {given_up:%H:%M:%S} UTC"
+    return PendingReason(
+        "NodeNotReady",
+        f"{some(names)} is on node {pod.node}, which is {silent_since(pod)}; the node is waited for {until}",
+    )
+
+
+def trouble(situation: Situation) -> ObservedPod | None:
+    """Return the first pod that waits for something that does not just pass, and not only for the others."""
+    told = [pod for pod in _not_running(situation) if pod.reason and pod.reason not in PASSING]
+    return next((pod for pod in told if pod.reason not in WAITS_FOR_OTHERS), next(iter(told), None))
+
+
+def _not_running(situation: Situation) -> Iterator[ObservedPod]:
+    """Return the pods that do not run and have not ended."""
+    for pod in situation.replicas.present.values():
+        if not is_up(pod) and pod.exit_code is None:
+            yield pod
+
+
+def _starting(situation: Situation) -> str:
+    """Name the pods that are there but do not run, though nobody has said yet that anything is wrong."""
+    slow = [pod.name for pod in _not_running(situation)]
+    if not slow:
+        return "the pods are there, but not all of them run yet"
+    sentence = f"{some(slow)} is being started; if it stays so, its events say why"
+    if (tls := situation.job.tls) is None:
+        return sentence
+    # The kubelet says it in an event only, which the operator may not read.
+    return f"{sentence}, such as a Secret {tls.secret_name} (spec.network.tls) that is not there"

@@ -1,0 +1,200 @@
+"""The status that tells a decision: conditions with reasons and sentences, counts, and the attempts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleet_operator.api import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    FleetJobStatus,
+    JobState,
+    Role,
+    RoleStatus,
+)
+from fleet_operator.api.names import LABEL_JOB_NAME, LABEL_ROLE
+from fleet_operator.api.status import STRICT
+from fleet_operator.plan.formats import format_indexes, stamp
+from fleet_operator.plan.observe.pods import has_failed, is_active
+from fleet_operator.plan.observe.progress import progress_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+
+    from fleet_operator.api import FleetJob, LastFailure
+    from fleet_operator.plan.observe.context import Situation
+
+__all__ = ["Told", "accepted", "build_status", "conditions", "listed", "only_counts_differ"]
+
+Told = tuple[bool, str, str]  # whether a condition holds, its reason, its sentence
+
+_ON_THE_WAY = frozenset({"Creating", "GangWaiting", "PodsCreated", "Starting"})
+"""Reasons that follow one another within moments if all goes well: one write tells of the last."""
+
+
+def accepted(job: FleetJob) -> dict[ConditionType, Told]:
+    """Return what is told of a job that runs; of one with which all is and was well that is nothing."""
+    if job.problems and not job.status.finished:
+        sentence = (
+            f"the job runs on, though this version of the operator would refuse it: {listed(job)}; correct"
+            " this before the job is created again"
+        )
+        return {ConditionType.ACCEPTED: (True, "AcceptedBefore", sentence)}
+    if job.status.finished or job.status.condition(ConditionType.ACCEPTED) is None:
+        return {}
+    return {ConditionType.ACCEPTED: (True, "Accepted", "this version of the operator has no objections")}
+
+
+def listed(job: FleetJob) -> str:
+    """Return a job's problems in one line."""
+    return "; ".join(str(problem) for problem in job.problems)
+
+
+def conditions(
+    before: FleetJobStatus, told: Mapping[ConditionType, Told], *, generation: int, now: datetime
+) -> tuple[Condition, ...]:
+    """Return the next conditions.
+
+    Parameters
+    ----------
+    before : FleetJobStatus
+        The last status. What is not told anew stays; what this version does not know comes last.
+    told : mapping
+        What is known at this moment.
+    generation : int
+        The job's, of which it is known.
+    now : datetime
+        The time of what changes.
+    """
+    result = []
+    for kind in ConditionType:
+        old = before.condition(kind)
+        if kind not in told:
+            result += [old] if old is not None else []
+            continue
+        holds, reason, message = told[kind]
+        status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
+        same = old is not None and old.status is status
+        result.append(
+            Condition(
+                type=kind,
+                status=status,
+                reason=reason,
+                message=message,
+                last_transition_time=old.last_transition_time if old and same else stamp(now),
+                observed_generation=generation,
+            )
+        )
+    result += [each for each in before.conditions if each.type not in tuple(ConditionType)]
+    return tuple(result)
+
+
+def build_status(
+    situation: Situation,
+    state: JobState,
+    told: Mapping[ConditionType, Told],
+    *,
+    last_failure: LastFailure | None = None,
+    start: datetime | None = None,
+    completion: datetime | None = None,
+) -> FleetJobStatus:
+    """Return the job's next status; fields of another version stay in it as they were.
+
+    Parameters
+    ----------
+    situation : Situation
+        The moment, with the ledger as it is to be remembered.
+    state : JobState
+        The state in one word.
+    told : mapping
+        The conditions that are known at this moment; the others stay as they were.
+    last_failure : LastFailure, optional
+        A new one; else the one before is kept.
+    start, completion : datetime, optional
+        When the job started and ended, if it has.
+    """
+    job, ledger, before = situation.job, situation.ledger, situation.job.status
+    roles = tuple(_role_status(situation, role) for role in job.roles)
+    others = tuple(each for each in before.roles if each.role not in tuple(Role))
+    up = {role: _up(situation, role) for role in job.roles}
+    return FleetJobStatus(
+        observed_generation=job.metadata.generation,
+        state=state,
+        conditions=conditions(
+            before, {**accepted(job), **told}, generation=job.metadata.generation, now=situation.now
+        ),
+        pservers=f"{up[Role.PSERVER]}/{job.replicas(Role.PSERVER)}" if Role.PSERVER in up else None,
+        trainers=f"{up[Role.TRAINER]}/{job.replicas(Role.TRAINER)}",
+        trainer_replicas=next(each.active for each in roles if each.role == Role.TRAINER),
+        selector=f"{LABEL_JOB_NAME}={job.name},{LABEL_ROLE}={Role.TRAINER.value}",
+        restarts=ledger.restarts,
+        failures=ledger.failures,
+        incident_start=ledger.incident,
+        job_restarts=ledger.job_restarts,
+        unseen_restarts=ledger.unseen_restarts or None,
+        not_before=ledger.not_before,
+        failures_in_a_row=ledger.failures_in_a_row or None,
+        quota_back_off=ledger.quota,
+        start_time=start,
+        completion_time=completion,
+        last_failure=last_failure or before.last_failure,
+        progress=progress_of(situation, state),
+        roles=roles + others,
+        field_validation=STRICT if before.is_strict else before.field_validation,
+        **before.extras,
+    )
+
+
+def only_counts_differ(one: FleetJobStatus, other: FleetJobStatus) -> bool:
+    """Whether two statuses differ at most in what may wait a little: counts, progress and sentences."""
+    return _without_counts(one) == _without_counts(other)
+
+
+def _without_counts(status: FleetJobStatus) -> FleetJobStatus:
+    return status.model_copy(
+        update={
+            "pservers": None,
+            "trainers": None,
+            "trainer_replicas": None,
+            "progress": None,
+            "roles": tuple(_what_stays(each) for each in status.roles),
+            "conditions": tuple(
+                each.model_copy(update={"message": ""})
+                for each in status.conditions
+                if each.reason not in _ON_THE_WAY
+            ),
+        }
+    )
+
+
+def _what_stays(role: RoleStatus) -> RoleStatus:
+    """Return what of a role is remembered and no count: a completion that is lost is training done again."""
+    return RoleStatus(role=role.role, restarts=role.restarts, completed_indexes=role.completed_indexes)
+
+
+def _role_status(situation: Situation, role: Role) -> RoleStatus:
+    own = situation.ledger.roles[role]
+    pods = [pod for replica, pod in situation.replicas.present.items() if replica.role is role]
+    return RoleStatus(
+        role=role,
+        replicas=situation.job.replicas(role),
+        active=sum(is_active(pod) for pod in pods),
+        ready=sum(pod.ready for pod in pods),
+        succeeded=len(situation.completed(role)),
+        failed=sum(has_failed(pod) for pod in pods),
+        restarts=tuple(own.restarts[index] for index in sorted(own.restarts)),
+        created_indexes=format_indexes(own.created),
+        completed_indexes=format_indexes(own.completed),
+        refused_indexes=format_indexes(own.refused),
+        incident_indexes=format_indexes(own.failed),
+        **situation.job.status.role(role).extras,
+    )
+
+
+def _up(situation: Situation, role: Role) -> int:
+    """Return how many replicas of a role do their part or have done it."""
+    if role is Role.PSERVER:
+        return situation.ready_or_completed(role)
+    return sum(situation.replicas.runs(each) for each in situation.replicas.wanted if each.role is role)
