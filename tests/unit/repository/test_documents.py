@@ -94,10 +94,7 @@ COMMANDS = {
     "helm install": UNINSTALL_TEST,
     "helm uninstall": UNINSTALL_TEST,
     "kubectl delete lease": UNINSTALL_TEST,
-    "helm upgrade": (
-        "tests/controlplane/test_election.py::"
-        "test_an_upgrade_leaves_the_lease_of_a_chart_that_had_it_to_its_holder"
-    ),
+    "helm upgrade": "tests/controlplane/test_election.py::test_an_upgrade_leaves_the_lease_to_its_holder",
     "kubectl apply": "tests/e2e/test_examples.py::test_the_job_succeeds_at_the_first_attempt",
     "kubectl wait": "tests/controlplane/test_life.py::test_a_job_runs_succeeds_and_is_cleaned_up",
     "kubectl fleet": "tests/controlplane/test_cli.py::test_it_is_a_plugin_of_kubectl_too",
